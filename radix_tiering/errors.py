@@ -1,0 +1,17 @@
+"""Errors that a caller of the engine may meet. Each message is one line: what, where, and what to do."""
+
+
+class SwiftTiersError(Exception):
+    """Base of every error of this package."""
+
+
+class ConfigError(SwiftTiersError):
+    """A configuration that cannot be used. The message names the field and the remedy."""
+
+
+class FormatError(SwiftTiersError):
+    """A device file whose content cannot be used as it is."""
+
+
+class StripeSetBusyError(SwiftTiersError):
+    """Another process holds the stripe set."""

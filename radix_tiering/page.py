@@ -1,0 +1,88 @@
+"""Pages: what is keyed, moved and stored.
+
+A page is the KV of `page_size` consecutive tokens, all layers, K and V. Below the device it is kept block-major:
+its bytes in one contiguous run `[layer][plane][token][kv_head][head_dim]`, so that one layer is a slice.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+#: Bytes of a page key: the SHA-256 digest of SGLang's chained page hash.
+KEY_BYTES = 32
+#: Bytes of a namespace digest.
+NAMESPACE_BYTES = 16
+#: The parent of every first page of a sequence.
+ROOT_KEY = bytes(KEY_BYTES)
+#: Device files are read and written in whole blocks of this many bytes (O_DIRECT).
+BLOCK_BYTES = 4096
+#: Raised whenever the bytes of a stored page, or what identifies them, change their meaning.
+FORMAT_VERSION = 1
+
+
+def round_up(count: int, multiple: int) -> int:
+    """`count` rounded up to a multiple of `multiple`."""
+    return -(-count // multiple) * multiple
+
+
+class PageGeometry(msgspec.Struct, frozen=True):
+    """The shape of one page; two pages of equal geometry have the same size and the same layout."""
+
+    layers: int
+    planes: int  # tensors per layer: 2 for K and V, 1 where they share one latent tensor
+    tokens: int  # page_size
+    row_bytes: int  # bytes of one token in one layer of one plane: kv_heads * head_dim * dtype size
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.planes * self.tokens * self.row_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        return self.layers * self.layer_bytes
+
+    @property
+    def stride_bytes(self) -> int:
+        """Distance between two pages in a slab: whole blocks, so that direct I/O can use the slab itself."""
+        return round_up(self.page_bytes, BLOCK_BYTES)
+
+
+class Namespace(msgspec.Struct, frozen=True):
+    """The identity of the bytes behind a page key, besides the tokens.
+
+    Two servers share a page only if every byte would mean the same, so each field that changes a byte is here.
+    LoRA adapters, extra keys and cache salts are not: SGLang's chained page hash already starts from them.
+    """
+
+    model: str  # digest of the model's configuration
+    weights: str  # digest of the weights
+    dtype: str  # of the KV cache
+    geometry: PageGeometry
+    first_layer: int
+    kv_heads: int
+    head_dim: int
+    rank: str  # which part of the model this is: "tp0/2 pp0/1 dp0/1 cp0/1"
+    quantization: str = ""
+    format_version: int = FORMAT_VERSION
+
+    def digest(self) -> bytes:
+        """16 bytes that stand for this namespace in keys and on devices."""
+        return xxhash.xxh3_128_digest(msgspec.json.encode(self, order="sorted"))
+
+
+class PageRecord(NamedTuple):
+    """Everything about a stored page but its bytes."""
+
+    key: bytes  # KEY_BYTES
+    parent: bytes  # key of the page before it in the sequence, ROOT_KEY for the first one
+    namespace: bytes  # NAMESPACE_BYTES
+    depth: int  # position in the sequence, in pages, from 1
+    length: int  # payload bytes
+
+
+def page_digest(data: memoryview | bytes) -> bytes:
+    """The 16-byte xxh3-128 checksum of a page's bytes. Releases the interpreter lock on large inputs."""
+    return xxhash.xxh3_128_digest(data)

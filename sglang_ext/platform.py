@@ -1,0 +1,2 @@
+def activate() -> None:
+    return None

@@ -1,0 +1,2 @@
+def load() -> None:
+    pass

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""The checkout's own command: sets up `.venv` from the lock file, then runs.
+
+    ./swift test [PYTEST ARGS]   format check, lint, type check, then the whole test suite
+    ./swift setup                only prepare `.venv`
+    ./swift python ARGS          python of the project's environment
+    ./swift X ARGS               `swift-tiers X ARGS` in the project's environment
+
+Needs nothing but python3 (3.11 or 3.12) with venv and pip. A second run re-installs only if the lock changed.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOCK = ROOT / "requirements.lock"
+UV_VERSION = "0.13.8"
+
+
+def die(message: str, code: int = 1) -> None:
+    print(f"swift: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def run(command: "list[str]", **environment: str) -> None:
+    result = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment})
+    if result.returncode:
+        die(f"`{' '.join(str(word) for word in command[:4])} …` failed with exit code {result.returncode}")
+
+
+def fingerprint() -> str:
+    """Changes when anything that decides the environment's content changes."""
+    digest = hashlib.sha256(UV_VERSION.encode())
+    for path in (LOCK, ROOT / "pyproject.toml"):
+        digest.update(path.read_bytes())
+    digest.update(f"{ROOT} {sys.version_info[:2]}".encode())
+    return digest.hexdigest()
+
+
+def make_venv() -> None:
+    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+        die(
+            f"python {sys.version.split()[0]} is not supported: run it as `python3.11 swift …` or `python3.12 swift …`"
+        )
+    venv = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True)
+    if venv.returncode:
+        die(
+            "cannot make a virtual environment: install python3's venv and pip "
+            "(Debian, Ubuntu: apt install python3-venv)"
+        )
+
+
+def setup() -> None:
+    stamp = VENV / ".swift-setup"
+    wanted = fingerprint()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    # Two first runs at once (a test and a demo) must not both build the environment.
+    with open(ROOT / ".setup.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and stamp.read_text() == wanted:
+            return
+        started = time.monotonic()
+        print("swift: preparing .venv (about a minute, 10 GB, once)", file=sys.stderr)
+        if not PYTHON.exists() or not stamp.exists():
+            make_venv()
+        pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run([*pip, f"uv=={UV_VERSION}"])
+        uv = [str(VENV / "bin" / "uv"), "pip"]
+        environment = {"VIRTUAL_ENV": str(VENV), "UV_COMPILE_BYTECODE": "1", "UV_PYTHON_DOWNLOADS": "never"}
+        run([*uv, "install", "--quiet", "--require-hashes", "-r", str(LOCK)], **environment)
+        run([*uv, "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", "."], **environment)
+        stamp.write_text(wanted)
+        print(f"swift: ready after {time.monotonic() - started:.0f} s", file=sys.stderr)
+
+
+def test(arguments: "list[str]") -> None:
+    python = str(PYTHON)
+    run([python, "-m", "ruff", "format", "--check", "--quiet", "."])
+    run([python, "-m", "ruff", "check", "--quiet", "."])
+    run([python, "-m", "mypy", "-p", "swift_tiers.radix_tiering", "-p", "swift_tiers.sglang_ext", "-p", "swift_tiers.ops"])
+    os.execv(python, [python, "-m", "pytest", *arguments])
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return
+    setup()
+    os.chdir(ROOT)
+    command, rest = arguments[0], arguments[1:]
+    if command == "setup":
+        return
+    if command == "test":
+        test(rest)
+    elif command == "python":
+        os.execv(str(PYTHON), [str(PYTHON), *rest])
+    else:
+        os.execv(str(PYTHON), [str(PYTHON), "-m", "swift_tiers.ops", *arguments])
+
+
+if __name__ == "__main__":
+    main()
