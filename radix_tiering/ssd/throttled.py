@@ -1,0 +1,50 @@
+"""Several slow devices on one fast disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Request
+from swift_tiers.radix_tiering.ssd.wrapping import Admission, Clock, DelayingArray
+
+#: Requests a rested device serves at once before its rate shows.
+BURST_REQUESTS = 2
+
+
+class ThrottledArray(DelayingArray):
+    """Gives each device a rate and a service time, as if it were an SSD of its own.
+
+    One token bucket per device, read and write together, with room for two requests. The tokens are taken when a
+    request is submitted; it completes not before both the inner array has carried it out and its bytes have passed at
+    `bytes_per_second`, plus `latency` seconds. Nothing sleeps in `submit`. `sync` is not slowed.
+
+    The bucket is kept as the time at which all bytes taken so far will have passed: one number, no refill to round.
+    """
+
+    def __init__(
+        self,
+        inner: DeviceArray,
+        bytes_per_second: float | Sequence[float],
+        *,
+        latency: float = 0.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """`bytes_per_second`: one rate for every device, or one for each. Raises ValueError unless all are positive."""
+        super().__init__(inner, clock)
+        devices = len(inner.sizes)
+        rates = [bytes_per_second] * devices if isinstance(bytes_per_second, int | float) else list(bytes_per_second)
+        if len(rates) != devices or any(rate <= 0 for rate in rates):
+            raise ValueError(f"need a positive rate for each of {devices} devices, not {bytes_per_second}")
+        if latency < 0:
+            raise ValueError(f"latency must not be negative, not {latency}")
+        self._rates = rates
+        self._latency = latency
+        self._passed_at = [float("-inf")] * devices
+        shown = ", ".join(f"{rate / 1e6:g}" for rate in rates)
+        self.description = f"{inner.description}, throttled to {shown} MB/s"
+
+    def admit(self, number: int, request: Request, now: float) -> Admission:
+        seconds = request.length / self._rates[request.device]
+        started = max(self._passed_at[request.device], now - BURST_REQUESTS * seconds)
+        self._passed_at[request.device] = started + seconds
+        return Admission(max(now, started + seconds) + self._latency)
