@@ -1,0 +1,71 @@
+"""The checkpoint: the index of a device's live slots, written when a stripe set is closed in order.
+
+It counts only while the device's superblock says "clean", holds its length and its checksum, and both superblock
+copies are whole; in every other case the slot headers are scanned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from swift_tiers.radix_tiering.page import BLOCK_BYTES, page_digest, round_up
+from swift_tiers.radix_tiering.ssd.blockio import read_blocks, write_blocks
+from swift_tiers.radix_tiering.ssd.devices import DeviceArray
+from swift_tiers.radix_tiering.ssd.layout import CHECKPOINT_OFFSET, RECORD_BYTES, RECORD_DTYPE, StoredPage, Superblock
+
+
+class Checkpoint(NamedTuple):
+    """Records of one device, ready to be written, and what the superblock says of them."""
+
+    content: np.ndarray  # uint8
+    digest: bytes
+
+
+def build_checkpoints(
+    pages: Iterable[StoredPage], identifiers: Mapping[bytes, int], devices: Iterable[int]
+) -> dict[int, Checkpoint]:
+    """A checkpoint for each device. Pages that have a unit elsewhere than on `devices` are left out."""
+    rows: dict[int, list[tuple[int | bytes, ...]]] = {device: [] for device in devices}
+    for page in pages:
+        record = page.record
+        if any(device not in rows for device, _ in page.placement):
+            continue
+        count = len(page.placement)
+        for index, (device, slot) in enumerate(page.placement):
+            rows[device].append((
+                slot, index, 0, page.generation, record.length, identifiers[record.namespace], record.depth, count, 0,
+                record.key, record.parent, page.digest,
+            ))  # fmt: skip
+    built = {}
+    for device, table in rows.items():
+        table.sort(key=lambda row: row[0])
+        content = np.array(table, dtype=RECORD_DTYPE).view(np.uint8)
+        built[device] = Checkpoint(content, page_digest(content.data))
+    return built
+
+
+def write_checkpoint(array: DeviceArray, device: int, checkpoint: Checkpoint) -> int:
+    """Write the records into the device's checkpoint region; returns 0 or an errno. Does not sync."""
+    if not checkpoint.content.nbytes:
+        return 0
+    return write_blocks(array, device, CHECKPOINT_OFFSET, checkpoint.content)
+
+
+def read_checkpoint(array: DeviceArray, device: int, superblock: Superblock) -> np.ndarray | None:
+    """The records (RECORD_DTYPE) of a clean device, or None where they cannot be trusted."""
+    if superblock.checkpoint_bytes % RECORD_BYTES:
+        return None
+    length = round_up(superblock.checkpoint_bytes, BLOCK_BYTES)
+    raw = read_blocks(array, device, CHECKPOINT_OFFSET, length) if length else np.zeros(0, dtype=np.uint8)
+    if raw is None:
+        return None
+    raw = raw[: superblock.checkpoint_bytes]
+    if page_digest(raw.data) != superblock.checkpoint_digest:
+        return None
+    records = raw.view(RECORD_DTYPE)
+    slots = records["slot"]
+    if len(slots) and (slots.max() >= superblock.geometry.slot_count or len(np.unique(slots)) != len(slots)):
+        return None
+    return records

@@ -1,0 +1,386 @@
+"""The thread "ssd-io": the only one that touches the device array.
+
+One round: give every device with room its next units, reads first; submit them all at once; call back what has
+ended; run at most one command (table changes, closing); collect completions; look after the devices once a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from swift_tiers.radix_tiering.page import BLOCK_BYTES, page_digest, round_up
+from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.ssd.device_state import DeviceState, Service
+from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.ssd.layout import (
+    SlotPlace,
+    StoredPage,
+    combined_digest,
+    encode_header,
+    unit_identity,
+    unit_length,
+)
+from swift_tiers.radix_tiering.ssd.slots import SlotAllocator
+from swift_tiers.radix_tiering.ssd.transfers import PageRead, PageWrite, ReadOutcome, Stage, Transfer, Unit, verify_unit
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether the devices are still there.
+CHECK_INTERVAL = 1.0
+#: Longest wait for a completion, in seconds, before newly queued transfers are looked at.
+REAP_TIMEOUT = 0.0005
+
+Result = TypeVar("Result")
+
+
+class _Command:
+    """A function to run on the I/O thread, and what became of it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self.ended = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._function()
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
+            self.error = error
+        self.ended.set()
+
+
+class DeviceOut(NamedTuple):
+    """A device went out of service, and these stored pages with it."""
+
+    device: int
+    reason: str
+    lost: list[StoredPage]
+
+
+class IoThread:
+    """Owns the queues. `lock` guards all shared state, the stripe set's as well; no callback runs under it."""
+
+    def __init__(
+        self,
+        array: DeviceArray,
+        *,
+        depth: int,
+        max_writes: int,
+        stall_seconds: float,
+        clock: Callable[[], float],
+        on_device_out: Callable[[int, str, list[StoredPage]], None],
+    ) -> None:
+        self.array = array
+        self.lock = threading.Lock()
+        self._wake = threading.Condition(self.lock)
+        self._depth = depth
+        self._max_writes = max_writes
+        self._stall_seconds = stall_seconds
+        self._clock = clock
+        self._on_device_out = on_device_out
+        self._devices: list[DeviceState] = []
+        self._allocator = SlotAllocator([])
+        self._set_id = b""
+        self._unit_bytes = 0
+        self._is_flushed: Callable[[bytes, int], bool] = lambda namespace, generation: False
+        self._commands: deque[_Command] = deque()
+        self._write_queue: deque[PageWrite] = deque()
+        self._writes_active = 0
+        self._outbox: deque[Transfer | DeviceOut] = deque()  # what is to be called back, in the order it happened
+        self._flying: dict[int, tuple[Unit, np.ndarray]] = {}
+        self._next_tag = 0
+        self._headers: list[np.ndarray] = []
+        self._next_check = clock() + CHECK_INTERVAL
+        self._stopping = False
+        self.pending = 0  # transfers accepted and not yet called back
+        self.callback_errors = 0
+        self.pages: dict[tuple[int, int], StoredPage] = {}  # those that are not released, by place of their first unit
+        self._thread = threading.Thread(target=self._run, name="ssd-io", daemon=True)
+        self._thread.start()
+
+    def attach(
+        self,
+        devices: list[DeviceState],
+        allocator: SlotAllocator,
+        set_id: bytes,
+        unit_bytes: int,
+        is_flushed: Callable[[bytes, int], bool],
+    ) -> None:
+        """Begin to serve transfers. Called once, on the I/O thread. `is_flushed`: (namespace, generation)."""
+        with self.lock:
+            self._devices = devices
+            self._allocator = allocator
+            self._set_id = set_id
+            self._unit_bytes = unit_bytes
+            self._is_flushed = is_flushed
+            blocks = aligned_buffer(max(1, len(devices)) * self._depth * BLOCK_BYTES)
+            self._headers = list(blocks.reshape(-1, BLOCK_BYTES))
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Run a function on the I/O thread and wait for it. Raises what it raises."""
+        self.check_outside()
+        command = _Command(function)
+        with self._wake:
+            if self._stopping:
+                raise RuntimeError("the stripe set is closed")
+            self._commands.append(command)
+            self._wake.notify_all()
+        command.ended.wait()
+        if command.error is not None:
+            raise command.error
+        result: Result = command.result
+        return result
+
+    def check_outside(self) -> None:
+        """Raise RuntimeError on the I/O thread, which would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a callback of the stripe set must not wait for it: hand this over to another thread")
+
+    # Any thread, with the lock held.
+
+    def enqueue(self, transfers: Sequence[Transfer]) -> None:
+        """Accept transfers whose places are held already."""
+        self.pending += len(transfers)
+        for transfer in transfers:
+            if any(self._devices[device].service is Service.OUT for device, _ in transfer.placement):
+                transfer.lose_device("device gone")
+            if transfer.failed:
+                self._end(transfer)
+            elif isinstance(transfer, PageWrite):
+                self._write_queue.append(transfer)
+            else:
+                for index, (device, _) in enumerate(transfer.placement):
+                    self._devices[device].reads.append(Unit(transfer, index))
+        self._wake.notify_all()
+
+    def cancel(self, transfer: PageRead) -> bool:
+        """End a read that has not started; False where it has."""
+        if transfer.stage is not Stage.QUEUED:
+            return False
+        transfer.outcome = ReadOutcome.CANCELLED
+        self._end(transfer)
+        self._wake.notify_all()
+        return True
+
+    def wait_idle(self) -> None:
+        """Wait until every accepted transfer has been called back."""
+        while self.pending:
+            self._wake.wait()
+
+    def _end(self, transfer: Transfer) -> None:
+        """-> FINISHED: its places are free for others from here on, its callback follows."""
+        transfer.stage = Stage.FINISHED
+        self._allocator.unhold(transfer.placement)
+        if isinstance(transfer, PageWrite):
+            if any(self._devices[device].service is Service.OUT for device, _ in transfer.placement):
+                transfer.lose_device("a device went out of service meanwhile")
+            if self._is_flushed(transfer.record.namespace, transfer.generation):
+                transfer.lose_device("the namespace was flushed meanwhile")
+            if transfer.failed:
+                self._allocator.give_back_taken(transfer.placement)
+            else:
+                stored = StoredPage(transfer.record, transfer.generation, transfer.digest, transfer.placement)
+                transfer.stored = self.pages[transfer.placement[0]] = stored
+        self._outbox.append(transfer)
+
+    # The I/O thread.
+
+    def stop(self) -> None:
+        """End the thread once nothing is left to do, and wait for it."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while self._round():
+            pass
+
+    def _round(self) -> bool:
+        with self._wake:
+            while True:
+                requests = self._collect()
+                admitted = self._admit()
+                command = self._commands.popleft() if self._commands else None
+                if requests or admitted or command or self._outbox or self._flying:
+                    break
+                if self._stopping:
+                    return False
+                rest = self._next_check - self._clock()
+                if rest <= 0:
+                    break
+                self._wake.wait(min(rest, CHECK_INTERVAL))
+        if requests:
+            self.array.submit(requests)
+        if admitted is not None:
+            self._prepare(admitted)
+        self._call_back()
+        if command is not None:
+            command.run()
+        if self._flying:
+            busy = admitted is not None or command is not None
+            self.complete(self.array.reap(0) if busy else self.array.reap(1, REAP_TIMEOUT))
+            self._call_back()
+        now = self._clock()
+        if now >= self._next_check:
+            self._next_check = now + CHECK_INTERVAL
+            self._look_after_devices(now)
+        return True
+
+    def _collect(self) -> list[Request]:
+        """The next units of every device that has room: reads before writes. Lock held."""
+        requests: list[Request] = []
+        now = self._clock()
+        for state in self._devices:
+            for queue in (state.reads, state.writes):
+                while queue and len(state.in_flight) < self._depth:
+                    unit = queue.popleft()
+                    transfer = unit.transfer
+                    if transfer.stage is Stage.FINISHED or transfer.failed:
+                        continue
+                    transfer.stage = Stage.STARTED
+                    transfer.flying += 1
+                    requests.append(self._request(unit, state, now))
+        return requests
+
+    def _request(self, unit: Unit, state: DeviceState, now: float) -> Request:
+        transfer, index = unit
+        tag = self._next_tag
+        self._next_tag += 1
+        header = self._headers.pop()
+        start = index * self._unit_bytes
+        stop = min(start + self._unit_bytes, round_up(transfer.length, BLOCK_BYTES))
+        slot = transfer.placement[index][1]
+        operation = Operation.READ
+        if isinstance(transfer, PageWrite):
+            operation = Operation.WRITE
+            identity = unit_identity(
+                transfer.record, transfer.generation, transfer.digest, transfer.namespace_id, index, self._unit_bytes,
+                SlotPlace(self._set_id, state.device_index, slot),
+            )  # fmt: skip
+            header[:] = np.frombuffer(encode_header(identity, transfer.unit_digests[index]), dtype=np.uint8)
+        self._flying[tag] = (unit, header)
+        state.in_flight[tag] = now
+        assert state.geometry is not None  # a device without one is out of service
+        return Request(
+            tag, operation, state.device, state.geometry.slot_offset(slot), (header, transfer.data[start:stop])
+        )
+
+    def _admit(self) -> PageWrite | None:
+        """The next write to begin, if not too many are under way. One per round: hashing it delays reads. Lock held."""
+        if self._write_queue and self._writes_active < self._max_writes:
+            self._writes_active += 1
+            return self._write_queue.popleft()
+        return None
+
+    def _prepare(self, write: PageWrite) -> None:
+        """Compute the checksums of a write, then queue its units."""
+        for index in range(len(write.placement)):
+            start = index * self._unit_bytes
+            payload = write.data[start : start + unit_length(write.length, self._unit_bytes, index)]
+            write.unit_digests.append(page_digest(payload.data))
+        write.digest = combined_digest(write.unit_digests)
+        with self._wake:
+            if any(self._devices[device].service is Service.OUT for device, _ in write.placement):
+                write.lose_device("device gone")
+                self._writes_active -= 1
+                self._end(write)
+                return
+            for index, (device, _) in enumerate(write.placement):
+                self._devices[device].writes.append(Unit(write, index))
+
+    def complete(self, completions: Sequence[Completion]) -> None:
+        """Account for completions, verify what was read, end the transfers that have all their units."""
+        now = self._clock()
+        ending: list[Transfer] = []
+        for tag, device, error in completions:
+            (transfer, index), header = self._flying.pop(tag)
+            state = self._devices[device]
+            started = state.in_flight.pop(tag)
+            start = index * self._unit_bytes
+            length = unit_length(transfer.length, self._unit_bytes, index)
+            fault = state.completed(transfer.writing, length, error, now - started)
+            if isinstance(transfer, PageWrite):
+                if error:
+                    transfer.failure = transfer.failure or f"device {device}: {fault}"
+            elif error:
+                if not transfer.failed:
+                    transfer.outcome = ReadOutcome.IO_ERROR
+            elif not transfer.failed:
+                place = SlotPlace(self._set_id, state.device_index, transfer.placement[index][1])
+                transfer.outcome = verify_unit(
+                    transfer.stored, index, transfer.namespace_id, self._unit_bytes, place, header.tobytes(),
+                    transfer.into[start : start + length],
+                )  # fmt: skip
+                if transfer.failed:
+                    state.corrupt_units += 1
+            self._headers.append(header)
+            if fault:
+                self.take_out(device, fault)
+            transfer.flying -= 1
+            transfer.todo -= 1
+            if not transfer.flying and (not transfer.todo or transfer.failed):
+                ending.append(transfer)
+        if ending:
+            with self._wake:
+                for transfer in ending:
+                    # Losing a device may have ended it already.
+                    if transfer.stage is not Stage.FINISHED:
+                        self._writes_active -= transfer.writing
+                        self._end(transfer)
+
+    def take_out(self, device: int, reason: str) -> None:
+        """-> OUT: no new work for this device; what waits for it ends, what is under way is waited for."""
+        with self._wake:
+            state = self._devices[device]
+            if state.service is Service.OUT:
+                return
+            state.service = Service.OUT
+            state.reason = reason
+            self._allocator.shut(device)
+            lost = [page for page in self.pages.values() if page.uses(device)]
+            self._outbox.append(DeviceOut(device, reason, lost))
+            for queue in (state.reads, state.writes):
+                for unit in queue:
+                    transfer = unit.transfer
+                    transfer.lose_device(f"device {device} went out of service: {reason}")
+                    if transfer.stage is not Stage.FINISHED and not transfer.flying:
+                        self._writes_active -= transfer.writing
+                        self._end(transfer)
+                queue.clear()
+
+    def _call_back(self) -> None:
+        """Tell the callers what has ended. A callback that raises is logged and harms nobody else."""
+        while self._outbox:
+            news = self._outbox.popleft()
+            if isinstance(news, DeviceOut):
+                self._guarded(self._on_device_out, news.device, news.reason, news.lost)
+                continue
+            self._guarded(news.finish)
+            with self._wake:
+                self.pending -= 1
+                if not self.pending:
+                    self._wake.notify_all()
+
+    def _guarded(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            callback(*arguments)
+        except Exception:
+            self.callback_errors += 1
+            logger.exception("a callback of the stripe set raised")
+
+    def _look_after_devices(self, now: float) -> None:
+        for state in self._devices:
+            if state.service is Service.OUT:
+                continue
+            if not self.array.present(state.device):
+                self.take_out(state.device, "no longer present")
+            elif state.in_flight and now - next(iter(state.in_flight.values())) > self._stall_seconds:
+                self.take_out(state.device, f"no answer for {self._stall_seconds:g} seconds")

@@ -1,0 +1,207 @@
+"""Creating and opening a stripe set: from what the devices hold to what the engine works with.
+
+Runs on the I/O thread. The order of opening for writing is what makes every crash harmless: read everything, write
+"not clean" to every member, sync, and only then hand out slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from swift_tiers.radix_tiering.errors import ConfigError, FormatError
+from swift_tiers.radix_tiering.ssd.blockio import write_blocks
+from swift_tiers.radix_tiering.ssd.checkpoint import read_checkpoint
+from swift_tiers.radix_tiering.ssd.device_state import DeviceState, Service
+from swift_tiers.radix_tiering.ssd.devices import DeviceArray
+from swift_tiers.radix_tiering.ssd.layout import SUPERBLOCK_OFFSETS, Geometry, StoredPage, Superblock, unit_count
+from swift_tiers.radix_tiering.ssd.members import (
+    Members,
+    Probe,
+    Standing,
+    find_members,
+    newest_table,
+    probe,
+    read_tables,
+    write_table,
+)
+from swift_tiers.radix_tiering.ssd.namespaces import NamespaceTable
+from swift_tiers.radix_tiering.ssd.scan import Progress, assemble, scan_device
+from swift_tiers.radix_tiering.ssd.slots import SlotAllocator, SlotMap
+
+
+class Opened(NamedTuple):
+    """A stripe set ready for use."""
+
+    set_id: bytes
+    unit_bytes: int
+    device_count: int  # members of the set, those that are not here included
+    devices: list[DeviceState]  # by position in the array
+    allocator: SlotAllocator
+    table: NamespaceTable
+    recovered: list[StoredPage]
+    next_generation: int
+    scanned: tuple[int, ...]  # devices whose slot headers had to be read
+    superblocks: dict[int, Superblock]  # as written last, of the devices in service
+    next_copy: dict[int, int]  # superblock copy to write next
+
+
+def create_set(array: DeviceArray, unit_bytes: int, set_id: bytes, overwrite: bool) -> None:
+    """Make the devices of an array a new, empty stripe set.
+
+    Raises FormatError where a device is not blank (unless `overwrite`) or cannot be written, ConfigError where it
+    is too small. Slots are left as they are: a header of another stripe set never counts.
+    """
+    count = len(array.sizes)
+    geometries = [Geometry.of(size, unit_bytes) for size in array.sizes]
+    if not overwrite:
+        for device in range(count):
+            standing = probe(array, device).standing
+            if standing is not Standing.BLANK:
+                raise FormatError(
+                    f"device {device} is {standing.value} of a stripe set: open it, or zero its first 8 KiB"
+                )
+    for device, geometry in enumerate(geometries):
+        superblock = Superblock(set_id, 1, device, count, geometry, next_generation=1)
+        error = write_table(array, device, NamespaceTable().encode())
+        for copy, offset in enumerate(SUPERBLOCK_OFFSETS):
+            error = error or write_blocks(array, device, offset, superblock._replace(sequence=1 + copy).encode())
+        error = error or array.sync(device)
+        if error:
+            raise FormatError(f"device {device} cannot be written (errno {error}): check it, or leave it out")
+
+
+def open_set(array: DeviceArray, progress: Callable[[int, int, int], None] | None = None) -> Opened:
+    """Open for writing. `progress(device, slots done, slots)` is called while slot headers are scanned.
+
+    Raises FormatError for devices that must not be touched; a device that cannot be used is left out instead.
+    """
+    members = find_members(array)
+    alive = {one.device: one for one in members.of(Standing.MEMBER)}
+    reasons = {one.device: one.reason for one in members.probes if one.device not in alive}
+    table = newest_table(array, list(alive))
+    found: dict[int, np.ndarray] = {}
+    scanned: list[int] = []
+    generation = 1
+    for device, member in alive.items():
+        superblock = _superblock(member)
+        records = read_checkpoint(array, device, superblock) if member.clean else None
+        if records is None:
+            scan = scan_device(array, device, superblock, _of_device(progress, device))
+            scanned.append(device)
+            records = scan.records
+            generation = max(generation, scan.last_generation + 1)
+        found[device] = records
+        generation = max(generation, superblock.next_generation)
+    for entry in table.entries:
+        generation = max(generation, entry.minimum_generation)
+
+    blank = members.of(Standing.BLANK)
+    superblocks, next_copy = _mark_open(array, members, alive, blank, table, generation, reasons)
+    pages = assemble(
+        {device: records for device, records in found.items() if device in superblocks},
+        table.by_identifier(),
+        lambda length: unit_count(length, members.unit_bytes),
+    ).pages
+    devices, allocator = _devices(len(members.probes), superblocks, reasons, pages)
+    return Opened(
+        members.set_id, members.unit_bytes, max([members.device_count, *_counts(superblocks)]), devices, allocator,
+        table, pages, generation, tuple(scanned), superblocks, next_copy,
+    )  # fmt: skip
+
+
+def write_superblock(array: DeviceArray, device: int, copy: int, superblock: Superblock) -> int:
+    """Write one copy and sync the device; returns 0 or an errno."""
+    return write_blocks(array, device, SUPERBLOCK_OFFSETS[copy], superblock.encode()) or array.sync(device)
+
+
+def _mark_open(
+    array: DeviceArray,
+    members: Members,
+    alive: dict[int, Probe],
+    blank: Sequence[Probe],
+    table: NamespaceTable,
+    generation: int,
+    reasons: dict[int, str],
+) -> tuple[dict[int, Superblock], dict[int, int]]:
+    """Let blank devices join and mark every member as being written to; those that fail get a reason instead."""
+    count = members.device_count
+    joining: dict[int, Superblock] = {}
+    for one in blank:
+        try:
+            geometry = Geometry.of(array.sizes[one.device], members.unit_bytes)
+        except ConfigError as too_small:
+            reasons[one.device] = str(too_small)
+            continue
+        joining[one.device] = Superblock(members.set_id, 1, count, 0, geometry, generation)
+        count += 1
+    superblocks: dict[int, Superblock] = {}
+    next_copy: dict[int, int] = {}
+    # Members first: once a device has joined, every member knows that its index is taken.
+    for device, member in alive.items():
+        old = _superblock(member)
+        superblock = old._replace(
+            sequence=old.sequence + 1, clean=False, device_count=count, next_generation=generation,
+            checkpoint_bytes=0, checkpoint_digest=bytes(16),
+        )  # fmt: skip
+        known = read_tables(array, device)
+        error = 0
+        if any(copy is None or copy.sequence != table.sequence for copy in known):
+            error = write_table(array, device, table.encode())
+        error = error or write_superblock(array, device, member.next_copy, superblock)
+        if error:
+            reasons[device] = f"cannot be written (errno {error})"
+            continue
+        superblocks[device] = superblock
+        next_copy[device] = 1 - member.next_copy
+    for device, fresh in joining.items():
+        superblock = fresh._replace(device_count=count)
+        error = write_table(array, device, table.encode())
+        error = error or write_superblock(array, device, 0, superblock)
+        error = error or write_superblock(array, device, 1, superblock._replace(sequence=2))
+        if error:
+            reasons[device] = f"cannot be written (errno {error})"
+            continue
+        superblocks[device] = superblock._replace(sequence=2)
+        next_copy[device] = 0
+    return superblocks, next_copy
+
+
+def _devices(
+    count: int, superblocks: dict[int, Superblock], reasons: dict[int, str], pages: Sequence[StoredPage]
+) -> tuple[list[DeviceState], SlotAllocator]:
+    taken: dict[int, list[int]] = {device: [] for device in superblocks}
+    for page in pages:
+        for device, slot in page.placement:
+            taken[device].append(slot)
+    maps = [
+        SlotMap(superblocks[device].geometry.slot_count, taken[device]) if device in superblocks else None
+        for device in range(count)
+    ]
+    devices = []
+    for device in range(count):
+        superblock = superblocks.get(device)
+        if superblock is None:
+            state = DeviceState(device, -1, None, None)
+            state.service = Service.OUT
+            state.reason = reasons.get(device) or "not used"
+        else:
+            state = DeviceState(device, superblock.device_index, superblock.geometry, maps[device])
+        devices.append(state)
+    return devices, SlotAllocator(maps)
+
+
+def _counts(superblocks: dict[int, Superblock]) -> list[int]:
+    return [superblock.device_count for superblock in superblocks.values()]
+
+
+def _superblock(member: Probe) -> Superblock:
+    assert member.superblock is not None  # what makes it a member
+    return member.superblock
+
+
+def _of_device(progress: Callable[[int, int, int], None] | None, device: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda done, slots: progress(device, done, slots)

@@ -1,0 +1,397 @@
+"""The stripe set: pages striped over many devices, written and read by one I/O thread, recovered after any crash."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from swift_tiers.radix_tiering.counters import DeviceSnapshot
+from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.page import PageRecord
+from swift_tiers.radix_tiering.ssd.blockio import check_buffer
+from swift_tiers.radix_tiering.ssd.checkpoint import build_checkpoints, write_checkpoint
+from swift_tiers.radix_tiering.ssd.device_state import DeviceStatus, Service
+from swift_tiers.radix_tiering.ssd.devices import DeviceArray
+from swift_tiers.radix_tiering.ssd.io_thread import IoThread
+from swift_tiers.radix_tiering.ssd.layout import Placement, StoredPage, check_record, unit_count
+from swift_tiers.radix_tiering.ssd.members import write_table
+from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry
+from swift_tiers.radix_tiering.ssd.opening import Opened, create_set, open_set, write_superblock
+from swift_tiers.radix_tiering.ssd.transfers import (
+    PageRead,
+    PageWrite,
+    ReadDone,
+    ReadOutcome,
+    ReadRequest,
+    WriteDone,
+    WriteRequest,
+)
+
+#: Device, reason, and the stored pages that cannot be read any more.
+DeviceOutCallback = Callable[[int, str, list[StoredPage]], None]
+
+
+class StripeSetStatus(NamedTuple):
+    """A snapshot for operators."""
+
+    set_id: bytes
+    unit_bytes: int
+    missing: int  # members of the set that are not in the array
+    capacity_units: int  # of the devices in service
+    free_units: int
+    queued: int  # transfers accepted and not yet called back
+    callback_errors: int
+    outcomes: dict[ReadOutcome, int]  # reads called back, by outcome
+    devices: tuple[DeviceStatus, ...]
+
+
+class ReadToken(NamedTuple):
+    """A read under way; `StripeSet.cancel` takes it."""
+
+    transfer: PageRead
+
+
+class StripeSet:
+    """Thread-safe. Callbacks run on the thread "ssd-io": they must be short and must not wait for the stripe set.
+
+    The array stays the caller's: it is used by "ssd-io" alone from `open` until `close` returns, then the caller
+    closes it. When `on_device_out(device, reason, lost)` is called, the stored pages in `lost` can no longer be read:
+    the caller drops them from its directory and calls `release` for each, which frees their units on other devices.
+    """
+
+    def __init__(self, io: IoThread, opened: Opened, names: Sequence[str], on_device_out: DeviceOutCallback) -> None:
+        self._io = io
+        self._lock = io.lock
+        self._closing = threading.Lock()
+        self._closed = False
+        self._devices = opened.devices
+        self._allocator = opened.allocator
+        self._table = opened.table
+        self._next_generation = opened.next_generation
+        self._superblocks = opened.superblocks
+        self._next_copy = opened.next_copy
+        self._outcomes = dict.fromkeys(ReadOutcome, 0)
+        self._names = [*names, *(f"device {device}" for device in range(len(names), len(opened.devices)))]
+        io.pages = {page.placement[0]: page for page in opened.recovered}
+        #: Called on "ssd-io" when a device goes out of service. May be replaced; pass it to `open` to miss nothing.
+        self.on_device_out = on_device_out
+        self.set_id = opened.set_id
+        self.unit_bytes = opened.unit_bytes
+        #: Members of the set that are not in the array.
+        self.missing = opened.device_count - len(opened.superblocks)
+        #: Devices whose slot headers were read on opening, because they were not closed in order.
+        self.scanned = opened.scanned
+        #: The complete pages found on opening, each in its newest version; the caller owns their slots.
+        self.recovered = opened.recovered
+
+    @classmethod
+    def create(
+        cls, array: DeviceArray, unit_bytes: int, *, set_id: bytes | None = None, overwrite: bool = False
+    ) -> None:
+        """Make the devices of `array` a new, empty stripe set with stripe units of `unit_bytes` payload bytes.
+
+        Runs on the caller's thread, which is the array's only user meanwhile. Raises FormatError where a device is
+        not blank and `overwrite` is not given, ConfigError for sizes that cannot work.
+        """
+        create_set(array, unit_bytes, os.urandom(16) if set_id is None else set_id, overwrite)
+
+    @classmethod
+    def open(
+        cls,
+        array: DeviceArray,
+        *,
+        depth: int = 32,
+        max_writes: int = 8,
+        stall_seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+        names: Sequence[str] = (),
+        on_device_out: DeviceOutCallback = lambda device, reason, lost: None,
+        progress: Callable[[int, int, int], None] | None = None,
+    ) -> StripeSet:
+        """Open for reading and writing; blank devices join the set, missing ones leave it degraded.
+
+        `depth`: requests in flight per device. `max_writes`: pages being written at a time. `stall_seconds`: a
+        device that leaves a request unanswered so long goes out of service. `names`: what people call the devices.
+        `progress(device, done, slots)` is
+        called, on "ssd-io", while slot headers are scanned. Raises FormatError where the devices cannot be one
+        stripe set, and then leaves them as they are.
+        """
+        if depth < 1 or max_writes < 1:
+            raise ConfigError(f"depth ({depth}) and max_writes ({max_writes}) must be at least 1")
+        stripes: StripeSet
+        io = IoThread(
+            array, depth=depth, max_writes=max_writes, stall_seconds=stall_seconds, clock=clock,
+            on_device_out=lambda device, reason, lost: stripes.on_device_out(device, reason, lost),
+        )  # fmt: skip
+
+        def start() -> None:
+            nonlocal stripes
+            opened = open_set(array, progress)
+            stripes = cls(io, opened, names, on_device_out)
+            io.attach(opened.devices, opened.allocator, opened.set_id, opened.unit_bytes, stripes._is_flushed)
+
+        try:
+            io.call(start)
+        except BaseException:
+            io.stop()
+            raise
+        return stripes
+
+    # Space.
+
+    def units(self, length: int) -> int:
+        """Stripe units of a page of `length` bytes."""
+        return unit_count(length, self.unit_bytes)
+
+    @property
+    def capacity_units(self) -> int:
+        """Units that the devices in service can hold; exact."""
+        with self._lock:
+            return self._allocator.capacity_units
+
+    @property
+    def free_units(self) -> int:
+        """Units that can be reserved now; exact."""
+        with self._lock:
+            return self._allocator.free_units
+
+    def reserve(self, length: int) -> Placement | None:
+        """Slots for a page of `length` bytes, round-robin over the devices in service (Swarm, Eq. 7).
+
+        None where there is no room, or the stripe set is closed. The caller returns them with `release`, or hands
+        them on with `write`.
+        """
+        if length <= 0:
+            raise ValueError(f"a page has at least one byte, not {length}")
+        with self._lock:
+            return None if self._closed else self._allocator.take(self.units(length))
+
+    def release(self, placement: Placement) -> None:
+        """Return the slots of a reservation or of a stored page. They are used again once no transfer uses them.
+
+        Nothing is written: after a crash the page may be found again, which harms nobody, as a key names content.
+        Raises ValueError for slots that are not reserved.
+        """
+        with self._lock:
+            self._allocator.give_back(placement)
+            self._io.pages.pop(placement[0], None)
+
+    # Transfers.
+
+    def write(self, record: PageRecord, placement: Placement, data: np.ndarray, done: WriteDone) -> None:
+        """Write one page; see `write_many`."""
+        self.write_many([WriteRequest(record, placement, data, done)])
+
+    def write_many(self, requests: Sequence[WriteRequest]) -> None:
+        """Write pages, in order of acceptance but not of completion.
+
+        `data`: uint8, address a multiple of 4096, at least `record.length` rounded up to 4096 bytes, unchanged
+        until `done`. What lies between the page and the end of its last block goes to the device as it is.
+        `done(stored, "")`: the page can be read. `done(None, reason)`: it is not stored and its slots are free
+        again. The slots belong to the stripe set from here until `done`. Raises ValueError, and accepts nothing,
+        for a request that cannot be meant; a closed stripe set calls `done` at once, on this thread.
+        """
+        for request in requests:
+            check_record(request.record)
+            check_buffer(request.data, request.record.length, "data")
+            if len(request.placement) != self.units(request.record.length):
+                raise ValueError(f"{len(request.placement)} slots for a page of {request.record.length} bytes")
+        with self._lock:
+            for request in requests:
+                self._allocator.check_taken(request.placement)
+                if self._table.get(request.record.namespace) is None:
+                    raise ValueError(f"namespace {request.record.namespace.hex()} is not registered")
+            if not self._closed:
+                transfers = []
+                for request in requests:
+                    entry = self._table.get(request.record.namespace)
+                    assert entry is not None  # looked up above
+                    self._allocator.hold(request.placement)
+                    transfers.append(PageWrite(request, entry.identifier, self._next_generation))
+                    self._next_generation += 1
+                self._io.enqueue(transfers)
+                return
+            for request in requests:
+                self._allocator.give_back(request.placement)
+        for request in requests:
+            request.done(None, "the stripe set is closed")
+
+    def read(self, stored: StoredPage, into: np.ndarray, done: ReadDone) -> ReadToken:
+        """Read one page; see `read_many`."""
+        return self.read_many([ReadRequest(stored, into, done)])[0]
+
+    def read_many(self, requests: Sequence[ReadRequest]) -> list[ReadToken]:
+        """Read pages; each `done(outcome)` is called once, and `into` is left alone from then on.
+
+        `into`: as `data` in `write_many`. Only with ReadOutcome.OK its first `length` bytes are the page, verified;
+        the rest of its last block is undefined. Raises ValueError, and accepts nothing, for a request that cannot
+        be meant; a closed stripe set calls `done(CANCELLED)` at once, on this thread.
+        """
+        for request in requests:
+            check_buffer(request.into, request.stored.record.length, "into")
+            if len(request.stored.placement) != self.units(request.stored.record.length):
+                raise ValueError(f"a page of {request.stored.record.length} bytes in {request.stored.placement}")
+        with self._lock:
+            for request in requests:
+                self._allocator.check_places(request.stored.placement)
+            transfers = []
+            for request in requests:
+                entry = self._table.get(request.stored.record.namespace)
+                transfer = PageRead(self._counted(request), 0 if entry is None else entry.identifier)
+                if entry is None or request.stored.generation < entry.minimum_generation:
+                    transfer.outcome = ReadOutcome.FLUSHED
+                transfers.append(transfer)
+            if not self._closed:
+                for transfer in transfers:
+                    self._allocator.hold(transfer.placement)
+                self._io.enqueue(transfers)
+                return [ReadToken(transfer) for transfer in transfers]
+        for transfer in transfers:
+            transfer.outcome = ReadOutcome.CANCELLED
+            transfer.finish()
+        return [ReadToken(transfer) for transfer in transfers]
+
+    def cancel(self, token: ReadToken) -> bool:
+        """End a read of which nothing has been submitted yet: `done(CANCELLED)` follows. False: it ends by itself."""
+        with self._lock:
+            return self._io.cancel(token.transfer)
+
+    def _counted(self, request: ReadRequest) -> ReadRequest:
+        def done(outcome: ReadOutcome) -> None:
+            self._outcomes[outcome] += 1
+            request.done(outcome)
+
+        return request._replace(done=done)
+
+    # Namespaces.
+
+    @property
+    def namespaces(self) -> tuple[NamespaceEntry, ...]:
+        with self._lock:
+            return self._table.entries
+
+    def register_namespace(self, digest: bytes, description: str) -> int:
+        """Make a namespace known, durably, so that its pages may be written; returns its id on this stripe set.
+
+        Waits for the devices if it is new. Raises ConfigError where the table has no room.
+        """
+        with self._lock:
+            identifier, changed = self._table.register(digest, description, self._next_generation)
+        if changed:
+            self._io.call(self._write_tables)
+        return identifier
+
+    def flush_namespace(self, digest: bytes) -> bool:
+        """Let nothing that was written of this namespace so far be read or recovered ever again. Waits for the devices.
+
+        The caller still releases the slots of its pages. False where the namespace is unknown, or where no device
+        is left to write this down. A member that is missing meanwhile learns of it when it is opened together with
+        one that is present now.
+        """
+
+        def flush() -> bool:
+            with self._lock:
+                known = self._table.flush(digest, self._next_generation)
+            return known and self._write_tables()
+
+        return self._io.call(flush)
+
+    def _is_flushed(self, digest: bytes, generation: int) -> bool:
+        entry = self._table.get(digest)
+        return entry is None or generation < entry.minimum_generation
+
+    def _write_tables(self) -> bool:
+        """On "ssd-io": put the table on every device; False where none is left."""
+        with self._lock:
+            content = self._table.encode()
+        for device in self._usable():
+            error = write_table(self._io.array, device, content, self._io.complete)
+            if error:
+                self._io.take_out(device, f"its namespace table cannot be written (errno {error})")
+        return bool(self._usable())
+
+    def _usable(self) -> list[int]:
+        return [state.device for state in self._devices if state.service is not Service.OUT]
+
+    # Devices.
+
+    def drain(self, device: int) -> None:
+        """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them."""
+        with self._lock:
+            state = self._devices[device]
+            if state.service is Service.IN:
+                state.service = Service.DRAINING
+                state.reason = "draining"
+                self._allocator.shut(device)
+
+    @property
+    def description(self) -> str:
+        """How the devices are read and written, for people."""
+        return self._io.array.description
+
+    def device_snapshots(self) -> list[DeviceSnapshot]:
+        """The devices as operators see them."""
+        return [
+            DeviceSnapshot(
+                path=name,
+                in_service=state.service is not Service.OUT,
+                reason=state.reason,
+                capacity_bytes=state.capacity_units * self.unit_bytes,
+                used_bytes=state.used_units * self.unit_bytes,
+                bytes_read=state.bytes_read,
+                bytes_written=state.bytes_written,
+                requests=state.reads + state.writes,
+                errors=state.read_errors + state.write_errors,
+            )
+            for name, state in zip(self._names, self.status().devices, strict=True)
+        ]
+
+    def status(self) -> StripeSetStatus:
+        with self._lock:
+            return StripeSetStatus(
+                self.set_id, self.unit_bytes, self.missing, self._allocator.capacity_units,
+                self._allocator.free_units, self._io.pending, self._io.callback_errors, dict(self._outcomes),
+                tuple(state.status() for state in self._devices),
+            )  # fmt: skip
+
+    # The end.
+
+    def close(self, stored_pages: Iterable[StoredPage] | None) -> None:
+        """Finish what was accepted, write the index of `stored_pages` to the devices, mark them clean, end the thread.
+
+        None: write nothing, so that the next opening scans. Idempotent; later calls wait for the first and do
+        nothing. Devices that fail now, or are out, stay unclean. Does not close the array.
+        """
+        self._io.check_outside()
+        with self._closing:
+            if self._closed:
+                return
+            with self._lock:
+                self._closed = True
+                self._io.wait_idle()
+            if stored_pages is not None:
+                pages = list(stored_pages)
+                self._io.call(lambda: self._checkpoint(pages))
+            self._io.stop()
+
+    def _checkpoint(self, pages: Sequence[StoredPage]) -> None:
+        """On "ssd-io": pages and records durable first, then the superblocks that vouch for them."""
+        array = self._io.array
+        with self._lock:
+            live = [page for page in pages if not self._is_flushed(page.record.namespace, page.generation)]
+            identifiers = {entry.digest: entry.identifier for entry in self._table.entries}
+        for device, checkpoint in build_checkpoints(live, identifiers, self._usable()).items():
+            error = write_checkpoint(array, device, checkpoint) or array.sync(device)
+            if not error:
+                superblock = self._superblocks[device]
+                superblock = superblock._replace(
+                    sequence=superblock.sequence + 1, clean=True, next_generation=self._next_generation,
+                    checkpoint_bytes=checkpoint.content.nbytes, checkpoint_digest=checkpoint.digest,
+                )  # fmt: skip
+                error = write_superblock(array, device, self._next_copy[device], superblock)
+            if error:
+                self._io.take_out(device, f"its checkpoint cannot be written (errno {error})")
