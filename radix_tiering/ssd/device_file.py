@@ -30,6 +30,8 @@ class DeviceFile:
 
     def sync(self) -> int:
         """fdatasync; 0 or an errno."""
+        if self.fd < 0:
+            return errno.EBADF
         try:
             os.fdatasync(self.fd)
         except OSError as error:
@@ -38,6 +40,8 @@ class DeviceFile:
 
     def present(self) -> bool:
         """False once the file has been deleted or cut short, or the block device has gone."""
+        if self.fd < 0:
+            return False
         try:
             # A node in /dev loses its name when its device goes, as a file does when it is deleted.
             if os.fstat(self.fd).st_nlink == 0:

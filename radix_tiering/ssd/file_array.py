@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.ssd.checking import check_requests
 from swift_tiers.radix_tiering.ssd.device_file import BUFFERED, DIRECT, DeviceFile, open_device_file
+from swift_tiers.radix_tiering.ssd.devices import Request
 
 #: Direct I/O resumes at a logical block; 512 is the smallest there is.
 _RESUME_BYTES = 512
@@ -39,6 +41,7 @@ class FileArray:
         self._sizes = tuple(file.size for file in self._files)
         self._fds = [file.fd for file in self._files]
         self._direct = [file.direct for file in self._files]
+        self._closed = False
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -53,6 +56,11 @@ class FileArray:
 
     def present(self, device: int) -> bool:
         return self._files[device].present()
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        if self._closed:  # the numbers of our handles may already be someone else's files
+            raise ValueError("the array is closed")
+        check_requests(requests, self._sizes)
 
     def _mode(self) -> str:
         buffered = [str(file.path) for file in self._files if not file.direct]

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from swift_tiers.radix_tiering.ssd.checking import check_requests
 from swift_tiers.radix_tiering.ssd.devices import Completion, Operation, Request
 from swift_tiers.radix_tiering.ssd.file_array import FileArray
 
@@ -57,7 +56,7 @@ class ThreadArray(FileArray):
         return self._started + len(self._waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        check_requests(requests, self._sizes)
+        self._check(requests)
         self._waiting.extend(requests)
         with self._lock:
             self._hand_out()
@@ -82,6 +81,7 @@ class ThreadArray(FileArray):
     def close(self) -> None:
         while self.in_flight:
             self.reap(self.in_flight)
+        self._closed = True
         with self._lock:
             self._stopping = True
             for condition in self._work_arrived:

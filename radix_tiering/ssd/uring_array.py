@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.ssd.checking import address_of, check_requests
+from swift_tiers.radix_tiering.ssd.checking import address_of
 from swift_tiers.radix_tiering.ssd.devices import Completion, Operation, Request
 from swift_tiers.radix_tiering.ssd.file_array import FileArray
 from swift_tiers.radix_tiering.ssd.uring import READV, WRITEV, Ring
@@ -47,7 +47,6 @@ class UringArray(FileArray):
         self._resume: list[int] = []  # slots whose transfer came back short and goes on
         self._waiting: deque[Request] = deque()
         self._in_flight = 0
-        self._closed = False
         self.description = f"io_uring, {self._mode()}"
 
     @property
@@ -55,7 +54,7 @@ class UringArray(FileArray):
         return self._in_flight
 
     def submit(self, requests: Sequence[Request]) -> None:
-        check_requests(requests, self._sizes)
+        self._check(requests)
         self._waiting.extend(requests)
         self._in_flight += len(requests)
         self._start()
@@ -82,9 +81,9 @@ class UringArray(FileArray):
     def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
         while self._in_flight:
             self.reap(self._in_flight)
+        self._closed = True
         self._ring.close()
         self._close_files()
 

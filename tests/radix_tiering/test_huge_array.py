@@ -1,0 +1,88 @@
+"""Buffers in huge pages."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from swift_tiers.radix_tiering import memory
+from swift_tiers.radix_tiering.memory import HUGE_PAGE_BYTES, available_memory, huge_array
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("size", [1, 4096, 5_000_001, 3 * HUGE_PAGE_BYTES])
+def test_it_is_zeroed_aligned_and_writable(size: int) -> None:
+    array = huge_array(size)
+    assert array.shape == (size,)
+    assert array.dtype == np.uint8
+    assert array.ctypes.data % HUGE_PAGE_BYTES == 0
+    assert not array.any()
+    array[:] = 255
+
+
+def test_it_is_in_huge_pages_where_the_kernel_gives_them() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    allowed = setting.exists() and "[never]" not in setting.read_text()
+    array = huge_array(8 * HUGE_PAGE_BYTES)
+    start = f"{array.ctypes.data:x}-"
+    smaps = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    # The mapping may begin before the array, so look for the one whose flags say "hg" (madvised) and that holds it.
+    inside = [part for part in smaps if any(_holds(line, array.ctypes.data) for line in part.splitlines())]
+    assert len(inside) == 1, start
+    huge = next(int(line.split()[1]) for line in inside[0].splitlines() if line.startswith("AnonHugePages:"))
+    assert (huge > 0) == allowed
+
+
+def _holds(line: str, address: int) -> bool:
+    span = line.split(" ", 1)[0].split("-")
+    if len(span) != 2:
+        return False
+    try:
+        return int(span[0], 16) <= address < int(span[1], 16)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("populate", [True, False])
+def test_it_is_resident_reports_progress_and_goes_with_its_last_view(
+    populate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_PIECE_BYTES", 8 << 20)
+    if not populate:
+        monkeypatch.setattr(memory, "_madvise", lambda *arguments: -1)  # a kernel that does not know the advice
+    size = (60 << 20) + 1
+    seen: list[tuple[int, int]] = []
+    before = resident()
+    array = huge_array(size, progress=lambda done, total: seen.append((done, total)))
+    assert resident() - before >= size - (4 << 20)
+    assert seen[-1] == (size, size)
+    assert len(seen) > 1
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    view = array[100:200]
+    del array
+    gc.collect()
+    assert resident() - before >= size - (4 << 20)
+    del view
+    gc.collect()
+    assert resident() - before < size // 2
+
+
+def test_too_much_is_a_memory_error_that_says_what_to_do() -> None:
+    with pytest.raises(MemoryError, match=r"1000000 bytes of host memory asked for, 10 available: configure a smaller"):
+        huge_array(1_000_000, available=lambda: 10)
+    with pytest.raises(MemoryError, match="cannot be mapped"):
+        huge_array(1 << 60, available=lambda: None)
+    with pytest.raises(ValueError, match="positive"):
+        huge_array(0)
+
+
+def test_available_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 10 kB\nMemAvailable:    7 kB\n")
+    assert available_memory(meminfo) == 7 * 1024
+    assert available_memory(tmp_path / "missing") is None
