@@ -1,2 +1,40 @@
+"""The entry point of group `sglang.srt.plugins`: SGLang calls `load` once in each of its processes."""
+
+from __future__ import annotations
+
+import sys
+
+
 def load() -> None:
-    pass
+    """Add our arguments and hooks. In a process that uses neither this costs a few milliseconds."""
+    from swift_tiers.radix_tiering.errors import SwiftTiersError
+
+    try:
+        _install()
+    except SwiftTiersError as error:
+        # SGLang logs and skips a plugin that raises, and would then call our flag unknown.
+        if any(word.startswith("--enable-swift-tiers") for word in sys.argv):
+            print(f"swift-tiers: error: {error}", file=sys.stderr)  # noqa: T201 - before any logging is set up
+            raise SystemExit(2) from None
+        raise
+
+
+def _install() -> None:
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+    from sglang.srt.plugins.hook_registry import HookType
+    from swift_tiers.sglang_ext import cpu_attention
+    from swift_tiers.sglang_ext.arguments import SwiftServerArgs, check_arguments, translate_arguments
+    from swift_tiers.sglang_ext.hooks import Hook, apply_hooks, install_scheduler_hooks
+
+    arguments = Hook(
+        "sglang.srt.server_args.ServerArgs", HookType.REPLACE, SwiftServerArgs, (), "add our two fields to the record"
+    )
+    apply_hooks([arguments])
+    register_resolution_hook("handle_hardware_runtime_validation")(check_arguments)
+    register_resolution_hook("handle_missing_default_values")(translate_arguments)
+    engine = sys.modules.get("sglang.srt.entrypoints.engine")
+    if engine is not None:
+        # A class attribute, which replacing a class in modules does not reach.
+        engine.Engine.server_args_class = SwiftServerArgs
+    cpu_attention.register()
+    install_scheduler_hooks()

@@ -1,0 +1,255 @@
+"""The one configuration of the tiers: typed, with a unit, a default and a sentence for every field.
+
+Read from JSON or TOML. Every refusal is a `ConfigError` of one line that names the field and the remedy.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.units import Duration, Size, format_size
+
+
+class Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Base of the configuration's sections."""
+
+
+class HostConfig(Section):
+    """Host memory: a slab of block-major pages in this machine's DRAM."""
+
+    size: Annotated[
+        Size | None,
+        Meta(description="Memory of the host tier, for all ranks of this server together; unset: 40 % of what is free"),
+    ] = None
+    verify: Annotated[
+        bool, Meta(description="Check the checksum of every page on its way from host memory to the device")
+    ] = True
+
+
+class SsdConfig(Section):
+    """SSDs: one stripe set over directories or block devices. Off unless one is named."""
+
+    directories: Annotated[
+        tuple[str, ...], Meta(description="Directories, one on each SSD, that hold a device file each")
+    ] = ()
+    devices: Annotated[
+        tuple[str, ...], Meta(description="Whole block devices or partitions; their content is overwritten")
+    ] = ()
+    size_per_device: Annotated[
+        Size | None,
+        Meta(description="Size of one new device file; unset: half of the file system's free space, at most 256GiB"),
+    ] = None
+    stripe_unit: Annotated[
+        Size, Meta(description="Bytes that one device serves for one page at a time, a multiple of 4KiB")
+    ] = Size(256 * 2**10)
+    engine: Annotated[
+        Literal["auto", "io_uring", "threads"],
+        Meta(description="How the devices are read and written; auto: io_uring where the kernel allows it"),
+    ] = "auto"
+    throttle: Annotated[
+        Size | None,
+        Meta(description="Bytes per second that each device is slowed down to, to try slow SSDs; unset: not at all"),
+    ] = None
+
+
+class PolicyConfig(Section):
+    """What is kept, where, and for how long."""
+
+    eviction: Annotated[
+        Literal["lru", "lfu"],
+        Meta(description="Which pages leave first: the longest unused, or the least often used"),
+    ] = "lru"
+    write: Annotated[
+        Literal["through", "back"],
+        Meta(description="When pages go to ssd: as soon as they are admitted, or when host memory needs their room"),
+    ] = "through"
+    ssd_admission: Annotated[
+        Literal["always", "reuse", "size"],
+        Meta(description="Which pages go to ssd: all, those used again, or those of long prefixes"),
+    ] = "always"
+    admission_uses: Annotated[
+        int, Meta(ge=1, description="With ssd_admission = reuse: uses, the first included, that admit a page")
+    ] = 2
+    admission_tokens: Annotated[
+        int, Meta(ge=0, description="With ssd_admission = size: tokens of a prefix that admit its pages")
+    ] = 1024
+    restore_deadline: Annotated[
+        Duration,
+        Meta(description="How long a request waits for its pages to come up to host memory; then it is recomputed"),
+    ] = Duration(2.0)
+    flush_cache: Annotated[
+        Literal["device", "host", "all"],
+        Meta(description="What SGLang's /flush_cache empties: the device only, the host tier too, or every tier"),
+    ] = "host"
+
+
+class IdentityConfig(Section):
+    """How the namespace of the pages is found: pages of other models or weights are never used."""
+
+    weights: Annotated[
+        Literal["sampled", "full"],
+        Meta(description="Digest of the weights: samples of every tensor (fast), or every byte (slow, exact)"),
+    ] = "sampled"
+
+
+class TiersConfig(Section):
+    """The whole configuration. With no field set: a host tier sized from free memory, no ssd tier."""
+
+    host: HostConfig = msgspec.field(default_factory=HostConfig)
+    ssd: SsdConfig = msgspec.field(default_factory=SsdConfig)
+    policy: PolicyConfig = msgspec.field(default_factory=PolicyConfig)
+    identity: IdentityConfig = msgspec.field(default_factory=IdentityConfig)
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Size or kind is Duration:
+        return kind.parse(value)
+    raise TypeError(f"no decoder for {kind}")
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, Size):
+        return int(value)
+    if isinstance(value, Duration):
+        return str(value)
+    raise TypeError(f"no encoder for {type(value)}")
+
+
+def parse_config(content: dict[str, Any]) -> TiersConfig:
+    """A configuration from nested dictionaries, checked for everything that needs no look at the machine.
+
+    Raises ConfigError.
+    """
+    try:
+        config = msgspec.convert(content, TiersConfig, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain_validation(str(error), content)) from None
+    unit = config.ssd.stripe_unit
+    if unit < BLOCK_BYTES or unit % BLOCK_BYTES:
+        raise ConfigError(f'ssd.stripe_unit: {unit} is not a multiple of 4KiB; use for example "256KiB"')
+    if unit > 64 * 2**20:
+        raise ConfigError(f'ssd.stripe_unit: {unit} is more than 64MiB; use for example "256KiB" or "1MiB"')
+    if config.policy.restore_deadline <= 0:
+        raise ConfigError('policy.restore_deadline: must be above zero; use for example "2s"')
+    if config.ssd.throttle is not None and config.ssd.throttle < 2**20:
+        raise ConfigError('ssd.throttle: below 1MiB per second is unusable; use for example "200MiB", or remove it')
+    return config
+
+
+def load_config(source: str | dict[str, Any] | None) -> TiersConfig:
+    """A configuration from what a user gives: a dictionary, JSON text, or `@FILE` with TOML or JSON.
+
+    Raises ConfigError.
+    """
+    return parse_config(read_source(source))
+
+
+def read_source(source: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The dictionary behind what a user gives: a dictionary, JSON text, `@FILE` (TOML or JSON), or nothing."""
+    if source is None or source == "":
+        return {}
+    if isinstance(source, dict):
+        return source
+    text, name = source, "--swift-tiers-config"
+    if source.startswith("@"):
+        name = source[1:]
+        try:
+            text = Path(name).expanduser().read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(f"{name}: cannot be read ({reason}); name a TOML or JSON file after the @") from None
+        if name.endswith(".toml"):
+            try:
+                return tomllib.loads(text)
+            except tomllib.TOMLDecodeError as error:
+                raise ConfigError(f"{name}: not valid TOML: {error}") from None
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        if source.startswith("@"):
+            try:
+                return tomllib.loads(text)
+            except tomllib.TOMLDecodeError:
+                pass
+        hint = "" if source.startswith("@") else "; to read a file, put @ before its name"
+        raise ConfigError(f"{name}: not valid JSON: {error}{hint}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{name}: must be a JSON object such as {{}}, not {type(content).__name__}")
+    return content
+
+
+def dump_config(config: TiersConfig) -> dict[str, Any]:
+    """The configuration as plain dictionaries (sizes in bytes, durations as text); `parse_config` reads it back."""
+    result: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_encode)
+    return result
+
+
+class FieldText(NamedTuple):
+    """One line of `swift-tiers config --explain`."""
+
+    section: str
+    name: str
+    kind: str
+    default: str
+    description: str
+
+
+def explain() -> Iterator[FieldText]:
+    """Every field of the configuration with its type, default and sentence."""
+    for section_name in TiersConfig.__struct_fields__:
+        section = type(getattr(TiersConfig(), section_name))
+        defaults = section()
+        for name, hint in get_type_hints(section, include_extras=True).items():
+            kind, meta = get_args(hint)
+            value = getattr(defaults, name)
+            yield FieldText(section_name, name, _kind_text(kind), _default_text(value), str(meta.description))
+
+
+def _kind_text(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " | ".join(f'"{choice}"' for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "list of paths"
+    names = {Size: 'size ("8GiB")', Duration: 'duration ("250ms")', bool: "true | false", int: "integer", str: "text"}
+    options = [option for option in get_args(kind) if option is not type(None)] or [kind]
+    return " | ".join(names.get(option, str(option)) for option in options)
+
+
+def _default_text(value: object) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, Duration):
+        return f'"{value}"'
+    if isinstance(value, Size):
+        return f'"{format_size(value)}"'
+    return json.dumps(value)
+
+
+def _explain_validation(message: str, content: dict[str, Any]) -> str:
+    """msgspec's message as `section.field: what is wrong; what to do`."""
+    text, _, where = message.partition(" - at `$")
+    path = where.rstrip("`").lstrip(".")
+    if "unknown field" in text:
+        name = text.split("`")[1]
+        known = _known_fields(path)
+        return f"{path + '.' if path else ''}{name}: unknown field; known here: {', '.join(known)}"
+    field = path or "configuration"
+    if "invalid enum value" in text.lower():
+        kinds = {f"{line.section}.{line.name}": line.kind for line in explain()}
+        return f"{field}: {text.split(chr(39))[1]!r} is not one of {kinds[field]}"
+    return f"{field}: {text[0].lower() + text[1:]}; see `swift-tiers config --explain`"
+
+
+def _known_fields(path: str) -> tuple[str, ...]:
+    if not path:
+        return TiersConfig.__struct_fields__
+    section = getattr(TiersConfig(), path.split(".", maxsplit=1)[0], None)
+    return section.__struct_fields__ if isinstance(section, Section) else ()

@@ -1,0 +1,140 @@
+"""What the tiers count, and the one typed snapshot of it that everything else publishes.
+
+Counters only grow. They are changed under the stack's lock or by the one thread that owns them; a snapshot may be
+taken by any thread and is consistent to within one page.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+#: Upper bounds of the latency buckets, seconds: powers of two from 16 us to 8 s; the last bucket has no bound.
+LATENCY_BOUNDS = tuple(16e-6 * 2**power for power in range(20))
+
+
+class LatencyHistogram:
+    """Counts of durations in fixed buckets, in the manner of a Prometheus histogram."""
+
+    __slots__ = ("counts", "sum_seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BOUNDS) + 1)
+        self.sum_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        bucket = 0
+        while bucket < len(LATENCY_BOUNDS) and seconds > LATENCY_BOUNDS[bucket]:
+            bucket += 1
+        self.counts[bucket] += 1
+        self.sum_seconds += seconds
+
+    def snapshot(self) -> LatencySnapshot:
+        return LatencySnapshot(counts=tuple(self.counts), sum_seconds=self.sum_seconds)
+
+
+class LatencySnapshot(msgspec.Struct, frozen=True):
+    """`counts[i]` durations were at most `LATENCY_BOUNDS[i]` seconds; the last count is of those above all bounds."""
+
+    counts: tuple[int, ...]
+    sum_seconds: float
+
+
+class TierSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier at one moment. Pages and bytes are of this server's rank."""
+
+    capacity_bytes: int
+    used_bytes: int
+    pages: int  # held now
+    pinned_pages: int  # held for a request that is about to use them
+    hits: int  # pages that requests got from this tier
+    misses: int  # pages that requests asked for and this tier did not have
+    bytes_read: int  # left the tier upwards
+    bytes_written: int  # entered the tier
+    evictions: int  # pages dropped or demoted to make room
+    refusals: dict[str, int]  # pages not taken in, by reason
+    checksum_failures: int  # pages found damaged, dropped, never served
+    read_latency: LatencySnapshot  # of one restore, all its pages, from this tier
+
+
+class DeviceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of the stripe set at one moment."""
+
+    path: str
+    in_service: bool
+    reason: str  # why it is out of service, or empty
+    capacity_bytes: int
+    used_bytes: int
+    bytes_read: int
+    bytes_written: int
+    requests: int
+    errors: int
+
+
+class RestoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that waited for pages from below the device."""
+
+    started: int
+    completed: int  # every page that was found came up in time
+    cut_short: int  # some pages did not come up: damaged, lost, or no room
+    expired: int  # the deadline passed; the rest was recomputed
+    cancelled: int  # the request ended first
+    failed_loads: int  # a copy to the device failed: SGLang answered 503 for its requests
+
+
+class StackSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole tier stack of one rank at one moment."""
+
+    namespace: str  # hex digest
+    rank: str
+    page_bytes: int
+    tokens_per_page: int
+    tiers: dict[str, TierSnapshot]
+    devices: tuple[DeviceSnapshot, ...]
+    restores: RestoreSnapshot
+    io_engine: str  # how the ssd tier reads and writes, or empty
+    write_queue_pages: int  # admitted to ssd, not yet written
+    events_emitted: int
+
+
+class TierCounters:
+    """The growing part of a `TierSnapshot`."""
+
+    __slots__ = (
+        "bytes_read",
+        "bytes_written",
+        "checksum_failures",
+        "evictions",
+        "hits",
+        "misses",
+        "read_latency",
+        "refusals",
+    )
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.misses = 0
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self.evictions = 0
+        self.checksum_failures = 0
+        self.refusals: dict[str, int] = {}
+        self.read_latency = LatencyHistogram()
+
+    def refuse(self, reason: str, pages: int = 1) -> None:
+        self.refusals[reason] = self.refusals.get(reason, 0) + pages
+
+    def snapshot(self, *, capacity_bytes: int, used_bytes: int, pages: int, pinned_pages: int) -> TierSnapshot:
+        return TierSnapshot(
+            capacity_bytes=capacity_bytes,
+            used_bytes=used_bytes,
+            pages=pages,
+            pinned_pages=pinned_pages,
+            hits=self.hits,
+            misses=self.misses,
+            bytes_read=self.bytes_read,
+            bytes_written=self.bytes_written,
+            evictions=self.evictions,
+            refusals=dict(self.refusals),
+            checksum_failures=self.checksum_failures,
+            read_latency=self.read_latency.snapshot(),
+        )

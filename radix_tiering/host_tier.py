@@ -1,0 +1,67 @@
+"""The host tier: a slab of block-major pages in this machine's DRAM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from swift_tiers.radix_tiering.memory import huge_array
+from swift_tiers.radix_tiering.page import PageGeometry
+
+
+class HostTier:
+    """`slots` places for one page each; allocating and freeing one is O(1), and the capacity is exact.
+
+    Not thread-safe: used under the page table's lock, except that the bytes of a slot belong to whoever holds it.
+    """
+
+    name = "host"
+
+    def __init__(
+        self,
+        geometry: PageGeometry,
+        size_bytes: int,
+        *,
+        allocate: Callable[[int], np.ndarray] = huge_array,
+    ) -> None:
+        """`allocate(bytes)` gives zeroed, 4 KiB-aligned memory; the size is rounded down to whole pages.
+
+        Raises ValueError if not even one page fits, MemoryError if the machine has too little memory.
+        """
+        self.geometry = geometry
+        self.slots = size_bytes // geometry.stride_bytes
+        if self.slots < 1:
+            raise ValueError(f"{size_bytes} bytes hold no page of {geometry.stride_bytes} bytes")
+        self.slab = allocate(self.slots * geometry.stride_bytes)[: self.slots * geometry.stride_bytes].reshape(
+            self.slots, geometry.stride_bytes
+        )
+        # Popped from the end: low slots first, so that a chain of pages gets neighbouring slots and is copied in
+        # long runs.
+        self._free = list(range(self.slots - 1, -1, -1))
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.slots * self.geometry.stride_bytes
+
+    @property
+    def used_slots(self) -> int:
+        return self.slots - len(self._free)
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> int | None:
+        """A slot, its content undefined; None when the tier is full."""
+        return self._free.pop() if self._free else None
+
+    def free(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def page(self, slot: int) -> np.ndarray:
+        """The page's bytes in `slot`: uint8 [page_bytes], a view."""
+        return self.slab[slot, : self.geometry.page_bytes]
+
+    def block_run(self, slot: int) -> np.ndarray:
+        """The whole slot in whole 4 KiB blocks, for direct I/O: uint8 [stride_bytes], a view."""
+        return self.slab[slot]

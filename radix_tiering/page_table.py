@@ -1,0 +1,396 @@
+"""The page table: which pages the tier stack of one rank holds, where, and what may happen to them next.
+
+Every change of a page's state is a method here, made under one lock, so that the rules hold at any moment:
+
+1. *No page outlives its prefix.* A page is entered only if its parent is held (or it is a first page), and leaves
+   only when no page behind it is held. A page that is lost (damaged, its device gone) takes its descendants along.
+2. *The SSD tier is closed under prefixes by itself*, since it alone survives a restart: a page without a copy there
+   has no descendant with one, except while their writes are in flight.
+3. *A pinned page keeps its copies.* Pins count requests that are about to read the page, and writes from it.
+
+States of the host copy: none -> FILLING (slot taken, bytes arriving) -> RESIDENT -> none. Of the SSD copy:
+none -> writing -> stored -> none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+
+from swift_tiers.radix_tiering.counters import TierCounters
+from swift_tiers.radix_tiering.eviction import EvictionQueue
+from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.policy import EvictionPolicy
+from swift_tiers.radix_tiering.ssd import StoredPage
+
+
+class HostState(Enum):
+    """Life of a page's copy in host memory."""
+
+    NONE = auto()
+    FILLING = auto()
+    RESIDENT = auto()
+
+
+class Page:
+    """One page of one namespace, wherever its copies are. Changed only by `PageTable`."""
+
+    __slots__ = (
+        "children",
+        "depth",
+        "digest",
+        "dropped",
+        "host",
+        "key",
+        "last_use",
+        "length",
+        "namespace",
+        "parent",
+        "pins",
+        "slot",
+        "stored",
+        "stored_children",
+        "uses",
+        "writing",
+    )
+
+    def __init__(self, record: PageRecord, parent: Page | None) -> None:
+        self.key = record.key
+        self.namespace = record.namespace
+        self.depth = record.depth
+        self.length = record.length
+        self.parent = parent  # None: the first page of a sequence
+        self.children: set[Page] = set()
+        self.stored_children = 0  # children with a copy on ssd
+        self.host = HostState.NONE
+        self.slot = -1  # host slot while FILLING or RESIDENT
+        self.digest: bytes | None = None  # of the host copy; None: not yet computed since it came up from ssd
+        self.stored: StoredPage | None = None
+        self.writing = False
+        self.pins = 0
+        self.last_use = 0
+        self.uses = 0
+        self.dropped = False  # no longer in the table; its slot goes with the last pin
+
+    @property
+    def record(self) -> PageRecord:
+        parent = self.parent.key if self.parent is not None else ROOT_KEY
+        return PageRecord(self.key, parent, self.namespace, self.depth, self.length)
+
+
+class PageTable:
+    """See the module. Callers hold `lock` around every method, except `find`, which needs none."""
+
+    def __init__(
+        self,
+        host: HostTier,
+        policy: EvictionPolicy,
+        *,
+        host_counters: TierCounters,
+        ssd_counters: TierCounters,
+        release_stored: Callable[[StoredPage], None],
+    ) -> None:
+        self.lock = threading.Lock()
+        self.host = host
+        self.host_counters = host_counters
+        self.ssd_counters = ssd_counters
+        self._release_stored = release_stored
+        self._spaces: dict[bytes, dict[bytes, Page]] = {}
+        self._host_queue = EvictionQueue(policy, self._may_leave_host)
+        self._ssd_queue = EvictionQueue(policy, self._may_leave_ssd)
+        self._time = 0
+        self.pages = 0
+        self.resident_pages = 0
+        self.stored_pages = 0
+        self.stored_bytes = 0
+        self.pinned_pages = 0
+
+    # ---- finding and entering ----
+
+    def find(self, namespace: bytes, key: bytes) -> Page | None:
+        """The page, or None. Safe without the lock as a hint: what it says may change at once."""
+        space = self._spaces.get(namespace)
+        return space.get(key) if space is not None else None
+
+    def tick(self) -> int:
+        """A new logical time of use, later than all before."""
+        self._time += 1
+        return self._time
+
+    def enter(self, record: PageRecord, now: int) -> Page | None:
+        """A new page without copies; None if its parent is not held."""
+        parent = None
+        if record.parent != ROOT_KEY:
+            parent = self.find(record.namespace, record.parent)
+            if parent is None:
+                return None
+        page = Page(record, parent)
+        page.last_use = now
+        page.uses = 1
+        if parent is not None:
+            parent.children.add(page)
+            self._reconsider(parent)
+        self._spaces.setdefault(record.namespace, {})[record.key] = page
+        self.pages += 1
+        return page
+
+    def recover(self, stored: StoredPage, now: int) -> Page | None:
+        """Enter a page found on ssd at start; parents come before their children. None: unreachable."""
+        page = self.find(stored.record.namespace, stored.record.key) or self.enter(stored.record, now)
+        if page is None or page.stored is not None:
+            return None
+        if page.parent is not None and page.parent.stored is None:
+            return None
+        self.attach_stored(page, stored)
+        return page
+
+    def use(self, page: Page, now: int) -> None:
+        """Count a request's use of `page` at logical time `now`."""
+        if page.last_use != now:
+            page.last_use = now
+            page.uses += 1
+            self._reconsider(page)
+
+    def refresh(self, page: Page, now: int) -> None:
+        """`page` and the prefix before it were written again or relied upon: as recent as `now`, but not a use."""
+        current: Page | None = page
+        while current is not None and current.last_use != now:
+            current.last_use = now
+            self._reconsider(current)
+            current = current.parent
+
+    # ---- pins ----
+
+    def pin(self, page: Page) -> None:
+        page.pins += 1
+        if page.pins == 1:
+            self.pinned_pages += 1
+            self._host_queue.remove(page)
+            self._ssd_queue.remove(page)
+
+    def unpin(self, page: Page) -> None:
+        page.pins -= 1
+        if page.pins:
+            return
+        self.pinned_pages -= 1
+        if page.dropped:
+            self._free_slot(page)
+        else:
+            self._reconsider(page)
+
+    # ---- the host copy ----
+
+    def take_slot(self, now: int) -> int | None:
+        """A free host slot, made by evicting if needed; None if all pages are pinned, needed, or as recent as `now`.
+
+        A page used at `now` is never the victim: a sequence longer than the tier must not evict its own beginning.
+        """
+        slot = self.host.allocate()
+        while slot is None:
+            victim = self._host_queue.peek()
+            if victim is None or victim.last_use >= now:
+                return None
+            self.host_counters.evictions += 1
+            self._host_queue.remove(victim)
+            if victim.stored is not None:
+                self._free_slot(victim)
+                self._reconsider(victim)
+            else:
+                self.drop(victim)
+            slot = self.host.allocate()
+        return slot
+
+    def begin_fill(self, page: Page, slot: int) -> None:
+        """`slot` now belongs to `page`, its bytes arriving; pinned until `end_fill`."""
+        page.host = HostState.FILLING
+        page.slot = slot
+        self.pin(page)
+
+    def end_fill(self, page: Page, *, complete: bool, digest: bytes | None = None) -> None:
+        """The bytes have arrived (or not): the copy becomes usable (or its slot free). Takes back `begin_fill`'s pin.
+
+        A page that ends up with no copy at all is dropped.
+        """
+        if complete and not page.dropped:
+            page.host = HostState.RESIDENT
+            page.digest = digest
+            self.resident_pages += 1
+            self.host_counters.bytes_written += page.length
+        elif not page.dropped:
+            self.host.free(page.slot)
+            page.host, page.slot = HostState.NONE, -1
+            if page.stored is None:
+                self.drop(page)
+        self.unpin(page)
+
+    def evict_host(self, page: Page) -> None:
+        """Give up the host copy; without an ssd copy the page and its descendants leave."""
+        if page.stored is None:
+            self.drop(page)
+        elif page.host is HostState.RESIDENT and not page.pins:
+            self._free_slot(page)
+            self._reconsider(page)
+
+    # ---- the ssd copy ----
+
+    def attach_stored(self, page: Page, stored: StoredPage) -> None:
+        """`page` now has a complete copy on ssd."""
+        page.stored = stored
+        page.writing = False
+        self.stored_pages += 1
+        self.stored_bytes += page.length
+        if page.parent is not None:
+            page.parent.stored_children += 1
+        self._reconsider(page)
+        if page.parent is not None:
+            self._reconsider(page.parent)
+
+    def detach_stored(self, page: Page) -> None:
+        """`page` loses its ssd copy, and with it every descendant; a page without host copy leaves the table."""
+        if page.stored is None:
+            return
+        for descendant in reversed(self._descendants(page)):
+            if descendant.stored is not None:
+                self._forget_stored(descendant)
+        self._forget_stored(page)
+        for descendant in self._descendants(page):
+            if descendant.host is HostState.NONE and not descendant.dropped:
+                self.drop(descendant)
+            elif not descendant.dropped:
+                self._reconsider(descendant)
+        if page.host is HostState.NONE and not page.dropped:
+            self.drop(page)
+        else:
+            self._reconsider(page)
+
+    def ssd_victim(self, now: int) -> Page | None:
+        """The page whose ssd copy should make room for one used at `now`, or None."""
+        victim = self._ssd_queue.peek()
+        return None if victim is None or victim.last_use >= now else victim
+
+    def evict_stored(self, page: Page) -> None:
+        """Give up the ssd copy of a victim; the page stays while it has a host copy."""
+        self.ssd_counters.evictions += 1
+        self.detach_stored(page)
+
+    # ---- leaving ----
+
+    def drop(self, page: Page) -> None:
+        """`page` and its descendants leave the table; copies are freed, pinned host slots with their last pin."""
+        for descendant in reversed(self._descendants(page)):
+            self._drop_leaf(descendant)
+        self._drop_leaf(page)
+
+    def drop_host_copies(self, namespace: bytes | None = None) -> None:
+        """Empty the host tier, of one namespace or of all; pages with an ssd copy stay."""
+        for name, space in list(self._spaces.items()):
+            if namespace in (None, name):
+                for page in list(space.values()):
+                    if not page.dropped:
+                        self.evict_host(page)
+
+    def drop_namespace(self, namespace: bytes) -> None:
+        """Every page of `namespace` leaves every tier."""
+        for page in list(self._spaces.get(namespace, {}).values()):
+            if not page.dropped:
+                self.drop(page)
+
+    def all_pages(self) -> Iterable[Page]:
+        for space in self._spaces.values():
+            yield from space.values()
+
+    def coldest_unsaved(self, count: int) -> list[Page]:
+        """Up to `count` pages that leave host memory next and would be lost by it."""
+        return [page for page in self._host_queue.coldest(count) if page.stored is None and not page.writing]
+
+    # ---- rules ----
+
+    @staticmethod
+    def _descendants(page: Page) -> list[Page]:
+        """Every page behind `page`, parents before their children. A loop: sequences are too long for recursion."""
+        order = list(page.children)
+        for descendant in order:
+            order.extend(descendant.children)
+        return order
+
+    def _may_leave_host(self, page: Page) -> bool:
+        if page.dropped or page.pins or page.host is not HostState.RESIDENT:
+            return False
+        return page.stored is not None or not page.children
+
+    def _may_leave_ssd(self, page: Page) -> bool:
+        if page.dropped or page.pins or page.stored is None or page.stored_children:
+            return False
+        return page.host is HostState.RESIDENT or not page.children
+
+    def _reconsider(self, page: Page) -> None:
+        """Put `page` at its place in the queues that it may be in now."""
+        for queue, may_leave in ((self._host_queue, self._may_leave_host), (self._ssd_queue, self._may_leave_ssd)):
+            if may_leave(page):
+                queue.push(page)
+            else:
+                queue.remove(page)
+
+    def _free_slot(self, page: Page) -> None:
+        if page.host is HostState.RESIDENT:
+            self.resident_pages -= 1
+        if page.slot >= 0:
+            self.host.free(page.slot)
+        page.host, page.slot, page.digest = HostState.NONE, -1, None
+
+    def _forget_stored(self, page: Page) -> None:
+        assert page.stored is not None
+        self._release_stored(page.stored)
+        page.stored = None
+        self.stored_pages -= 1
+        self.stored_bytes -= page.length
+        if page.parent is not None:
+            page.parent.stored_children -= 1
+            self._reconsider(page.parent)
+
+    def _drop_leaf(self, page: Page) -> None:
+        page.dropped = True
+        del self._spaces[page.namespace][page.key]
+        if not self._spaces[page.namespace]:
+            del self._spaces[page.namespace]
+        self.pages -= 1
+        self._host_queue.remove(page)
+        self._ssd_queue.remove(page)
+        if page.stored is not None:
+            self._forget_stored(page)
+        if not page.pins:
+            self._free_slot(page)
+        if page.parent is not None:
+            page.parent.children.discard(page)
+            if not page.parent.dropped:
+                self._reconsider(page.parent)
+
+    def check(self) -> None:
+        """Assert every rule; for tests, since it looks at all pages."""
+        counted = {"pages": 0, "resident": 0, "stored": 0, "bytes": 0, "pinned": 0}
+        slots: set[int] = set()
+        for space in self._spaces.values():
+            for key, page in space.items():
+                assert page.key == key
+                assert not page.dropped
+                assert page.parent is None or (not page.parent.dropped and page in page.parent.children)
+                assert page.stored_children == sum(child.stored is not None for child in page.children)
+                assert page.host is not HostState.NONE or page.stored is not None, "a page without a copy"
+                if page.stored is not None and page.parent is not None:
+                    assert page.parent.stored is not None or page.parent.writing, "unreachable after a restart"
+                if page.slot >= 0:
+                    assert page.slot not in slots, "two pages in one slot"
+                    slots.add(page.slot)
+                counted["pages"] += 1
+                counted["resident"] += page.host is HostState.RESIDENT
+                counted["stored"] += page.stored is not None
+                counted["bytes"] += page.length if page.stored is not None else 0
+                counted["pinned"] += page.pins > 0
+        assert counted["pages"] == self.pages
+        assert counted["resident"] <= self.resident_pages  # dropped pages keep theirs while pinned
+        assert counted["stored"] == self.stored_pages
+        assert counted["bytes"] == self.stored_bytes
+        assert counted["pinned"] <= self.pinned_pages
+        assert len(slots) <= self.host.used_slots

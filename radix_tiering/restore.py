@@ -1,0 +1,384 @@
+"""Bringing a request's pages up to host memory before the request is admitted.
+
+A `Restore` is one request's claim on a chain of pages:
+
+    WAITING --(worker takes it)--> RUNNING --(all pages settled)--> READY
+       |                              |---(deadline passed)------> READY, with what has come up so far
+       '----------(cancel)------------'--(cancel)----------------> CANCELLED
+
+While it is RUNNING or READY its pages are pinned. READY is final until `release`: `pages` pages from the start of the
+chain lie in host memory, verified, and cannot leave. Nothing is promised before that.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+import numpy as np
+from swift_tiers.radix_tiering.counters import RestoreSnapshot, TierCounters
+from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.page import page_digest
+from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
+from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
+from swift_tiers.radix_tiering.write_behind import WriteBehind
+
+#: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
+PAGES_PER_HOLD = 64
+
+
+class RestoreState(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    READY = auto()
+    CANCELLED = auto()
+
+
+class Source(Enum):
+    """Where a page was found."""
+
+    HOST = "host"
+    SSD = "ssd"
+
+
+class Restore:
+    """One request's claim on a chain of pages. Made and changed by `Restorer`; `state` and `pages` may be read
+    by any thread."""
+
+    __slots__ = (
+        "arrived",
+        "claimed",
+        "deadline",
+        "keys",
+        "pages",
+        "prefix_keys",
+        "released",
+        "settled",
+        "slots",
+        "sources",
+        "started",
+        "state",
+        "unsettled",
+    )
+
+    def __init__(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes], started: float, deadline: float) -> None:
+        self.keys = keys  # the chain to bring up
+        self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
+        self.started = started
+        self.deadline = deadline
+        self.state = RestoreState.WAITING
+        self.claimed: list[Page] = []  # pinned
+        self.sources: list[Source] = []
+        self.settled: list[bool] = []  # per claimed page: its fate is known
+        self.arrived: list[bool] = []  # per claimed page: in host memory and verified
+        self.unsettled = 0
+        self.pages = 0  # final when READY
+        self.slots: np.ndarray = np.empty(0, dtype=np.int64)  # host slots of those pages
+        self.released = False
+
+
+class Restorer:
+    """Runs restores on one worker thread ("swift-restore"); SSD reads complete on the stripe set's thread."""
+
+    def __init__(
+        self,
+        namespace: bytes,
+        table: PageTable,
+        host: HostTier,
+        stripes: StripeSet | None,
+        writer: WriteBehind | None,
+        *,
+        host_counters: TierCounters,
+        ssd_counters: TierCounters,
+        events: EventLog,
+        clock: Callable[[], float],
+        deadline_seconds: float,
+        verify: bool,
+    ) -> None:
+        self.namespace = namespace
+        self._table = table
+        self._host = host
+        self._stripes = stripes
+        self._writer = writer
+        self._host_counters = host_counters
+        self._ssd_counters = ssd_counters
+        self._events = events
+        self._clock = clock
+        self._deadline_seconds = deadline_seconds
+        self._verify = verify
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._promoting: dict[Page, list[tuple[Restore, int]]] = {}
+        self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
+        self._thread = threading.Thread(target=self._run, name="swift-restore", daemon=True)
+        self._thread.start()
+
+    # ---- any thread ----
+
+    def begin(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
+        """Start to bring up `keys`, a chain of pages; returns at once. Counts a use of `prefix_keys` too."""
+        now = self._clock()
+        restore = Restore(keys, prefix_keys, now, now + self._deadline_seconds)
+        self._jobs.put(lambda: self._start(restore))
+        return restore
+
+    def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
+        """A restore of `keys` where nothing is held: ready now, with no page. Counts the misses and the uses."""
+        restore = Restore(keys, prefix_keys, self._clock(), 0.0)
+        restore.state = RestoreState.READY
+        self._jobs.put(lambda: self._miss(restore))
+        return restore
+
+    def poll(self, restore: Restore) -> bool:
+        """Whether `restore` is settled; past its deadline it settles here, with what has come up."""
+        if restore.state in (RestoreState.READY, RestoreState.CANCELLED):
+            return True
+        if self._clock() < restore.deadline:
+            return False
+        with self._table.lock:
+            if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
+                self._counts["expired"] += 1
+                waited = self._clock() - restore.started
+                self._events.emit("restore.expired", pages=len(restore.keys), seconds=round(waited, 3))
+                self._finish(restore)
+        return True
+
+    def release(self, restore: Restore) -> None:
+        """The request has its pages on the device, or ended: nothing is pinned for it any more. Idempotent."""
+        with self._table.lock:
+            if restore.released:
+                return
+            restore.released = True
+            if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
+                restore.state = RestoreState.CANCELLED
+                self._counts["cancelled"] += 1
+            claimed, restore.claimed = restore.claimed, []
+            for page in claimed:
+                self._table.unpin(page)
+
+    def count_load(self, restore: Restore, pages: int, seconds: float, *, failed: bool) -> None:
+        """Account for a copy of the first `pages` pages to the device."""
+        with self._table.lock:
+            if failed:
+                self._counts["failed_loads"] += 1
+                self._events.emit("load.failed", pages=pages)
+                return
+            by_source = {source: restore.sources[:pages].count(source) for source in Source}
+            length = restore.claimed[0].length if restore.claimed else 0
+            self._host_counters.hits += by_source[Source.HOST]
+            self._ssd_counters.hits += by_source[Source.SSD]
+            self._host_counters.bytes_read += pages * length
+            self._host_counters.read_latency.observe(seconds)
+
+    def snapshot(self) -> RestoreSnapshot:
+        return RestoreSnapshot(**self._counts)
+
+    def close(self) -> None:
+        """Finish queued jobs and end the worker."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def flush(self) -> None:
+        """Wait until every job queued so far has run."""
+        done = threading.Event()
+        self._jobs.put(done.set)
+        done.wait()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    # ---- the worker ----
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - the worker must outlive any one request
+                self._events.emit("restore.error", error=repr(error))
+
+    def _start(self, restore: Restore) -> None:
+        with self._table.lock:
+            if restore.state is not RestoreState.WAITING:
+                return
+            restore.state = RestoreState.RUNNING
+            restore.unsettled = 1  # the worker's own share: not settled while the chain is still being claimed
+            self._counts["started"] += 1
+            now = self._table.tick()
+        try:
+            self._use(restore.prefix_keys, now)
+            self._claim(restore, now)
+            if self._verify:
+                self._verify_resident(restore)
+        finally:
+            with self._table.lock:
+                restore.unsettled -= 1
+                self._finish_if_settled(restore)
+
+    def _miss(self, restore: Restore) -> None:
+        with self._table.lock:
+            now = self._table.tick()
+            self._count_misses(len(restore.keys), 0)
+        self._use(restore.prefix_keys, now)
+
+    def _count_misses(self, nowhere: int, on_ssd: int) -> None:
+        self._host_counters.misses += nowhere + on_ssd
+        self._ssd_counters.misses += nowhere if self._stripes is not None else 0
+
+    def _use(self, keys: Sequence[bytes], now: int) -> None:
+        """Count a use of pages that the device has."""
+        for start in range(0, len(keys), PAGES_PER_HOLD):
+            with self._table.lock:
+                for key in keys[start : start + PAGES_PER_HOLD]:
+                    if (page := self._table.find(self.namespace, key)) is not None:
+                        self._touch(page, now)
+
+    def _touch(self, page: Page, now: int) -> None:
+        self._table.use(page, now)
+        if self._writer is not None and page.stored is None and page.host is HostState.RESIDENT:
+            self._writer.offer(page)
+
+    def _claim(self, restore: Restore, now: int) -> None:
+        """Pin the chain as far as it goes, and start reading what is on ssd."""
+        found = 0
+        for start in range(0, len(restore.keys), PAGES_PER_HOLD):
+            batch = restore.keys[start : start + PAGES_PER_HOLD]
+            with self._table.lock:
+                if restore.state is not RestoreState.RUNNING:
+                    return
+                taken = 0
+                for key in batch:
+                    page = self._table.find(self.namespace, key)
+                    if page is None or not self._claim_page(restore, page, now):
+                        break
+                    taken += 1
+            found += taken
+            if taken < len(batch):
+                break
+        with self._table.lock:
+            self._count_misses(len(restore.keys) - found, restore.sources.count(Source.SSD))
+
+    def _claim_page(self, restore: Restore, page: Page, now: int) -> bool:
+        index = len(restore.claimed)
+        waiters = self._promoting.get(page)
+        if page.host is HostState.RESIDENT:
+            self._table.pin(page)
+            self._add_claim(restore, page, Source.HOST, settled=not self._verify)
+        elif waiters is not None:
+            # Another request is bringing the same page up: share its read.
+            self._table.pin(page)
+            waiters.append((restore, index))
+            self._add_claim(restore, page, Source.SSD, settled=False)
+        elif page.stored is not None and self._stripes is not None:
+            self._table.pin(page)
+            slot = self._table.take_slot(now)
+            if slot is None:
+                self._table.unpin(page)
+                self._host_counters.refuse("no room for promotion")
+                return False
+            self._table.begin_fill(page, slot)
+            self._promoting[page] = [(restore, index)]
+            self._add_claim(restore, page, Source.SSD, settled=False)
+            self._stripes.read(page.stored, self._host.block_run(slot), self._read_done(page))
+        else:
+            return False
+        self._touch(page, now)
+        return True
+
+    def _add_claim(self, restore: Restore, page: Page, source: Source, *, settled: bool) -> None:
+        restore.claimed.append(page)
+        restore.sources.append(source)
+        restore.settled.append(settled)
+        restore.arrived.append(settled)
+        if not settled:
+            restore.unsettled += 1
+
+    def _verify_resident(self, restore: Restore) -> None:
+        """Check the bytes of the pages that were in host memory already; they are pinned, so no lock is needed."""
+        with self._table.lock:
+            resident = [
+                (index, page)
+                for index, page in enumerate(restore.claimed)
+                if restore.sources[index] is Source.HOST and restore.state is RestoreState.RUNNING
+            ]
+        for index, page in resident:
+            expected, digest = page.digest, page_digest(self._host.page(page.slot))
+            with self._table.lock:
+                if restore.state is not RestoreState.RUNNING:
+                    return  # no longer pinned: the slot may hold another page by now
+                if expected is None:
+                    # Came up from ssd, where its units were verified; this is the first look at it in memory.
+                    page.digest = digest
+                elif digest != expected and not page.dropped:
+                    self._host_counters.checksum_failures += 1
+                    self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
+                    self._table.drop(page)
+                self._settle(restore, index, arrived=not page.dropped)
+
+    def _read_done(self, page: Page) -> Callable[[ReadOutcome], None]:
+        started = self._clock()
+
+        def done(outcome: ReadOutcome) -> None:
+            with self._table.lock:
+                waiters = self._promoting.pop(page, [])
+                complete = outcome is ReadOutcome.OK and not page.dropped
+                self._table.end_fill(page, complete=complete)
+                if complete:
+                    self._ssd_counters.bytes_read += page.length
+                    self._ssd_counters.read_latency.observe(self._clock() - started)
+                elif not page.dropped:
+                    self._lost(page, outcome)
+                for restore, index in waiters:
+                    self._settle(restore, index, arrived=complete)
+                    self._finish_if_settled(restore)
+            if complete and self._verify:
+                self._jobs.put(lambda: self._fingerprint(page))
+
+        return done
+
+    def _fingerprint(self, page: Page) -> None:
+        """Compute the checksum of a page that came up from ssd, for the next time it is read from memory."""
+        with self._table.lock:
+            if page.dropped or page.host is not HostState.RESIDENT or page.digest is not None:
+                return
+            self._table.pin(page)
+        digest = page_digest(self._host.page(page.slot))
+        with self._table.lock:
+            page.digest = digest
+            self._table.unpin(page)
+
+    def _lost(self, page: Page, outcome: ReadOutcome) -> None:
+        """What is on ssd cannot be used: a miss, for ever."""
+        if outcome.corrupt:
+            self._ssd_counters.checksum_failures += 1
+            self._events.emit("page.corrupt", tier="ssd", key=page.key.hex(), reason=outcome.value)
+        elif outcome is not ReadOutcome.CANCELLED:
+            self._events.emit("page.unreadable", tier="ssd", key=page.key.hex(), reason=outcome.value)
+        if outcome is not ReadOutcome.CANCELLED:
+            self._table.detach_stored(page)
+
+    def _settle(self, restore: Restore, index: int, *, arrived: bool) -> None:
+        if not restore.settled[index]:
+            restore.settled[index] = True
+            restore.arrived[index] = arrived
+            restore.unsettled -= 1
+
+    def _finish_if_settled(self, restore: Restore) -> None:
+        if restore.state is RestoreState.RUNNING and restore.unsettled <= 0:
+            whole = len(restore.claimed) and all(restore.arrived)
+            self._counts["completed" if whole or not restore.claimed else "cut_short"] += 1
+            self._finish(restore)
+
+    def _finish(self, restore: Restore) -> None:
+        """READY: keep the pages that arrived, from the start of the chain; let the others go."""
+        usable = 0
+        while usable < len(restore.claimed) and restore.arrived[usable] and not restore.claimed[usable].dropped:
+            usable += 1
+        for page in restore.claimed[usable:]:
+            self._table.unpin(page)
+        del restore.claimed[usable:], restore.sources[usable:]
+        restore.slots = np.fromiter((page.slot for page in restore.claimed), dtype=np.int64, count=usable)
+        restore.pages = usable
+        restore.state = RestoreState.READY

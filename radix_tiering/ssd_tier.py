@@ -1,0 +1,82 @@
+"""The SSD tier: a stripe set and its devices, opened as one, as the tier stack uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from swift_tiers.radix_tiering.counters import DeviceSnapshot
+from swift_tiers.radix_tiering.ssd import DeviceArray, Service, StoredPage, StripeSet
+from swift_tiers.radix_tiering.ssd.members import Standing, probe
+
+
+class SsdTier:
+    """Owns a device array and the stripe set on it; blank devices become a new set, or join the one that is there."""
+
+    name = "ssd"
+
+    def __init__(
+        self,
+        array: DeviceArray,
+        paths: Sequence[str],
+        unit_bytes: int,
+        *,
+        max_writes: int = 8,
+        progress: Callable[[int, int, int], None] | None = None,
+    ) -> None:
+        """`paths` name the devices to people. A set that exists keeps its own stripe unit.
+
+        Raises FormatError or ConfigError, with the array closed, where the devices cannot be one stripe set.
+        """
+        self.paths = list(paths)
+        self._array = array
+        self._out_before: list[tuple[int, str]] = []
+        self._on_device_out: Callable[[int, str], None] = lambda device, reason: self._out_before.append(
+            (device, reason)
+        )
+        try:
+            if all(probe(array, device).standing is Standing.BLANK for device in range(len(array.sizes))):
+                StripeSet.create(array, unit_bytes)
+            self.stripes = StripeSet.open(
+                array,
+                max_writes=max_writes,
+                on_device_out=lambda device, reason: self._on_device_out(device, reason),
+                progress=progress,
+            )
+        except BaseException:
+            array.close()
+            raise
+
+    @property
+    def description(self) -> str:
+        """How the devices are read and written: "io_uring, O_DIRECT", ..."""
+        return self._array.description
+
+    def watch(self, on_device_out: Callable[[int, str], None]) -> None:
+        """Hear of devices that leave service, those that have left already included. Called on "ssd-io"."""
+        self._on_device_out = on_device_out
+        for device, reason in self._out_before:
+            on_device_out(device, reason)
+
+    def device_snapshots(self) -> tuple[DeviceSnapshot, ...]:
+        status = self.stripes.status()
+        return tuple(
+            DeviceSnapshot(
+                path=self.paths[device.device],
+                in_service=device.service is not Service.OUT,
+                reason=device.reason,
+                capacity_bytes=device.capacity_units * status.unit_bytes,
+                used_bytes=(device.capacity_units - device.free_units) * status.unit_bytes
+                if device.service is not Service.OUT
+                else 0,
+                bytes_read=device.bytes_read,
+                bytes_written=device.bytes_written,
+                requests=device.reads + device.writes,
+                errors=device.read_errors + device.write_errors + device.corrupt_units,
+            )
+            for device in status.devices
+        )
+
+    def close(self, stored: Sequence[StoredPage]) -> None:
+        """Write the index of `stored` pages, mark the devices clean, release them."""
+        self.stripes.close(stored)
+        self._array.close()

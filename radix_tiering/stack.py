@@ -1,0 +1,321 @@
+"""The tier stack of one rank: host memory, and beneath it the SSDs, behind one door.
+
+The engine knows nothing of SGLang and of devices: it takes pages in (`begin_put`, `commit_put`), brings chains of
+pages up (`restore`), and says what it holds (`probe`, `snapshot`). Whoever drives it copies the bytes between the
+device and the host slots that it is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from swift_tiers.radix_tiering.config import TiersConfig
+from swift_tiers.radix_tiering.counters import DeviceSnapshot, StackSnapshot, TierCounters
+from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.page import Namespace, PageRecord, page_digest
+from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
+from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.restore import Restore, Restorer
+from swift_tiers.radix_tiering.ssd import StoredPage
+from swift_tiers.radix_tiering.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.write_behind import WriteBehind
+
+#: With write-back, pages that would be lost next are written once less than this share of host memory is safe to use.
+WRITE_BACK_RESERVE = 0.25
+
+
+class Put(NamedTuple):
+    """Pages on their way into host memory: `pages[i]`, the `indices[i]`-th of the offered ones, goes to `slots[i]`."""
+
+    pages: list[Page]
+    indices: list[int]
+    slots: list[int]
+    refused: int  # offered pages that are neither held nor taken in
+
+
+class TierStack:
+    """See the module. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        config: TiersConfig,
+        host: HostTier,
+        ssd: SsdTier | None = None,
+        *,
+        events: EventLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.namespace = namespace
+        self.config = config
+        self.host = host
+        self.ssd = ssd
+        self.stripes = stripes = ssd.stripes if ssd is not None else None
+        self.events = events or EventLog(time.time)
+        self.host_counters = TierCounters()
+        self.ssd_counters = TierCounters()
+        self._clock = clock
+        self._closed = False
+        self.table = PageTable(
+            host,
+            eviction_policy(config.policy),
+            host_counters=self.host_counters,
+            ssd_counters=self.ssd_counters,
+            release_stored=self._release_stored,
+        )
+        self._digest = namespace.digest()
+        self.writer: WriteBehind | None = None
+        if ssd is not None and stripes is not None:
+            admission = admission_policy(config.policy, namespace.geometry.tokens)
+            self.writer = WriteBehind(self.table, host, stripes, admission, self.ssd_counters, self.events)
+            self._register_namespace()
+            self._recover(stripes.recovered)
+            ssd.watch(self._device_out)
+        self.restorer = Restorer(
+            self._digest,
+            self.table,
+            host,
+            stripes,
+            self.writer,
+            host_counters=self.host_counters,
+            ssd_counters=self.ssd_counters,
+            events=self.events,
+            clock=clock,
+            deadline_seconds=float(config.policy.restore_deadline),
+            verify=config.host.verify,
+        )
+
+    # ---- down ----
+
+    def begin_put(self, keys: Sequence[bytes], parent: bytes, depth: int) -> Put:
+        """Take slots for the pages of a chain that are not held yet.
+
+        `keys` follow each other in one sequence, the first one after page `parent` (ROOT_KEY for none), at position
+        `depth` (from 1). The caller fills the slots, then calls `commit_put` or `abort_put`; until then the pages are
+        invisible. Pages whose prefix is not held, or for which there is no room, are refused together with all
+        behind them.
+        """
+        put = Put([], [], [], 0)
+        length = self.host.geometry.page_bytes
+        with self.table.lock:
+            now = self.table.tick()
+            anchor = self.table.find(self._digest, parent)
+            if anchor is not None:
+                self.table.refresh(anchor, now)
+                # Nothing may evict the prefix between here and the first child's entry.
+                self.table.pin(anchor)
+            for index, key in enumerate(keys):
+                page = self.table.find(self._digest, key)
+                if page is None:
+                    previous = keys[index - 1] if index else parent
+                    record = PageRecord(key, previous, self._digest, depth + index, length)
+                    page = self._take_in(record, now)
+                    if page is None:
+                        put = put._replace(refused=len(keys) - index)
+                        break
+                    put.pages.append(page)
+                    put.indices.append(index)
+                    put.slots.append(page.slot)
+                else:
+                    self.table.refresh(page, now)
+            if anchor is not None:
+                self.table.unpin(anchor)
+        return put
+
+    def commit_put(self, put: Put, digests: Sequence[bytes] | None = None) -> None:
+        """The slots are filled: publish the pages. `digests` are their checksums, computed here if not given."""
+        if digests is None:
+            digests = [page_digest(self.host.page(slot)) for slot in put.slots]
+        with self.table.lock:
+            for page, digest in zip(put.pages, digests, strict=True):
+                self.table.end_fill(page, complete=True, digest=digest)
+                if self.writer is not None and self.config.policy.write == "through" and not page.dropped:
+                    self.writer.offer(page)
+            self._write_back()
+
+    def abort_put(self, put: Put) -> None:
+        """The slots could not be filled: forget the pages."""
+        with self.table.lock:
+            for page in reversed(put.pages):
+                self.table.end_fill(page, complete=False)
+
+    # ---- up ----
+
+    def probe(self, keys: Sequence[bytes]) -> int:
+        """How many pages from the start of `keys` are held somewhere: a hint, taken without waiting for anything."""
+        found = 0
+        for key in keys:
+            page = self.table.find(self._digest, key)
+            if page is None or (page.host is not HostState.RESIDENT and page.stored is None):
+                break
+            found += 1
+        return found
+
+    def restore(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
+        """Start to bring up the chain `keys`; see `Restore` and `Restorer`. Returns at once.
+
+        `prefix_keys` are the pages before it, which the device has: they count as used. If nothing of `keys` is held,
+        the answer is ready at once.
+        """
+        if self.probe(keys[:1]):
+            return self.restorer.begin(keys, prefix_keys)
+        return self.restorer.nothing(keys, prefix_keys)
+
+    # ---- steering ----
+
+    def flush(self, *, host: bool, ssd: bool) -> None:
+        """Empty tiers of this namespace's pages. Pinned pages go when their requests are done."""
+        with self.table.lock:
+            if self.writer is not None:
+                self.writer.clear()
+            if ssd:
+                self.table.drop_namespace(self._digest)
+            elif host:
+                self.table.drop_host_copies()
+        if ssd and self.stripes is not None:
+            self.stripes.flush_namespace(self._digest)
+        self.events.emit("tiers.flushed", host=host, ssd=ssd)
+
+    def change_namespace(self, namespace: Namespace) -> None:
+        """The model's weights changed: from now on no page that came before is found.
+
+        Old pages on ssd stay, since the old weights may come back, and are evicted like any others.
+        """
+        with self.table.lock:
+            if self.writer is not None:
+                self.writer.clear()
+            self.table.drop_host_copies(self._digest)
+            self.namespace = namespace
+            self._digest = namespace.digest()
+            self.restorer.namespace = self._digest
+        if self.stripes is not None:
+            self._register_namespace()
+        self.events.emit("namespace.changed", namespace=self._digest.hex())
+
+    def wait_written(self, timeout: float) -> bool:
+        """Wait until everything admitted to ssd is written; False on timeout."""
+        if self.writer is None:
+            return True
+        with self.table.lock:
+            return self.writer.wait_idle(timeout)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Write what is admitted (at most `timeout` seconds), save the index, release everything. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self.restorer.close()
+        if self.ssd is None or self.writer is None:
+            return
+        with self.table.lock:
+            for page in sorted(self.table.all_pages(), key=lambda page: page.depth):
+                if page.host is HostState.RESIDENT:
+                    self.writer.offer(page)
+            if not self.writer.wait_idle(timeout):
+                self.events.emit("ssd.not_all_written", pages=self.writer.backlog)
+                self.writer.clear()
+        with self.table.lock:
+            stored = [page.stored for page in self.table.all_pages() if page.stored is not None]
+        self.ssd.close(stored)
+
+    def snapshot(self) -> StackSnapshot:
+        """Everything that is counted, at one moment."""
+        with self.table.lock:
+            tiers = {
+                "host": self.host_counters.snapshot(
+                    capacity_bytes=self.host.capacity_bytes,
+                    used_bytes=self.host.used_slots * self.host.geometry.stride_bytes,
+                    pages=self.table.resident_pages,
+                    pinned_pages=self.table.pinned_pages,
+                )
+            }
+            stored_pages, stored_bytes = self.table.stored_pages, self.table.stored_bytes
+            backlog = self.writer.backlog if self.writer is not None else 0
+        devices: tuple[DeviceSnapshot, ...] = ()
+        if self.ssd is not None:
+            devices = self.ssd.device_snapshots()
+            tiers["ssd"] = self.ssd_counters.snapshot(
+                capacity_bytes=sum(device.capacity_bytes for device in devices if device.in_service),
+                used_bytes=stored_bytes,
+                pages=stored_pages,
+                pinned_pages=0,
+            )
+        geometry = self.namespace.geometry
+        return StackSnapshot(
+            namespace=self._digest.hex(),
+            rank=self.namespace.rank,
+            page_bytes=geometry.page_bytes,
+            tokens_per_page=geometry.tokens,
+            tiers=tiers,
+            devices=devices,
+            restores=self.restorer.snapshot(),
+            io_engine=self.ssd.description if self.ssd is not None else "",
+            write_queue_pages=backlog,
+            events_emitted=self.events.emitted,
+        )
+
+    # ---- inside ----
+
+    def _take_in(self, record: PageRecord, now: int) -> Page | None:
+        slot = self.table.take_slot(now)
+        if slot is None:
+            self.host_counters.refuse("full")
+            return None
+        page = self.table.enter(record, now)
+        if page is None:
+            self.host.free(slot)
+            self.host_counters.refuse("prefix not held")
+            return None
+        self.table.begin_fill(page, slot)
+        return page
+
+    def _write_back(self) -> None:
+        """With write-back: save the pages that leave host memory next, before their room is needed."""
+        if self.writer is None or self.config.policy.write != "back":
+            return
+        reserve = max(1, int(self.host.slots * WRITE_BACK_RESERVE))
+        if self.host.free_slots < reserve:
+            for page in self.table.coldest_unsaved(reserve - self.host.free_slots):
+                self.writer.offer(page)
+
+    def _release_stored(self, stored: StoredPage) -> None:
+        if self.stripes is not None:
+            self.stripes.release(stored.placement)
+
+    def _register_namespace(self) -> None:
+        assert self.stripes is not None
+        text = msgspec.json.encode(self.namespace, order="sorted").decode()
+        self.stripes.register_namespace(self._digest, text)
+
+    def _recover(self, recovered: Iterable[StoredPage]) -> None:
+        """Enter what the devices hold, parents first; a page whose prefix is gone is given back at once.
+
+        Recency does not survive a restart, the order of writing does: it stands in for it.
+        """
+        assert self.stripes is not None
+        unreachable = 0
+        with self.table.lock:
+            pages = sorted(recovered, key=lambda stored: (stored.record.depth, stored.generation))
+            newest = max((stored.generation for stored in pages), default=0)
+            for stored in pages:
+                if self.table.recover(stored, now=stored.generation - newest) is None:
+                    unreachable += 1
+                    self.stripes.release(stored.placement)
+        self.events.emit("ssd.recovered", pages=len(pages) - unreachable, unreachable=unreachable)
+
+    def _device_out(self, device: int, reason: str) -> None:
+        """A device left service, with every page that has a part on it. On the stripe set's thread."""
+        assert self.ssd is not None
+        with self.table.lock:
+            lost = [page for page in self.table.all_pages() if page.stored is not None and page.stored.uses(device)]
+            for page in lost:
+                self.table.detach_stored(page)
+            for page in lost:
+                # What host memory still has is written again, to the devices that are left.
+                if not page.dropped and page.host is HostState.RESIDENT and self.writer is not None:
+                    self.writer.offer(page)
+        self.events.emit("device.out", device=self.ssd.paths[device], reason=reason, pages=len(lost))

@@ -1,0 +1,135 @@
+"""Writing behind: pages on their way from host memory to the SSD tier.
+
+Parents are written before their children, each page at most once, a bounded number at a time; the rest waits in a
+queue without holding anything, so a page that leaves host memory meanwhile is simply not written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from swift_tiers.radix_tiering.counters import TierCounters
+from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
+from swift_tiers.radix_tiering.policy import AdmissionPolicy
+from swift_tiers.radix_tiering.ssd import StoredPage, StripeSet
+
+#: Pages whose writes may be in flight together: enough to keep every device busy, few enough that reads pass.
+WRITES_IN_FLIGHT = 16
+
+
+class WriteBehind:
+    """Admits pages to the stripe set and writes them. Callers hold the page table's lock unless said otherwise."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        host: HostTier,
+        stripes: StripeSet,
+        admission: AdmissionPolicy,
+        counters: TierCounters,
+        events: EventLog,
+    ) -> None:
+        self._table = table
+        self._host = host
+        self._stripes = stripes
+        self._admission = admission
+        self._counters = counters
+        self._events = events
+        self._queue: deque[Page] = deque()
+        self._queued: set[Page] = set()
+        self._in_flight = 0
+        self._idle = threading.Condition(table.lock)
+
+    @property
+    def backlog(self) -> int:
+        """Pages admitted and not yet written."""
+        return len(self._queued) + self._in_flight
+
+    def offer(self, page: Page) -> None:
+        """Write `page`, and what of its prefix is not stored yet, if the admission policy wants it."""
+        if page.stored is None and not page.writing and self._admission.admits(page):
+            self.enqueue(page)
+
+    def enqueue(self, page: Page) -> None:
+        """Write `page` and what of its prefix is not stored yet."""
+        chain = []
+        current: Page | None = page
+        while current is not None and current.stored is None:
+            if current not in self._queued and not current.writing:
+                chain.append(current)
+            current = current.parent
+        for unsaved in reversed(chain):
+            self._queue.append(unsaved)
+            self._queued.add(unsaved)
+        self.pump()
+
+    def pump(self) -> None:
+        """Start writes while there are pages and room in flight."""
+        while self._queue and self._in_flight < WRITES_IN_FLIGHT:
+            page = self._queue.popleft()
+            self._queued.discard(page)
+            self._start(page)
+        if not self.backlog:
+            self._idle.notify_all()
+
+    def clear(self) -> None:
+        """Forget what is queued; what is in flight completes."""
+        self._queue.clear()
+        self._queued.clear()
+        self.pump()
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until everything admitted is written; False on timeout."""
+        return self._idle.wait_for(lambda: not self.backlog, timeout)
+
+    def _start(self, page: Page) -> None:
+        if page.dropped or page.stored is not None or page.writing or page.host is not HostState.RESIDENT:
+            return
+        if page.parent is not None and page.parent.stored is None and not page.parent.writing:
+            self._counters.refuse("prefix not on ssd")
+            return
+        placement = self._stripes.reserve(page.length)
+        while placement is None:
+            victim = self._table.ssd_victim(page.last_use)
+            if victim is None:
+                self._counters.refuse("full")
+                return
+            self._table.evict_stored(victim)
+            placement = self._stripes.reserve(page.length)
+        page.writing = True
+        self._in_flight += 1
+        self._table.pin(page)
+        self._stripes.write(page.record, placement, self._host.block_run(page.slot), self._completion(page))
+
+    def _completion(self, page: Page) -> Callable[[StoredPage | None, str], None]:
+        def done(stored: StoredPage | None, reason: str) -> None:
+            with self._table.lock:
+                self._in_flight -= 1
+                page.writing = False
+                if stored is None:
+                    self._failed(page, reason)
+                elif page.dropped or not self._reachable(page):
+                    self._stripes.release(stored.placement)
+                else:
+                    self._table.attach_stored(page, stored)
+                    self._counters.bytes_written += page.length
+                self._table.unpin(page)
+                self.pump()
+
+        return done
+
+    @staticmethod
+    def _reachable(page: Page) -> bool:
+        """Whether a restart would find the prefix of `page` on ssd, once the writes in flight are done."""
+        return page.parent is None or page.parent.stored is not None or page.parent.writing
+
+    def _failed(self, page: Page, reason: str) -> None:
+        self._counters.refuse("write failed")
+        self._events.emit("ssd.write_failed", key=page.key.hex(), reason=reason)
+        # Children may have been written ahead of this page's completion: nothing leads to them now.
+        for child in list(page.children):
+            self._table.detach_stored(child)

@@ -1,0 +1,124 @@
+"""`--enable-swift-tiers` and `--swift-tiers-config` as fields of SGLang's own argument record.
+
+As fields of the record they show in every `--help`, in `/server_info` and in `--config` files, and `Engine(...)` takes
+them as keywords. What they mean in SGLang's terms (its external linker) is declared as a resolution, so the record
+keeps what the user gave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from sglang.srt.arg_groups.arg_utils import NS, A, Arg
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+from sglang.srt.server_args import ServerArgs
+from swift_tiers.radix_tiering.config import dump_config, parse_config, read_source
+from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.sglang_ext.build import check_machine
+
+#: Tokens of a page unless `--page-size` says otherwise: with SGLang's default of 1, everything is per token.
+DEFAULT_PAGE_SIZE = 16
+_LINKER = {"linker": "SwiftLinker", "linker_module_path": "swift_tiers.sglang_ext.linker"}
+_SOURCE = "swift-tiers"
+
+
+def _parse_command_line(text: str) -> dict[str, Any]:
+    """argparse's type for `--swift-tiers-config`: what argparse would say about an error is not one line."""
+    try:
+        content = read_source(text)
+        parse_config(content)
+    except ConfigError as error:
+        _exit(error)
+    return content
+
+
+class SwiftServerArgs(ServerArgs, dict=True):
+    """SGLang's arguments and ours."""
+
+    enable_swift_tiers: A[
+        bool, "Put memory tiers (host DRAM, striped SSDs) beneath the radix tree's device memory.", NS("memory")
+    ] = False
+    swift_tiers_config: A[
+        dict[str, Any] | None,
+        Arg(
+            help="Configuration of the tiers: a JSON object, or @FILE with TOML or JSON. "
+            "`swift-tiers config --explain` lists every field.",
+            type_parser=_parse_command_line,
+        ),
+        NS("memory"),
+    ] = None
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> SwiftServerArgs:
+        record: SwiftServerArgs = super().from_cli_args(args)
+        # Bookkeeping, not a field: errors end the command line with one line, but are raised to callers of Engine.
+        record._from_command_line = True
+        return record
+
+
+def check_arguments(server_args: Any, previous: Any) -> None:
+    """Resolution step, the first one: refuse what cannot work before anything is loaded."""
+    try:
+        _check(resolving_view(server_args))
+    except ConfigError as error:
+        if getattr(server_args, "_from_command_line", False):
+            _exit(error)
+        raise
+    previous(server_args)
+
+
+def translate_arguments(server_args: Any, previous: Any) -> None:
+    """Resolution step: our fields in SGLang's terms."""
+    view = resolving_view(server_args)
+    if view.enable_swift_tiers:
+        fields: dict[str, Any] = {
+            "enable_unified_cache_external_linker": True,
+            "unified_cache_external_linker_backend": "dynamic",
+            "unified_cache_external_linker_config": {
+                **_LINKER,
+                "linker_extra_config": dump_config(parse_config(read_source(view.swift_tiers_config))),
+            },
+        }
+        if view.page_size is None:
+            fields["page_size"] = DEFAULT_PAGE_SIZE
+        declare_resolution(server_args, _SOURCE, **fields)
+    previous(server_args)
+
+
+def _check(view: Any) -> None:
+    if not view.enable_swift_tiers:
+        if view.swift_tiers_config:
+            raise ConfigError("--swift-tiers-config: has no effect without --enable-swift-tiers; add that flag")
+        return
+    config = parse_config(read_source(view.swift_tiers_config))
+    for flag, is_set, remedy in (
+        ("--disable-radix-cache", view.disable_radix_cache, "remove it: the tiers lie beneath the radix tree"),
+        ("--enable-hierarchical-cache", view.enable_hierarchical_cache, "use one of the two"),
+        ("--hicache-storage-backend", view.hicache_storage_backend is not None, "use one of the two"),
+        ("--radix-cache-backend", view.radix_cache_backend is not None, "use one of the two"),
+        ("--enable-lmcache", view.enable_lmcache, "use one of the two"),
+        ("--enable-flexkv", view.enable_flexkv, "use one of the two"),
+        ("--enable-unified-cache-external-linker", view.enable_unified_cache_external_linker, "use one of the two"),
+        ("--pp-size", view.pp_size > 1, "pipeline stages are not supported: use --tp-size"),
+        ("--enable-dp-attention", view.enable_dp_attention, "it is not supported: use --dp-size alone"),
+        ("--speculative-algorithm", view.speculative_algorithm is not None, "draft models are not supported"),
+        ("--disaggregation-mode", view.disaggregation_mode != "null", "it is not supported: remove one of the two"),
+    ):
+        if is_set:
+            raise ConfigError(f"{flag}: cannot be combined with --enable-swift-tiers; {remedy}")
+    page_size = DEFAULT_PAGE_SIZE if view.page_size is None else view.page_size
+    if page_size < 1:
+        raise ConfigError(f"--page-size: {page_size} is not a number of tokens; use for example {DEFAULT_PAGE_SIZE}")
+    chunk = view.chunked_prefill_size
+    if chunk is not None and chunk > 0 and chunk % page_size:
+        raise ConfigError(
+            f"--page-size: {page_size} does not divide --chunked-prefill-size {chunk}; use {chunk} // n for some n"
+        )
+    check_machine(config, ranks=view.tp_size * view.dp_size)
+
+
+def _exit(error: Exception) -> NoReturn:
+    print(f"swift-tiers: error: {error}", file=sys.stderr)  # noqa: T201 - what a command line does
+    raise SystemExit(2)

@@ -1,0 +1,219 @@
+"""From a server's arguments and configuration to the tier stack of one of its ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from swift_tiers.radix_tiering.config import SsdConfig, TiersConfig, parse_config
+from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
+from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.memory import huge_array
+from swift_tiers.radix_tiering.page import Namespace, PageGeometry
+from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array, open_device_file
+from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
+from swift_tiers.radix_tiering.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.units import format_size
+
+logger = logging.getLogger(__name__)
+
+#: Share of the free memory that the host tier takes when no size is configured.
+AUTOMATIC_HOST_SHARE = 0.4
+#: Largest device file that is made without a configured size, bytes.
+AUTOMATIC_DEVICE_LIMIT = 256 * 2**30
+#: Smallest device file that is of any use, bytes.
+SMALLEST_DEVICE = 16 * 2**20
+
+
+class Rank(NamedTuple):
+    """Which of a server's schedulers this is."""
+
+    tensor: int
+    tensor_size: int
+    data: int
+    data_size: int
+
+    @property
+    def name(self) -> str:
+        """Distinguishes the device files of one server's ranks."""
+        return f"dp{self.data}-tp{self.tensor}"
+
+    @property
+    def identity(self) -> str:
+        """The part of the model that this rank computes. Data-parallel ranks compute the same."""
+        return f"tp{self.tensor}/{self.tensor_size}"
+
+    @property
+    def count(self) -> int:
+        """Ranks of this server on all machines together."""
+        return self.tensor_size * self.data_size
+
+
+def current_rank() -> Rank:
+    """The rank of this scheduler process."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return Rank(parallel.tp_rank, parallel.tp_size, getattr(parallel, "dp_rank", None) or 0, parallel.dp_size)
+
+
+def build_stack(server_args: Any, params: Any, geometry: PageGeometry, content: dict[str, Any]) -> TierStack:
+    """The tier stack of this rank. Raises ConfigError, FormatError or StripeSetBusyError, all with a remedy."""
+    from swift_tiers.sglang_ext.identity import server_namespace
+
+    config = parse_config(content)
+    rank = current_rank()
+    kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+    namespace = server_namespace(server_args, kvcache, geometry, rank.identity, config.identity.weights)
+    return open_stack(namespace, config, rank)
+
+
+def open_stack(namespace: Namespace, config: TiersConfig, rank: Rank) -> TierStack:
+    """Allocate the host tier, open the devices, recover what they hold."""
+    geometry = namespace.geometry
+    size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.count
+    if size < geometry.stride_bytes:
+        raise ConfigError(
+            f"host.size: {format_size(size)} for each rank holds no page of {format_size(geometry.stride_bytes)}; "
+            "make it larger"
+        )
+    free = psutil.virtual_memory().available
+    if size > free:
+        raise ConfigError(f"host.size: {format_size(size)} is more than the {format_size(free)} that are free")
+    host = HostTier(geometry, size, allocate=host_memory)
+    ssd = open_ssd(config.ssd, rank)
+    logger.info(
+        "swift-tiers: host tier of %s (%d pages of %s)%s, namespace %s",
+        format_size(host.capacity_bytes),
+        host.slots,
+        format_size(geometry.page_bytes),
+        f", ssd tier on {len(ssd.paths)} device(s) by {ssd.description}, {len(ssd.stripes.recovered)} pages found"
+        if ssd is not None
+        else "",
+        namespace.digest().hex(),
+    )
+    return TierStack(namespace, config, host, ssd)
+
+
+def host_memory(size: int) -> Any:
+    """Huge pages, pinned where there is an accelerator that copies from them."""
+    array = huge_array(size)
+    if torch.cuda.is_available():
+        error = torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)
+        if int(error) != 0:
+            logger.warning("swift-tiers: host memory cannot be pinned (%s): copies are slower", error)
+    return array
+
+
+def automatic_host_size() -> int:
+    """The host tier's size when none is configured, for the whole server: a share of what is free now, bytes."""
+    return int(min(psutil.virtual_memory().available, _container_room()) * AUTOMATIC_HOST_SHARE)
+
+
+def _container_room() -> float:
+    """What the container that this process runs in may still use, bytes."""
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):
+            continue  # no such hierarchy, or "max"
+    return float("inf")
+
+
+def device_paths(config: SsdConfig, rank: Rank) -> list[Path]:
+    """The device files and block devices of one rank."""
+    return [Path(directory) / f"swift-tiers-{rank.name}.stripe" for directory in config.directories] + [
+        Path(device) for device in config.devices
+    ]
+
+
+def open_ssd(config: SsdConfig, rank: Rank) -> SsdTier | None:
+    """The SSD tier of one rank, its device files made if need be; None if no directory or device is named."""
+    if not config.directories and not config.devices:
+        return None
+    paths = device_paths(config, rank)
+    for path in paths[: len(config.directories)]:
+        if not path.exists():
+            create_device_file(path, new_device_size(config, path.parent, rank.count))
+    array: Any = open_array(paths, engine=config.engine)
+    if config.throttle is not None:
+        array = ThrottledArray(array, float(config.throttle))
+    return SsdTier(array, [str(path) for path in paths], int(config.stripe_unit))
+
+
+def new_device_size(config: SsdConfig, directory: Path, ranks: int) -> int:
+    """Bytes of a new device file in `directory`."""
+    if config.size_per_device is not None:
+        return int(config.size_per_device)
+    return min(AUTOMATIC_DEVICE_LIMIT, shutil.disk_usage(directory).free // 2 // ranks)
+
+
+def check_machine(config: TiersConfig, ranks: int) -> None:
+    """Everything about a configuration that can be found out before a model is loaded. Raises ConfigError.
+
+    Leaves nothing behind: device files are opened only if they exist, and closed again.
+    """
+    if config.host.size is not None:
+        total = psutil.virtual_memory().total
+        if config.host.size > total:
+            raise ConfigError(
+                f"host.size: {format_size(config.host.size)} is more than this machine's {format_size(total)}; "
+                "make it smaller"
+            )
+    _check_directories(config.ssd, ranks)
+    for index, device in enumerate(config.ssd.devices):
+        if ranks > 1:
+            raise ConfigError(
+                f"ssd.devices[{index}]: {device!r} cannot be shared by {ranks} ranks; "
+                "make a file system on it and name that under ssd.directories"
+            )
+        if not os.access(device, os.R_OK | os.W_OK):
+            raise ConfigError(f"ssd.devices[{index}]: {device!r} is missing or not writable for this user")
+    for path in _existing_devices(config.ssd, ranks):
+        try:
+            open_device_file(path).close()
+        except StripeSetBusyError as error:
+            raise ConfigError(f"ssd: {error}") from None
+
+
+def _existing_devices(config: SsdConfig, ranks: int) -> list[Path]:
+    candidates = [Path(device) for device in config.devices]
+    for directory in config.directories:
+        candidates += sorted(Path(directory).glob("swift-tiers-*.stripe"))
+    return [path for path in candidates if path.exists()]
+
+
+def _check_directories(config: SsdConfig, ranks: int) -> None:
+    names: Sequence[str] = config.directories
+    if len({os.path.realpath(name) for name in names}) != len(names):
+        raise ConfigError("ssd.directories: the same directory is named twice; name each once")
+    for index, name in enumerate(names):
+        field = f"ssd.directories[{index}]"
+        if not os.path.isdir(name):
+            raise ConfigError(f"{field}: {name!r} is not a directory; make it, mount its device, or remove it")
+        if not os.access(name, os.W_OK | os.X_OK):
+            raise ConfigError(f"{field}: {name!r} is not writable for this user; change its owner or mode")
+        missing = ranks - len(list(Path(name).glob("swift-tiers-*.stripe")))
+        if missing <= 0:
+            continue
+        size, free = new_device_size(config, Path(name), ranks), shutil.disk_usage(name).free
+        if size < SMALLEST_DEVICE:
+            raise ConfigError(
+                f"ssd.size_per_device: {format_size(size)} in {name!r} is too small; it takes at least "
+                f"{format_size(SMALLEST_DEVICE)}"
+            )
+        if size * missing > free:
+            raise ConfigError(
+                f"ssd.size_per_device: {missing} x {format_size(size)} do not fit in {name!r}, "
+                f"{format_size(free)} are free; make it smaller"
+            )

@@ -1,0 +1,200 @@
+"""SGLang's unified radix tree with a tier stack beneath it: what the linker interface alone does not offer.
+
+Three things are added, all on the scheduler's thread. Requests whose pages come up from below wait without blocking
+others (SGLang offers that to its own storage tiers only: `check_prefetch_progress`). The linker is told which page
+precedes an offload, and which pages a request uses that the device already has. And the search for restorable
+lengths, which SGLang repeats for a waiting request in every scheduling round, is made cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from swift_tiers.radix_tiering.restore import Source
+from swift_tiers.sglang_ext.linker import SwiftLinker
+
+#: How often a waiting request may begin anew because the device evicted pages that it had counted on.
+MAX_RESTARTS = 3
+
+
+class Arrival:
+    """A waiting request, as far as every rank agrees on it."""
+
+    __slots__ = ("agreed", "device_pages", "evictions", "key", "restarts", "tails")
+
+    def __init__(self, key: Any, device_pages: int, evictions: int) -> None:
+        self.key = key
+        self.device_pages = device_pages  # of its prefix, on the device when it arrived
+        self.evictions = evictions  # device evictions until then
+        self.agreed = False  # every rank has settled its restore
+        self.restarts = 0
+        self.tails: dict[tuple[int, int], Sequence[str]] = {}  # (device length, key length) -> page hashes
+
+
+class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
+    """SGLang's tree-side driver of a linker, with arrivals."""
+
+    cache_linker: SwiftLinker
+
+    def __init__(self, cache: SwiftRadixCache, cache_linker: SwiftLinker) -> None:
+        super().__init__(cache, cache_linker)
+        self.arrivals: dict[str, Arrival] = {}
+        self._matching: Arrival | None = None  # the request that match() is working on
+
+    def match(self, key: Any, req: Any, result: Any) -> Any:
+        if req.rid not in self.arrivals:
+            self._arrive(key, req.rid, result)
+        # A marker of an earlier round must not outlive a round that finds nothing.
+        self.hit_markers.pop(req.rid, None)
+        self._matching = self.arrivals[req.rid]
+        return super().match(key, req, result)
+
+    def load_back(self, req: Any) -> Any:
+        loaded = super().load_back(req)
+        # For attribution in the response; on the request, since it has to live exactly as long.
+        req.swift_tiers_served = self.cache_linker.served.pop(req.rid, None)
+        return loaded
+
+    def _arrive(self, key: Any, rid: str, result: Any) -> None:
+        bigram, _ = key.maybe_to_bigram_view(self.cache.tree_core.is_eagle)
+        device_length = result.device_prefix_len
+        page = self.cache.page_size
+        arrival = Arrival(key, device_length // page, self.cache.device_evictions)
+        self.arrivals[rid] = arrival
+        tail = self._tail(arrival, bigram, result, device_length)
+        prefix: list[str] = []
+        if device_length:
+            node = result.last_device_node
+            prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
+        if tail or prefix:
+            self.cache_linker.arrive(rid, tail, prefix)
+
+    def restart(self, rid: str, arrival: Arrival) -> bool:
+        """Begin anew if the device has lost pages that the request counted on; True if so.
+
+        The tree is the same on every rank, so every rank decides alike.
+        """
+        if arrival.evictions == self.cache.device_evictions or arrival.restarts >= MAX_RESTARTS:
+            return False
+        arrival.evictions = self.cache.device_evictions
+        # Without a request: only the tree is walked.
+        result = self.cache._match_tree(MatchPrefixParams(key=arrival.key))
+        if result.device_prefix_len // self.cache.page_size >= arrival.device_pages:
+            return False
+        self._arrive(arrival.key, rid, result)
+        self.arrivals[rid].restarts = arrival.restarts + 1
+        return True
+
+    def forget(self, rid: str) -> None:
+        """The request was admitted or has ended."""
+        if self.arrivals.pop(rid, None) is not None:
+            self.cache_linker.depart(rid)
+
+    def _tail_hashes(self, key: Any, result: Any, device_hit_len: int) -> Sequence[str]:
+        assert self._matching is not None  # only match() calls this
+        return self._tail(self._matching, key, result, device_hit_len)
+
+    def _tail(self, arrival: Arrival, key: Any, result: Any, device_length: int) -> Sequence[str]:
+        """The page hashes behind the device's prefix. A request's tokens are only ever appended to, so they are
+        computed once for each length."""
+        name = (device_length, len(key))
+        if name not in arrival.tails:
+            arrival.tails[name] = super()._tail_hashes(key, result, device_length)
+        return arrival.tails[name]
+
+    def _sync_restorable_prefix(self, restorable: list[int], *, num_pages: int, device_hit_pages: int) -> int:
+        """The longest length that every rank can restore.
+
+        The tiers restore any length up to their longest, so the intersection over the ranks is a minimum.
+        """
+        longest = torch.tensor([restorable[-1] if restorable else 0], dtype=torch.int)
+        self.cache._all_reduce_attn_groups(longest, torch.distributed.ReduceOp.MIN)
+        pages = int(longest.item())
+        return pages if pages > device_hit_pages else 0
+
+    def _offload_node(self, node_id: Any, transfers: Any) -> None:
+        before = self.cache.get_prefix_hash_values(node_id)
+        self.cache_linker.expect_offload(before[-1] if before else None, len(before) + 1)
+        super()._offload_node(node_id, transfers)
+
+    def release_request(self, rid: str) -> None:
+        super().release_request(rid)
+        self.forget(rid)
+
+    def reset(self) -> None:
+        super().reset()
+        self.arrivals.clear()
+
+
+class SwiftRadixCache(UnifiedRadixCache):
+    """The tree SGLang is given when swift-tiers is on."""
+
+    def __init__(self, params: Any) -> None:
+        self.device_evictions = 0
+        super().__init__(params)
+
+    def init_cache_linker(self, cache_linker: Any) -> None:
+        self.linker = SwiftLinkerWrapper(self, cache_linker)
+
+    # ---- waiting requests ----
+
+    def prefetch_from_storage(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: the match that SGLang makes right before this call has begun the restore."""
+
+    def check_prefetch_progress(self, request: Any) -> bool:
+        """Whether the request may be admitted now; False lets others pass.
+
+        The collective below is entered by every rank alike: arrivals and `agreed` are the same on all of them.
+        """
+        rid = request.rid
+        arrival = self.linker.arrivals.get(rid)
+        if arrival is None:
+            return True
+        if not arrival.agreed:
+            ready = torch.tensor([int(self.linker.cache_linker.settled(rid))], dtype=torch.int)
+            self._all_reduce_attn_groups(ready, torch.distributed.ReduceOp.MIN)
+            arrival.agreed = bool(ready.item())
+        return arrival.agreed and not self.linker.restart(rid, arrival)
+
+    def pop_prefetch_loaded_span(self, request: Any) -> tuple[int, int | None]:
+        """Tokens that came up from ssd for this request and where they begin, for SGLang's own accounting."""
+        claim = self.linker.cache_linker.claims.get(request.rid)
+        arrival = self.linker.arrivals.get(request.rid)
+        if claim is None or arrival is None:
+            return 0, None
+        sources = claim.restore.sources[: claim.restore.pages]
+        count = sources.count(Source.SSD)
+        if not count:
+            return 0, None
+        return count * self.page_size, (arrival.device_pages + sources.index(Source.SSD)) * self.page_size
+
+    def has_pending_cache_operations(self) -> bool:
+        return False
+
+    # ---- ends ----
+
+    def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        super().checkpoint(req, up_to=up_to, **kwargs)
+        if self.linker is not None:
+            self.linker.forget(req.rid)
+
+    def finish(self, handle: Any, outcome: Any) -> None:
+        super().finish(handle, outcome)
+        if self.linker is not None:
+            self.linker.forget(handle.rid)
+
+    def clear_storage_backend(self) -> bool:
+        """SGLang's /clear_hicache_storage_backend: every tier of this server is emptied."""
+        self.linker.cache_linker.stack.flush(host=True, ssd=True)
+        return True
+
+    # ---- telemetry of the device ----
+
+    def _evict_device_leaf(self, node_id: Any, tracker: Any) -> Any:
+        self.device_evictions += 1
+        return super()._evict_device_leaf(node_id, tracker)

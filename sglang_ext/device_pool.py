@@ -1,0 +1,177 @@
+"""The device pool as the tiers see it: planes of pages, whatever SGLang calls them.
+
+`HostMemoryPool` serves pools in host memory (the portable CPU platform); `AcceleratorPool` serves the others, with a
+side stream of its own and staging in device memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from swift_tiers.kernels.page_copy import copy_in, copy_out, runs, stage_in, stage_out
+from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.page import PageGeometry
+
+#: Device memory that a transfer may stage in, bytes.
+STAGING_BYTES = 128 * 2**20
+
+
+def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
+    """The K and V buffer of every layer of SGLang's pool, `[rows, heads, head_dim]` each.
+
+    Raises ConfigError for a pool whose bytes mean more than K and V rows: scaled, vectorised, latent, hybrid ones.
+    """
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    if type(kvcache) is not MHATokenToKVPool:
+        raise ConfigError(
+            f"--enable-swift-tiers: the model's KV pool is a {type(kvcache).__name__}; "
+            "only plain multi-head and grouped-query attention (MHATokenToKVPool) is supported: remove the flag"
+        )
+    scaled = [name for name in ("k_scale_buffer", "native_k_scale_buffer") if getattr(kvcache, name, None) is not None]
+    if scaled or kvcache.kv_cache_layout != "nhd":
+        raise ConfigError(
+            "--enable-swift-tiers: the KV pool is scaled or not in NHD layout; "
+            "choose another --kv-cache-dtype or attention backend, or remove the flag"
+        )
+    return [[key, value] for key, value in zip(kvcache.k_buffer, kvcache.v_buffer, strict=True)]
+
+
+def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> PageGeometry:
+    """The geometry of a page of this pool. Raises ConfigError if layers or planes differ in size."""
+    row_bytes = {plane[0].numel() * plane.element_size() for planes in layers for plane in planes}
+    if len(row_bytes) != 1 or len({len(planes) for planes in layers}) != 1:
+        raise ConfigError(
+            "--enable-swift-tiers: the model's layers keep KV rows of different sizes, which is not supported: "
+            "remove the flag"
+        )
+    return PageGeometry(layers=len(layers), planes=len(layers[0]), tokens=page_size, row_bytes=row_bytes.pop())
+
+
+def _as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
+    """`[rows, ...]` as uint8 `[rows // page_size, page_size * row_bytes]`, sharing memory."""
+    whole = buffer.shape[0] // page_size * page_size
+    return buffer[:whole].reshape(whole, -1).view(torch.uint8).view(whole // page_size, -1)
+
+
+class DevicePool:
+    """Base: where a request's pages lie in the pool, and copies from and to a slab of block-major pages."""
+
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
+        self.geometry = pool_geometry(layers, page_size)
+        self.page_size = page_size
+        self.pool_pages = layers[0][0].shape[0] // page_size
+        self.device = layers[0][0].device
+        self._layers = [[_as_pages(plane, page_size) for plane in planes] for planes in layers]
+
+    def page_indices(self, rows: torch.Tensor) -> np.ndarray:
+        """The pool page of each `page_size` rows: int64 [pages].
+
+        Raises ValueError if the rows are not whole, aligned, existing pages.
+        """
+        slots = rows.detach().to(device="cpu", dtype=torch.int64).flatten().numpy()
+        if len(slots) % self.page_size:
+            raise ValueError(f"{len(slots)} rows are not whole pages of {self.page_size}")
+        table = slots.reshape(-1, self.page_size)
+        first = table[:, 0]
+        if (first % self.page_size).any() or (table != first[:, None] + np.arange(self.page_size)).any():
+            raise ValueError("rows are not aligned pages")
+        pages = first // self.page_size
+        if len(pages) and (pages.min() < 0 or pages.max() >= self.pool_pages):
+            raise ValueError(f"rows lie outside the pool of {self.pool_pages} pages")
+        return np.ascontiguousarray(pages)
+
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+        """Pool pages to slab rows; complete when it returns. Not on the scheduler's thread."""
+        raise NotImplementedError
+
+    def copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
+    ) -> None:
+        """Slab rows to pool pages, `layer_done(layer)` as soon as a layer may be read. Not on the scheduler's thread."""
+        raise NotImplementedError
+
+
+class HostMemoryPool(DevicePool):
+    """A pool in host memory: plain copies, one layer after the other."""
+
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
+        super().__init__(layers, page_size)
+        self._arrays = [[plane.numpy() for plane in planes] for planes in self._layers]
+        self._flat = [plane for planes in self._arrays for plane in planes]
+
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+        copy_out(self._flat, pages, slab, slots)
+
+    def copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
+    ) -> None:
+        for layer, planes in enumerate(self._arrays):
+            copy_in(planes, pages, slab, slots, layer * self.geometry.layer_bytes)
+            layer_done(layer)
+
+
+class AcceleratorPool(DevicePool):
+    """A pool in an accelerator's memory. Pages pass through a staging tensor there; the slab should be pinned.
+
+    Loads come up in whole pages, one copy for each run of neighbouring slots, and are then scattered layer by layer,
+    so the forward may start on layer 0 while later layers are still being scattered.
+    """
+
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
+        super().__init__(layers, page_size)
+        self._flat = [plane for planes in self._layers for plane in planes]
+        self._module = getattr(torch, self.device.type)
+        self._streams = threading.local()  # one side stream for each thread that copies
+
+    def _stream(self) -> Any:
+        if not hasattr(self._streams, "stream"):
+            self._module.set_device(self.device)
+            self._streams.stream = self._module.Stream(device=self.device)
+        return self._streams.stream
+
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+        page_bytes = self.geometry.page_bytes
+        step = max(1, STAGING_BYTES // page_bytes)
+        stream, host = self._stream(), torch.from_numpy(slab)
+        with self._module.stream(stream):
+            for start in range(0, len(pages), step):
+                part = slice(start, start + step)
+                indices = torch.from_numpy(pages[part]).to(self.device)
+                staging = torch.empty((len(indices), page_bytes), dtype=torch.uint8, device=self.device)
+                stage_out(self._flat, indices, staging)
+                for row, slot, count in runs(np.arange(len(indices)), slots[part]):
+                    host[slot : slot + count, :page_bytes].copy_(staging[row : row + count], non_blocking=True)
+                stream.synchronize()
+
+    def copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
+    ) -> None:
+        page_bytes, layer_bytes = self.geometry.page_bytes, self.geometry.layer_bytes
+        step = max(1, STAGING_BYTES // page_bytes)
+        stream, host = self._stream(), torch.from_numpy(slab)
+        with self._module.stream(stream):
+            for start in range(0, len(pages), step):
+                part = slice(start, start + step)
+                indices = torch.from_numpy(pages[part]).to(self.device)
+                staging = torch.empty((len(indices), page_bytes), dtype=torch.uint8, device=self.device)
+                for row, slot, count in runs(np.arange(len(indices)), slots[part]):
+                    staging[row : row + count].copy_(host[slot : slot + count, :page_bytes], non_blocking=True)
+                last = start + step >= len(pages)
+                for layer, planes in enumerate(self._layers):
+                    stage_in(planes, indices, staging, layer * layer_bytes)
+                    if last:
+                        stream.synchronize()
+                        layer_done(layer)
+                stream.synchronize()
+
+
+def open_device_pool(kvcache: Any, page_size: int) -> DevicePool:
+    """The pool behind SGLang's `kvcache`. Raises ConfigError if it is of a kind that is not supported."""
+    layers = layer_planes(kvcache)
+    on_host = layers[0][0].device.type == "cpu"
+    return HostMemoryPool(layers, page_size) if on_host else AcceleratorPool(layers, page_size)

@@ -1,0 +1,182 @@
+"""Every place where swift-tiers reaches into SGLang beyond the linker interface: one table, checked at start."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_memory
+from swift_tiers.radix_tiering.errors import SwiftTiersError
+
+logger = logging.getLogger(__name__)
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_COMPONENTS = "sglang.srt.managers.scheduler_components"
+
+
+class HookMismatchError(SwiftTiersError):
+    """SGLang is not as this version of swift-tiers knows it."""
+
+
+class Hook(NamedTuple):
+    """One reach into SGLang."""
+
+    target: str  # dotted path
+    kind: HookType
+    function: Callable[..., Any]
+    parameters: tuple[str, ...]  # of the target, as they must be
+    reason: str
+
+
+def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> Any:
+    if not get_memory().enable_swift_tiers:
+        return original(ctx, cache_class=cache_class)
+    from swift_tiers.sglang_ext.cache import SwiftRadixCache
+    from swift_tiers.sglang_ext.page_hash import prepare_page_hash
+
+    prepare_page_hash()
+    return original(ctx, cache_class=SwiftRadixCache)
+
+
+def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    if swift_linker(self) is not None:
+        # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
+        self.enable_lmcache = True
+
+
+def after_cached_tokens_details(details: Any, self: Any, req: Any) -> Any:
+    served = getattr(req, "swift_tiers_served", None)
+    if details is None or not served:
+        if details is not None and get_memory().enable_swift_tiers:
+            return {"device": details["device"], "host": 0, "ssd": 0}
+        return details
+    page_size = self.tree_cache.page_size
+    below = {tier: pages * page_size for tier, pages in served.items()}
+    return {"device": max(0, req.cached_tokens - sum(below.values())), **below}
+
+
+def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
+    linker = swift_linker(self.scheduler)
+    if linker is not None:
+        result.internal_state["swift_tiers"] = msgspec.to_builtins(linker.stack.snapshot())
+    return result
+
+
+def after_weights_update(result: Any, self: Any, recv_req: Any) -> None:
+    """Whatever the update's outcome: some tensors may have changed even if it failed."""
+    linker = swift_linker(self.scheduler)
+    if linker is not None:
+        from swift_tiers.sglang_ext.identity import unnamed_weights
+
+        linker.weights_changed(msgspec.structs.replace(linker.stack.namespace, weights=unnamed_weights()))
+
+
+def swift_linker(scheduler: Any) -> Any:
+    """The `SwiftLinker` of a scheduler, or None."""
+    wrapper = getattr(scheduler.tree_cache, "linker", None)
+    linker = getattr(wrapper, "cache_linker", None)
+    return linker if hasattr(linker, "stack") else None
+
+
+def _scheduler_hooks() -> tuple[Hook, ...]:
+    from swift_tiers.sglang_ext.page_hash import around_native_hash
+
+    return (
+        Hook(
+            "sglang.srt.mem_cache.registry.create_unified_radix_cache",
+            HookType.AROUND,
+            around_create_cache,
+            ("ctx", "cache_class"),
+            "give the tree its tiers: a subclass, as SGLang does for LMCache, has no flag of its own",
+        ),
+        Hook(
+            f"{_SCHEDULER}.Scheduler.__init__",
+            HookType.AFTER,
+            after_scheduler_init,
+            ("self", "server_args", "port_args"),
+            "let requests wait for a slow tier without blocking others: offered only to SGLang's own storage tiers",
+        ),
+        Hook(
+            f"{_COMPONENTS}.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
+            HookType.AFTER,
+            after_cached_tokens_details,
+            ("self", "req"),
+            "name the tier that served: SGLang knows device, host and storage",
+        ),
+        Hook(
+            f"{_COMPONENTS}.internal_state.SchedulerInternalStateController.get_internal_state",
+            HookType.AFTER,
+            after_internal_state,
+            ("self", "recv_req"),
+            "show the tiers' counters in /server_info",
+        ),
+        Hook(
+            "sglang.srt.mem_cache.cpp_utils.native_hash.get_native_hash",
+            HookType.AROUND,
+            around_native_hash,
+            ("token_ids", "prior_digest", "page_size"),
+            "hash pages where there is no compiler",
+        ),
+        *(
+            Hook(
+                f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager.{method}",
+                HookType.AFTER,
+                after_weights_update,
+                ("self", "recv_req"),
+                "pages of the weights before must never be found again",
+            )
+            for method in (
+                "update_weights_from_disk",
+                "update_weights_from_distributed",
+                "update_weights_from_tensor",
+                "update_weights_from_ipc",
+            )
+        ),
+    )
+
+
+def check_hook(hook: Hook) -> None:
+    """Raise HookMismatchError if the target is not there or takes other parameters than expected."""
+    try:
+        parameters = tuple(inspect.signature(pkgutil.resolve_name(hook.target)).parameters)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise HookMismatchError(_mismatch(hook, f"is missing ({error})")) from None
+    if parameters != hook.parameters:
+        raise HookMismatchError(
+            _mismatch(hook, f"takes ({', '.join(parameters)}), expected ({', '.join(hook.parameters)})")
+        )
+
+
+def install_scheduler_hooks() -> None:
+    """Check every hook, then register and apply all. Only in a process that has loaded the scheduler."""
+    if _SCHEDULER in sys.modules:
+        hooks = _scheduler_hooks()
+        for hook in hooks:
+            check_hook(hook)
+        apply_hooks(hooks)
+
+
+def apply_hooks(hooks: Iterable[Hook]) -> None:
+    hooks = tuple(hooks)
+    for hook in hooks:
+        HookRegistry.register(hook.target, hook.function, hook.kind)
+    HookRegistry.apply_hooks()
+    # SGLang only logs a hook that it could not apply.
+    failed = [hook for hook in hooks if hook.target not in HookRegistry._patched]
+    if failed:
+        raise HookMismatchError(_mismatch(failed[0], "cannot be hooked"))
+
+
+def _mismatch(hook: Hook, problem: str) -> str:
+    from importlib.metadata import version
+
+    return (
+        f"{hook.target} {problem}: SGLang {version('sglang')} is not the release that this version of swift-tiers "
+        "supports; install the pinned one, or start without --enable-swift-tiers"
+    )

@@ -1,0 +1,9 @@
+"""Fixtures shared by all rooms' tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# `tests` is not installed: its helpers are found beside this file.
+sys.path.insert(0, str(Path(__file__).parent))

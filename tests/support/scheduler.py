@@ -1,0 +1,120 @@
+"""SGLang's real `Scheduler` in one process, driven step by step, with its strict memory checks on.
+
+No HTTP, no tokenizer, no detokenizer: requests are put into the scheduler's queue and their token ids read back. One
+scheduler per process: SGLang publishes its configuration once.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1")
+os.environ.setdefault("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1")
+os.environ.setdefault("SGLANG_CHECK_KV_PAGE_INVARIANTS", "1")
+
+
+class StepScheduler:
+    """One scheduler, one step at a time."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        import sglang.srt.managers.scheduler as module
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()  # after the scheduler's module: our scheduler hooks go only where it is loaded
+        from sglang.srt.server_args import PortArgs, prepare_server_args
+
+        server_args = prepare_server_args(
+            ["--device", "cpu", "--log-level", "error", "--skip-server-warmup", *arguments]
+        )
+        server_args.resolve_once()
+        ports = PortArgs.init_new(server_args)
+        ranks = module.SpawnRanks(
+            world_rank=module.spawn_world_rank(server_args, tp_rank=0, pp_rank=0), dp_rank=None, gpu_id=0
+        )
+        module.publish(server_args, role="scheduler", ranks=ranks)
+        self.scheduler = module.Scheduler(server_args, ports)
+        self.scheduler.result_queue = deque()
+        self.scheduler.enable_skip_finishing_decode = True  # as its own event loops set it
+
+    @property
+    def linker(self) -> Any:
+        return self.scheduler.tree_cache.linker.cache_linker
+
+    @property
+    def cache(self) -> Any:
+        return self.scheduler.tree_cache
+
+    def add(self, token_ids: list[int], max_new_tokens: int = 4, rid: str | None = None, **fields: Any) -> Any:
+        """Queue a request; returns SGLang's `Req`."""
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_new_tokens=max_new_tokens, ignore_eos=True)
+        sampling.normalize(None)
+        rid = rid or uuid.uuid4().hex
+        request = TokenizedGenerateReqInput(
+            rid=rid,
+            input_text=None,
+            input_ids=array("q", token_ids),
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=sampling,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+            **fields,
+        )
+        request.time_stats = APIServerReqTimeStats()
+        self.scheduler.process_input_requests([request])
+        return next((req for req in self.scheduler.waiting_queue if req.rid == rid), None)
+
+    def step(self) -> Any:
+        """One turn of the scheduler's loop; the batch it ran, or None."""
+        import torch
+
+        scheduler = self.scheduler
+        with torch.no_grad():
+            plan = scheduler.get_next_batch_to_run(
+                running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+            )
+            scheduler.running_batch = plan.running_batch
+            batch = plan.batch_to_run
+            scheduler.cur_batch_for_debug = batch
+            if batch:
+                result = scheduler.run_batch(batch)
+                scheduler.process_batch_result(batch, result)
+            else:
+                scheduler.on_idle()
+            scheduler.last_batch = batch
+            scheduler.invariant_checker.self_check_during_busy()
+        return batch
+
+    def run(self, until: Callable[[], bool] | None = None, max_steps: int = 20000) -> None:
+        """Step until every request is done (or `until` holds)."""
+        for _ in range(max_steps):
+            batch = self.step()
+            scheduler = self.scheduler
+            if until is not None and until():
+                return
+            if until is None and batch is None and not scheduler.waiting_queue and scheduler.chunked_req is None:
+                return
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def generate(self, token_ids: list[int], max_new_tokens: int = 4, **fields: Any) -> list[int]:
+        """The output token ids of one request."""
+        req = self.add(token_ids, max_new_tokens, **fields)
+        self.run()
+        return list(req.output_ids)
+
+    def details(self, req: Any) -> dict[str, int]:
+        """`cached_tokens_details` as in the response."""
+        return self.scheduler.output_streamer.get_cached_tokens_details(req) or {}
