@@ -373,8 +373,8 @@ class IoThread:
         try:
             callback(*arguments)
         except Exception:
-            self.callback_errors += 1
             logger.exception("a callback of the stripe set raised")
+            self.callback_errors += 1
 
     def _look_after_devices(self, now: float) -> None:
         for state in self._devices:

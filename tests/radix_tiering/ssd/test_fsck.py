@@ -1,0 +1,212 @@
+"""Checking finds what is wrong and changes nothing; repairing leaves a stripe set that is sound, and keeps the rest."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+from swift_tiers.radix_tiering.errors import FormatError
+from swift_tiers.radix_tiering.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.ssd import Operation
+from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray
+from swift_tiers.radix_tiering.ssd.fsck import Report, Severity, check, repair
+from swift_tiers.radix_tiering.ssd.layout import StoredPage
+from swift_tiers.radix_tiering.ssd.members import Standing
+from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+
+def filled(rig, *, clean: bool, devices: int = 3) -> tuple[MemoryArray, list[StoredPage]]:
+    """Pages 0, 1, 2 of three units, each the parent of the next; page 3 of one unit, on its own."""
+    array = rig.memory(devices, 10)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, 0)]
+    pages += [rig.put(stripes, 1, parent=0), rig.put(stripes, 3, length=5000)]
+    extra = rig.put(stripes, 7)
+    stripes.release(extra.placement)
+    stripes.close(pages if clean else None)
+    if not clean:
+        for device, slot in extra.placement:
+            zero(array, device, slot)
+    return array, pages
+
+
+def slot_bytes(array: MemoryArray, device: int, slot: int) -> np.ndarray:
+    from swift_tiers.radix_tiering.ssd.layout import first_slot_offset
+
+    size = BLOCK_BYTES + 8192
+    return array.images[device][first_slot_offset(10) + slot * size :][:size]
+
+
+def zero(array: MemoryArray, device: int, slot: int) -> None:
+    slot_bytes(array, device, slot)[:BLOCK_BYTES] = 0
+
+
+def checked(array: MemoryArray, **options: bool) -> Report:
+    before = [image.copy() for image in array.images]
+    report = check(array, **options)
+    assert all((old == new).all() for old, new in zip(before, array.images, strict=True)), "check changed something"
+    for device in report.devices:
+        assert device.used + device.free + device.torn + device.corrupt == device.slots
+    assert all("\n" not in problem.what + problem.remedy and problem.remedy for problem in report.problems)
+    return report
+
+
+def mended(rig, array: MemoryArray, report: Report, keys: set[int]) -> None:
+    result = repair(array, report)
+    assert not result.failed
+    again = checked(array)
+    assert again.problems == ()
+    assert all(device.clean for device in again.devices)
+    assert again.complete == len(keys)
+    stripes = rig.open(array)
+    assert stripes.scanned == ()
+    assert {page.record.key[0] for page in stripes.recovered} == keys
+    assert all(rig.holds(stripes, page, page.record.key[0]) for page in stripes.recovered)
+    stripes.close(None)
+    crashed = rig.open(array)
+    assert {page.record.key[0] for page in crashed.recovered} - {7} == keys, "what was repaired away came back"
+
+
+def test_a_sound_stripe_set(rig) -> None:
+    array, _ = filled(rig, clean=True)
+    report = checked(array)
+    assert report.problems == ()
+    assert report.sound
+    assert (report.complete, report.incomplete, report.corrupt, report.unreachable) == (3, 0, 0, ())
+    assert [device.used for device in report.devices] == [2, 2, 3]
+    assert [entry.description for entry in report.namespaces] == ["one"]
+    mended(rig, array, report, {0, 1, 3})
+
+
+def test_after_a_crash(rig) -> None:
+    array, _ = filled(rig, clean=False)
+    report = checked(array)
+    assert {problem.severity for problem in report.problems} == {Severity.NOTE}
+    assert report.sound
+    mended(rig, array, report, {0, 1, 3})
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_torn_page_is_found_and_its_child_is_unreachable(rig, clean: bool) -> None:
+    array, pages = filled(rig, clean=clean)
+    zero(array, *pages[0].placement[1])
+    report = checked(array)
+    assert report.complete == 2
+    assert report.incomplete == 1
+    assert [page.record.key[0] for page in report.unreachable] == [1]
+    assert sum(device.torn for device in report.devices) == 2
+    mended(rig, array, report, {3})
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_damaged_payload_is_found_only_if_payloads_are_read(rig, clean: bool) -> None:
+    array, pages = filled(rig, clean=clean)
+    slot_bytes(array, *pages[2].placement[0])[BLOCK_BYTES + 17] ^= 1
+    assert checked(array, verify_payload=False).complete == 3
+    ticks = []
+    report = check(array, progress=lambda *tick: ticks.append(tick))
+    assert ticks[0] == ("headers", 10, 30)
+    assert ticks[-1] == ("payloads", 3, 3)
+    assert (report.complete, report.corrupt) == (2, 1)
+    assert not report.sound
+    mended(rig, array, report, {0, 1})
+
+
+def test_a_damaged_header(rig) -> None:
+    array, pages = filled(rig, clean=False)
+    slot_bytes(array, *pages[2].placement[0])[100] ^= 1
+    report = checked(array)
+    assert report.complete == 2
+    assert sum(device.corrupt for device in report.devices) == 1
+    mended(rig, array, report, {0, 1})
+
+
+def test_behind_a_damaged_version_an_older_one_shows(rig) -> None:
+    array = rig.memory(3, 10)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    old, new = rig.put(stripes, 1, version=0), rig.put(stripes, 1, version=1)
+    stripes.close(None)
+    slot_bytes(array, *new.placement[2])[BLOCK_BYTES] ^= 1
+    report = checked(array)
+    assert report.pages == (old,)
+    mended(rig, array, report, {1})
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_a_bad_superblock_copy_is_rewritten(rig, copy: int) -> None:
+    array, _ = filled(rig, clean=True)
+    array.images[1][copy * BLOCK_BYTES + 40] ^= 1
+    report = checked(array)
+    assert any(f"superblock copy {copy}" in problem.what for problem in report.problems)
+    assert "damaged" in report.devices[1].superblock_copies[copy]
+    mended(rig, array, report, {0, 1, 3} | ({7} if report.complete == 4 else set()))
+
+
+def test_a_bad_namespace_table_is_rewritten(rig) -> None:
+    array, _ = filled(rig, clean=True)
+    array.images[2][2 * BLOCK_BYTES + 70] ^= 1
+    report = checked(array)
+    assert report.devices[2].table_copies == (False, True)
+    mended(rig, array, report, {0, 1, 3})
+
+
+def test_a_bad_checkpoint_is_rewritten(rig) -> None:
+    array, _ = filled(rig, clean=True)
+    array.images[0][2 * BLOCK_BYTES + (128 << 10) + 3] ^= 1
+    report = checked(array)
+    assert any("checkpoint" in problem.what for problem in report.problems)
+    mended(rig, array, report, {0, 1, 3})
+
+
+def test_a_device_without_any_superblock_is_an_error_and_is_left_alone(rig) -> None:
+    array, pages = filled(rig, clean=False)
+    for copy in (0, 1):
+        array.images[1][copy * BLOCK_BYTES + 40] ^= 1
+    before = array.images[1].copy()
+    report = checked(array)
+    assert [device.standing for device in report.devices] == [Standing.MEMBER, Standing.DAMAGED, Standing.MEMBER]
+    assert Severity.ERROR in {problem.severity for problem in report.problems}
+    assert report.missing == 1
+    assert report.pages == tuple(page for page in pages if page.record.key[0] == 3 and not page.uses(1))
+    result = repair(array, report)
+    assert "device 1" in result.failed[0]
+    assert (array.images[1] == before).all()
+    # The units of the pages that need device 1 are still there, should it be found again.
+    slot = pages[0].placement[0]
+    assert slot_bytes(array, *slot)[:8].tobytes() == b"SWFTSLOT"
+
+
+def test_a_report_is_good_for_one_repair(rig) -> None:
+    array, _ = filled(rig, clean=True)
+    report = checked(array)
+    rig.open(array).close(None)
+    with pytest.raises(ValueError, match="check it again"):
+        repair(array, report)
+    nothing = MemoryArray([1 << 19])
+    with pytest.raises(FormatError):
+        check(nothing)
+
+
+def test_a_device_that_cannot_be_written_is_reported(rig) -> None:
+    array, _ = filled(rig, clean=True)
+    broken = FaultyArray(array)
+    broken.add(Fault(Fail(errno.EIO), device=0, operation=Operation.WRITE))
+    result = repair(broken, check(broken))
+    assert len(result.failed) == 1
+    assert len(result.done) == 2
+    assert {page.record.key[0] for page in rig.open(array).recovered} >= {0, 1, 3}
+
+
+def test_unreadable_slots_are_counted(rig) -> None:
+    array, pages = filled(rig, clean=False)
+    broken = FaultyArray(array)
+    device, slot = pages[2].placement[0]
+    offset = slot_bytes(array, device, slot).__array_interface__["data"][0]
+    offset -= array.images[device].__array_interface__["data"][0]
+    broken.add(Fault(Fail(errno.EIO), device=device, operation=Operation.READ, start=offset, stop=offset + 1))
+    report = check(broken)
+    assert report.devices[device].corrupt == 1
+    assert report.complete == 2

@@ -1,0 +1,699 @@
+"""The stripe set as its users meet it."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from swift_tiers.radix_tiering.errors import ConfigError, FormatError
+from swift_tiers.radix_tiering.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.ssd import Operation, ReadOutcome, ReadRequest, Service, StoredPage, StripeSet
+from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.ssd.faulty import Delay, Fail, Fault, FaultyArray, Gone
+from swift_tiers.radix_tiering.ssd.layout import SUPERBLOCK_OFFSETS
+from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.ssd.slots import SlotAllocator, SlotMap
+
+
+def allocator(*slots: int) -> SlotAllocator:
+    return SlotAllocator([SlotMap(count) for count in slots])
+
+
+# Placement.
+
+
+@pytest.mark.parametrize("units", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("devices", [1, 2, 4, 5])
+def test_units_go_round_and_the_start_rotates(units: int, devices: int) -> None:
+    slots = allocator(*[1000] * devices)
+    starts, load = Counter(), Counter()
+    for _ in range(devices * 20):
+        placement = slots.take(units)
+        assert placement is not None
+        order = [device for device, _ in placement]
+        assert order == [(order[0] + step) % devices for step in range(units)]
+        starts[order[0]] += 1
+        load.update(order)
+    assert max(load.values()) - min(load[device] for device in range(devices)) <= 1
+    assert len(starts) > 1 or devices == 1, "every page begins on the same device"
+
+
+def test_pages_in_a_row_continue_each_other() -> None:
+    slots = allocator(8, 8, 8, 8)
+    assert [[device for device, _ in slots.take(3) or ()] for _ in range(3)] == [[0, 1, 2], [3, 0, 1], [2, 3, 0]]
+
+
+def test_full_devices_are_passed_over_and_capacity_is_exact() -> None:
+    slots = allocator(2, 6, 3)
+    assert (slots.capacity_units, slots.free_units) == (11, 11)
+    taken = [slots.take(3) for _ in range(3)]
+    assert slots.free_units == 2
+    assert slots.take(3) is None
+    assert slots.free_units == 2, "a refused reservation took something"
+    last = slots.take(2)
+    assert last is not None
+    assert slots.free_units == 0
+    places = [place for placement in [*taken, last] for place in placement or ()]
+    assert len(set(places)) == 11
+    for placement in [*taken, last]:
+        slots.give_back(placement or ())
+    assert slots.free_units == 11
+    with pytest.raises(ValueError, match="not reserved"):
+        slots.give_back(last)
+
+
+def test_a_slot_in_use_is_not_given_away() -> None:
+    slots = allocator(1)
+    placement = slots.take(1)
+    assert placement is not None
+    slots.hold(placement)
+    slots.hold(placement)
+    slots.give_back(placement)
+    slots.unhold(placement)
+    assert slots.take(1) is None
+    slots.unhold(placement)
+    assert slots.take(1) == placement
+
+
+# Writing, reading, space.
+
+
+def test_pages_of_many_lengths_come_back(rig) -> None:
+    stripes = rig.open(rig.memory(3, 40))
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    lengths = [1, 4095, 4096, 4097, 8191, 8192, 8193, 40_000]
+    pages = [rig.put(stripes, number, length=length) for number, length in enumerate(lengths)]
+    assert [len(page.placement) for page in pages] == [1, 1, 1, 1, 1, 1, 2, 5]
+    assert all(rig.holds(stripes, page, number) for number, page in enumerate(pages))
+    assert len({page.generation for page in pages}) == len(pages)
+    status = stripes.status()
+    assert status.capacity_units == 120
+    assert status.free_units == 120 - 13 == stripes.free_units
+    assert sum(device.bytes_read for device in status.devices) == sum(lengths)
+    assert sum(device.bytes_written for device in status.devices) == sum(lengths)
+    assert sum(sum(device.latency_us) for device in status.devices) == 26
+    assert [device.in_flight for device in status.devices] == [0, 0, 0]
+
+
+def test_no_room_is_none_and_release_makes_room(rig) -> None:
+    stripes = rig.open(rig.memory(2, 3))
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, number) for number in range(2)]
+    assert stripes.reserve(1) is None
+    stripes.release(pages[0].placement)
+    with pytest.raises(ValueError, match="released before"):
+        stripes.release(pages[0].placement)
+    again = rig.put(stripes, 2)
+    assert rig.holds(stripes, again, 2)
+    assert rig.holds(stripes, pages[1], 1)
+    assert rig.read(stripes, pages[0])[0].corrupt, "its slots hold another page now"
+
+
+def test_many_threads(rig) -> None:
+    stripes = rig.open(rig.memory(4, 64, seed=3), depth=4, max_writes=2)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    wrong: list[str] = []
+
+    def work(worker: int) -> None:
+        for turn in range(15):
+            number = worker * 100 + turn
+            page = rig.put(stripes, number, length=1000 + 900 * turn)
+            if not rig.holds(stripes, page, number):
+                wrong.append(f"page {number}")
+            if turn % 3:
+                stripes.release(page.placement)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    kept = sum(stripes.units(1000 + 900 * turn) for turn in range(15) if not turn % 3) * 4
+    assert stripes.free_units == 256 - kept
+
+
+def test_requests_that_cannot_be_meant_are_refused_whole(rig) -> None:
+    stripes = rig.open(rig.memory())
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 1)
+    good = aligned_buffer(20480)
+
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    crooked = aligned_buffer(24576)[1:]
+    for into in (good[:16384], crooked, good.view(np.int8), aligned_buffer(40960)[::2]):
+        with pytest.raises(ValueError, match="into"):
+            stripes.read(page, into, never)
+    with pytest.raises(ValueError, match="earlier session"):
+        stripes.read(page._replace(placement=((0, 1), (9, 1), (0, 2))), good, never)
+    placement = stripes.reserve(20_000)
+    with pytest.raises(ValueError, match="not registered"):
+        stripes.write(rig.record(2, 20_000, rig.OTHER), placement, good, never)
+    with pytest.raises(ValueError, match="slots for a page"):
+        stripes.write(rig.record(2, 10_000), placement, good, never)
+    with pytest.raises(ValueError, match="not reserved"):
+        stripes.write(rig.record(2, 20_000), ((0, 7), (1, 7), (2, 7)), good, never)
+    stripes.release(placement)
+    assert stripes.free_units == 21
+
+
+def test_a_callback_that_raises_harms_nobody(rig, caplog) -> None:
+    stripes = rig.open(rig.memory())
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 1)
+
+    def done(outcome: ReadOutcome) -> None:
+        raise RuntimeError("my own fault")
+
+    stripes.read(page, aligned_buffer(20480), done)
+    assert rig.holds(stripes, page, 1)
+    wait_for(lambda: stripes.status().callback_errors == 1)
+    assert "my own fault" in caplog.text
+
+
+def test_waiting_inside_a_callback_is_refused(rig) -> None:
+    stripes = rig.open(rig.memory())
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 1)
+    errors: list[str] = []
+    ended = threading.Event()
+
+    def done(outcome: ReadOutcome) -> None:
+        for wait in (lambda: stripes.close(None), lambda: stripes.flush_namespace(rig.NAMESPACE)):
+            try:
+                wait()
+            except RuntimeError as error:
+                errors.append(str(error))
+        ended.set()
+
+    stripes.read(page, aligned_buffer(20480), done)
+    assert ended.wait(10)
+    assert len(errors) == 2
+
+
+class Gate(MemoryArray):
+    """Completes nothing while it is shut, and remembers what was submitted."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.shut = False
+        self.log: list[tuple[Operation, int]] = []
+        self.most = 0
+
+    def submit(self, requests) -> None:
+        super().submit(requests)
+        self.log += [(request.operation, request.device) for request in requests]
+        for device in range(len(self.images)):
+            self.most = max(self.most, sum(request.device == device for request in self._requests))
+
+    def reap(self, at_least, timeout=None):
+        if self.shut:
+            threading.Event().wait(min(timeout or 0.001, 0.001))
+            return []
+        return super().reap(at_least, timeout)
+
+
+def gated(rig, slots: int = 32, **options: int) -> tuple[Gate, StripeSet]:
+    array = Gate([rig.device_bytes(slots)] * 2)
+    StripeSet.create(array, rig.UNIT)
+    stripes = rig.open(array, **options)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    return array, stripes
+
+
+def wait_for(condition) -> None:
+    for _ in range(5000):
+        if condition():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("it never happened")
+
+
+def test_reads_go_before_writes_depth_and_writes_are_bounded(rig) -> None:
+    array, stripes = gated(rig, depth=3, max_writes=2)
+    page = rig.put(stripes, 0, length=8192)
+    array.log.clear()
+    array.most = 0
+    array.shut = True
+    ended = threading.Semaphore(0)
+    data = aligned_buffer(8192)
+    # The first fill both devices; behind them wait writes, then reads.
+    for _ in range(3):
+        stripes.read(page, aligned_buffer(8192), lambda outcome: ended.release())
+    wait_for(lambda: len(array.log) == 3)
+    for number in range(1, 7):
+        placement = stripes.reserve(8192)
+        stripes.write(rig.record(number, 8192), placement, data, lambda stored, reason: ended.release())
+    wait_for(lambda: sum(operation == Operation.WRITE for operation, _ in array.log) >= 1)
+    for _ in range(3):
+        stripes.read(page, aligned_buffer(8192), lambda outcome: ended.release())
+    threading.Event().wait(0.05)
+    assert sum(operation == Operation.WRITE for operation, _ in array.log) <= 2, "too many writes under way"
+    waiting = len(array.log)
+    array.shut = False
+    for _ in range(12):
+        assert ended.acquire(timeout=10)
+    device = page.placement[0][0]
+    order = [operation for operation, on in array.log[waiting:] if on == device]
+    assert order[:3] == [Operation.READ] * 3, "a write overtook a read that was waiting"
+    assert array.most <= 3, "depth was exceeded"
+
+
+def test_a_queued_read_can_be_cancelled_and_a_started_one_cannot(rig) -> None:
+    array, stripes = gated(rig, depth=1)
+    page = rig.put(stripes, 0, length=8192)
+    array.shut = True
+    outcomes: dict[int, ReadOutcome] = {}
+    tokens = [
+        stripes.read(page, aligned_buffer(8192), lambda outcome, at=at: outcomes.__setitem__(at, outcome))
+        for at in range(3)
+    ]
+    wait_for(lambda: array.in_flight == 1)
+    assert [stripes.cancel(token) for token in tokens] == [False, True, True]
+    wait_for(lambda: outcomes == {1: ReadOutcome.CANCELLED, 2: ReadOutcome.CANCELLED})
+    array.shut = False
+    wait_for(lambda: len(outcomes) == 3)
+    assert outcomes[0] is ReadOutcome.OK
+    assert not stripes.cancel(tokens[1])
+    assert stripes.status().outcomes[ReadOutcome.CANCELLED] == 2
+
+
+def test_a_released_slot_waits_for_its_readers(rig) -> None:
+    array, stripes = gated(rig, slots=1)
+    page = rig.put(stripes, 0, length=16384)
+    array.shut = True
+    outcomes: list[ReadOutcome] = []
+    into = aligned_buffer(16384)
+    stripes.read(page, into, outcomes.append)
+    stripes.release(page.placement)
+    assert stripes.free_units == 0
+    assert stripes.reserve(1) is None
+    array.shut = False
+    wait_for(lambda: outcomes)
+    assert outcomes == [ReadOutcome.OK]
+    assert (into == rig.content(0, 0, 16384)).all()
+    assert stripes.free_units == 2
+
+
+# Namespaces.
+
+
+def test_namespaces_are_separate_and_flushed_separately(rig) -> None:
+    array = rig.memory(3, 16)
+    stripes = rig.open(array)
+    assert stripes.register_namespace(rig.NAMESPACE, "one") == 1
+    assert stripes.register_namespace(rig.OTHER, "two") == 2
+    assert stripes.register_namespace(rig.NAMESPACE, "one") == 1
+    one, two = rig.put(stripes, 1), rig.put(stripes, 1, version=9, namespace=rig.OTHER)
+    assert rig.holds(stripes, one, 1)
+    assert rig.holds(stripes, two, 1, version=9)
+    mixed = one._replace(record=two.record)
+    assert rig.read(stripes, mixed)[0] is ReadOutcome.NAMESPACE
+    assert stripes.flush_namespace(rig.NAMESPACE)
+    assert not stripes.flush_namespace(b"x" * 16)
+    assert rig.read(stripes, one)[0] is ReadOutcome.FLUSHED
+    stripes.release(one.placement)
+    later = rig.put(stripes, 5)
+    stripes.close(None)
+    again = rig.open(array)
+    assert {(page.record.namespace, page.record.key) for page in again.recovered} == {
+        (rig.NAMESPACE, rig.key_of(5)), (rig.OTHER, rig.key_of(1)),
+    }  # fmt: skip
+    assert rig.holds(again, later, 5)
+
+
+def test_a_flush_does_not_come_back_through_a_checkpoint_or_one_lost_table(rig) -> None:
+    array = rig.memory(1, 16)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 1)
+    stripes.flush_namespace(rig.NAMESPACE)
+    stripes.close([page])
+    for offset in (2 * BLOCK_BYTES, 2 * BLOCK_BYTES + (64 << 10)):
+        image = array.images[0].copy()
+        image[offset + 100] ^= 1
+        again = rig.open(MemoryArray.from_images([image]))
+        assert again.recovered == []
+
+
+def test_without_any_table_nothing_is_recovered(rig) -> None:
+    array = rig.memory(1, 16)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 1)
+    stripes.close([page])
+    for offset in (2 * BLOCK_BYTES, 2 * BLOCK_BYTES + (64 << 10)):
+        array.images[0][offset + 100] ^= 1
+    again = rig.open(array)
+    assert again.recovered == []
+    again.register_namespace(rig.NAMESPACE, "one")
+    again.close(None)
+    assert rig.open(array).recovered == [], "pages of before the loss came back"
+
+
+# Opening.
+
+
+def snapshot(stripes: StripeSet) -> tuple[list[StoredPage], int]:
+    return sorted(stripes.recovered), stripes.free_units
+
+
+def test_checkpoint_and_scan_give_the_same(rig) -> None:
+    array = rig.memory(3, 24)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, number, length=5000 * (number + 1)) for number in range(6)]
+    newer = rig.put(stripes, 2, version=1, length=15_000)
+    live = sorted([*pages[:2], *pages[3:], newer])
+    images = [image.copy() for image in array.images]
+    stripes.close(live)
+    stripes.close(None)
+    by_checkpoint = rig.open(array)
+    by_scan = rig.open(MemoryArray.from_images(images))
+    assert (by_checkpoint.scanned, by_scan.scanned) == ((), (0, 1, 2))
+    assert snapshot(by_checkpoint) == snapshot(by_scan) == (live, 72 - sum(len(page.placement) for page in live))
+    for opened in (by_checkpoint, by_scan):
+        assert rig.holds(opened, newer, 2, version=1)
+        assert rig.put(opened, 50, length=100).generation > newer.generation
+
+
+def test_a_page_left_out_of_the_checkpoint_is_free(rig) -> None:
+    array = rig.memory(3, 24)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, number) for number in range(3)]
+    stripes.close(pages[:2])
+    assert sorted(rig.open(array).recovered) == pages[:2]
+
+
+def test_a_broken_checkpoint_is_not_believed(rig) -> None:
+    array = rig.memory(1, 24)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, number) for number in range(3)]
+    stripes.close(pages)
+    array.images[0][2 * BLOCK_BYTES + (128 << 10) + 70] ^= 4
+    again = rig.open(array)
+    assert again.scanned == (0,)
+    assert sorted(again.recovered) == pages
+
+
+def test_an_old_clean_superblock_does_not_hide_a_newer_one(rig) -> None:
+    """The copy that says "not clean" is lost: the other one's checkpoint is older than the slots."""
+    array = rig.memory(1, 24)
+    first = rig.open(array)
+    first.register_namespace(rig.NAMESPACE, "one")
+    first.close([rig.put(first, 0)])
+    before = array.images[0][:8192].copy()
+    second = rig.open(array)
+    written = int(np.flatnonzero(array.images[0][:8192] != before)[0]) // BLOCK_BYTES
+    second.release(second.recovered[0].placement)
+    page = rig.put(second, 1)
+    second.close(None)
+    array.images[0][written * BLOCK_BYTES + 50] ^= 1
+    third = rig.open(array)
+    assert third.scanned == (0,)
+    assert third.recovered == [page]
+
+
+def test_members_in_any_order(rig) -> None:
+    array = rig.memory(4, 12)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, number) for number in range(4)]
+    images = [image.copy() for image in array.images]
+    stripes.close(pages)
+    for source in (array.images, images):
+        turned = rig.open(MemoryArray.from_images([source[at] for at in (2, 0, 3, 1)]))
+        assert len(turned.recovered) == 4
+        assert turned.missing == 0
+        for page in turned.recovered:
+            assert rig.holds(turned, page, page.record.key[0])
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_degraded_then_whole_again(rig, clean: bool) -> None:
+    array = rig.memory(3, 12)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, number, length=8192) for number in range(6)]
+    stripes.close(pages if clean else None)
+    absent = array.images[1]
+    rest = MemoryArray.from_images([array.images[0], array.images[2]])
+    degraded = rig.open(rest)
+    assert degraded.missing == 1
+    assert {page.record.key[0] for page in degraded.recovered} == {0, 2, 3, 5}
+    assert degraded.capacity_units == 24
+    extra = [rig.put(degraded, number) for number in (7, 8)]
+    degraded.close([*degraded.recovered, *extra])
+    whole = rig.open(MemoryArray.from_images([absent, *rest.images]))
+    assert whole.missing == 0
+    assert {page.record.key[0] for page in whole.recovered} == {0, 1, 2, 3, 4, 5, 7, 8}
+    for page in whole.recovered:
+        assert rig.holds(whole, page, page.record.key[0])
+
+
+def test_blank_devices_join(rig) -> None:
+    array = rig.memory(2, 8)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 0)
+    stripes.close([page])
+    sizes = [rig.device_bytes(20), 1000]
+    grown = MemoryArray.from_images([np.zeros(sizes[0], np.uint8), *array.images, np.zeros(sizes[1], np.uint8)])
+    stripes = rig.open(grown)
+    assert stripes.capacity_units == 16 + 20
+    assert stripes.missing == 0
+    assert "1000 bytes" in stripes.status().devices[3].reason
+    assert len(stripes.recovered) == 1
+    assert rig.holds(stripes, stripes.recovered[0], 0)
+    other = rig.put(stripes, 1)
+    stripes.close([*stripes.recovered, other])
+    again = rig.open(MemoryArray.from_images(grown.images[:3]))
+    assert (len(again.recovered), again.missing, again.scanned) == (2, 0, ())
+
+
+def images_unchanged(array: MemoryArray, action) -> None:
+    before = [image.copy() for image in array.images]
+    with pytest.raises(FormatError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) > 40
+    assert all((old == new).all() for old, new in zip(before, array.images, strict=True))
+
+
+def test_foreign_devices_are_refused_and_left_alone(rig) -> None:
+    one, two = rig.memory(1), MemoryArray([rig.device_bytes(8)])
+    StripeSet.create(two, rig.UNIT, set_id=b"another set here")
+    mixed = MemoryArray.from_images([one.images[0], two.images[0]])
+    images_unchanged(mixed, lambda: StripeSet.open(mixed))
+    twice = MemoryArray.from_images([one.images[0], one.images[0]])
+    images_unchanged(twice, lambda: StripeSet.open(twice))
+    stranger = MemoryArray.from_images([one.images[0], np.full(1 << 19, 7, np.uint8)])
+    images_unchanged(stranger, lambda: StripeSet.open(stranger))
+    nothing = MemoryArray([1 << 19])
+    images_unchanged(nothing, lambda: StripeSet.open(nothing))
+    images_unchanged(one, lambda: StripeSet.create(one, rig.UNIT))
+    with pytest.raises(ConfigError):
+        StripeSet.create(MemoryArray([1 << 14]), rig.UNIT)
+
+
+def test_another_format_version_is_refused_and_left_alone(rig) -> None:
+    from swift_tiers.radix_tiering.page import page_digest
+
+    array = rig.memory(2)
+    for offset in SUPERBLOCK_OFFSETS:
+        block = bytearray(array.images[1][offset : offset + BLOCK_BYTES].tobytes())
+        block[8] = 2
+        block[-16:] = page_digest(bytes(block[:-16]))
+        array.images[1][offset : offset + BLOCK_BYTES] = np.frombuffer(bytes(block), np.uint8)
+    images_unchanged(array, lambda: StripeSet.open(array))
+    with pytest.raises(FormatError, match="format version 2"):
+        StripeSet.open(array)
+
+
+def test_two_sessions_that_used_the_same_generation_are_never_mixed(rig) -> None:
+    """Each ran without the other's device; both wrote the same key, under the same generation."""
+    array = rig.memory(2, 8)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    stripes.close([])
+    halves = [MemoryArray.from_images([image]) for image in array.images]
+    pages = []
+    for version, half in enumerate(halves):
+        alone = rig.open(half)
+        pages.append(rig.put(alone, 1, version=version, length=16384))
+        alone.close(None)
+    assert pages[0].generation == pages[1].generation
+    # One unit of each is lost: what is left would make a page, if only key and generation were looked at.
+    for half, unit in ((halves[0], 1), (halves[1], 0)):
+        whole = rig.open(MemoryArray.from_images([half.images[0]]))
+        place = whole._devices[0].geometry.slot_offset(pages[0].placement[unit][1])
+        half.images[0][place : place + BLOCK_BYTES] = 0
+    both = rig.open(MemoryArray.from_images([half.images[0] for half in halves]))
+    assert both.recovered == []
+
+
+# Devices that fail.
+
+
+def faulty(rig, devices: int = 3, slots: int = 16, **options: object) -> tuple[FaultyArray, StripeSet, list]:
+    array = FaultyArray(rig.memory(devices, slots))
+    out: list[tuple[int, str, list[StoredPage]]] = []
+    stripes = rig.open(array, on_device_out=lambda *news: out.append(news), **options)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    return array, stripes, out
+
+
+def test_a_write_error_takes_the_device_out(rig) -> None:
+    array, stripes, out = faulty(rig)
+    page = rig.put(stripes, 0)
+    spare, alone = rig.put(stripes, 9, length=8192), rig.put(stripes, 1, length=8192)
+    assert (spare.uses(1), alone.uses(1)) == (True, False)
+    stripes.release(spare.placement)
+    array.add(Fault(Fail(errno.EIO), device=1, operation=Operation.WRITE))
+    stored, reason = rig.write(stripes, rig.record(2, 20_000), rig.content(2, 0, 20_000))
+    assert stored is None
+    assert "device 1" in reason
+    wait_for(lambda: out)
+    ((device, why, lost),) = out
+    assert (device, lost) == (1, [page])
+    assert "EIO" in why
+    status = stripes.status()
+    assert [state.service for state in status.devices] == [Service.IN, Service.OUT, Service.IN]
+    assert stripes.capacity_units == 32
+    assert stripes.free_units == 32 - 3
+    stripes.release(page.placement)
+    assert stripes.free_units == 32 - 1
+    assert rig.read(stripes, page)[0] is ReadOutcome.DEVICE_GONE
+    assert rig.holds(stripes, alone, 1)
+    later = rig.put(stripes, 3)
+    assert not later.uses(1)
+    assert rig.holds(stripes, later, 3)
+    array.clear()
+    stripes.close([alone, later, page])
+    again = rig.open(array)
+    assert again.scanned == (1,)
+    # 0 was lost with the device, and is in no checkpoint; 9 was released, and comes back since its device is scanned.
+    assert {page.record.key[0] for page in again.recovered} == {1, 3, 9}
+
+
+def test_three_read_errors_in_a_row_take_the_device_out(rig) -> None:
+    array, stripes, out = faulty(rig, devices=2)
+    pages = [rig.put(stripes, number, length=8192) for number in range(8)]
+    mine = [page for page in pages if page.uses(0)]
+    array.add(Fault(Fail(errno.EIO), device=0, operation=Operation.READ, times=2))
+    assert [rig.read(stripes, page)[0] for page in mine[:3]] == [
+        ReadOutcome.IO_ERROR, ReadOutcome.IO_ERROR, ReadOutcome.OK,
+    ]  # fmt: skip
+    assert not out
+    array.add(Fault(Fail(errno.EIO), device=0, operation=Operation.READ))
+    assert [rig.read(stripes, page)[0] for page in mine[:4]] == [*[ReadOutcome.IO_ERROR] * 3, ReadOutcome.DEVICE_GONE]
+    wait_for(lambda: out)
+    assert sorted(out[0][2]) == sorted(mine)
+    assert all(rig.holds(stripes, page, page.record.key[0]) for page in pages if not page.uses(0))
+    assert stripes.status().devices[0].read_errors == 5
+
+
+def test_a_device_that_goes_ends_what_waits_for_it(rig) -> None:
+    array, stripes, _ = faulty(rig, depth=1)
+    page = rig.put(stripes, 0, length=24576 * 2)
+    array.add(Fault(Gone(), device=2))
+    results = [outcome for outcome, _ in rig.read_all(stripes, [page] * 10)]
+    assert set(results) <= {ReadOutcome.IO_ERROR, ReadOutcome.DEVICE_GONE}
+    assert stripes.status().devices[2].service is Service.OUT
+    assert stripes.status().queued == 0
+    assert all(state.slots is None or state.slots.held == 0 for state in stripes._devices)
+
+
+def test_an_absent_device_is_noticed_without_any_request(rig) -> None:
+    array, _, out = faulty(rig)
+    array.remove_device(0)
+    wait_for(lambda: out)
+    assert out[0][:2] == (0, "no longer present")
+
+
+def test_a_device_that_does_not_answer_goes_out(rig) -> None:
+    array, stripes, out = faulty(rig, stall_seconds=0.2)
+    page = rig.put(stripes, 0, length=8192)
+    array.add(Fault(Delay(2.0), device=page.placement[0][0]))
+    outcomes: list[ReadOutcome] = []
+    stripes.read(page, aligned_buffer(8192), outcomes.append)
+    wait_for(lambda: out)
+    assert "no answer" in out[0][1]
+    wait_for(lambda: outcomes)
+
+
+def test_all_devices_gone(rig) -> None:
+    array, stripes, out = faulty(rig)
+    page = rig.put(stripes, 0)
+    for device in range(3):
+        array.remove_device(device)
+    rig.read_all(stripes, [page] * 4)
+    wait_for(lambda: len(out) == 3)
+    assert stripes.capacity_units == 0
+    assert stripes.reserve(1) is None
+    assert not stripes.flush_namespace(rig.NAMESPACE)
+    stripes.close([page])
+
+
+def test_draining(rig) -> None:
+    stripes = rig.open(rig.memory(3, 8))
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 0)
+    stripes.drain(1)
+    assert stripes.capacity_units == 16
+    later = rig.put(stripes, 1)
+    assert not later.uses(1)
+    assert rig.holds(stripes, page, 0)
+    assert stripes.status().devices[1].service is Service.DRAINING
+    stripes.release(page.placement)
+    assert stripes.free_units == 13
+    assert stripes.status().devices[1].used_units == 0
+
+
+def test_a_device_that_cannot_be_marked_stays_out(rig) -> None:
+    array = rig.memory(3, 8)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, number, length=8192) for number in range(3)]
+    stripes.close(pages)
+    broken = FaultyArray(array)
+    broken.add(Fault(Fail(errno.EROFS), device=1, operation=Operation.WRITE))
+    again = rig.open(broken)
+    assert {page.record.key[0] for page in again.recovered} == {0, 2}
+    assert again.status().devices[1].service is Service.OUT
+    assert again.free_units == 14
+
+
+# Closing.
+
+
+def test_after_closing(rig) -> None:
+    stripes = rig.open(rig.memory())
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 0)
+    placement = stripes.reserve(100)
+    ended = []
+    stripes.read_many([ReadRequest(page, aligned_buffer(20480), ended.append) for _ in range(20)])
+    stripes.close([page])
+    assert ended == [ReadOutcome.OK] * 20, "closing waits for what was accepted"
+    assert stripes.reserve(1) is None
+    stripes.read(page, aligned_buffer(20480), ended.append)
+    assert ended[-1] is ReadOutcome.CANCELLED
+    stripes.write(rig.record(1, 100), placement, aligned_buffer(4096), lambda *result: ended.append(result))
+    assert ended[-1] == (None, "the stripe set is closed")
+    with pytest.raises(RuntimeError, match="closed"):
+        stripes.flush_namespace(rig.NAMESPACE)
+    assert not any(thread.name == "ssd-io" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_a_failed_opening_leaves_no_thread(rig) -> None:
+    with pytest.raises(FormatError):
+        StripeSet.open(MemoryArray([1 << 19]))
+    assert not any(thread.name == "ssd-io" and thread.is_alive() for thread in threading.enumerate())
