@@ -90,7 +90,7 @@ def test_reaping_with_a_timeout_waits_no_longer_and_without_waiting_not_at_all()
     assert clock.sleeps == []
     assert array.reap(1, timeout=0.04) == []
     assert clock.sleeps == pytest.approx([0.04])
-    assert array.reap(5, timeout=None) == [Completion(tag, 0, 0) for tag in (2, 3)] or array.in_flight == 0
+    assert sorted(array.reap(5, timeout=None)) == [Completion(tag, 0, 0) for tag in (2, 3)]
     assert clock.time == pytest.approx(1000.2)
 
 
