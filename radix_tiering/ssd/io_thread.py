@@ -10,13 +10,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, page_digest, round_up
 from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.ssd.device_state import DeviceState, Service
 from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.ssd.errands import Command, DeviceOut
 from swift_tiers.radix_tiering.ssd.layout import (
     SlotPlace,
     StoredPage,
@@ -26,7 +27,8 @@ from swift_tiers.radix_tiering.ssd.layout import (
     unit_length,
 )
 from swift_tiers.radix_tiering.ssd.slots import SlotAllocator
-from swift_tiers.radix_tiering.ssd.transfers import PageRead, PageWrite, ReadOutcome, Stage, Transfer, Unit, verify_unit
+from swift_tiers.radix_tiering.ssd.transfers import PageRead, PageWrite, ReadOutcome, Stage, Transfer, Unit
+from swift_tiers.radix_tiering.ssd.verify_pool import ReadUnit, VerifyPool
 
 logger = logging.getLogger(__name__)
 
@@ -38,31 +40,6 @@ REAP_TIMEOUT = 0.0005
 Result = TypeVar("Result")
 
 
-class _Command:
-    """A function to run on the I/O thread, and what became of it."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-        self.ended = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self._function()
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
-            self.error = error
-        self.ended.set()
-
-
-class DeviceOut(NamedTuple):
-    """A device went out of service, and these stored pages with it."""
-
-    device: int
-    reason: str
-    lost: list[StoredPage]
-
-
 class IoThread:
     """Owns the queues. `lock` guards all shared state, the stripe set's as well; no callback runs under it."""
 
@@ -72,6 +49,7 @@ class IoThread:
         *,
         depth: int,
         max_writes: int,
+        verifiers: int,
         stall_seconds: float,
         clock: Callable[[], float],
         on_device_out: Callable[[int, str, list[StoredPage]], None],
@@ -89,7 +67,7 @@ class IoThread:
         self._set_id = b""
         self._unit_bytes = 0
         self._is_flushed: Callable[[bytes, int], bool] = lambda namespace, generation: False
-        self._commands: deque[_Command] = deque()
+        self._commands: deque[Command] = deque()
         self._write_queue: deque[PageWrite] = deque()
         self._writes_active = 0
         self._outbox: deque[Transfer | DeviceOut] = deque()  # what is to be called back, in the order it happened
@@ -101,6 +79,7 @@ class IoThread:
         self.pending = 0  # transfers accepted and not yet called back
         self.callback_errors = 0
         self.pages: dict[tuple[int, int], StoredPage] = {}  # those that are not released, by place of their first unit
+        self._pool = VerifyPool(verifiers, self._notify) if verifiers else None
         self._thread = threading.Thread(target=self._run, name="ssd-io", daemon=True)
         self._thread.start()
 
@@ -125,7 +104,7 @@ class IoThread:
     def call(self, function: Callable[[], Result]) -> Result:
         """Run a function on the I/O thread and wait for it. Raises what it raises."""
         self.check_outside()
-        command = _Command(function)
+        command = Command(function)
         with self._wake:
             if self._stopping:
                 raise RuntimeError("the stripe set is closed")
@@ -196,8 +175,13 @@ class IoThread:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
 
     def _run(self) -> None:
         while self._round():
@@ -209,7 +193,7 @@ class IoThread:
                 requests = self._collect()
                 admitted = self._admit()
                 command = self._commands.popleft() if self._commands else None
-                if requests or admitted or command or self._outbox or self._flying:
+                if requests or admitted or command or self._outbox or self._flying or self._verified():
                     break
                 if self._stopping:
                     return False
@@ -227,7 +211,9 @@ class IoThread:
         if self._flying:
             busy = admitted is not None or command is not None
             self.complete(self.array.reap(0) if busy else self.array.reap(1, REAP_TIMEOUT))
-            self._call_back()
+        if self._verified():
+            self._settle_verified()
+        self._call_back()
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL
@@ -300,6 +286,7 @@ class IoThread:
         """Account for completions, verify what was read, end the transfers that have all their units."""
         now = self._clock()
         ending: list[Transfer] = []
+        unverified: list[ReadUnit] = []
         for tag, device, error in completions:
             (transfer, index), header = self._flying.pop(tag)
             state = self._devices[device]
@@ -307,27 +294,55 @@ class IoThread:
             start = index * self._unit_bytes
             length = unit_length(transfer.length, self._unit_bytes, index)
             fault = state.completed(transfer.writing, length, error, now - started)
+            verifying = False
             if isinstance(transfer, PageWrite):
                 if error:
                     transfer.failure = transfer.failure or f"device {device}: {fault}"
-            elif error:
-                if not transfer.failed:
-                    transfer.outcome = ReadOutcome.IO_ERROR
             elif not transfer.failed:
-                place = SlotPlace(self._set_id, state.device_index, transfer.placement[index][1])
-                transfer.outcome = verify_unit(
-                    transfer.stored, index, transfer.namespace_id, self._unit_bytes, place, header.tobytes(),
-                    transfer.into[start : start + length],
-                )  # fmt: skip
-                if transfer.failed:
-                    state.corrupt_units += 1
+                if error:
+                    transfer.outcome = ReadOutcome.IO_ERROR
+                else:
+                    place = SlotPlace(self._set_id, state.device_index, transfer.placement[index][1])
+                    payload = transfer.into[start : start + length]
+                    unverified.append(ReadUnit(transfer, index, device, place, header.tobytes(), payload))
+                    verifying = True
             self._headers.append(header)
             if fault:
                 self.take_out(device, fault)
-            transfer.flying -= 1
-            transfer.todo -= 1
-            if not transfer.flying and (not transfer.todo or transfer.failed):
-                ending.append(transfer)
+            if not verifying:
+                self._unit_back(transfer, ending)
+        if self._pool is not None and len(unverified) >= self._pool.WORTH:
+            self._pool.verify(unverified, self._unit_bytes)
+        else:
+            for unit in unverified:
+                self._judge(unit, unit.verify(self._unit_bytes), ending)
+        self._end_all(ending)
+
+    def _verified(self) -> bool:
+        return self._pool is not None and bool(self._pool.results)
+
+    def _settle_verified(self) -> None:
+        """Take over what the pool has verified."""
+        assert self._pool is not None  # somebody verified
+        ending: list[Transfer] = []
+        while self._pool.results:
+            unit, outcome = self._pool.results.popleft()
+            self._judge(unit, outcome, ending)
+        self._end_all(ending)
+
+    def _judge(self, unit: ReadUnit, outcome: ReadOutcome, ending: list[Transfer]) -> None:
+        if outcome is not ReadOutcome.OK and not unit.transfer.failed:
+            self._devices[unit.device].corrupt_units += 1
+            unit.transfer.outcome = outcome
+        self._unit_back(unit.transfer, ending)
+
+    def _unit_back(self, transfer: Transfer, ending: list[Transfer]) -> None:
+        transfer.flying -= 1
+        transfer.todo -= 1
+        if not transfer.flying and (not transfer.todo or transfer.failed):
+            ending.append(transfer)
+
+    def _end_all(self, ending: Sequence[Transfer]) -> None:
         if ending:
             with self._wake:
                 for transfer in ending:

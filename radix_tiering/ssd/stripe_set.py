@@ -106,6 +106,7 @@ class StripeSet:
         *,
         depth: int = 32,
         max_writes: int = 8,
+        verifiers: int = 0,
         stall_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         names: Sequence[str] = (),
@@ -114,17 +115,20 @@ class StripeSet:
     ) -> StripeSet:
         """Open for reading and writing; blank devices join the set, missing ones leave it degraded.
 
-        `depth`: requests in flight per device. `max_writes`: pages being written at a time. `stall_seconds`: a
+        `depth`: requests in flight per device. `max_writes`: pages being written at a time. `verifiers`:
+        threads that compute the checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a
         device that leaves a request unanswered so long goes out of service. `names`: what people call the devices.
         `progress(device, done, slots)` is
         called, on "ssd-io", while slot headers are scanned. Raises FormatError where the devices cannot be one
         stripe set, and then leaves them as they are.
         """
-        if depth < 1 or max_writes < 1:
-            raise ConfigError(f"depth ({depth}) and max_writes ({max_writes}) must be at least 1")
+        if depth < 1 or max_writes < 1 or verifiers < 0:
+            raise ConfigError(
+                f"depth ({depth}) and max_writes ({max_writes}) must be at least 1, verifiers not negative"
+            )
         stripes: StripeSet
         io = IoThread(
-            array, depth=depth, max_writes=max_writes, stall_seconds=stall_seconds, clock=clock,
+            array, depth=depth, max_writes=max_writes, verifiers=verifiers, stall_seconds=stall_seconds, clock=clock,
             on_device_out=lambda device, reason, lost: stripes.on_device_out(device, reason, lost),
         )  # fmt: skip
 

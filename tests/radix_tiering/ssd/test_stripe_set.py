@@ -81,8 +81,9 @@ def test_a_slot_in_use_is_not_given_away() -> None:
 # Writing, reading, space.
 
 
-def test_pages_of_many_lengths_come_back(rig) -> None:
-    stripes = rig.open(rig.memory(3, 40))
+@pytest.mark.parametrize("verifiers", [0, 2])
+def test_pages_of_many_lengths_come_back(rig, verifiers: int) -> None:
+    stripes = rig.open(rig.memory(3, 40), verifiers=verifiers)
     stripes.register_namespace(rig.NAMESPACE, "one")
     lengths = [1, 4095, 4096, 4097, 8191, 8192, 8193, 40_000]
     pages = [rig.put(stripes, number, length=length) for number, length in enumerate(lengths)]
@@ -112,8 +113,9 @@ def test_no_room_is_none_and_release_makes_room(rig) -> None:
     assert rig.read(stripes, pages[0])[0].corrupt, "its slots hold another page now"
 
 
-def test_many_threads(rig) -> None:
-    stripes = rig.open(rig.memory(4, 64, seed=3), depth=4, max_writes=2)
+@pytest.mark.parametrize("verifiers", [0, 3])
+def test_many_threads(rig, verifiers: int) -> None:
+    stripes = rig.open(rig.memory(4, 64, seed=3), depth=4, max_writes=2, verifiers=verifiers)
     stripes.register_namespace(rig.NAMESPACE, "one")
     wrong: list[str] = []
 
@@ -300,6 +302,24 @@ def test_a_released_slot_waits_for_its_readers(rig) -> None:
     assert stripes.free_units == 2
 
 
+def test_a_pool_verifies_as_the_thread_itself_does(rig) -> None:
+    array = rig.memory(3, 40)
+    stripes = rig.open(array, verifiers=2)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    pages = [rig.put(stripes, number, length=40_000) for number in range(6)]
+    geometry = stripes._devices[0].geometry
+    for number, unit in ((1, 0), (1, 3), (4, 2)):
+        device, slot = pages[number].placement[unit]
+        array.images[device][geometry.slot_offset(slot) + BLOCK_BYTES + 5] ^= 1
+    for _ in range(5):
+        outcomes = [outcome for outcome, _ in rig.read_all(stripes, pages)]
+        assert [outcome.ok for outcome in outcomes] == [True, False, True, True, False, True]
+        assert outcomes[1] is outcomes[4] is ReadOutcome.CHECKSUM
+    assert sum(device.corrupt_units for device in stripes.status().devices) == 10
+    stripes.close(None)
+    assert not any(thread.name.startswith("ssd-") for thread in threading.enumerate())
+
+
 # Namespaces.
 
 
@@ -478,22 +498,23 @@ def test_blank_devices_join(rig) -> None:
     assert (len(again.recovered), again.missing, again.scanned) == (2, 0, ())
 
 
-def images_unchanged(array: MemoryArray, action) -> None:
+def images_unchanged(array: MemoryArray, action) -> str:
     before = [image.copy() for image in array.images]
     with pytest.raises(FormatError) as caught:
         action()
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) > 40
     assert all((old == new).all() for old, new in zip(before, array.images, strict=True))
+    return str(caught.value)
 
 
 def test_foreign_devices_are_refused_and_left_alone(rig) -> None:
-    one, two = rig.memory(1), MemoryArray([rig.device_bytes(8)])
+    one, two = rig.memory(1), MemoryArray([rig.device_bytes(8)] * 2)
     StripeSet.create(two, rig.UNIT, set_id=b"another set here")
-    mixed = MemoryArray.from_images([one.images[0], two.images[0]])
-    images_unchanged(mixed, lambda: StripeSet.open(mixed))
+    mixed = MemoryArray.from_images([one.images[0], two.images[1]])
+    assert "zero the first 8 KiB" in images_unchanged(mixed, lambda: StripeSet.open(mixed))
     twice = MemoryArray.from_images([one.images[0], one.images[0]])
-    images_unchanged(twice, lambda: StripeSet.open(twice))
+    assert "copies of one member" in images_unchanged(twice, lambda: StripeSet.open(twice))
     stranger = MemoryArray.from_images([one.images[0], np.full(1 << 19, 7, np.uint8)])
     images_unchanged(stranger, lambda: StripeSet.open(stranger))
     nothing = MemoryArray([1 << 19])
@@ -501,6 +522,36 @@ def test_foreign_devices_are_refused_and_left_alone(rig) -> None:
     images_unchanged(one, lambda: StripeSet.create(one, rig.UNIT))
     with pytest.raises(ConfigError):
         StripeSet.create(MemoryArray([1 << 14]), rig.UNIT)
+
+
+def test_a_damaged_header_counts_for_nothing(rig) -> None:
+    """Neither as a page nor as the highest generation, which it would push to the end of its range."""
+    array = rig.memory(2)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 0, length=8192)
+    geometry = stripes._devices[0].geometry
+    stripes.close(None)
+    ((device, slot),) = page.placement
+    array.images[device][geometry.slot_offset(slot) + 151] ^= 0xFF
+    again = rig.open(array)
+    assert again.recovered == []
+    assert rig.put(again, 1).generation < 10
+
+
+def test_slots_of_an_earlier_stripe_set_do_not_count(rig) -> None:
+    array = rig.memory(2)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    rig.put(stripes, 0)
+    stripes.close(None)
+    StripeSet.create(array, rig.UNIT, set_id=b"a later set here", overwrite=True)
+    for _ in range(2):
+        stripes = rig.open(array)
+        stripes.register_namespace(rig.NAMESPACE, "one")
+        assert stripes.recovered == []
+        assert stripes.free_units == 16
+        stripes.close(None)
 
 
 def test_another_format_version_is_refused_and_left_alone(rig) -> None:
@@ -690,10 +741,10 @@ def test_after_closing(rig) -> None:
     assert ended[-1] == (None, "the stripe set is closed")
     with pytest.raises(RuntimeError, match="closed"):
         stripes.flush_namespace(rig.NAMESPACE)
-    assert not any(thread.name == "ssd-io" and thread.is_alive() for thread in threading.enumerate())
+    assert not any(thread.name.startswith("ssd-") for thread in threading.enumerate())
 
 
 def test_a_failed_opening_leaves_no_thread(rig) -> None:
     with pytest.raises(FormatError):
         StripeSet.open(MemoryArray([1 << 19]))
-    assert not any(thread.name == "ssd-io" and thread.is_alive() for thread in threading.enumerate())
+    assert not any(thread.name.startswith("ssd-") for thread in threading.enumerate())

@@ -21,8 +21,9 @@ class Model(RuleBasedStateMachine):
 
     rig = None  # set by the test, once
 
-    @initialize(devices=st.integers(1, 4), seed=st.integers(0, 100))
-    def start(self, devices: int, seed: int) -> None:
+    @initialize(devices=st.integers(1, 4), seed=st.integers(0, 100), verifiers=st.integers(0, 2))
+    def start(self, devices: int, seed: int, verifiers: int) -> None:
+        self.verifiers = verifiers
         self.memory = self.rig.memory(devices, SLOTS, seed=seed)
         self.pages: dict[tuple[bytes, int], tuple[StoredPage, int]] = {}
         self.past: dict[tuple[bytes, int], dict[int, int]] = {}  # name -> generation -> version
@@ -33,7 +34,11 @@ class Model(RuleBasedStateMachine):
     def open(self) -> None:
         self.array = FaultyArray(self.memory)
         self.lost: list[StoredPage] = []
-        self.stripes = self.rig.open(self.array, on_device_out=lambda device, reason, lost: self.lost.extend(lost))
+        self.stripes = self.rig.open(
+            self.array,
+            verifiers=self.verifiers,
+            on_device_out=lambda device, reason, lost: self.lost.extend(lost),
+        )
         for namespace in (self.rig.NAMESPACE, self.rig.OTHER):
             self.stripes.register_namespace(namespace, "model")
         self.reserved: list = []
