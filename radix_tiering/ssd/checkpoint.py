@@ -6,6 +6,7 @@ copies are whole; in every other case the slot headers are scanned.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -13,7 +14,17 @@ import numpy as np
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, page_digest, round_up
 from swift_tiers.radix_tiering.ssd.blockio import read_blocks, write_blocks
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray
-from swift_tiers.radix_tiering.ssd.layout import CHECKPOINT_OFFSET, RECORD_BYTES, RECORD_DTYPE, StoredPage, Superblock
+from swift_tiers.radix_tiering.ssd.layout import (
+    CHECKPOINT_OFFSET,
+    RECORD_BYTES,
+    RECORD_DTYPE,
+    WRITE_IDENTITY,
+    StoredPage,
+    Superblock,
+)
+
+#: The fields of a record before those that are the same in every unit of a page write.
+_PLACE = struct.Struct("<QII")
 
 
 class Checkpoint(NamedTuple):
@@ -27,21 +38,21 @@ def build_checkpoints(
     pages: Iterable[StoredPage], identifiers: Mapping[bytes, int], devices: Iterable[int]
 ) -> dict[int, Checkpoint]:
     """A checkpoint for each device. Pages that have a unit elsewhere than on `devices` are left out."""
-    rows: dict[int, list[tuple[int | bytes, ...]]] = {device: [] for device in devices}
+    rows = {device: bytearray() for device in devices}
     for page in pages:
         record = page.record
         if any(device not in rows for device, _ in page.placement):
             continue
-        count = len(page.placement)
+        identity = WRITE_IDENTITY.pack(
+            page.generation, record.length, identifiers[record.namespace], record.depth, len(page.placement), 0,
+            record.key, record.parent, page.digest,
+        )  # fmt: skip
         for index, (device, slot) in enumerate(page.placement):
-            rows[device].append((
-                slot, index, 0, page.generation, record.length, identifiers[record.namespace], record.depth, count, 0,
-                record.key, record.parent, page.digest,
-            ))  # fmt: skip
+            rows[device] += _PLACE.pack(slot, index, 0) + identity
     built = {}
-    for device, table in rows.items():
-        table.sort(key=lambda row: row[0])
-        content = np.array(table, dtype=RECORD_DTYPE).view(np.uint8)
+    for device, raw in rows.items():
+        records = np.frombuffer(raw, dtype=RECORD_DTYPE)
+        content = records[np.argsort(records["slot"])].view(np.uint8)
         built[device] = Checkpoint(content, page_digest(content.data))
     return built
 

@@ -6,6 +6,7 @@ ended; run at most one command (table changes, closing); collect completions; lo
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections import deque
@@ -184,8 +185,17 @@ class IoThread:
             self._wake.notify_all()
 
     def _run(self) -> None:
-        while self._round():
-            pass
+        while True:
+            try:
+                if not self._round():
+                    return
+            except Exception as error:
+                # Nothing is known to raise here. If something does, every waiter must still get an answer.
+                logger.exception("the I/O thread failed")
+                for state in self._devices:
+                    self.take_out(state.device, f"internal error: {error}")
+                with self._wake:
+                    self._wake.wait(CHECK_INTERVAL / 10)
 
     def _round(self) -> bool:
         with self._wake:
@@ -202,7 +212,7 @@ class IoThread:
                     break
                 self._wake.wait(min(rest, CHECK_INTERVAL))
         if requests:
-            self.array.submit(requests)
+            self._submit(requests)
         if admitted is not None:
             self._prepare(admitted)
         self._call_back()
@@ -235,6 +245,14 @@ class IoThread:
                     transfer.flying += 1
                     requests.append(self._request(unit, state, now))
         return requests
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        try:
+            self.array.submit(requests)
+        except (OSError, ValueError):
+            # An array refuses requests as a whole, before it has started any.
+            logger.exception("the device array refused requests")
+            self.complete([Completion(request.tag, request.device, errno.EINVAL) for request in requests])
 
     def _request(self, unit: Unit, state: DeviceState, now: float) -> Request:
         transfer, index = unit

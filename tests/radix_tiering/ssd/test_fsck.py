@@ -88,6 +88,14 @@ def test_after_a_crash(rig) -> None:
     mended(rig, array, report, {0, 1, 3})
 
 
+def test_once_opened_it_is_no_longer_clean(rig) -> None:
+    array, _ = filled(rig, clean=True)
+    rig.open(array).close(None)
+    report = checked(array)
+    assert not any(device.clean for device in report.devices)
+    assert [problem.what for problem in report.problems] == ["was not closed in order"] * 3
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_torn_page_is_found_and_its_child_is_unreachable(rig, clean: bool) -> None:
     array, pages = filled(rig, clean=clean)

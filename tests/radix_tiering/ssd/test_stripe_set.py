@@ -361,6 +361,21 @@ def test_a_flush_does_not_come_back_through_a_checkpoint_or_one_lost_table(rig) 
         assert again.recovered == []
 
 
+def test_after_a_flush_new_pages_count_even_if_the_old_headers_are_gone(rig) -> None:
+    array = rig.memory(1, 4)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    for number in range(5):
+        stripes.release(rig.put(stripes, number, length=100).placement)
+    stripes.flush_namespace(rig.NAMESPACE)
+    stripes.close(None)
+    array.images[0][stripes._devices[0].geometry.first_slot :] = 0
+    again = rig.open(array)
+    page = rig.put(again, 9)
+    again.close(None)
+    assert rig.open(array).recovered == [page]
+
+
 def test_without_any_table_nothing_is_recovered(rig) -> None:
     array = rig.memory(1, 16)
     stripes = rig.open(array)
@@ -720,6 +735,36 @@ def test_a_device_that_cannot_be_marked_stays_out(rig) -> None:
     assert {page.record.key[0] for page in again.recovered} == {0, 2}
     assert again.status().devices[1].service is Service.OUT
     assert again.free_units == 14
+
+
+def test_an_array_that_breaks_its_promise_leaves_nobody_waiting(rig) -> None:
+    class Broken(MemoryArray):
+        submitting, reaping = False, False
+
+        def submit(self, requests) -> None:
+            if self.submitting:
+                raise OSError(errno.ENOMEM, "no memory")
+            super().submit(requests)
+
+        def reap(self, at_least, timeout=None):
+            if self.reaping:
+                self.reaping = False
+                raise RuntimeError("a bug")
+            return super().reap(at_least, timeout)
+
+    array = Broken([rig.device_bytes(8)] * 2)
+    StripeSet.create(array, rig.UNIT)
+    stripes = rig.open(array)
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 0)
+    array.submitting = True
+    assert rig.read(stripes, page)[0] is ReadOutcome.IO_ERROR
+    array.submitting = False
+    assert rig.holds(stripes, page, 0)
+    array.reaping = True
+    rig.read(stripes, page)
+    assert {state.service for state in stripes.status().devices} == {Service.OUT}
+    stripes.close(None)
 
 
 # Closing.
