@@ -566,6 +566,7 @@ def test_slots_of_an_earlier_stripe_set_do_not_count(rig) -> None:
         stripes.register_namespace(rig.NAMESPACE, "one")
         assert stripes.recovered == []
         assert stripes.free_units == 16
+        assert stripes._next_generation == 1, "a header of another stripe set was taken for one of this"
         stripes.close(None)
 
 
