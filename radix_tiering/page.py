@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import xxhash
 
 #: Bytes of a page key: the SHA-256 digest of SGLang's chained page hash.
@@ -83,6 +84,6 @@ class PageRecord(NamedTuple):
     length: int  # payload bytes
 
 
-def page_digest(data: memoryview | bytes) -> bytes:
+def page_digest(data: np.ndarray | memoryview | bytes) -> bytes:
     """The 16-byte xxh3-128 checksum of a page's bytes. Releases the interpreter lock on large inputs."""
-    return xxhash.xxh3_128_digest(data)
+    return xxhash.xxh3_128_digest(data)  # type: ignore[arg-type]  # any contiguous buffer

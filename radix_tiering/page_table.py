@@ -141,8 +141,6 @@ class PageTable:
         page = self.find(stored.record.namespace, stored.record.key) or self.enter(stored.record, now)
         if page is None or page.stored is not None:
             return None
-        if page.parent is not None and page.parent.stored is None:
-            return None
         self.attach_stored(page, stored)
         return page
 
@@ -247,23 +245,20 @@ class PageTable:
         if page.parent is not None:
             self._reconsider(page.parent)
 
-    def detach_stored(self, page: Page) -> None:
-        """`page` loses its ssd copy, and with it every descendant; a page without host copy leaves the table."""
-        if page.stored is None:
-            return
-        for descendant in reversed(self._descendants(page)):
-            if descendant.stored is not None:
-                self._forget_stored(descendant)
-        self._forget_stored(page)
-        for descendant in self._descendants(page):
-            if descendant.host is HostState.NONE and not descendant.dropped:
-                self.drop(descendant)
-            elif not descendant.dropped:
-                self._reconsider(descendant)
-        if page.host is HostState.NONE and not page.dropped:
-            self.drop(page)
-        else:
-            self._reconsider(page)
+    def detach_stored(self, page: Page) -> list[Page]:
+        """`page` and every descendant lose their ssd copies; those without a host copy leave the table.
+
+        Returns those that stay, parents first: they may be written again.
+        """
+        affected = [one for one in (page, *self._descendants(page)) if one.stored is not None]
+        for one in reversed(affected):
+            self._forget_stored(one)
+        for one in affected:
+            if one.host is HostState.NONE and not one.dropped:
+                self.drop(one)
+            elif not one.dropped:
+                self._reconsider(one)
+        return [one for one in affected if not one.dropped]
 
     def ssd_victim(self, now: int) -> Page | None:
         """The page whose ssd copy should make room for one used at `now`, or None."""

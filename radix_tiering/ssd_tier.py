@@ -29,17 +29,12 @@ class SsdTier:
         """
         self.paths = list(paths)
         self._array = array
-        self._out_before: list[tuple[int, str]] = []
-        self._on_device_out: Callable[[int, str], None] = lambda device, reason: self._out_before.append(
-            (device, reason)
-        )
         try:
             if all(probe(array, device).standing is Standing.BLANK for device in range(len(array.sizes))):
                 StripeSet.create(array, unit_bytes)
             self.stripes = StripeSet.open(
                 array,
                 max_writes=max_writes,
-                on_device_out=lambda device, reason: self._on_device_out(device, reason),
                 progress=progress,
             )
         except BaseException:
@@ -51,11 +46,9 @@ class SsdTier:
         """How the devices are read and written: "io_uring, O_DIRECT", ..."""
         return self._array.description
 
-    def watch(self, on_device_out: Callable[[int, str], None]) -> None:
-        """Hear of devices that leave service, those that have left already included. Called on "ssd-io"."""
-        self._on_device_out = on_device_out
-        for device, reason in self._out_before:
-            on_device_out(device, reason)
+    def watch(self, on_device_out: Callable[[int, str, list[StoredPage]], None]) -> None:
+        """Hear of devices that leave service: (device, reason, pages that had a part on it). Called on "ssd-io"."""
+        self.stripes.on_device_out = on_device_out
 
     def device_snapshots(self) -> tuple[DeviceSnapshot, ...]:
         status = self.stripes.status()

@@ -307,14 +307,16 @@ class TierStack:
                     self.stripes.release(stored.placement)
         self.events.emit("ssd.recovered", pages=len(pages) - unreachable, unreachable=unreachable)
 
-    def _device_out(self, device: int, reason: str) -> None:
+    def _device_out(self, device: int, reason: str, lost: Sequence[StoredPage]) -> None:
         """A device left service, with every page that has a part on it. On the stripe set's thread."""
         assert self.ssd is not None
         with self.table.lock:
-            lost = [page for page in self.table.all_pages() if page.stored is not None and page.stored.uses(device)]
-            for page in lost:
-                self.table.detach_stored(page)
-            for page in lost:
+            staying: list[Page] = []
+            for stored in lost:
+                page = self.table.find(stored.record.namespace, stored.record.key)
+                if page is not None and page.stored is not None and page.stored.generation == stored.generation:
+                    staying += self.table.detach_stored(page)
+            for page in staying:
                 # What host memory still has is written again, to the devices that are left.
                 if not page.dropped and page.host is HostState.RESIDENT and self.writer is not None:
                     self.writer.offer(page)

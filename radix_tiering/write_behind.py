@@ -130,6 +130,9 @@ class WriteBehind:
     def _failed(self, page: Page, reason: str) -> None:
         self._counters.refuse("write failed")
         self._events.emit("ssd.write_failed", key=page.key.hex(), reason=reason)
-        # Children may have been written ahead of this page's completion: nothing leads to them now.
-        for child in list(page.children):
-            self._table.detach_stored(child)
+        # Children may have been written ahead of this page's completion: nothing leads to them now. A failed write
+        # has taken its device out of service, so trying again ends at the latest when no device is left.
+        cut_off = [one for child in list(page.children) for one in self._table.detach_stored(child)]
+        for one in (page, *cut_off):
+            if not one.dropped and one.host is HostState.RESIDENT:
+                self.offer(one)

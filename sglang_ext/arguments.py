@@ -34,7 +34,7 @@ def _parse_command_line(text: str) -> dict[str, Any]:
     return content
 
 
-class SwiftServerArgs(ServerArgs, dict=True):
+class SwiftServerArgs(ServerArgs, dict=True):  # type: ignore[call-arg]  # msgspec's
     """SGLang's arguments and ours."""
 
     enable_swift_tiers: A[

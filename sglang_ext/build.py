@@ -51,7 +51,7 @@ class Rank(NamedTuple):
         return f"tp{self.tensor}/{self.tensor_size}"
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """Ranks of this server on all machines together."""
         return self.tensor_size * self.data_size
 
@@ -78,7 +78,7 @@ def build_stack(server_args: Any, params: Any, geometry: PageGeometry, content: 
 def open_stack(namespace: Namespace, config: TiersConfig, rank: Rank) -> TierStack:
     """Allocate the host tier, open the devices, recover what they hold."""
     geometry = namespace.geometry
-    size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.count
+    size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.total
     if size < geometry.stride_bytes:
         raise ConfigError(
             f"host.size: {format_size(size)} for each rank holds no page of {format_size(geometry.stride_bytes)}; "
@@ -144,7 +144,7 @@ def open_ssd(config: SsdConfig, rank: Rank) -> SsdTier | None:
     paths = device_paths(config, rank)
     for path in paths[: len(config.directories)]:
         if not path.exists():
-            create_device_file(path, new_device_size(config, path.parent, rank.count))
+            create_device_file(path, new_device_size(config, path.parent, rank.total))
     array: Any = open_array(paths, engine=config.engine)
     if config.throttle is not None:
         array = ThrottledArray(array, float(config.throttle))

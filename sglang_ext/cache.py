@@ -183,6 +183,12 @@ class SwiftRadixCache(UnifiedRadixCache):
         if self.linker is not None:
             self.linker.forget(req.rid)
 
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        super().on_release(req, checkpointed=checkpointed)
+        if self.linker is not None:
+            # Requests whose load failed are released without a checkpoint.
+            self.linker.forget(req.rid)
+
     def finish(self, handle: Any, outcome: Any) -> None:
         super().finish(handle, outcome)
         if self.linker is not None:

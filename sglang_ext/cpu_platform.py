@@ -3,6 +3,8 @@
 SGLang's own CPU engine wants the AMX build of its kernels and an environment variable. This platform needs neither: all
 operators run as plain torch ("native" dispatch), so that the whole server, tiers included, can be developed, tested and
 shown on a laptop. It is slower than SGLang's CPU engine and makes no claim to be otherwise.
+
+SGLang imports this module, while it is being imported itself. Other code must have imported sglang before.
 """
 
 import json

@@ -92,7 +92,7 @@ class DevicePool:
     def copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
     ) -> None:
-        """Slab rows to pool pages, `layer_done(layer)` as soon as a layer may be read. Not on the scheduler's thread."""
+        """Slab rows to pool pages; `layer_done(layer)` once a layer may be read. Not on the scheduler's thread."""
         raise NotImplementedError
 
 

@@ -66,6 +66,10 @@ def never_raises(
     return decorate
 
 
+def _no_lengths() -> list[int]:
+    return []
+
+
 class WatchedLoadCounter(LayerWiseLoadCounter):
     """SGLang's layer counter, except that a wait ends when the loading thread has died.
 
@@ -212,7 +216,7 @@ class SwiftLinker(UnifiedCacheLinker):
 
     # ---- SGLang's linker interface: admission ----
 
-    @never_raises(list)
+    @never_raises(_no_lengths)
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
         """Every restorable length of the tail `transfers`, in pages: all of them up to what is verified and pinned."""
         hashes = _keys(transfers)
@@ -226,7 +230,7 @@ class SwiftLinker(UnifiedCacheLinker):
         return list(range(1, min(len(hashes), claim.restore.pages - offset) + 1))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
-        """Queue the copy of promised pages into device slots. Always accepted: the answer may not depend on the rank."""
+        """Queue the copy of promised pages into device slots. Always accepted: ranks must answer alike."""
         try:
             (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
             claim = self.claims[rid]

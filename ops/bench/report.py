@@ -1,0 +1,86 @@
+"""What every bench shares: measuring things by turns, bounds, and the closing line `NAME: figure=value (bound) …`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+#: Exit code of a bench that ran and missed a bound.
+MISSED = 3
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One number with its bound, if it has one."""
+
+    name: str
+    value: float
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return (self.at_least is None or self.value >= self.at_least) and (
+            self.at_most is None or self.value <= self.at_most
+        )
+
+    def __str__(self) -> str:
+        bound = ""
+        if self.at_least is not None:
+            bound = f" (>= {self.at_least:g}{'' if self.holds else ' MISSED'})"
+        if self.at_most is not None:
+            bound = f" (<= {self.at_most:g}{'' if self.holds else ' MISSED'})"
+        return f"{self.name}={self.value:.4g}{self.unit}{bound}"
+
+
+def by_turns(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each case in each round. Every round runs every case once, in alternating order, so that whatever
+    else the machine does falls on all of them. One round before the first is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    order = list(cases)
+    for number in range(rounds + 1):
+        for name in order if number % 2 else reversed(order):
+            started = time.perf_counter()
+            cases[name]()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
+    """The median of the rounds' ratios: what is slow in one round is slow for both."""
+    return statistics.median(above / below for above, below in zip(numerator, denominator, strict=True))
+
+
+def spread(name: str, values: Sequence[float], unit: str) -> str:
+    """One line: median, and the range over the rounds."""
+    return f"  {name:<34} {statistics.median(values):10.3f} {unit}   ({min(values):.3f} to {max(values):.3f})"
+
+
+def parser(name: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(prog=f"swift-tiers bench {name}", description=description)
+    result.add_argument("--json", metavar="FILE", type=Path, help="write the figures and all rounds as JSON")
+    result.add_argument("--rounds", type=int, default=rounds, help="how often everything is measured (%(default)s)")
+    return result
+
+
+def finish(name: str, figures: Sequence[Figure], details: Mapping[str, Any], file: Path | None) -> int:
+    """Print the closing line, write `file`; the exit code."""
+    if file is not None:
+        content = {
+            "bench": name,
+            "machine": platform.processor() or platform.machine(),
+            "figures": [{**msgspec.to_builtins(figure), "holds": figure.holds} for figure in figures],
+            **details,
+        }
+        file.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"{name}: {' '.join(str(figure) for figure in figures)}")
+    return 0 if all(figure.holds for figure in figures) else MISSED

@@ -1,0 +1,422 @@
+"""The tier stack: what goes in comes out, in every combination of tiers, and nothing unreachable is ever kept."""
+
+from __future__ import annotations
+
+import pytest
+from support.engine import (
+    Clock,
+    chain,
+    check,
+    content,
+    get,
+    make_stack,
+    memory_ssd,
+    namespace,
+    put,
+    settle,
+)
+
+from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.restore import RestoreState, Source
+
+
+def test_a_chain_comes_back_from_host_memory():
+    stack = make_stack()
+    keys = chain(*"abcde")
+    assert put(stack, keys) == 5
+    assert get(stack, keys) == 5
+    assert get(stack, chain(*"abcxy")) == 3
+    assert get(stack, chain(*"x")) == 0
+    check(stack)
+    stack.close()
+
+
+def test_pages_held_already_are_not_taken_in_again():
+    stack = make_stack()
+    keys = chain(*"abc")
+    assert put(stack, keys) == 3
+    assert put(stack, keys) == 0
+    assert put(stack, chain(*"abcd")) == 1
+    assert stack.host.used_slots == 4
+    check(stack)
+
+
+def test_a_page_whose_prefix_is_not_held_is_refused():
+    stack = make_stack()
+    keys = chain(*"abc")
+    offered = stack.begin_put(keys[1:], parent=keys[0], depth=2)
+    assert offered.refused == 2
+    assert not offered.pages
+    assert stack.snapshot().tiers["host"].refusals == {"prefix not held": 1}
+    check(stack)
+
+
+def test_aborted_pages_leave_nothing():
+    stack = make_stack()
+    offered = stack.begin_put(chain(*"abc"), ROOT_KEY, 1)
+    assert stack.probe(chain(*"abc")) == 0, "visible before it is complete"
+    stack.abort_put(offered)
+    assert stack.host.used_slots == 0
+    assert get(stack, chain(*"abc")) == 0
+    check(stack)
+
+
+def test_the_longest_unused_sequence_leaves_first_from_its_end():
+    stack = make_stack(host_pages=6)
+    old, new = chain("old", 1, 2), chain("new", 1, 2)
+    put(stack, old)
+    put(stack, new)
+    put(stack, chain("third"))
+    assert stack.probe(old) == 2, "its last page goes first: nothing depends on it"
+    assert stack.probe(new) == 3
+    check(stack)
+
+
+def test_a_used_sequence_outlives_an_unused_one():
+    stack = make_stack(host_pages=6)
+    first, second = chain("first", 1, 2), chain("second", 1, 2)
+    put(stack, first)
+    put(stack, second)
+    get(stack, first)
+    put(stack, chain("third", 1))
+    assert stack.probe(first) == 3
+    assert stack.probe(second) == 1
+    check(stack)
+
+
+def test_a_sequence_longer_than_the_tier_keeps_its_beginning():
+    stack = make_stack(host_pages=4)
+    keys = chain(*range(10))
+    offered = stack.begin_put(keys, ROOT_KEY, 1)
+    stack.commit_put(offered)
+    assert (len(offered.pages), offered.refused) == (4, 6)
+    assert stack.probe(keys) == 4
+    check(stack)
+
+
+def test_pinned_pages_are_never_evicted():
+    stack = make_stack(host_pages=4)
+    keys = chain(*"abcd")
+    put(stack, keys)
+    restore = settle(stack, stack.restore(keys))
+    assert restore.pages == 4
+    assert put(stack, chain(*"xyz")) == 0
+    for key, slot in zip(keys, restore.slots, strict=True):
+        assert (stack.host.page(int(slot)) == content(key)).all()
+    stack.restorer.release(restore)
+    assert put(stack, chain(*"xyz")) == 3
+    check(stack)
+
+
+def test_pages_evicted_from_host_memory_come_back_from_ssd():
+    stack = make_stack(host_pages=4, ssd=memory_ssd())
+    first, second = chain(*"abcd"), chain(*"wxyz")
+    put(stack, first)
+    stack.wait_written(10)
+    put(stack, second)
+    stack.wait_written(10)
+    restore = settle(stack, stack.restore(first))
+    assert restore.pages == 4
+    assert restore.sources == [Source.SSD] * 4
+    stack.restorer.release(restore)
+    assert get(stack, second) == 4
+    check(stack)
+    stack.close()
+
+
+def test_everything_comes_back_after_a_restart():
+    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+    array = MemoryArray([2**20] * 3, seed=3)
+    stack = make_stack(ssd=memory_ssd(array=array))
+    sequences = [chain(name, 1, 2, 3) for name in range(5)]
+    for keys in sequences:
+        put(stack, keys)
+        stack.wait_written(10)
+    stack.close()
+    again = make_stack(ssd=memory_ssd(array=_reopened(array)))
+    for keys in sequences:
+        assert get(again, keys) == 4
+    check(again)
+    again.close()
+
+
+def test_another_namespace_never_hits_and_both_survive():
+    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+    array = MemoryArray([2**20] * 2, seed=3)
+    keys = chain(*"abc")
+    first = make_stack(ssd=memory_ssd(array=array))
+    put(first, keys)
+    first.close()
+    for change in ({"model": "x"}, {"weights": "x"}, {"dtype": "bfloat16"}, {"rank": "tp1/2"}, {"kv_heads": 4}):
+        array = _reopened(array)
+        other = make_stack(ssd=memory_ssd(array=array), space=namespace(**change))
+        assert get(other, keys) == 0, change
+        other.close()
+    again = make_stack(ssd=memory_ssd(array=_reopened(array)))
+    assert get(again, keys) == 3
+    check(again)
+
+
+def test_a_full_ssd_evicts_pages_of_other_namespaces_too():
+    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+    array = MemoryArray([300_000], seed=3)
+    old = make_stack(host_pages=64, ssd=memory_ssd(array=array))
+    room = old.stripes.capacity_units
+    put(old, chain(*range(room)))
+    old.close()
+    new = make_stack(host_pages=64, ssd=memory_ssd(array=_reopened(array)), space=namespace(model="new"))
+    assert new.snapshot().tiers["ssd"].pages == room
+    keys = chain("new", *range(7))
+    put(new, keys)
+    new.wait_written(10)
+    assert new.snapshot().tiers["ssd"].evictions == 8
+    new.flush(host=True, ssd=False)
+    assert get(new, keys) == 8
+    check(new)
+
+
+def test_flushing_host_memory_keeps_what_is_on_ssd():
+    stack = make_stack(ssd=memory_ssd())
+    keys = chain(*"abc")
+    put(stack, keys)
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    assert stack.host.used_slots == 0
+    assert get(stack, keys) == 3
+    stack.flush(host=True, ssd=True)
+    assert get(stack, keys) == 0
+    check(stack)
+    assert put(stack, keys) == 3
+    stack.wait_written(10)
+    check(stack)
+
+
+def test_new_weights_hide_every_old_page():
+    stack = make_stack(ssd=memory_ssd())
+    keys = chain(*"abc")
+    put(stack, keys)
+    stack.wait_written(10)
+    stack.change_namespace(namespace(weights="new"))
+    assert get(stack, keys) == 0
+    assert put(stack, keys) == 3
+    stack.wait_written(10)
+    stack.change_namespace(namespace())
+    assert get(stack, keys) == 3, "the old weights came back, and with them their pages"
+    check(stack)
+
+
+def test_a_flipped_byte_in_host_memory_is_a_miss_with_all_that_follows():
+    stack = make_stack()
+    keys = chain(*"abcd")
+    put(stack, keys)
+    page = stack.table.find(stack.namespace.digest(), keys[1])
+    stack.host.page(page.slot)[7] ^= 1
+    assert get(stack, keys) == 1
+    assert stack.snapshot().tiers["host"].checksum_failures == 1
+    assert [event.kind for event in stack.events.since()] == ["page.corrupt"]
+    assert stack.probe(keys) == 1, "the pages behind it are unreachable and must not be kept"
+    assert put(stack, keys) == 3
+    assert get(stack, keys) == 4
+    check(stack)
+
+
+def test_verification_can_be_turned_off():
+    stack = make_stack(host={"verify": False})
+    keys = chain(*"ab")
+    put(stack, keys)
+    page = stack.table.find(stack.namespace.digest(), keys[1])
+    stack.host.page(page.slot)[7] ^= 1
+    restore = settle(stack, stack.restore(keys))
+    assert restore.pages == 2
+
+
+def test_two_requests_share_one_read():
+    stack = make_stack(host_pages=8, ssd=memory_ssd())
+    keys = chain(*"abcd")
+    put(stack, keys)
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    first, second = stack.restore(keys), stack.restore(keys)
+    assert settle(stack, first).pages == 4
+    assert settle(stack, second).pages == 4
+    assert list(first.slots) == list(second.slots)
+    assert sum(device.bytes_read for device in stack.snapshot().devices) <= 4 * 8192
+    stack.restorer.release(first)
+    stack.restorer.release(second)
+    check(stack)
+
+
+def test_a_restore_past_its_deadline_gives_what_has_come_up():
+    clock = Clock()
+    stack = make_stack(clock=clock, policy={"restore_deadline": "100ms"})
+    keys = chain(*"abc")
+    put(stack, keys)
+    stack.table.lock.acquire()  # the worker cannot proceed
+    restore = stack.restore(keys)
+    assert not stack.restorer.poll(restore)
+    clock.now += 1
+    stack.table.lock.release()
+    settle(stack, restore)
+    assert restore.state is RestoreState.READY
+    assert restore.pages in (0, 3)
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_a_cancelled_restore_leaves_no_pin():
+    stack = make_stack(host_pages=8, ssd=memory_ssd())
+    keys = chain(*"abcd")
+    put(stack, keys)
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    for _ in range(50):
+        stack.restorer.release(stack.restore(keys))
+    check(stack)
+    assert get(stack, keys) == 4
+
+
+def test_restores_larger_than_host_memory_bring_up_what_fits():
+    stack = make_stack(host_pages=4, ssd=memory_ssd())
+    keys = chain(*range(4))
+    put(stack, keys)
+    stack.wait_written(10)
+    # The rest of the chain is written by way of the same four slots.
+    longer = chain(*range(8))
+    for index in range(4, 8):
+        put(stack, [longer[index]], parent=longer[index - 1], depth=index + 1)
+        stack.wait_written(10)
+    restore = settle(stack, stack.restore(longer))
+    assert restore.pages == 4
+    assert put(stack, chain("other")) == 0
+    stack.restorer.release(restore)
+    check(stack)
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_a_clean_end_saves_what_is_in_host_memory(write):
+    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+    array = MemoryArray([2**20] * 2, seed=5)
+    stack = make_stack(ssd=memory_ssd(array=array), policy={"write": write})
+    keys = chain(*"abcdef")
+    put(stack, keys)
+    if write == "back":
+        assert stack.snapshot().tiers["ssd"].pages == 0, "nothing is written while there is room"
+    stack.close()
+    again = make_stack(ssd=memory_ssd(array=_reopened(array)))
+    assert get(again, keys) == 6
+
+
+def test_write_back_saves_pages_before_they_are_evicted():
+    stack = make_stack(host_pages=16, ssd=memory_ssd(), policy={"write": "back"})
+    sequences = [chain(name, 1, 2, 3) for name in range(8)]
+    for keys in sequences:
+        put(stack, keys)
+        stack.wait_written(10)
+    for keys in sequences:
+        assert get(stack, keys) == 4
+    check(stack)
+
+
+def test_admission_on_reuse_writes_nothing_that_is_used_once():
+    stack = make_stack(ssd=memory_ssd(), policy={"ssd_admission": "reuse"})
+    once, twice = chain("once", 1), chain("twice", 1)
+    put(stack, once)
+    put(stack, twice)
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 0
+    get(stack, twice)
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 2
+    check(stack)
+
+
+def test_admission_by_size_writes_long_prefixes_from_their_beginning():
+    stack = make_stack(ssd=memory_ssd(), policy={"ssd_admission": "size", "admission_tokens": 12})
+    put(stack, chain("short", 1))
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 0
+    put(stack, chain("long", 1, 2, 3))
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 4, "a prefix is admitted as a whole"
+    check(stack)
+
+
+def test_use_of_the_device_prefix_counts():
+    stack = make_stack(host_pages=6)
+    hot, cold = chain("hot", 1, 2), chain("cold", 1, 2)
+    put(stack, hot)
+    put(stack, cold)
+    # The device has all of `hot`: only its use is reported, nothing is moved.
+    stack.restorer.release(settle(stack, stack.restore([chain("hot", 1, 2, 3)[3]], prefix_keys=hot)))
+    stack.restorer.flush()
+    put(stack, chain("new", 1, 2))
+    assert stack.probe(hot) == 3
+    assert stack.probe(cold) == 0
+
+
+def test_counters_balance():
+    stack = make_stack(host_pages=8, ssd=memory_ssd())
+    keys = chain(*range(6))
+    put(stack, keys)
+    get(stack, keys)
+    get(stack, chain(*range(6), "x", "y"))
+    check(stack)
+    host = stack.snapshot().tiers["host"]
+    assert host.misses == 2
+    assert host.bytes_written == 6 * 4096
+    assert stack.snapshot().restores.started == stack.snapshot().restores.completed == 2
+    stack.close()
+    stack.close()  # idempotent
+
+
+def test_ssd_pages_leave_from_the_end_of_a_sequence():
+    ssd = memory_ssd(devices=1, size=300_000)
+    room = ssd.stripes.capacity_units
+    stack = make_stack(host_pages=64, ssd=ssd)
+    old = chain("old", *range(room - 1))
+    put(stack, old)
+    stack.wait_written(10)
+    put(stack, chain("new", 1, 2))
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    assert get(stack, chain("new", 1, 2)) == 3
+    assert get(stack, old) == room - 3
+    check(stack)
+
+
+def test_a_failed_write_is_tried_on_the_devices_that_are_left():
+    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+    class Broken(MemoryArray):
+        """Writes to device 0 fail once the stripe set is made."""
+
+        broken = False
+
+        def _carry_out(self, request):
+            done = super()._carry_out(request)
+            return done._replace(error=5) if self.broken and request.device == 0 and request.operation else done
+
+    array = Broken([2**20] * 2, seed=4)
+    stack = make_stack(ssd=memory_ssd(array=array))
+    array.broken = True
+    keys = chain(*"abcdefgh")
+    put(stack, keys)
+    stack.wait_written(10)
+    snapshot = stack.snapshot()
+    assert [device.in_service for device in snapshot.devices] == [False, True]
+    assert snapshot.tiers["ssd"].pages == 8
+    stack.flush(host=True, ssd=False)
+    assert get(stack, keys) == 8
+    check(stack)
+    assert "device.out" in [event.kind for event in stack.events.since()]
+
+
+def _reopened(array):
+    """A new array over what `array` holds: a process that ended and one that starts."""
+    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+    return MemoryArray.from_images([image.copy() for image in array.images], seed=9)

@@ -1,0 +1,475 @@
+"""The tiers beneath SGLang's real scheduler, with its strict memory checks, step by step, faults included.
+
+Functions whose first parameter is a `StepScheduler` run in the scheduler's process; the tests below call them there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.scheduler_process import SchedulerProcess
+
+PAGE = 16
+DEVICE_TOKENS = 2048
+
+
+def prompt(seed: int, tokens: int = 700) -> list[int]:
+    """A prompt that no other seed's shares a prefix with."""
+    return random.Random(seed).choices(range(1, 250), k=tokens)
+
+
+def fill_device(s, seed: int) -> None:
+    """Requests enough to evict everything else from the device."""
+    for number in range(4):
+        s.generate(prompt(1000 * seed + number))
+
+
+def quiet(s) -> None:
+    """Wait until nothing moves, then require that nothing is kept for any request."""
+    s.linker.stack.wait_written(20)
+    s.linker.stack.restorer.flush()
+    assert not s.linker.claims, "claims leaked"
+    assert not s.cache.linker.arrivals, "arrivals leaked"
+    assert not s.linker.served
+    assert not s.cache.linker.hit_markers
+    table = s.linker.stack.table
+    with table.lock:
+        table.check()
+        assert table.pinned_pages == 0, "pins leaked"
+
+
+def events(s, kind: str) -> list[dict]:
+    return [event.fields for event in s.linker.stack.events.since() if event.kind == kind]
+
+
+def serve_again(s, token_ids: list[int]):
+    req = s.add(token_ids)
+    s.run()
+    return req, s.details(req)
+
+
+@contextlib.contextmanager
+def tiers_that_do_not_answer(s):
+    """Restores begin, and do not come to an end until this is left."""
+    answer = threading.Event()
+    restorer = s.linker.stack.restorer
+    start, deadline = restorer._start, restorer._deadline_seconds
+    restorer._start = lambda restore: (answer.wait(60), start(restore))
+    restorer._deadline_seconds = 3600.0
+    try:
+        yield
+    finally:
+        restorer._start, restorer._deadline_seconds = start, deadline
+        answer.set()
+
+
+# ---- in the scheduler's process ----
+
+
+def evicted_prefix_comes_back(s):
+    question = prompt(1)
+    answer = s.generate(question)
+    written = s.linker.stack.snapshot().tiers["host"].bytes_written
+    fill_device(s, 1)
+    req, details = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    assert details["device"] == 0
+    assert details["host"] + details["ssd"] == 688 == req.cached_tokens
+    assert req.cached_tokens_storage == details["ssd"], "SGLang's own accounting differs"
+    quiet(s)
+    assert s.linker.stack.snapshot().tiers["host"].bytes_written > written
+    # All on the device again: nothing is asked of the tiers.
+    hits = s.linker.stack.snapshot().tiers["host"].hits
+    req, details = serve_again(s, question)
+    assert (list(req.output_ids), details) == (answer, {"device": 688, "host": 0, "ssd": 0})
+    assert s.linker.stack.snapshot().tiers["host"].hits == hits
+    quiet(s)
+
+
+def from_ssd_only(s):
+    question = prompt(2)
+    answer = s.generate(question)
+    s.linker.stack.wait_written(20)
+    fill_device(s, 2)
+    s.linker.stack.flush(host=True, ssd=False)
+    before = s.linker.stack.snapshot()
+    req, details = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    assert details == {"device": 0, "host": 0, "ssd": 688}
+    quiet(s)
+    after = s.linker.stack.snapshot()
+    assert after.tiers["ssd"].hits - before.tiers["ssd"].hits == 43
+    assert after.tiers["ssd"].bytes_written == before.tiers["ssd"].bytes_written, "what came from ssd is written again"
+
+
+def partly_on_the_device(s):
+    """A longer prompt over a prefix that the device has: only the rest is loaded."""
+    question = prompt(3, 400)
+    longer = question + prompt(33, 300)
+    answer = s.generate(longer)
+    fill_device(s, 3)
+    s.generate(question)
+    req, details = serve_again(s, longer)
+    assert list(req.output_ids) == answer
+    assert details["device"] == 400 // PAGE * PAGE
+    assert details["host"] + details["ssd"] == 688 - details["device"]
+    quiet(s)
+
+
+def many_at_once(s):
+    questions = [prompt(seed, 300) for seed in range(40, 46)]
+    answers = [s.generate(question) for question in questions]
+    fill_device(s, 4)
+    reqs = [s.add(question) for question in [*questions, *questions]]
+    s.run()
+    assert [list(req.output_ids) for req in reqs] == answers * 2
+    quiet(s)
+
+
+def long_prompt_in_chunks(s):
+    question = prompt(5, 1800)
+    answer = s.generate(question)
+    s.linker.stack.wait_written(20)
+    fill_device(s, 5)
+    req, details = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    assert details["host"] + details["ssd"] > 0
+    quiet(s)
+
+
+def others_pass_a_held_request(s):
+    question, other = prompt(6), prompt(66, 50)
+    answer = s.generate(question)
+    fill_device(s, 6)
+    with tiers_that_do_not_answer(s):
+        held = s.add(question)
+        passing = s.add(other)
+        s.run(until=lambda: passing.finished())
+        assert not held.finished()
+        assert held in s.scheduler.waiting_queue
+    s.run()
+    assert list(held.output_ids) == answer
+    assert s.details(held)["device"] == 0
+    quiet(s)
+
+
+def a_missed_deadline_is_recomputed(s):
+    question = prompt(7)
+    answer = s.generate(question)
+    fill_device(s, 7)
+    s.linker.stack.wait_written(20)
+    s.linker.stack.flush(host=True, ssd=False)
+    restorer = s.linker.stack.restorer
+    deadline, restorer._deadline_seconds = restorer._deadline_seconds, 0.05
+    start = restorer._start
+    restorer._start = lambda restore: (time.sleep(0.3), start(restore))
+    try:
+        req, details = serve_again(s, question)
+    finally:
+        restorer._deadline_seconds, restorer._start = deadline, start
+    assert list(req.output_ids) == answer
+    assert details == {}, "nothing was served from anywhere"
+    assert events(s, "restore.expired")
+    quiet(s)
+
+
+def aborted_while_held(s):
+    from sglang.srt.managers.io_struct import AbortReq
+
+    question = prompt(8)
+    s.generate(question)
+    fill_device(s, 8)
+    with tiers_that_do_not_answer(s):
+        held = s.add(question)
+        for _ in range(5):
+            s.step()
+        s.scheduler.abort_request(AbortReq(rid=held.rid))
+        assert held not in s.scheduler.waiting_queue
+    s.run()
+    quiet(s)
+
+
+def aborted_while_running(s):
+    from sglang.srt.managers.io_struct import AbortReq
+
+    question = prompt(9)
+    s.generate(question)
+    fill_device(s, 9)
+    req = s.add(question, max_new_tokens=200)
+    s.run(until=lambda: len(req.output_ids) > 2)
+    s.scheduler.abort_request(AbortReq(rid=req.rid))
+    s.run()
+    assert req.finished()
+    quiet(s)
+
+
+def flush_cache_keeps_ssd(s):
+    question = prompt(10)
+    answer = s.generate(question)
+    s.linker.stack.wait_written(20)
+    assert s.scheduler.flush_cache()
+    assert s.linker.stack.host.used_slots == 0
+    req, details = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    assert details == {"device": 0, "host": 0, "ssd": 688}
+    quiet(s)
+
+
+def a_failing_load_fails_its_request_alone(s):
+    question = prompt(11)
+    answer = s.generate(question)
+    fill_device(s, 11)
+    pool = s.linker.pool
+    copy_in = pool.copy_in
+
+    def fail(*_):
+        raise OSError("injected")
+
+    pool.copy_in = fail
+    req = s.add(question)
+    s.run()
+    pool.copy_in = copy_in
+    assert req.finished()
+    assert req.finished_reason.to_json()["type"] == "abort"
+    quiet(s)
+    req, _ = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    quiet(s)
+
+
+def a_dead_loading_thread_does_not_hang(s):
+    question = prompt(12)
+    answer = s.generate(question)
+    fill_device(s, 12)
+    s.linker._loads.put(None)  # ends the thread
+    s.linker._load_thread.join()
+    # A thread that dies with a job in its hands: nobody completes the layers.
+    spawn, s.linker._spawn = s.linker._spawn, lambda target, name: s.linker._load_thread
+    req = s.add(question)
+    s.run()
+    s.linker._spawn = spawn
+    assert req.finished_reason.to_json()["type"] == "abort"
+    while not s.linker._loads.empty():
+        s.linker._loads.get()
+    req, details = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    assert details["host"] + details["ssd"] == 688
+    assert "swift-load" in [event["thread"] for event in events(s, "thread.restarted")]
+    quiet(s)
+
+
+def a_dead_offloading_thread_does_not_lock_the_device(s):
+    pool = s.linker.pool
+    copy_out = pool.copy_out
+
+    def die(*_):
+        raise SystemExit  # not an Exception: it ends the thread
+
+    pool.copy_out = die
+    question = prompt(13)
+    answer = s.generate(question)
+    pool.copy_out = copy_out
+    fill_device(s, 13)
+    req, _ = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    assert "swift-offload" in [event["thread"] for event in events(s, "thread.restarted")]
+    quiet(s)
+
+
+def failing_offloads_unlock_the_device(s):
+    pool = s.linker.pool
+    copy_out = pool.copy_out
+
+    def fail(*_):
+        raise OSError("injected")
+
+    pool.copy_out = fail
+    question = prompt(14)
+    answer = s.generate(question)
+    fill_device(s, 14)
+    pool.copy_out = copy_out
+    req, _ = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    assert events(s, "offload.failed")
+    quiet(s)
+
+
+def exceptions_do_not_reach_the_scheduler(s):
+    question = prompt(15)
+    answer = s.generate(question)
+    fill_device(s, 15)
+
+    def fail(*_, **__):
+        raise RuntimeError("injected")
+
+    stack = s.linker.stack
+    for name in ("restore", "probe"):
+        original = getattr(stack, name)
+        setattr(stack, name, fail)
+        try:
+            req, _ = serve_again(s, question)
+        finally:
+            setattr(stack, name, original)
+        assert list(req.output_ids) == answer, name
+        fill_device(s, 15)
+    poll, stack.restorer.poll = stack.restorer.poll, fail
+    req, _ = serve_again(s, question)
+    stack.restorer.poll = poll
+    assert list(req.output_ids) == answer
+    assert events(s, "linker.error")
+    quiet(s)
+
+
+def pages_evicted_while_waiting_are_restored_too(s):
+    """The device had half the prefix at arrival, and lost it before admission."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    question = prompt(16, 400)
+    longer = question + prompt(166, 300)
+    answer = s.generate(longer)
+    fill_device(s, 16)
+    s.generate(question)
+    with tiers_that_do_not_answer(s):
+        held = s.add(longer)
+        s.step()
+        assert s.cache.linker.arrivals[held.rid].device_pages == 400 // PAGE
+        s.cache.evict(EvictParams(num_tokens=DEVICE_TOKENS))
+    s.run()
+    assert list(held.output_ids) == answer
+    assert s.details(held)["device"] == 0
+    assert s.details(held)["host"] + s.details(held)["ssd"] == 688
+    quiet(s)
+
+
+def new_weights_hide_old_pages(s):
+    from swift_tiers.sglang_ext.hooks import after_weights_update
+
+    question = prompt(17)
+    s.generate(question)
+    s.scheduler.flush_cache()
+    digest = s.linker.stack.namespace.digest()
+    after_weights_update((True, ""), s.scheduler.weight_updater, None)
+    assert s.linker.stack.namespace.digest() != digest
+    _, details = serve_again(s, question)
+    assert details == {}
+    quiet(s)
+
+
+def damaged_files_are_misses(s, directories):
+    questions = [prompt(seed) for seed in (18, 19)]
+    answers = [s.generate(question) for question in questions]
+    s.linker.stack.wait_written(20)
+    fill_device(s, 18)
+    s.linker.stack.flush(host=True, ssd=False)
+    generator = random.Random(5)
+    for directory in directories:
+        for path in Path(directory).glob("*.stripe"):
+            size = path.stat().st_size
+            with open(path, "r+b", buffering=0) as file:
+                # Past the tables at the beginning: slots only.
+                for offset in range(size // 4, size - 4096, 8192):
+                    file.seek(offset + generator.randrange(4096))
+                    file.write(b"\xa5")
+    for question, answer in zip(questions, answers, strict=True):
+        req, _ = serve_again(s, question)
+        assert list(req.output_ids) == answer
+    snapshot = s.linker.stack.snapshot()
+    assert snapshot.tiers["ssd"].checksum_failures > 0
+    assert events(s, "page.corrupt")
+    quiet(s)
+
+
+def a_deleted_device_file_leaves_service(s, directories):
+    question = prompt(20)
+    answer = s.generate(question)
+    s.linker.stack.wait_written(20)
+    for path in Path(directories[0]).glob("*.stripe"):
+        os.unlink(path)
+    limit = time.monotonic() + 20
+    while all(device.in_service for device in s.linker.stack.snapshot().devices):
+        assert time.monotonic() < limit, "nobody noticed"
+        s.generate(prompt(int(time.monotonic() * 1000) % 10000 + 5000, 100))
+        time.sleep(0.1)
+    fill_device(s, 20)
+    req, _ = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    assert events(s, "device.out")
+    quiet(s)
+    # The other device goes on.
+    question = prompt(21)
+    answer = s.generate(question)
+    s.linker.stack.wait_written(20)
+    fill_device(s, 21)
+    s.linker.stack.flush(host=True, ssd=False)
+    req, details = serve_again(s, question)
+    assert list(req.output_ids) == answer
+    assert details["ssd"] == 688
+    quiet(s)
+
+
+# ---- the tests ----
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    return [str(tmp_path_factory.mktemp(f"ssd{number}")) for number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory, directories):
+    from swift_tiers.ops.model import tiny_model
+
+    config = {
+        "host": {"size": "1MiB"},
+        "ssd": {"directories": directories, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
+        "policy": {"restore_deadline": "20s"},
+    }
+    arguments = [
+        "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32",
+        "--max-total-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8", "--chunked-prefill-size", "512",
+        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
+    ]  # fmt: skip
+    with SchedulerProcess(arguments) as process:
+        yield process
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        evicted_prefix_comes_back,
+        from_ssd_only,
+        partly_on_the_device,
+        many_at_once,
+        long_prompt_in_chunks,
+        others_pass_a_held_request,
+        a_missed_deadline_is_recomputed,
+        aborted_while_held,
+        aborted_while_running,
+        flush_cache_keeps_ssd,
+        a_failing_load_fails_its_request_alone,
+        a_dead_loading_thread_does_not_hang,
+        a_dead_offloading_thread_does_not_lock_the_device,
+        failing_offloads_unlock_the_device,
+        exceptions_do_not_reach_the_scheduler,
+        pages_evicted_while_waiting_are_restored_too,
+        new_weights_hide_old_pages,
+    ],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_scenario(scheduler, scenario):
+    scheduler(scenario)
+
+
+def test_damaged_files_are_misses(scheduler, directories):
+    scheduler(damaged_files_are_misses, directories)
+
+
+def test_a_deleted_device_file_leaves_service(scheduler, directories):
+    scheduler(a_deleted_device_file_leaves_service, directories)

@@ -1,0 +1,115 @@
+"""Small tier stacks for tests of the engine: no SGLang, devices in memory or in temporary files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageGeometry
+from swift_tiers.radix_tiering.restore import Restore
+from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.stack import TierStack
+
+#: 4 KiB pages: 2 layers x (K, V) x 4 tokens x 256 bytes.
+GEOMETRY = PageGeometry(layers=2, planes=2, tokens=4, row_bytes=256)
+
+
+class Clock:
+    """Time that only moves when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def namespace(**changes: Any) -> Namespace:
+    fields: dict[str, Any] = {
+        "model": "m",
+        "weights": "w",
+        "dtype": "float32",
+        "geometry": GEOMETRY,
+        "first_layer": 0,
+        "kv_heads": 2,
+        "head_dim": 32,
+        "rank": "tp0/1",
+    }
+    return Namespace(**{**fields, **changes})
+
+
+def memory_ssd(devices: int = 2, size: int = 2**20, unit: int = 4096, array: Any = None) -> SsdTier:
+    array = array or MemoryArray([size] * devices, seed=1)
+    return SsdTier(array, [f"memory{device}" for device in range(len(array.sizes))], unit)
+
+
+def make_stack(
+    host_pages: int = 16, ssd: SsdTier | None = None, clock: Any = None, space: Namespace | None = None, **config: Any
+) -> TierStack:
+    """A stack with room for `host_pages` in host memory. `config`: sections of the configuration."""
+    space = space or namespace()
+    host = HostTier(space.geometry, host_pages * space.geometry.stride_bytes)
+    return TierStack(space, parse_config(config), host, ssd, clock=clock or Clock())
+
+
+def chain(*names: object) -> list[bytes]:
+    """Page keys of a sequence: each depends on all before it, as SGLang's do."""
+    keys, previous = [], b""
+    for name in names:
+        previous = hashlib.sha256(previous + str(name).encode()).digest()
+        keys.append(previous)
+    return keys
+
+
+def content(key: bytes, size: int = GEOMETRY.page_bytes) -> np.ndarray:
+    """What the page `key` holds in these tests: uint8 [size], different for every key."""
+    return np.frombuffer((key * (-(-size // len(key))))[:size], dtype=np.uint8)
+
+
+def put(stack: TierStack, keys: Sequence[bytes], parent: bytes = ROOT_KEY, depth: int = 1) -> int:
+    """Offer a chain; how many of its pages were taken in now."""
+    offered = stack.begin_put(keys, parent, depth)
+    for index, slot in zip(offered.indices, offered.slots, strict=True):
+        stack.host.page(slot)[:] = content(keys[index])
+    stack.commit_put(offered)
+    return len(offered.pages)
+
+
+def settle(stack: TierStack, restore: Restore) -> Restore:
+    """Wait for a restore, whatever threads it takes."""
+    import time
+
+    limit = time.monotonic() + 20
+    while not stack.restorer.poll(restore):
+        assert time.monotonic() < limit, "the restore does not settle"
+        time.sleep(0.0005)
+    return restore
+
+
+def get(stack: TierStack, keys: Sequence[bytes]) -> int:
+    """Restore a chain, compare every byte that is promised, give it back; how many pages came up."""
+    restore = settle(stack, stack.restore(keys))
+    for key, slot in zip(keys, restore.slots, strict=False):
+        assert np.array_equal(stack.host.page(int(slot)), content(key)), "wrong bytes"
+    stack.restorer.release(restore)
+    return restore.pages
+
+
+def check(stack: TierStack) -> None:
+    """Every rule of the page table, and nothing leaked once all is quiet."""
+    stack.wait_written(20)
+    stack.restorer.flush()
+    with stack.table.lock:
+        stack.table.check()
+        assert stack.table.pinned_pages == 0
+        assert stack.host.used_slots == stack.table.resident_pages
+    if stack.stripes is not None:
+        status = stack.stripes.status()
+        units = sum(stack.stripes.units(page.length) for page in stack.table.all_pages() if page.stored is not None)
+        assert status.capacity_units - status.free_units == units, "stripe units leaked"

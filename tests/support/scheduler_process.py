@@ -1,0 +1,92 @@
+"""A `StepScheduler` in a process of its own, so that each test module can have one with other arguments.
+
+A test sends it a function of its own module by name; the function gets the scheduler and runs there. What it raises
+is raised here, with its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+START_SECONDS = 180
+
+
+def _serve(connection: Connection, arguments: list[str], environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    # SGLang ends its process group on some errors; the tests' own must not be hit.
+    os.setpgrp()
+    try:
+        from support.scheduler import StepScheduler
+
+        scheduler = StepScheduler(arguments)
+        connection.send(("ready", None))
+    except BaseException:  # noqa: BLE001 - told to the other side
+        connection.send(("failed", traceback.format_exc()))
+        return
+    while (job := connection.recv()) is not None:
+        path, name, values = job
+        try:
+            spec = importlib.util.spec_from_file_location("scheduler_test_module", path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            connection.send(("done", getattr(module, name)(scheduler, *values)))
+        except BaseException:  # noqa: BLE001 - told to the other side
+            connection.send(("failed", traceback.format_exc()))
+    scheduler.scheduler.release_host_resources()
+
+
+class SchedulerProcess:
+    """Start with SGLang's arguments; use as a context manager."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str] | None = None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, arguments, environment or {}), daemon=True)
+        # The child finds `support` as we do.
+        os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:1], os.environ.get("PYTHONPATH", "")])
+        self._process.start()
+        theirs.close()
+        self._receive(START_SECONDS)
+
+    def __call__(self, function: Callable[..., Any], *values: Any, timeout: float = 120) -> Any:
+        """Run `function(scheduler, *values)` there; its result, or its exception as an AssertionError."""
+        self._connection.send((inspect.getfile(function), function.__name__, values))
+        return self._receive(timeout)
+
+    def _receive(self, timeout: float) -> Any:
+        if not self._connection.poll(timeout):
+            self.kill()
+            raise AssertionError(f"the scheduler gave no answer within {timeout} s")
+        try:
+            outcome, value = self._connection.recv()
+        except EOFError:
+            raise AssertionError(f"the scheduler's process died (exit code {self._process.exitcode})") from None
+        if outcome == "failed":
+            raise AssertionError(f"in the scheduler's process:\n{value}")
+        return value
+
+    def close(self) -> None:
+        if self._process.is_alive():
+            self._connection.send(None)
+            self._process.join(30)
+        self.kill()
+
+    def kill(self) -> None:
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+
+    def __enter__(self) -> SchedulerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
