@@ -1,0 +1,130 @@
+"""Who gets the portable CPU platform, and what it fills in."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+# First, as everywhere: `cpu_platform` cannot be what imports sglang, because sglang, while it is imported, asks for it.
+import sglang.srt.utils.common  # noqa: F401
+import torch
+from swift_tiers.sglang_ext import platform
+
+
+@pytest.fixture
+def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "has_accelerator", lambda: False)
+    monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
+    monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
+    monkeypatch.setattr(sys, "argv", ["server"])
+
+
+@pytest.mark.usefixtures("no_accelerator")
+def test_a_machine_without_accelerator_gets_it() -> None:
+    assert platform.activate() == platform.PLATFORM_CLASS
+
+
+@pytest.mark.usefixtures("no_accelerator")
+@pytest.mark.parametrize(
+    ("name", "value", "ours"),
+    [
+        ("SGLANG_USE_CPU_ENGINE", "1", False),
+        ("SGLANG_USE_CPU_ENGINE", "0", True),
+        ("SGLANG_PLATFORM", "somebody-else", False),
+        ("SGLANG_PLATFORM", platform.ENTRY_POINT, True),
+    ],
+)
+def test_the_user_may_choose_otherwise(monkeypatch: pytest.MonkeyPatch, name: str, value: str, ours: bool) -> None:
+    monkeypatch.setenv(name, value)
+    assert (platform.activate() is not None) is ours
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "npu", "musa", "hpu"])
+def test_any_accelerator_is_left_to_sglang(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    for other in ("cuda", "xpu", "mps", "npu", "musa", "hpu"):
+        device = SimpleNamespace(is_available=lambda present=other == kind: present)
+        monkeypatch.setattr(torch, other, device, raising=False)
+    assert platform.has_accelerator()
+    monkeypatch.setattr(torch, kind, SimpleNamespace(is_available=lambda: False), raising=False)
+    assert not platform.has_accelerator()
+
+
+def arguments(**given: Any) -> SimpleNamespace:
+    """What SGLang hands over: every field as resolved so far, None or its own default where the user said nothing."""
+    from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig
+
+    fields: dict[str, Any] = {
+        "device": "cpu",
+        "attention_backend": "intel_amx",
+        "mem_fraction_static": None,
+        "max_total_tokens": None,
+        "dtype": "auto",
+        "model_path": "/nowhere",
+        "chunked_prefill_size": None,
+        "max_running_requests": None,
+        "lora_backend": "csgmv",
+        "sleep_on_idle": False,
+        "cuda_graph_config": CudaGraphConfig(),
+    }
+    return SimpleNamespace(**(fields | given))
+
+
+def test_defaults_fill_what_is_open_and_keep_what_was_given(tmp_path: Path) -> None:
+    from swift_tiers.sglang_ext import cpu_platform
+
+    cpu = cpu_platform.PortableCpuPlatform()
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "float32"}))
+    filled = arguments(model_path=str(tmp_path))
+    cpu.apply_server_args_defaults(filled)
+    assert filled.attention_backend == "swift_cpu"
+    assert filled.max_total_tokens == cpu_platform.DEVICE_POOL_TOKENS
+    assert filled.chunked_prefill_size == cpu_platform.PREFILL_CHUNK
+    assert filled.dtype == "float32"
+    assert {filled.cuda_graph_config.decode.backend, filled.cuda_graph_config.prefill.backend} == {"disabled"}
+
+    given: dict[str, Any] = {
+        "attention_backend": "torch_native",
+        "mem_fraction_static": 0.7,
+        "dtype": "bfloat16",
+        "chunked_prefill_size": -1,
+        "max_running_requests": 3,
+    }
+    kept = arguments(model_path=str(tmp_path), **given)
+    cpu.apply_server_args_defaults(kept)
+    assert {name: getattr(kept, name) for name in given} == given
+    # Who sizes the pool by memory does not want it cut by tokens.
+    assert kept.max_total_tokens is None
+
+
+def test_what_sglang_asks_the_platform() -> None:
+    from swift_tiers.sglang_ext.cpu_platform import PortableCpuPlatform
+
+    cpu = PortableCpuPlatform()
+    assert cpu.get_device() == "cpu"
+    assert isinstance(cpu.get_device(), str)  # SGLang calls .split on it
+    assert cpu.is_out_of_tree()
+    assert cpu.get_current_memory_usage() > 0
+    assert cpu.get_device_total_memory() > 1 << 28
+
+
+def test_registering_is_light() -> None:
+    """The HTTP server and the detokenizer call it too."""
+    code = (
+        "import sys, swift_tiers.sglang_ext.cpu_attention as a; a.register(); "
+        "print([m for m in sys.modules if m.startswith('sglang.srt.layers.attention')])"
+    )
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_serve_help_shows_the_plugins_flags() -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "from sglang.cli.main import main; main()", "serve", "--help"],
+        capture_output=True,
+        text=True,
+    )
+    assert "swift_cpu" in result.stdout, result.stderr[-500:]
