@@ -244,7 +244,7 @@ def _explain_validation(message: str, content: dict[str, Any]) -> str:
     field = path or "configuration"
     if "invalid enum value" in text.lower():
         kinds = {f"{line.section}.{line.name}": line.kind for line in explain()}
-        return f"{field}: {text.split(chr(39))[1]!r} is not one of {kinds[field]}"
+        return f"{field}: {text.split(chr(39))[1]!r} is not one of {kinds[field]}; use one of these"
     return f"{field}: {text[0].lower() + text[1:]}; see `swift-tiers config --explain`"
 
 

@@ -131,7 +131,7 @@ class AcceleratorPool(DevicePool):
     def _stream(self) -> Any:
         if not hasattr(self._streams, "stream"):
             self._module.set_device(self.device)
-            self._streams.stream = self._module.Stream(device=self.device)
+            self._streams.stream = self._module.Stream()
         return self._streams.stream
 
     def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:

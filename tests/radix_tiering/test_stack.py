@@ -15,7 +15,6 @@ from support.engine import (
     put,
     settle,
 )
-
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.restore import RestoreState, Source
 

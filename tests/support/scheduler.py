@@ -40,6 +40,7 @@ class StepScheduler:
         self.scheduler = module.Scheduler(server_args, ports)
         self.scheduler.result_queue = deque()
         self.scheduler.enable_skip_finishing_decode = True  # as its own event loops set it
+        self.scheduler.maybe_sleep_on_idle = lambda: None
 
     @property
     def linker(self) -> Any:

@@ -1,0 +1,103 @@
+"""The configuration: what users write, and the one line they get when it cannot work."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from swift_tiers.radix_tiering.config import TiersConfig, dump_config, explain, load_config, parse_config
+from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.units import Duration, Size, format_size
+
+
+def test_nothing_at_all_is_a_configuration():
+    assert load_config(None) == load_config("") == load_config({}) == TiersConfig()
+    assert load_config(None).ssd.directories == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8GiB", 8 * 2**30), ("1.5 MiB", 3 * 2**19), ("2TB", 2 * 10**12), ("4096", 4096), (4096, 4096), ("0", 0)],
+)
+def test_sizes(text, value):
+    assert Size.parse(text) == value
+
+
+@pytest.mark.parametrize("text", ["8 gigs", "", "-1", -1, 1.5, None, True, "GiB", "1e3"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(ValueError, match="is not a size"):
+        Size.parse(text)
+
+
+@pytest.mark.parametrize(("text", "value"), [("250ms", 0.25), ("2s", 2.0), ("5min", 300.0), ("10us", 1e-5)])
+def test_durations(text, value):
+    assert Duration.parse(text) == pytest.approx(value)
+    assert Duration.parse(str(Duration.parse(text))) == pytest.approx(value)
+
+
+def test_a_duration_needs_its_unit():
+    with pytest.raises(ValueError, match="is not a duration"):
+        Duration.parse(5)
+
+
+def test_sizes_are_shown_as_people_write_them():
+    assert [format_size(count) for count in (12, 4096, 3 * 2**19, 8 * 2**30)] == ["12B", "4KiB", "1.5MiB", "8GiB"]
+
+
+def test_toml_and_json_files(tmp_path):
+    toml, plain = tmp_path / "tiers.toml", tmp_path / "tiers.json"
+    toml.write_text('[host]\nsize = "8GiB"\n[policy]\nwrite = "back"\n')
+    plain.write_text(json.dumps({"host": {"size": "8GiB"}, "policy": {"write": "back"}}))
+    assert load_config(f"@{toml}") == load_config(f"@{plain}")
+    assert load_config(f"@{toml}").host.size == 8 * 2**30
+
+
+def test_what_is_dumped_is_read_back():
+    config = parse_config(
+        {"host": {"size": "1GiB"}, "policy": {"restore_deadline": "250ms"}, "ssd": {"throttle": "1GiB"}}
+    )
+    assert parse_config(json.loads(json.dumps(dump_config(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ({"hots": {}}, "hots"),
+        ({"host": {"sise": 1}}, "host.sise"),
+        ({"host": {"size": "8 gigs"}}, "host.size"),
+        ({"host": 3}, "host"),
+        ({"ssd": {"directories": "/x"}}, "ssd.directories"),
+        ({"ssd": {"stripe_unit": 5000}}, "ssd.stripe_unit"),
+        ({"ssd": {"stripe_unit": "1GiB"}}, "ssd.stripe_unit"),
+        ({"ssd": {"throttle": 5}}, "ssd.throttle"),
+        ({"policy": {"write": "never"}}, "policy.write"),
+        ({"policy": {"admission_uses": 0}}, "policy.admission_uses"),
+        ({"policy": {"restore_deadline": 5}}, "policy.restore_deadline"),
+        ({"policy": {"restore_deadline": "0s"}}, "policy.restore_deadline"),
+    ],
+)
+def test_errors_are_one_line_that_names_the_field(content, field):
+    with pytest.raises(ConfigError) as caught:
+        parse_config(content)
+    message = str(caught.value)
+    assert message.startswith(f"{field}:")
+    assert "\n" not in message
+    assert ";" in message, "no remedy"
+
+
+@pytest.mark.parametrize("source", ["{", "[1]", "@/does/not/exist", "host"])
+def test_sources_that_cannot_be_read(source):
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_field_is_explained():
+    lines = list(explain())
+    assert len(lines) == sum(
+        len(getattr(TiersConfig(), section).__struct_fields__) for section in TiersConfig.__struct_fields__
+    )
+    for line in lines:
+        assert line.description
+        assert line.kind
+        assert line.default

@@ -1,0 +1,141 @@
+"""The flags, as a user meets them: real command lines, before any model is loaded."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+
+import pytest
+from swift_tiers.ops.model import tiny_model
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny_model(tmp_path_factory.mktemp("model")))
+
+
+#: Runs many command lines in one process, since each start of SGLang's imports takes ten seconds and more.
+RUNNER = """
+import contextlib, io, json, sys
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.server_args import prepare_server_args
+results = []
+for line in json.loads(sys.stdin.read()):
+    errors, code, fields = io.StringIO(), 0, {}
+    with contextlib.redirect_stderr(errors):
+        try:
+            record = prepare_server_args(line)
+            record.resolve_once()
+            from sglang.srt.arg_groups.overrides import resolving_view
+            view = resolving_view(record)
+            fields = {name: getattr(view, name) for name in (
+                "enable_swift_tiers", "swift_tiers_config", "page_size", "enable_unified_cache_external_linker",
+                "unified_cache_external_linker_config", "attention_backend")}
+        except SystemExit as end:
+            code = end.code
+        except Exception as error:
+            code = repr(error)
+    results.append({"code": code, "errors": errors.getvalue(), "fields": fields})
+print("RESULTS" + json.dumps(results))
+"""
+
+
+def resolve(lines: list[list[str]]) -> list[dict]:
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER], input=json.dumps(lines), capture_output=True, text=True, timeout=200
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULTS")] or [done.stderr[-2000:]]
+    results: list[dict] = json.loads(line.removeprefix("RESULTS"))
+    return results
+
+
+def test_command_lines(model, tmp_path):
+    base = ["--model-path", model]
+    ours = [*base, "--enable-swift-tiers"]
+    good = tmp_path / "good"
+    good.mkdir()
+    file = tmp_path / "tiers.toml"
+    file.write_text('[host]\nsize = "64MiB"\n')
+    busy = tmp_path / "busy"
+    busy.mkdir()
+    held = open(busy / "swift-tiers-dp0-tp0.stripe", "wb")  # noqa: SIM115 - held open below
+    held.truncate(2**25)
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    def ssd(*directories, **more):
+        return ["--swift-tiers-config", json.dumps({"ssd": {"directories": [str(d) for d in directories], **more}})]
+
+    accepted = {
+        "off": base,
+        "on": ours,
+        "file": [*ours, "--swift-tiers-config", f"@{file}"],
+        "page size": [*ours, "--page-size", "64"],
+        "ssd": [*ours, *ssd(good, size_per_device="32MiB")],
+    }
+    refused = {
+        "host.sise": [*ours, "--swift-tiers-config", '{"host": {"sise": 1}}'],
+        "host.size": [*ours, "--swift-tiers-config", '{"host": {"size": "900TiB"}}'],
+        "--swift-tiers-config": [*ours, "--swift-tiers-config", "{"],
+        "ssd.directories[0]": [*ours, *ssd(tmp_path / "missing")],
+        "ssd.directories": [*ours, *ssd(good, good)],
+        "ssd.size_per_device": [*ours, *ssd(good, size_per_device="900TiB")],
+        "ssd:": [*ours, *ssd(busy)],
+        "--page-size": [*ours, "--page-size", "48", "--chunked-prefill-size", "1024"],
+        "--disable-radix-cache": [*ours, "--disable-radix-cache"],
+        "--enable-hierarchical-cache": [*ours, "--enable-hierarchical-cache"],
+        "--swift-tiers-config: has no effect": [*base, "--swift-tiers-config", '{"host": {}}'],
+    }
+    results = resolve([*accepted.values(), *refused.values()])
+    held.close()
+    fields = {}
+    for name, result in zip(accepted, results, strict=False):
+        assert result["code"] == 0, (name, result)
+        fields[name] = result["fields"]
+    assert fields["off"]["enable_swift_tiers"] is False
+    assert fields["off"]["enable_unified_cache_external_linker"] is False
+    assert fields["on"]["enable_unified_cache_external_linker"] is True
+    assert fields["on"]["page_size"] == 16
+    assert fields["page size"]["page_size"] == 64
+    assert fields["file"]["swift_tiers_config"] == {"host": {"size": "64MiB"}}
+    extra = fields["file"]["unified_cache_external_linker_config"]["linker_extra_config"]
+    assert extra["host"]["size"] == 64 * 2**20
+    for field, result in zip(refused, results[len(accepted) :], strict=True):
+        assert result["code"] == 2, (field, result)
+        lines = [line for line in result["errors"].splitlines() if line.startswith("swift-tiers: error: ")]
+        assert len(lines) == 1, (field, result)
+        assert field in lines[0], (field, lines)
+    assert not list(good.iterdir()), "checking made files"
+
+
+def test_help_shows_the_flags():
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang.launch_server", "--help"], capture_output=True, text=True, timeout=200
+    )
+    assert "--enable-swift-tiers" in done.stdout
+    assert "--swift-tiers-config" in done.stdout
+
+
+def test_a_changed_sglang_is_refused():
+    import inspect
+
+    from sglang.srt.plugins.hook_registry import HookType
+    from swift_tiers.sglang_ext.hooks import Hook, HookMismatchError, check_hook
+
+    def anything(*_, **__):
+        return None
+
+    target = "sglang.srt.mem_cache.utils.get_hash_str"
+    from sglang.srt.mem_cache.utils import get_hash_str
+
+    parameters = tuple(inspect.signature(get_hash_str).parameters)
+    check_hook(Hook(target, HookType.AFTER, anything, parameters, "test"))
+    with pytest.raises(HookMismatchError, match="takes") as caught:
+        check_hook(Hook(target, HookType.AFTER, anything, ("other",), "test"))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(HookMismatchError, match="is missing"):
+        check_hook(Hook(f"{target}_gone", HookType.AFTER, anything, (), "test"))
