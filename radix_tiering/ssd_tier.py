@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from swift_tiers.radix_tiering.counters import DeviceSnapshot
-from swift_tiers.radix_tiering.ssd import DeviceArray, Service, StoredPage, StripeSet
+from swift_tiers.radix_tiering.ssd import DeviceArray, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.members import Standing, probe
 
 
@@ -35,6 +35,7 @@ class SsdTier:
             self.stripes = StripeSet.open(
                 array,
                 max_writes=max_writes,
+                names=self.paths,
                 progress=progress,
             )
         except BaseException:
@@ -51,23 +52,7 @@ class SsdTier:
         self.stripes.on_device_out = on_device_out
 
     def device_snapshots(self) -> tuple[DeviceSnapshot, ...]:
-        status = self.stripes.status()
-        return tuple(
-            DeviceSnapshot(
-                path=self.paths[device.device],
-                in_service=device.service is not Service.OUT,
-                reason=device.reason,
-                capacity_bytes=device.capacity_units * status.unit_bytes,
-                used_bytes=(device.capacity_units - device.free_units) * status.unit_bytes
-                if device.service is not Service.OUT
-                else 0,
-                bytes_read=device.bytes_read,
-                bytes_written=device.bytes_written,
-                requests=device.reads + device.writes,
-                errors=device.read_errors + device.write_errors + device.corrupt_units,
-            )
-            for device in status.devices
-        )
+        return tuple(self.stripes.device_snapshots())
 
     def close(self, stored: Sequence[StoredPage]) -> None:
         """Write the index of `stored` pages, mark the devices clean, release them."""
