@@ -23,7 +23,7 @@ BOUND_MILLISECONDS = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser("lookup", __doc__, rounds=21).parse_args(argv)
-    linker, pool = _linker()
+    linker = _linker()
     from sglang.srt.mem_cache.utils import get_storage_hash_str
 
     tokens = array("q", [(7919 * position) % 50_000 for position in range(TOKENS)])
@@ -44,9 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish("lookup", figures, {"milliseconds": {**steps, "total": total}}, options.json)
 
 
-def _linker() -> tuple[Any, Any]:
+def _linker() -> Any:
     import torch
-
     from swift_tiers.radix_tiering.config import parse_config
     from swift_tiers.radix_tiering.host_tier import HostTier
     from swift_tiers.radix_tiering.page import Namespace
@@ -59,7 +58,7 @@ def _linker() -> tuple[Any, Any]:
     pool = HostMemoryPool([[torch.zeros(shape), torch.zeros(shape)] for _ in range(2)], PAGE)
     namespace = Namespace("bench", "bench", "float32", pool.geometry, 0, 1, 8, "tp0/1")
     host = HostTier(pool.geometry, (PAGES + 16) * pool.geometry.stride_bytes)
-    return SwiftLinker.over(pool, TierStack(namespace, parse_config({}), host)), pool
+    return SwiftLinker.over(pool, TierStack(namespace, parse_config({}), host))
 
 
 def _fill(linker: Any, hashes: list[str]) -> None:
