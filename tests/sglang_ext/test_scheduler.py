@@ -362,6 +362,47 @@ def new_weights_hide_old_pages(s):
     quiet(s)
 
 
+def identities_do_not_mix(s):
+    """The same tokens plain, under an extra key, under a salt, under a LoRA adapter: nobody gets another's pages.
+
+    The adapter is a name only: SGLang's LoRA layers need a GPU, its page hashes do not.
+    """
+    question = prompt(22)
+    variants = [{}, {"extra_key": "tenant"}, {"cache_salt": "salt"}, {"lora_id": "adapter"}, {"lora_id": "another"}]
+
+    def ask(fields):
+        req = s.add(question, **fields)
+        s.run()
+        return s.details(req)
+
+    for fields in variants:
+        assert ask(fields) == {}, fields
+        fill_device(s, 22)
+    s.linker.stack.wait_written(20)
+    s.linker.stack.flush(host=True, ssd=False)
+    for fields in variants:
+        assert ask(fields) == {"device": 0, "host": 0, "ssd": 688}, fields
+        quiet(s)
+
+
+def retracted_requests_come_back(s):
+    """Retracted in the middle of decoding, with SGLang's own test switch: they answer as if nothing had been."""
+    import sglang.srt.managers.scheduler as module
+
+    questions = [prompt(seed, 300) for seed in range(60, 63)]
+    answers = [s.generate(question, max_new_tokens=12) for question in questions]
+    fill_device(s, 60)
+    module.TEST_RETRACT = True
+    try:
+        reqs = [s.add(question, max_new_tokens=12) for question in questions]
+        s.run()
+    finally:
+        module.TEST_RETRACT = False
+    assert [list(req.output_ids) for req in reqs] == answers
+    assert any(req.retracted_stain for req in reqs), "nobody was retracted: this tests nothing"
+    quiet(s)
+
+
 def damaged_files_are_misses(s, directories):
     questions = [prompt(seed) for seed in (18, 19)]
     answers = [s.generate(question) for question in questions]
@@ -459,6 +500,8 @@ def scheduler(tmp_path_factory, directories):
         failing_offloads_unlock_the_device,
         exceptions_do_not_reach_the_scheduler,
         pages_evicted_while_waiting_are_restored_too,
+        identities_do_not_mix,
+        retracted_requests_come_back,
         new_weights_hide_old_pages,
     ],
     ids=lambda scenario: scenario.__name__,
