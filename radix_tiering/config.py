@@ -22,7 +22,7 @@ class Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     """Base of the configuration's sections."""
 
 
-class HostConfig(Section):
+class HostConfig(Section, frozen=True):
     """Host memory: a slab of block-major pages in this machine's DRAM."""
 
     size: Annotated[
@@ -34,7 +34,7 @@ class HostConfig(Section):
     ] = True
 
 
-class SsdConfig(Section):
+class SsdConfig(Section, frozen=True):
     """SSDs: one stripe set over directories or block devices. Off unless one is named."""
 
     directories: Annotated[
@@ -60,7 +60,7 @@ class SsdConfig(Section):
     ] = None
 
 
-class PolicyConfig(Section):
+class PolicyConfig(Section, frozen=True):
     """What is kept, where, and for how long."""
 
     eviction: Annotated[
@@ -91,7 +91,7 @@ class PolicyConfig(Section):
     ] = "host"
 
 
-class IdentityConfig(Section):
+class IdentityConfig(Section, frozen=True):
     """How the namespace of the pages is found: pages of other models or weights are never used."""
 
     weights: Annotated[
@@ -100,7 +100,7 @@ class IdentityConfig(Section):
     ] = "sampled"
 
 
-class TiersConfig(Section):
+class TiersConfig(Section, frozen=True):
     """The whole configuration. With no field set: a host tier sized from free memory, no ssd tier."""
 
     host: HostConfig = msgspec.field(default_factory=HostConfig)

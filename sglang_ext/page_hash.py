@@ -46,7 +46,8 @@ def around_native_hash(original: Any, token_ids: Any, prior_digest: bytes | None
         return original(token_ids, prior_digest, page_size)
     from sglang.srt.mem_cache.cpp_utils.native_hash import _native_hash_input
 
-    return page_hashes(*_native_hash_input(token_ids), prior_digest, page_size)
+    raw, length, unit_width, is_bigram = _native_hash_input(token_ids)
+    return page_hashes(raw, length, unit_width, is_bigram, prior_digest, page_size)
 
 
 def page_hashes(
