@@ -8,12 +8,17 @@ A `Restore` is one request's claim on a chain of pages:
 
 While it is RUNNING or READY its pages are pinned. READY is final until `release`: `pages` pages from the start of the
 chain lie in host memory, verified, and cannot leave. Nothing is promised before that.
+
+A restore begins when its request arrives, which may be long before there is room for it on the device. So that a long
+queue does not pin all of host memory, one that nobody has asked for yet (`poll`) starts only while less than half of
+it is pinned; and the deadline counts from the first `poll`, since only from then on somebody waits.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
@@ -26,6 +31,8 @@ from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
 from swift_tiers.radix_tiering.write_behind import WriteBehind
 
+#: Share of host memory that restores may pin for requests that cannot be admitted yet.
+EARLY_SHARE = 0.5
 #: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64
 
@@ -50,6 +57,7 @@ class Restore:
 
     __slots__ = (
         "arrived",
+        "asked_for",
         "claimed",
         "deadline",
         "keys",
@@ -64,11 +72,12 @@ class Restore:
         "unsettled",
     )
 
-    def __init__(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes], started: float, deadline: float) -> None:
+    def __init__(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes], started: float) -> None:
         self.keys = keys  # the chain to bring up
         self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
         self.started = started
-        self.deadline = deadline
+        self.deadline = float("inf")  # until somebody waits
+        self.asked_for = False
         self.state = RestoreState.WAITING
         self.claimed: list[Page] = []  # pinned
         self.sources: list[Source] = []
@@ -110,6 +119,8 @@ class Restorer:
         self._deadline_seconds = deadline_seconds
         self._verify = verify
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._deferred: deque[Restore] = deque()
+        self._early_pages = int(host.slots * EARLY_SHARE)
         self._promoting: dict[Page, list[tuple[Restore, int]]] = {}
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = threading.Thread(target=self._run, name="swift-restore", daemon=True)
@@ -119,14 +130,13 @@ class Restorer:
 
     def begin(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
         """Start to bring up `keys`, a chain of pages; returns at once. Counts a use of `prefix_keys` too."""
-        now = self._clock()
-        restore = Restore(keys, prefix_keys, now, now + self._deadline_seconds)
+        restore = Restore(keys, prefix_keys, self._clock())
         self._jobs.put(lambda: self._start(restore))
         return restore
 
     def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
         """A restore of `keys` where nothing is held: ready now, with no page. Counts the misses and the uses."""
-        restore = Restore(keys, prefix_keys, self._clock(), 0.0)
+        restore = Restore(keys, prefix_keys, self._clock())
         restore.state = RestoreState.READY
         self._jobs.put(lambda: self._miss(restore))
         return restore
@@ -135,6 +145,10 @@ class Restorer:
         """Whether `restore` is settled; past its deadline it settles here, with what has come up."""
         if restore.state in (RestoreState.READY, RestoreState.CANCELLED):
             return True
+        if not restore.asked_for:
+            restore.asked_for = True
+            restore.deadline = self._clock() + self._deadline_seconds
+            self._jobs.put(lambda: self._start(restore))  # in case it had been deferred
         if self._clock() < restore.deadline:
             return False
         with self._table.lock:
@@ -157,6 +171,9 @@ class Restorer:
             claimed, restore.claimed = restore.claimed, []
             for page in claimed:
                 self._table.unpin(page)
+            deferred = bool(self._deferred)
+        if deferred:
+            self._jobs.put(self._start_deferred)
 
     def count_load(self, restore: Restore, pages: int, seconds: float, *, failed: bool) -> None:
         """Account for a copy of the first `pages` pages to the device."""
@@ -203,6 +220,9 @@ class Restorer:
         with self._table.lock:
             if restore.state is not RestoreState.WAITING:
                 return
+            if not restore.asked_for and self._table.pinned_pages >= self._early_pages:
+                self._deferred.append(restore)
+                return
             restore.state = RestoreState.RUNNING
             restore.unsettled = 1  # the worker's own share: not settled while the chain is still being claimed
             self._counts["started"] += 1
@@ -216,6 +236,13 @@ class Restorer:
             with self._table.lock:
                 restore.unsettled -= 1
                 self._finish_if_settled(restore)
+
+    def _start_deferred(self) -> None:
+        """Pins have been given back: go on with those that were put off, in their order."""
+        with self._table.lock:
+            waiting, self._deferred = self._deferred, deque()
+        for restore in waiting:
+            self._start(restore)
 
     def _miss(self, restore: Restore) -> None:
         with self._table.lock:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 AUTOMATIC_HOST_SHARE = 0.4
 #: Largest device file that is made without a configured size, bytes.
 AUTOMATIC_DEVICE_LIMIT = 256 * 2**30
+#: How often a long scan at start reports, seconds.
+PROGRESS_SECONDS = 2.0
 #: Smallest device file that is of any use, bytes.
 SMALLEST_DEVICE = 16 * 2**20
 
@@ -148,7 +151,20 @@ def open_ssd(config: SsdConfig, rank: Rank) -> SsdTier | None:
     array: Any = open_array(paths, engine=config.engine)
     if config.throttle is not None:
         array = ThrottledArray(array, float(config.throttle))
-    return SsdTier(array, [str(path) for path in paths], int(config.stripe_unit))
+    return SsdTier(array, [str(path) for path in paths], int(config.stripe_unit), progress=_scan_progress(paths))
+
+
+def _scan_progress(paths: Sequence[Path]) -> Callable[[int, int, int], None]:
+    """Says every few seconds how far the scan of a stripe set is that was not closed in order."""
+    next_line = time.monotonic() + PROGRESS_SECONDS
+
+    def progress(device: int, done: int, slots: int) -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + PROGRESS_SECONDS
+            logger.info("swift-tiers: looking for pages on %s: %d of %d slots", paths[device], done, slots)
+
+    return progress
 
 
 def new_device_size(config: SsdConfig, directory: Path, ranks: int) -> int:

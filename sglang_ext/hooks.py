@@ -51,14 +51,14 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
 
 
 def after_cached_tokens_details(details: Any, self: Any, req: Any) -> Any:
-    served = getattr(req, "swift_tiers_served", None)
-    if details is None or not served:
-        if details is not None and get_memory().enable_swift_tiers:
-            return {"device": details["device"], "host": 0, "ssd": 0}
+    """Our tiers by name. SGLang's own word for what lies below host memory stays: its metrics and its OpenAI
+    endpoint read that."""
+    if details is None or not get_memory().enable_swift_tiers:
         return details
-    page_size = self.tree_cache.page_size
-    below = {tier: pages * page_size for tier, pages in served.items()}
-    return {"device": max(0, req.cached_tokens - sum(below.values())), **below}
+    served = getattr(req, "swift_tiers_served", None) or {"host": 0, "ssd": 0}
+    below = {tier: pages * self.tree_cache.page_size for tier, pages in served.items()}
+    device = max(0, req.cached_tokens - sum(below.values()))
+    return {"device": device, **below, "storage": below["ssd"], "storage_backend": "swift-tiers"}
 
 
 def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:

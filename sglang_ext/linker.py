@@ -30,7 +30,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 from swift_tiers.radix_tiering.page import ROOT_KEY
-from swift_tiers.radix_tiering.restore import Restore, Source
+from swift_tiers.radix_tiering.restore import Restore, RestoreState, Source
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.build import build_stack
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
@@ -225,7 +225,7 @@ class SwiftLinker(UnifiedCacheLinker):
             self.arrive(rid, hashes)
             return []
         offset = claim.offset_of(hashes[0])
-        if offset is None or not self.settled(rid):
+        if offset is None or claim.restore.state is not RestoreState.READY:
             return []
         return list(range(1, min(len(hashes), claim.restore.pages - offset) + 1))
 
@@ -250,7 +250,7 @@ class SwiftLinker(UnifiedCacheLinker):
             logger.exception("swift-tiers: the load of request %s cannot be queued", rid)
             self.stack.events.emit("linker.error", where="load", error=repr(error))
             nothing = np.empty(0, dtype=np.int64)
-            broken = Claim([""], Restore([], [], 0.0, 0.0))
+            broken = Claim([""], Restore([], [], 0.0))
             self._queued[rid] = _Load(rid, self.claims.get(rid, broken), -1, nothing, nothing)
         return True
 

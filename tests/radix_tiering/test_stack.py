@@ -253,15 +253,40 @@ def test_a_restore_past_its_deadline_gives_what_has_come_up():
     stack = make_stack(clock=clock, policy={"restore_deadline": "100ms"})
     keys = chain(*"abc")
     put(stack, keys)
-    stack.table.lock.acquire()  # the worker cannot proceed
+    stack.restorer._start = lambda restore: None  # a worker that never comes to it
     restore = stack.restore(keys)
+    clock.now += 3600
+    assert not stack.restorer.poll(restore), "the deadline counts from the first time that somebody waits"
+    clock.now += 0.05
     assert not stack.restorer.poll(restore)
-    clock.now += 1
-    stack.table.lock.release()
-    settle(stack, restore)
-    assert restore.state is RestoreState.READY
-    assert restore.pages in (0, 3)
+    clock.now += 0.1
+    assert stack.restorer.poll(restore)
+    assert (restore.state, restore.pages) == (RestoreState.READY, 0)
     stack.restorer.release(restore)
+    assert stack.snapshot().restores.expired == 1
+    assert [event.kind for event in stack.events.since()] == ["restore.expired"]
+    check(stack)
+
+
+def test_requests_that_cannot_be_admitted_pin_no_more_than_half_of_host_memory():
+    stack = make_stack(host_pages=8)
+    sequences = [chain(name, 1) for name in range(4)]
+    for keys in sequences:
+        put(stack, keys)
+    restores = [stack.restore(keys) for keys in sequences]
+    stack.restorer.flush()
+    assert [restore.state for restore in restores] == [RestoreState.READY] * 2 + [RestoreState.WAITING] * 2
+    assert stack.table.pinned_pages == 4
+    # Somebody waits for the last one: it starts at once.
+    assert settle(stack, restores[3]).pages == 2
+    # Pins are given back: the one that was put off starts by itself.
+    stack.restorer.release(restores[0])
+    stack.restorer.release(restores[1])
+    stack.restorer.flush()
+    stack.restorer.flush()
+    assert restores[2].state is RestoreState.READY
+    for restore in restores:
+        stack.restorer.release(restore)
     check(stack)
 
 

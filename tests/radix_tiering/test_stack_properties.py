@@ -6,8 +6,6 @@ right, whole prefixes, and within its capacity; and when all is quiet nothing ma
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -152,7 +150,7 @@ class StackMachine(RuleBasedStateMachine):
                 self.stack.restorer.release(restore)
             check(self.stack)
             self.stack.close()
-            assert not [thread for thread in threading.enumerate() if thread.name == "swift-restore"]
+            assert not self.stack.restorer.alive
 
 
 StackMachine.TestCase.settings = settings(

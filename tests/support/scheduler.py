@@ -117,5 +117,9 @@ class StepScheduler:
         return list(req.output_ids)
 
     def details(self, req: Any) -> dict[str, int]:
-        """`cached_tokens_details` as in the response."""
-        return self.scheduler.output_streamer.get_cached_tokens_details(req) or {}
+        """`cached_tokens_details` as in the response, without SGLang's own words for the same."""
+        details = dict(self.scheduler.output_streamer.get_cached_tokens_details(req) or {})
+        if details:
+            assert details.pop("storage") == details["ssd"]
+            assert details.pop("storage_backend") == "swift-tiers"
+        return details
