@@ -1,0 +1,94 @@
+"""The same flag by SGLang's other doors: `sglang.Engine(...)` and `sglang serve`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from swift_tiers.ops.demo.servers import Server, free_ports
+from swift_tiers.ops.model import tiny_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+ENGINE = """
+import json, random, sys
+import sglang
+
+def prompt(seed):
+    return random.Random(seed).choices(range(1, 250), k=700)
+
+def ask(engine, seed):
+    sampling = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+    answer = engine.generate(input_ids=prompt(seed), sampling_params=sampling)
+    return answer["output_ids"], answer["meta_info"].get("cached_tokens_details")
+
+if __name__ == "__main__":
+    engine = sglang.Engine(
+        model_path=sys.argv[1], dtype="float32", max_total_tokens=2048,
+        enable_swift_tiers=True, swift_tiers_config={"host": {"size": "16MiB"}},
+    )
+    answers = [ask(engine, seed) for seed in range(6)]
+    again = ask(engine, 0)
+    engine.shutdown()
+    print("RESULT" + json.dumps([answers[0], again]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def test_engine(model, tmp_path):
+    script = tmp_path / "engine.py"
+    script.write_text(ENGINE)
+    done = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=400)
+    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert results, done.stderr[-3000:]
+    (cold, none), (tokens, details) = json.loads(results[0].removeprefix("RESULT"))
+    assert none is None
+    assert tokens == cold
+    assert details["host"] == 688
+
+
+def test_engine_raises_what_the_command_line_says(model, tmp_path):
+    script = tmp_path / "engine.py"
+    script.write_text(ENGINE.replace('"size"', '"sise"'))
+    done = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 1
+    assert "ConfigError: host.sise: unknown field" in done.stderr
+
+
+class Serve(Server):
+    """`sglang serve` in place of `python -m sglang.launch_server`."""
+
+    @property
+    def command(self) -> list[str]:
+        return [str(Path(sys.executable).parent / "sglang"), "serve", *self._arguments]
+
+
+def test_serve(model, tmp_path):
+    config = tmp_path / "tiers.toml"
+    config.write_text('[host]\nsize = "16MiB"\n')
+    arguments = [
+        "--model-path", str(model), "--dtype", "float32", "--max-total-tokens", "2048", "--log-level", "warning",
+        "--enable-swift-tiers", "--swift-tiers-config", f"@{config}",
+    ]  # fmt: skip
+    (port,) = free_ports(1)
+    with Serve("serve", arguments, port, tmp_path / "serve.log") as server:
+        started = time.monotonic()
+        server.start()
+        server.wait_ready(300)
+        assert time.monotonic() - started < 300
+        from urllib.request import urlopen
+
+        with urlopen(f"http://127.0.0.1:{port}/server_info", timeout=60) as response:
+            info = json.load(response)
+    assert info["enable_swift_tiers"] is True
+    assert info["swift_tiers_config"] == {"host": {"size": "16MiB"}}
+    assert info["internal_states"][0]["swift_tiers"]["tiers"]["host"]["capacity_bytes"] == 16 * 2**20
