@@ -1,0 +1,86 @@
+"""The command line `swift-tiers`. Errors are one line on stderr; exit codes: see `ops.errors`.
+
+Subcommands import what is slow to import (torch, sglang, numpy) only when they run, so that help is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from swift_tiers.ops import bench_command, config_command, demo, fsck
+from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
+from swift_tiers.ops.model import ModelError
+from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
+
+#: Each has SUMMARY, `add_arguments(parser)` and `run(options) -> exit code`.
+COMMANDS = {"demo": demo, "bench": bench_command, "fsck": fsck, "config": config_command}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"swift-tiers: error: {message} (see `{self.prog} --help`)", file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"swift-tiers {version('swift-tiers')} (for sglang {version('sglang')})")
+        parser.exit()
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of everything behind `swift-tiers`."""
+    parser = Parser(prog="swift-tiers", description="Memory tiers beneath SGLang's prefix tree: the tools around them.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
+        # Suppressed: the default of a subcommand must not overwrite what stood before it.
+        command.add_argument(
+            "-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Only argparse itself exits by SystemExit."""
+    options = make_parser().parse_args(argv)
+    try:
+        code: int = options.run(options)
+        return code
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED, options.verbose)
+    except BrokenPipeError:
+        # Who read our output has seen enough (`| head`); Python must not try to flush it once more.
+        sys.stdout = None  # type: ignore[assignment]
+        return FAILURE
+    except CommandError as error:
+        if error.detail:
+            print(error.detail, file=sys.stderr)
+        return _fail(str(error), error.code, options.verbose)
+    except ConfigError as error:
+        return _fail(str(error), USAGE, options.verbose)
+    except (SwiftTiersError, ModelError) as error:
+        return _fail(str(error), FAILURE, options.verbose)
+    except Exception as error:  # noqa: BLE001 - the promise is one line, whatever happens
+        detail = " ".join(str(error).split())
+        hint = "" if options.verbose else " (-v shows where)"
+        return _fail(f"{type(error).__name__}: {detail}{hint}", FAILURE, options.verbose)
+
+
+def _fail(message: str, code: int, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exc()
+    print(f"swift-tiers: error: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,137 @@
+"""One turn: a streamed chat completion over the OpenAI-compatible endpoint, and the counters behind it.
+
+Time to first token is from the first byte sent to the first event of the stream; SGLang sends that with the first
+token. Token ids and the tiers that served come with the same answer, in the `sglext` event that ends the stream.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from swift_tiers.ops.errors import CommandError
+from swift_tiers.radix_tiering.counters import StackSnapshot
+
+#: Seconds until a request that gets no byte is given up.
+REQUEST_SECONDS = 180.0
+#: Seconds that pages may take from host memory to ssd before the next turn is asked all the same.
+SETTLE_SECONDS = 15.0
+
+
+class ReplayError(CommandError):
+    """A server's answer was an error, or not what this client understands."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One server's answer to one turn. Prompt tokens: device + host + ssd + recomputed."""
+
+    ttft_seconds: float
+    total_seconds: float
+    prompt_tokens: int
+    device: int
+    host: int
+    ssd: int
+    token_ids: tuple[int, ...]
+
+    @property
+    def recomputed(self) -> int:
+        return self.prompt_tokens - self.device - self.host - self.ssd
+
+
+def ask(port: int, text: str, max_tokens: int) -> Answer:
+    """Send `text` as the user's message, greedily, and read the answer. Raises ReplayError."""
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_cached_tokens_details": True,
+        "return_output_ids_in_sglext": True,
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
+    try:
+        started = time.perf_counter()
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ReplayError(f"the server answered {response.status}: {response.read(400).decode(errors='replace')}")
+        first = 0.0
+        extension: dict[str, Any] = {}
+        usage: dict[str, Any] = {}
+        for event in _events(response):
+            if "error" in event:
+                raise ReplayError(f"the server answered with an error: {json.dumps(event['error'])[:400]}")
+            if event.get("choices") and not first:
+                first = time.perf_counter() - started
+            extension.update(event.get("sglext") or {})
+            usage = event.get("usage") or usage
+        total = time.perf_counter() - started
+    except (OSError, http.client.HTTPException) as error:
+        raise ReplayError(f"no answer from the server on port {port}: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+    return read_answer(first, total, usage, extension)
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON of each server-sent event."""
+    for raw in response:
+        line = raw.strip()
+        if line.startswith(b"data:") and line != b"data: [DONE]":
+            yield json.loads(line[5:])
+
+
+def read_answer(first: float, total: float, usage: dict[str, Any], extension: dict[str, Any]) -> Answer:
+    """Put an answer together from the last events of its stream. Raises ReplayError."""
+    try:
+        prompt = usage["prompt_tokens"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        (token_ids,) = extension["output_ids"]
+    except (KeyError, ValueError):
+        raise ReplayError(f"an answer without usage or token ids: {usage} {sorted(extension)}") from None
+    details = extension.get("cached_tokens_details") or {"device": cached}
+    device, host = details.get("device", 0), details.get("host", 0)
+    # Where SGLang's own type of these details drops a tier that it does not know, the usage still counts its tokens.
+    ssd = details.get("ssd", cached - device - host)
+    if not first or device + host + ssd != cached or cached > prompt:
+        raise ReplayError(f"an answer whose figures do not add up: {usage} {details}")
+    return Answer(
+        ttft_seconds=first,
+        total_seconds=total,
+        prompt_tokens=prompt,
+        device=device,
+        host=host,
+        ssd=ssd,
+        token_ids=tuple(token_ids),
+    )
+
+
+def snapshot(port: int) -> StackSnapshot:
+    """The tiers' counters of the server on `port`. Raises ReplayError."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
+    try:
+        connection.request("GET", "/server_info")
+        response = connection.getresponse()
+        content = json.loads(response.read())
+        return msgspec.convert(content["internal_states"][0]["swift_tiers"], StackSnapshot)
+    except (OSError, http.client.HTTPException, LookupError, ValueError, msgspec.ValidationError) as error:
+        raise ReplayError(f"no counters from the server on port {port}: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+
+
+def settle(port: int, timeout: float = SETTLE_SECONDS) -> StackSnapshot:
+    """Wait until nothing is on its way to ssd: such writes would slow the other server's turn. Raises ReplayError."""
+    deadline = time.monotonic() + timeout
+    while True:
+        now = snapshot(port)
+        if not now.write_queue_pages or time.monotonic() > deadline:
+            return now
+        time.sleep(0.05)

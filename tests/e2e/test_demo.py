@@ -1,0 +1,80 @@
+"""The demo itself, short: two real servers, a restart in between, real agent sessions on a small random model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from swift_tiers.ops.demo.report import DemoReport
+from swift_tiers.ops.model import tiny_model
+
+SESSIONS, TURNS, ANSWER = 3, 3, 8
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    folder = tmp_path_factory.mktemp("demo")
+    # One token a byte: the same sessions make longer prompts than with a real tokenizer, and more pages.
+    model = tiny_model(folder / "model", context=32768)
+    command = [sys.executable, "-m", "swift_tiers.ops", "demo", "--model-path", str(model)]
+    command += ["--sessions", str(SESSIONS), "--turns", str(TURNS), "--max-tokens", str(ANSWER), "--devices", "3"]
+    command += ["--json", str(folder / "report.json"), "--keep", str(folder / "work")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=850), folder
+
+
+@pytest.fixture(scope="module")
+def report(finished: tuple[subprocess.CompletedProcess[str], Path]) -> DemoReport:
+    result, folder = finished
+    assert (folder / "report.json").exists(), result.stderr
+    return msgspec.json.decode((folder / "report.json").read_bytes(), type=DemoReport)
+
+
+def test_it_shows_what_it_claims(finished: tuple[subprocess.CompletedProcess[str], Path], report: DemoReport) -> None:
+    result, _ = finished
+    assert [verdict.problem for verdict in report.verdicts if not verdict.holds] == []
+    assert report.ok
+    assert result.returncode == 0, result.stderr
+    assert "recomp." in result.stdout
+
+
+def test_every_prompt_token_came_from_somewhere(report: DemoReport) -> None:
+    assert len(report.turns) == SESSIONS * TURNS
+    for turn in report.turns:
+        assert turn.device + turn.host + turn.ssd + turn.recomputed == turn.prompt_tokens
+        assert min(turn.device, turn.host, turn.ssd) >= 0
+        assert turn.recomputed > 0  # the last token always is
+        assert turn.ttft_tiers_seconds > 0
+        assert turn.ttft_plain_seconds > 0
+        assert len(turn.token_ids_tiers) == ANSWER
+
+
+def test_the_engine_counted_the_same_tokens(report: DemoReport) -> None:
+    served = {tier.name: tier.pages_served * report.tokens_per_page for tier in report.tiers}
+    assert sum(turn.host for turn in report.turns) <= served["host"]
+    assert sum(turn.ssd for turn in report.turns) <= served["ssd"]
+    for tier in report.tiers:
+        assert tier.bytes_written > 0
+        assert tier.bytes_read >= tier.pages_served * report.page_bytes > 0
+        assert tier.checksum_failures == 0
+
+
+def test_the_devices_share_the_work(report: DemoReport) -> None:
+    assert len(report.devices) == 3
+    mean = sum(device.bytes_written for device in report.devices) / 3
+    for device in report.devices:
+        assert device.errors == 0
+        assert device.bytes_read > 0
+        assert 0.8 * mean < device.bytes_written < 1.2 * mean
+
+
+def test_its_device_files_are_sound_afterwards(finished: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    _, folder = finished
+    command = [sys.executable, "-m", "swift_tiers.ops", "fsck", str(folder / "work")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "in order" in result.stdout  # the server wrote its checkpoint when it ended

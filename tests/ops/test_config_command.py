@@ -1,0 +1,67 @@
+"""`swift-tiers config`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from swift_tiers.ops import cli
+from swift_tiers.radix_tiering.config import TiersConfig, explain, load_config
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_explain_shows_every_field(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert cli.main(["config", "--explain"]) == 0
+    output = capsys.readouterr().out
+    fields = list(explain())
+    assert fields
+    for field in fields:
+        assert f" {field.section}.{field.name} " in output
+    assert all(len(line) <= int(columns) for line in output.splitlines()[:-1])
+
+
+def test_defaults_are_what_no_file_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "--defaults"]) == 0
+    text = capsys.readouterr().out
+    assert load_config(json.loads(text)) == TiersConfig()
+    (tmp_path / "defaults.json").write_text(text)
+    assert cli.main(["config", "--check", str(tmp_path / "defaults.json")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", '[host]\nsize = "1MiB"\n'), ("a.json", '{"host": {"size": "1MiB"}}')]
+)
+def test_a_good_file(name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).write_text(text)
+    assert cli.main(["config", "--check", str(tmp_path / name)]) == 0
+    assert capsys.readouterr().out == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"host": {"sice": 1}}', ["host.sice", "unknown field"]),
+        ('{"host": {"size": "lots"}}', ["host.size"]),
+        ('{"host": {"size": "9999TiB"}}', ["host.size", "machine"]),
+        ('{"ssd": {"directories": ["/nowhere/at/all"]}}', ["ssd.directories[0]", "not a directory"]),
+        ("{", ["JSON"]),
+    ],
+)
+def test_a_bad_file_is_one_line_and_2(
+    text: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    assert cli.main(["config", "--check", str(tmp_path / "bad.json")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("swift-tiers: error: ")
+    assert error.count("\n") == 1
+    assert all(word in error for word in words), error
+
+
+def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "--check", str(tmp_path / "none.toml")]) == 2
+    assert "cannot be read" in capsys.readouterr().err

@@ -1,0 +1,339 @@
+"""The demo without servers: its workload, its sizes, its report and verdicts, its options."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from swift_tiers.ops import cli, demo
+from swift_tiers.ops.demo import procedure, workload
+from swift_tiers.ops.demo.replay import Answer
+from swift_tiers.ops.demo.report import DemoReport, TurnReport, judge, make_turn, show, summarise
+from swift_tiers.ops.demo.workload import (
+    DATA,
+    MAX_TURNS,
+    SESSIONS,
+    ModelShape,
+    Sizes,
+    Turn,
+    choose_sizes,
+    load_sessions,
+    make_plan,
+    read_shape,
+)
+from swift_tiers.ops.errors import CommandError
+from swift_tiers.radix_tiering.counters import (
+    DeviceSnapshot,
+    LatencySnapshot,
+    RestoreSnapshot,
+    StackSnapshot,
+    TierSnapshot,
+)
+
+# ---- workload ----
+
+
+def test_every_turn_repeats_the_one_before() -> None:
+    for session in load_sessions(len(SESSIONS), MAX_TURNS):
+        assert len(session) == MAX_TURNS
+        for earlier, later in itertools.pairwise(session):
+            assert later.startswith(earlier)
+            assert len(later) > len(earlier)
+
+
+def test_the_recorded_lines_are_as_their_origin_has_them() -> None:
+    assert {path.stem for path in DATA.glob("*.jsonl")} == set(SESSIONS)
+    for name in SESSIONS:
+        lines = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
+        assert all(set(line) == {"timestamp", "input", "output", "session_id"} for line in lines)
+        assert [line["timestamp"] for line in lines] == sorted(line["timestamp"] for line in lines)
+        assert {line["session_id"] for line in lines} == {name}
+    assert "Apache License" in (DATA / "LICENSE").read_text()
+    assert sum(path.stat().st_size for path in DATA.glob("*.jsonl")) < 400_000
+
+
+@pytest.mark.parametrize(("sessions", "turns"), [(2, 3), (7, 3), (3, 2), (3, 6)])
+def test_sizes_of_the_workload_are_bounded(sessions: int, turns: int) -> None:
+    with pytest.raises(CommandError) as raised:
+        load_sessions(sessions, turns)
+    assert raised.value.code == 2
+
+
+@pytest.mark.parametrize("sessions", range(3, 7))
+@pytest.mark.parametrize("turns", range(3, 6))
+def test_a_plan_asks_every_turn_once_and_in_order(sessions: int, turns: int) -> None:
+    plan = make_plan(load_sessions(sessions, turns))
+    assert Counter((turn.session, turn.turn) for turn in plan.turns) == Counter(
+        (session, turn + 1) for session in range(sessions) for turn in range(turns)
+    )
+    for session in range(sessions):
+        asked = [turn.turn for turn in plan.turns if turn.session == session]
+        assert asked == sorted(asked)
+        assert any(turn.session == session for turn in plan.before)
+    assert plan.after
+    # The server without tiers is not restarted: what it still has on its device must not be asked first.
+    assert plan.before[-1].session != plan.after[0].session
+
+
+def test_a_plan_goes_there_and_back() -> None:
+    plan = make_plan([["a1", "a2", "a3"], ["b1", "b2", "b3"], ["c1", "c2", "c3"]])
+    assert [turn.text for turn in plan.before] == ["a1", "b1", "b2", "a2", "c1", "c2"]
+    assert [turn.text for turn in plan.after] == ["a3", "b3", "c3"]
+
+
+def test_four_sessions_of_four_turns() -> None:
+    plan = make_plan([[f"{name}{turn}" for turn in range(1, 5)] for name in "abcd"])
+    assert " ".join(turn.text for turn in plan.before) == "a1 b1 b2 a2 c1 d1 d2 c2 a3 b3"
+    assert " ".join(turn.text for turn in plan.after) == "c3 d3 a4 b4 c4 d4"
+
+
+SHAPE = ModelShape(token_bytes=46080, context=8192)
+
+
+def test_sizes_let_prefixes_sink() -> None:
+    counts = [[2300, 2400], [1500, 1600], [1700, 2400], [1500, 1900]]
+    sizes = choose_sizes(counts, SHAPE, devices=4, answer_tokens=8)
+    assert sizes.device_tokens >= sizes.prompt_tokens_max > 2408
+    for first in (0, 2):
+        assert counts[first][0] + counts[first + 1][0] > sizes.device_tokens
+    pair = (2400 + 1900) * SHAPE.token_bytes
+    everything = sum(session[-1] for session in counts) * SHAPE.token_bytes
+    assert pair < sizes.host_bytes < everything * 3 // 4
+    assert everything < sizes.ssd_bytes_per_device * sizes.ssd_devices
+
+
+@pytest.mark.parametrize("token_bytes", [128, 1024, 46080, 500_000])
+def test_pages_of_any_model_fit_on_the_ssds(token_bytes: int) -> None:
+    sizes = choose_sizes([[5000], [5000]], ModelShape(token_bytes, 8192), devices=2, answer_tokens=8)
+    page = 16 * token_bytes
+    assert sizes.stripe_unit_bytes % 4096 == 0
+    units = -(-page // sizes.stripe_unit_bytes)
+    assert 10_000 // 16 * units * (sizes.stripe_unit_bytes + 4096) < sizes.ssd_bytes_per_device * 2 * 0.8
+    assert 10_000 // 16 * page < sizes.host_bytes
+
+
+def test_a_prompt_that_the_model_cannot_take_is_refused() -> None:
+    with pytest.raises(CommandError, match="fewer --turns"):
+        choose_sizes([[2300, 8190]], SHAPE, devices=1, answer_tokens=8)
+
+
+def test_the_shape_of_a_model(tmp_path: Path) -> None:
+    config = {
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 576,
+        "max_position_embeddings": 8192,
+    }
+    for content in (config, {"text_config": config}):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        assert read_shape(tmp_path) == SHAPE
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CommandError, match="num_attention_heads"):
+        read_shape(tmp_path)
+    with pytest.raises(CommandError, match=r"config\.json"):
+        read_shape(tmp_path / "none")
+    with pytest.raises(CommandError, match=r"tokenizer\.json"):
+        workload.token_counter(tmp_path)
+
+
+# ---- report ----
+
+
+def answer(ttft: float = 0.2, *, device: int = 0, host: int = 0, ssd: int = 0, ids: Sequence[int] = (1, 2)) -> Answer:
+    return Answer(
+        ttft_seconds=ttft, total_seconds=1, prompt_tokens=1000, device=device, host=host, ssd=ssd, token_ids=tuple(ids)
+    )
+
+
+def turns(*, host: int = 900, ssd: int = 800, late_ssd: int = 960, ids: Sequence[int] = (1, 2)) -> list[TurnReport]:
+    answers = [answer(2.0), answer(host=host), answer(ssd=ssd, device=16), answer(0.4, ssd=late_ssd)]
+    return [
+        make_turn(
+            number,
+            Turn(number % 2, (number + 1) // 2, "text"),
+            after_restart=number > 3,
+            asked_first="tiers",
+            tiers=tiers,
+            plain=answer(2.0, device=16, ids=ids),
+        )
+        for number, tiers in enumerate(answers, 1)
+    ]
+
+
+def tier(count: int) -> TierSnapshot:
+    return TierSnapshot(
+        capacity_bytes=2**20,
+        used_bytes=0,
+        pages=0,
+        pinned_pages=0,
+        hits=count,
+        misses=0,
+        bytes_read=count * 1000,
+        bytes_written=count * 500,
+        evictions=1,
+        refusals={},
+        checksum_failures=0,
+        read_latency=LatencySnapshot(counts=(), sum_seconds=0),
+    )
+
+
+def life(count: int = 1) -> StackSnapshot:
+    device = DeviceSnapshot(
+        path="/ssd1/file",
+        in_service=True,
+        reason="",
+        capacity_bytes=1,
+        used_bytes=1,
+        bytes_read=count * 1000,
+        bytes_written=count * 500,
+        requests=1,
+        errors=0,
+    )
+    restores = RestoreSnapshot(started=0, completed=0, cut_short=0, expired=0, cancelled=0, failed_loads=0)
+    return StackSnapshot(
+        namespace="00",
+        rank="tp0/1",
+        page_bytes=737280,
+        tokens_per_page=16,
+        tiers={"host": tier(count), "ssd": tier(2 * count)},
+        devices=(device, msgspec.structs.replace(device, path="/ssd2/file")),
+        restores=restores,
+        io_engine="io_uring",
+        write_queue_pages=0,
+        events_emitted=0,
+    )
+
+
+SIZES = Sizes(
+    prompt_tokens_max=1, device_tokens=1, host_bytes=1, ssd_devices=2, ssd_bytes_per_device=1, stripe_unit_bytes=1
+)
+
+
+def report(some: list[TurnReport]) -> DemoReport:
+    outcome = procedure.Replay(some, [life(1), life(2)], stop_seconds=3, restart_seconds=30)
+    return procedure.make_report(outcome, "model", SIZES, start_seconds=40, seconds=99)
+
+
+def test_a_good_run(capsys: pytest.CaptureFixture[str]) -> None:
+    good = report(turns())
+    assert good.ok
+    assert procedure.conclude(good) == 0
+    assert capsys.readouterr().err == ""
+    host, ssd = good.tiers
+    assert (host.name, host.bytes_read, host.bytes_written, host.pages_served) == ("host", 3000, 1500, 3)
+    assert (ssd.name, ssd.bytes_read, ssd.evictions) == ("ssd", 6000, 2)
+    assert [device.bytes_written for device in good.devices] == [1500, 1500]
+    assert good.with_reuse is not None
+    assert good.with_reuse.turns == 3
+    assert good.with_reuse.median_speedup == pytest.approx(10)
+    assert good.with_reuse.reused_tokens == 900 + 800 + 960
+
+
+@pytest.mark.parametrize(
+    ("some", "problem"),
+    [
+        (turns(ids=(1, 3)), "4 of 4 answers differ"),
+        (turns(host=0), "no token was served from host memory"),
+        (turns(ssd=0, late_ssd=0), "no token was served from ssd; no token was served from ssd after the restart"),
+        (turns(late_ssd=0), "no token was served from ssd after the restart"),
+        ([], "0 of 0 answers differ"),
+    ],
+)
+def test_a_run_that_shows_less_fails(some: list[TurnReport], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = report(some)
+    assert not bad.ok
+    assert procedure.conclude(bad) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("swift-tiers: error: demo: ")
+    assert problem in error
+    assert error.count("\n") == 1
+
+
+def test_one_wrong_answer_is_enough() -> None:
+    some = turns()
+    some[2] = msgspec.structs.replace(some[2], token_ids_tiers=(1, 9))
+    first = judge(some)[0]
+    assert not first.holds
+    assert "number 3 (session 2, turn 2)" in first.problem
+
+
+def test_without_reuse_there_is_no_summary() -> None:
+    assert summarise(turns(host=0, ssd=0, late_ssd=0)) is None
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_tables_fit(width: int) -> None:
+    some = turns()
+    some[0] = msgspec.structs.replace(some[0], token_ids_tiers=(5,))
+    output = io.StringIO()
+    show(report(some), Console(file=output, width=width, highlight=False))
+    text = output.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    for words in ("1000", "recomp.", "restart", "10.0x", "NO", "device 2", "50%", "1 of 4 answers differ"):
+        assert words in text
+
+
+def test_the_report_can_be_read_back() -> None:
+    good = report(turns())
+    assert msgspec.json.decode(msgspec.json.encode(good), type=DemoReport) == good
+
+
+# ---- options ----
+
+
+@pytest.mark.parametrize(
+    "words", [["--sessions", "9"], ["--turns", "1"], ["--devices", "0"], ["--max-tokens", "0"], ["--model-path", "/no"]]
+)
+def test_options_that_cannot_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(words) == 2
+    error = capsys.readouterr().err
+    assert words[0] in error
+    assert error.count("\n") == 1
+
+
+def test_options_that_name_bad_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    assert demo.main(["--json", str(tmp_path / "no" / "file")]) == 2
+    assert cli.main(["demo", "--model-path", str(tmp_path / "model")]) == 1
+    assert all(line.startswith("swift-tiers: error: ") for line in capsys.readouterr().err.splitlines())
+
+
+def test_a_failure_keeps_the_logs_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        with procedure._work_directory(None) as work:
+            seen.append(work)
+            (work / "ssd1").mkdir()
+            (work / "log").write_text("why")
+            raise CommandError("it failed")
+
+    seen: list[Path] = []
+    with pytest.raises(CommandError):
+        fail()
+    (work,) = seen
+    assert os.listdir(work) == ["log"]
+    assert str(work) in capsys.readouterr().err
+    (work / "log").unlink()
+    work.rmdir()
+    with procedure._work_directory(None) as work:
+        (work / "log").write_text("nothing")
+    assert not work.exists()
+    with pytest.raises(KeyboardInterrupt), procedure._work_directory(None) as work:
+        raise KeyboardInterrupt
+    assert not work.exists()
+
+
+def test_a_kept_directory_must_be_new(tmp_path: Path) -> None:
+    with procedure._work_directory(tmp_path / "a" / "b") as work:
+        pass
+    assert work.is_dir()
+    with pytest.raises(CommandError, match="not there yet"), procedure._work_directory(work):
+        pass

@@ -1,0 +1,132 @@
+"""`swift-tiers fsck` on real files."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from swift_tiers.ops import cli
+from swift_tiers.ops.fsck import find_devices, group_by_set
+from swift_tiers.radix_tiering.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
+from swift_tiers.radix_tiering.ssd import StripeSet
+from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array
+
+UNIT = 8192
+DEVICE_BYTES = 2**20
+NAMESPACE = b"namespace-one..."
+PAGES = 6
+CODE_SOUND, CODE_FOUND = 0, 3
+
+
+def make_set(folder: Path, devices: int = 2, name: str = "swift-tiers-dp0-tp0.stripe") -> list[Path]:
+    """A closed stripe set with `PAGES` pages of two units, one device in each sub-folder."""
+    paths = []
+    for number in range(devices):
+        (folder / f"ssd{number}").mkdir(parents=True)
+        paths.append(folder / f"ssd{number}" / name)
+        create_device_file(paths[-1], DEVICE_BYTES)
+    array = open_array(paths)
+    try:
+        StripeSet.create(array, UNIT)
+        stripes = StripeSet.open(array)
+        stripes.register_namespace(NAMESPACE, "test")
+        stored = []
+        for number in range(PAGES):
+            record = PageRecord(bytes([number + 1]) * 32, ROOT_KEY, NAMESPACE, 1, 2 * UNIT)
+            data = aligned_buffer(round_up(record.length, BLOCK_BYTES))
+            data[:] = number
+            ended = threading.Event()
+            placement = stripes.reserve(record.length)
+            assert placement is not None
+
+            def done(page: object, reason: str, ended: threading.Event = ended) -> None:
+                assert page is not None, reason
+                stored.append(page)
+                ended.set()
+
+            stripes.write(record, placement, data, done)
+            assert ended.wait(20)
+        stripes.close(stored)
+    finally:
+        array.close()
+    return paths
+
+
+def damage_payload(path: Path) -> None:
+    """Change one byte of a page."""
+    content = np.fromfile(path, dtype=np.uint8)
+    offset = int(np.flatnonzero(content == PAGES - 1)[-1])
+    content[offset] ^= 0xFF
+    content.tofile(path)
+
+
+def test_a_sound_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_set(tmp_path)
+    assert cli.main(["fsck", str(tmp_path), "--json", str(tmp_path / "out.json")]) == CODE_SOUND
+    assert "sound" in capsys.readouterr().out
+    content = json.loads((tmp_path / "out.json").read_text())
+    (stripes,) = content["stripe_sets"]
+    assert content["sound"] is stripes["sound"] is True
+    assert stripes["pages"] == {"complete": PAGES, "incomplete": 0, "corrupt": 0, "unreachable": 0}
+    assert sum(device["slots"]["used"] for device in stripes["devices"]) == 2 * PAGES
+    assert all(device["clean"] for device in stripes["devices"])
+
+
+def test_damage_is_found_then_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_set(tmp_path)
+    damage_payload(paths[0])
+    files = [str(path) for path in paths]
+    assert cli.main(["fsck", "--headers-only", *files]) == CODE_SOUND
+    assert cli.main(["fsck", *files]) == CODE_FOUND
+    assert "damaged" in capsys.readouterr().out
+    assert cli.main(["fsck", "--repair", "--json", str(tmp_path / "out.json"), *files]) == CODE_SOUND
+    assert "repaired: device 0" in capsys.readouterr().out
+    (stripes,) = json.loads((tmp_path / "out.json").read_text())["stripe_sets"]
+    assert stripes["problems_before_repair"]
+    assert stripes["pages"]["complete"] == PAGES - 1
+    assert cli.main(["fsck", *files]) == CODE_SOUND
+
+
+def test_a_missing_device_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_set(tmp_path)
+    assert cli.main(["fsck", str(paths[0])]) == CODE_FOUND
+    assert "1 of 2 members" in capsys.readouterr().out
+
+
+def test_sets_are_told_apart(tmp_path: Path) -> None:
+    one, other = make_set(tmp_path / "one"), make_set(tmp_path / "other", name="swift-tiers-dp0-tp1.stripe")
+    found = find_devices([tmp_path, one[0]])
+    assert sorted(found) == sorted(path.resolve() for path in [*one, *other])
+    assert sorted(map(sorted, group_by_set(found))) == [sorted(one), sorted(other)]
+
+
+def test_a_device_without_superblocks_goes_to_its_namesakes(tmp_path: Path) -> None:
+    paths = make_set(tmp_path)
+    with open(paths[0], "r+b") as file:
+        file.write(b"x" * 2 * BLOCK_BYTES)
+    assert group_by_set(paths) == [[paths[1], paths[0]]]
+    assert group_by_set(paths[:1]) == [[paths[0]]]
+
+
+def test_what_is_no_stripe_set_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fsck", str(tmp_path / "none")]) == 2
+    assert cli.main(["fsck", str(tmp_path)]) == 1
+    (tmp_path / "foreign").write_bytes(b"x" * 2**20)
+    assert cli.main(["fsck", str(tmp_path / "foreign")]) == 1
+    for line in capsys.readouterr().err.splitlines():
+        assert line.startswith(("swift-tiers: error: ", "checking "))
+
+
+def test_a_set_in_use_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_set(tmp_path)
+    array = open_array(paths)
+    try:
+        assert cli.main(["fsck", "--repair", str(tmp_path)]) == 1
+    finally:
+        array.close()
+    assert capsys.readouterr().err.count("\n") == 1
+    assert cli.main(["fsck", str(tmp_path)]) == CODE_SOUND
