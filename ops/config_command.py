@@ -45,6 +45,7 @@ def _explain() -> int:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+
     from swift_tiers.radix_tiering.config import explain
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)

@@ -18,6 +18,7 @@ from swift_tiers.ops.progress import progress
 
 if TYPE_CHECKING:
     from rich.console import Console
+
     from swift_tiers.radix_tiering.ssd.fsck import RepairResult, Report
 
 SUMMARY = "check stripe sets, and repair them"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 import msgspec
 from msgspec import Meta
+
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.units import Duration, Size, format_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+
 from swift_tiers.radix_tiering.memory import huge_array
 from swift_tiers.radix_tiering.page import PageGeometry
 

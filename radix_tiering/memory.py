@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
+
 from swift_tiers.radix_tiering.page import round_up
 
 HUGE_PAGE_BYTES = 2 << 20

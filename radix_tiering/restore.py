@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 import numpy as np
+
 from swift_tiers.radix_tiering.counters import RestoreSnapshot, TierCounters
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.host_tier import HostTier

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
+
 from swift_tiers.radix_tiering.config import TiersConfig
 from swift_tiers.radix_tiering.counters import DeviceSnapshot, StackSnapshot, TierCounters
 from swift_tiers.radix_tiering.events import EventLog

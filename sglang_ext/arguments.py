@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.server_args import ServerArgs
+
 from swift_tiers.radix_tiering.config import dump_config, parse_config, read_source
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.sglang_ext.build import check_machine

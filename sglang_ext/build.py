@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
+
 from swift_tiers.radix_tiering.config import SsdConfig, TiersConfig, parse_config
 from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
 from swift_tiers.radix_tiering.host_tier import HostTier

@@ -15,6 +15,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
 from swift_tiers.radix_tiering.restore import Source
 from swift_tiers.sglang_ext.linker import SwiftLinker
 

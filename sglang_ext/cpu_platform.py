@@ -15,6 +15,7 @@ import psutil
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities
+
 from swift_tiers.sglang_ext import cpu_attention
 
 # Share of the free memory that weights and device pool may take together. The rest is for the host tier, which lives in

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from swift_tiers.kernels.page_copy import copy_in, copy_out, runs, stage_in, stage_out
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import PageGeometry

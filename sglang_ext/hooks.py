@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_memory
+
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 
 logger = logging.getLogger(__name__)

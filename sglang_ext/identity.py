@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
+
 from swift_tiers.radix_tiering.page import Namespace, PageGeometry
 
 logger = logging.getLogger(__name__)

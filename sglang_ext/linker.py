@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
+
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.restore import Restore, RestoreState, Source
 from swift_tiers.radix_tiering.stack import TierStack

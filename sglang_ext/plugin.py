@@ -22,6 +22,7 @@ def load() -> None:
 def _install() -> None:
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookType
+
     from swift_tiers.sglang_ext import cpu_attention
     from swift_tiers.sglang_ext.arguments import SwiftServerArgs, check_arguments, translate_arguments
     from swift_tiers.sglang_ext.hooks import Hook, apply_hooks, install_scheduler_hooks

@@ -139,6 +139,7 @@ def measure(rounds: int, dtype_name: str) -> tuple[dict[str, list[float]], dict[
     """All times in ms by case and backend, and the figures that have bounds."""
     import torch
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
     from swift_tiers.sglang_ext.cpu_attention_backend import CpuAttentionBackend
 
     dtype = getattr(torch, dtype_name)

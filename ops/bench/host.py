@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser("host", __doc__, rounds=9).parse_args(argv)
     import numpy as np
     import torch
+
     from swift_tiers.radix_tiering.host_tier import HostTier
     from swift_tiers.radix_tiering.memory import huge_array
     from swift_tiers.radix_tiering.page import page_digest

@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _linker() -> Any:
     import torch
+
     from swift_tiers.radix_tiering.config import parse_config
     from swift_tiers.radix_tiering.host_tier import HostTier
     from swift_tiers.radix_tiering.page import Namespace

@@ -91,6 +91,7 @@ def _open(array: Any) -> tuple[Any, Any]:
 def _fill(stripes: Any, share: float = 0.9) -> list[Any]:
     """Write pages of random bytes until the devices are nearly full."""
     import numpy as np
+
     from swift_tiers.radix_tiering.memory import huge_array
     from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
 
@@ -118,6 +119,7 @@ def _fill(stripes: Any, share: float = 0.9) -> list[Any]:
 def _read(stripes: Any, pages: Sequence[Any], seed: int) -> float:
     """Seconds to read and verify all pages in random order, a bounded number of them at a time."""
     import numpy as np
+
     from swift_tiers.radix_tiering.memory import huge_array
 
     length = PAGE_UNITS * UNIT

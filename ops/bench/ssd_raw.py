@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.memory import huge_array
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Operation, Request

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import NamedTuple
 
 import msgspec
+
 from swift_tiers.ops.demo.replay import Answer, ReplayError, ask, settle
 from swift_tiers.ops.demo.report import (
     DemoReport,

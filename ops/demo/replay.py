@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.radix_tiering.counters import StackSnapshot
 

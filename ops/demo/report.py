@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+
 from swift_tiers.ops.demo.replay import Answer
 from swift_tiers.ops.demo.workload import Sizes, Turn
 from swift_tiers.radix_tiering.counters import StackSnapshot

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
 from swift_tiers.ops.errors import USAGE, CommandError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, round_up
 

@@ -9,6 +9,7 @@ import errno
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, round_up
 from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request
 

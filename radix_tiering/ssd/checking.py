@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 from swift_tiers.radix_tiering.ssd.devices import Operation, Request
 
 _UINT8 = np.dtype(np.uint8)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, page_digest, round_up
 from swift_tiers.radix_tiering.ssd.blockio import read_blocks, write_blocks
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray

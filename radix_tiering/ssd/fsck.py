@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
+
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, ROOT_KEY, round_up
 from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer, execute, write_blocks
 from swift_tiers.radix_tiering.ssd.checkpoint import build_checkpoints, read_checkpoint, write_checkpoint

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, page_digest, round_up
 from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.ssd.device_state import DeviceState, Service

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+
 from swift_tiers.radix_tiering.ssd.checking import check_requests, copy_in, copy_out
 from swift_tiers.radix_tiering.ssd.devices import Completion, Operation, Request
 

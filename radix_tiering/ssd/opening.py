@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
 from swift_tiers.radix_tiering.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.ssd.blockio import write_blocks
 from swift_tiers.radix_tiering.ssd.checkpoint import read_checkpoint

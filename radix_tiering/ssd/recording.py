@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.ssd.checking import check_requests, copy_out
 from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, PageRecord
 from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer, execute
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Operation, Request

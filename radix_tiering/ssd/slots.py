@@ -9,6 +9,7 @@ from array import array as packed
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
 from swift_tiers.radix_tiering.ssd.layout import Placement
 
 #: A slot is FREE, or TAKEN by a placement, or LEAVING: released, but still read or written by a transfer under way.

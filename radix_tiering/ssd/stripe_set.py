@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
 from swift_tiers.radix_tiering.counters import DeviceSnapshot
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import PageRecord

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
+
 from swift_tiers.radix_tiering.page import PageRecord, page_digest
 from swift_tiers.radix_tiering.ssd.layout import (
     CHECKSUM_OFFSET,

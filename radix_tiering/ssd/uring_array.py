@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.ssd.checking import address_of
 from swift_tiers.radix_tiering.ssd.devices import Completion, Operation, Request

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
+
 from swift_tiers.radix_tiering.ssd.layout import SlotPlace
 from swift_tiers.radix_tiering.ssd.transfers import PageRead, ReadOutcome, verify_unit
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from swift_tiers.ops.demo.report import DemoReport
 from swift_tiers.ops.model import tiny_model
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from swift_tiers.ops.demo.servers import Server, ServerError, free_ports
 from swift_tiers.ops.model import tiny_model
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from swift_tiers.kernels.page_copy import runs
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.sglang_ext.device_pool import AcceleratorPool, HostMemoryPool, pool_geometry

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from swift_tiers.ops import bench_command, cli
 from swift_tiers.ops.bench_command import find_benches, summary_of
 from swift_tiers.ops.errors import CommandError

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from swift_tiers.ops import cli
 from swift_tiers.radix_tiering.config import TiersConfig, explain, load_config
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
+
 from swift_tiers.ops import cli, demo
 from swift_tiers.ops.demo import procedure, workload
 from swift_tiers.ops.demo.replay import Answer

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from swift_tiers.ops.demo import replay
 from swift_tiers.ops.demo.replay import ReplayError, ask, read_answer
 from swift_tiers.ops.demo.servers import Server, ServerError, free_ports, log_tail

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from swift_tiers.ops import cli
 from swift_tiers.ops.fsck import find_devices, group_by_set
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up

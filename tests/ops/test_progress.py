@@ -6,6 +6,7 @@ import io
 import sys
 
 import pytest
+
 from swift_tiers.ops.progress import _Lines, progress
 
 

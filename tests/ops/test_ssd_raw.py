@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from swift_tiers.ops.bench import ssd_raw
 from swift_tiers.ops.bench.ssd_raw import Comparison, Scaling, Speed, Workload
 

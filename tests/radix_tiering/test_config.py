@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from swift_tiers.radix_tiering.config import TiersConfig, dump_config, explain, load_config, parse_config
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.units import Duration, Size, format_size

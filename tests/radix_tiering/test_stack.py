@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
+from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.restore import RestoreState, Source
+
 from support.engine import (
     Clock,
     chain,
@@ -15,8 +19,6 @@ from support.engine import (
     put,
     settle,
 )
-from swift_tiers.radix_tiering.page import ROOT_KEY
-from swift_tiers.radix_tiering.restore import RestoreState, Source
 
 
 def test_a_chain_comes_back_from_host_memory():

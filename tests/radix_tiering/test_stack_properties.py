@@ -10,10 +10,12 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
-from support.engine import chain, check, content, make_stack, memory_ssd, put, settle
+
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.page_table import HostState
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+from support.engine import chain, check, content, make_stack, memory_ssd, put, settle
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from swift_tiers.ops.model import tiny_model
 
 pytestmark = pytest.mark.timeout(240)
@@ -124,6 +125,7 @@ def test_a_changed_sglang_is_refused():
     import inspect
 
     from sglang.srt.plugins.hook_registry import HookType
+
     from swift_tiers.sglang_ext.hooks import Hook, HookMismatchError, check_hook
 
     def anything(*_, **__):

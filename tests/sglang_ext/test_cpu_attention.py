@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType
+
 from swift_tiers.sglang_ext import cpu_attention
 from swift_tiers.sglang_ext import cpu_attention_backend as backend
 from swift_tiers.sglang_ext.cpu_attention_backend import CpuAttentionBackend, runs

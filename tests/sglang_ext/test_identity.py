@@ -6,9 +6,11 @@ import shutil
 
 import msgspec
 import pytest
-from support.engine import GEOMETRY, namespace
+
 from swift_tiers.ops.model import tiny_model
 from swift_tiers.sglang_ext.identity import config_digest, weights_digest
+
+from support.engine import GEOMETRY, namespace
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from array import array
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from swift_tiers.sglang_ext import page_hash
 
 NARROW = st.integers(0, 2**32 - 1)

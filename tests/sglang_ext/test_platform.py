@@ -12,6 +12,7 @@ import pytest
 # First, as everywhere: `cpu_platform` cannot be what imports sglang, because sglang, while it is imported, asks for it.
 import sglang.srt.utils.common  # noqa: F401
 import torch
+
 from swift_tiers.sglang_ext import platform
 
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from support.scheduler_process import SchedulerProcess
 
 PAGE = 16

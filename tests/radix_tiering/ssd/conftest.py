@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from swift_tiers.radix_tiering.ssd.files import open_array
 
 BLKIO = Path("/sys/fs/cgroup/blkio")

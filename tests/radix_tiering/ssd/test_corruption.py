@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from swift_tiers.radix_tiering.errors import FormatError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet

@@ -11,6 +11,7 @@ import random
 from typing import NamedTuple
 
 import pytest
+
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.fsck import check, repair
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray

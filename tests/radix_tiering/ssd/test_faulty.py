@@ -6,6 +6,7 @@ import errno
 
 import numpy as np
 import pytest
+
 from swift_tiers.radix_tiering.ssd.devices import Operation, Request
 from swift_tiers.radix_tiering.ssd.faulty import Delay, Fail, Fault, FaultPlan, FaultyArray, FlipBits, Gone, Lose
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray

@@ -6,6 +6,7 @@ import errno
 
 import numpy as np
 import pytest
+
 from swift_tiers.radix_tiering.errors import FormatError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.ssd import Operation

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, PageRecord, page_digest
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage

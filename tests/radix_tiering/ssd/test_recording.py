@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from swift_tiers.radix_tiering.ssd.devices import Operation, Request
 from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultPlan, FaultyArray
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray

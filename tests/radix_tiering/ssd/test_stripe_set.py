@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from swift_tiers.radix_tiering.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.ssd import Operation, ReadOutcome, ReadRequest, Service, StoredPage, StripeSet

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+
 from swift_tiers.radix_tiering.ssd.devices import Completion, Operation, Request
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from swift_tiers.radix_tiering.ssd import uring
 from swift_tiers.radix_tiering.ssd.uring import NOP, READV, WRITEV, Ring, UringUnavailableError, probe
 
