@@ -97,7 +97,7 @@ class IdentityConfig(Section, frozen=True):
 
     weights: Annotated[
         Literal["sampled", "full"],
-        Meta(description="Digest of the weights: samples of every tensor (fast), or every byte (slow, exact)"),
+        Meta(description="Digest of the weights: file times and samples of every tensor (fast), or every byte (slow)"),
     ] = "sampled"
 
 

@@ -55,7 +55,7 @@ class Namespace(msgspec.Struct, frozen=True):
     """The identity of the bytes behind a page key, besides the tokens.
 
     Two servers share a page only if every byte would mean the same, so each field that changes a byte is here.
-    LoRA adapters, extra keys and cache salts are not: SGLang's chained page hash already starts from them.
+    Extra keys, cache salts and the identifiers of LoRA adapters are not: SGLang's chained page hash starts from them.
     """
 
     model: str  # digest of the model's configuration
@@ -67,6 +67,7 @@ class Namespace(msgspec.Struct, frozen=True):
     head_dim: int
     rank: str  # which part of the model this is: "tp0/2 pp0/1 dp0/1 cp0/1"
     quantization: str = ""
+    loading: str = ""  # digest of how the weights are loaded, of KV scales, and of adapters
     format_version: int = FORMAT_VERSION
 
     def digest(self) -> bytes:

@@ -170,20 +170,18 @@ class Restorer:
                 restore.state = RestoreState.CANCELLED
                 self._counts["cancelled"] += 1
             claimed, restore.claimed = restore.claimed, []
-            for page in claimed:
-                self._table.unpin(page)
-            deferred = bool(self._deferred)
-        if deferred:
-            self._jobs.put(self._start_deferred)
+        if claimed:
+            self._jobs.put(lambda: self._give_back(claimed))
 
-    def count_load(self, restore: Restore, pages: int, seconds: float, *, failed: bool) -> None:
-        """Account for a copy of the first `pages` pages to the device."""
+    def count_load(self, restore: Restore, first: int, pages: int, seconds: float, *, failed: bool) -> None:
+        """Account for a copy of `pages` pages, from the restore's page `first` (from 0), to the device."""
         with self._table.lock:
             if failed:
                 self._counts["failed_loads"] += 1
                 self._events.emit("load.failed", pages=pages)
                 return
-            by_source = {source: restore.sources[:pages].count(source) for source in Source}
+            served = restore.sources[first : first + pages]
+            by_source = {source: served.count(source) for source in Source}
             length = restore.claimed[0].length if restore.claimed else 0
             self._host_counters.hits += by_source[Source.HOST]
             self._ssd_counters.hits += by_source[Source.SSD]
@@ -221,7 +219,7 @@ class Restorer:
         with self._table.lock:
             if restore.state is not RestoreState.WAITING:
                 return
-            if not restore.asked_for and self._table.pinned_pages >= self._early_pages:
+            if not restore.asked_for and self._table.pinned_pages + len(restore.keys) > self._early_pages:
                 self._deferred.append(restore)
                 return
             restore.state = RestoreState.RUNNING
@@ -238,8 +236,28 @@ class Restorer:
                 restore.unsettled -= 1
                 self._finish_if_settled(restore)
 
-    def _start_deferred(self) -> None:
-        """Pins have been given back: go on with those that were put off, in their order."""
+    def abandon(self, page: Page) -> bool:
+        """`page` is being read from a device that has gone: whoever waits for it goes on without. Lock held.
+
+        The slot stays taken until the read really ends: until then the device may still write to it. False if the
+        page is not being read.
+        """
+        waiters = self._promoting.pop(page, None)
+        if waiters is None:
+            return False
+        if not page.dropped:
+            self._table.drop(page)
+        for restore, index in waiters:
+            self._settle(restore, index, arrived=False)
+            self._finish_if_settled(restore)
+        return True
+
+    def _give_back(self, claimed: Sequence[Page]) -> None:
+        """Unpin, then go on with the restores that were put off for want of room, in their order."""
+        for start in range(0, len(claimed), PAGES_PER_HOLD):
+            with self._table.lock:
+                for page in claimed[start : start + PAGES_PER_HOLD]:
+                    self._table.unpin(page)
         with self._table.lock:
             waiting, self._deferred = self._deferred, deque()
         for restore in waiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from swift_tiers.radix_tiering.counters import DeviceSnapshot
@@ -21,9 +22,15 @@ class SsdTier:
         unit_bytes: int,
         *,
         max_writes: int = 8,
+        verifiers: int = 1,
+        stall_seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
         progress: Callable[[int, int, int], None] | None = None,
     ) -> None:
         """`paths` name the devices to people. A set that exists keeps its own stripe unit.
+
+        `verifiers`: threads that check what was read, beside the one that reads. `stall_seconds`: a device that leaves
+        a request unanswered so long goes out of service.
 
         Raises FormatError or ConfigError, with the array closed, where the devices cannot be one stripe set.
         """
@@ -35,6 +42,9 @@ class SsdTier:
             self.stripes = StripeSet.open(
                 array,
                 max_writes=max_writes,
+                verifiers=verifiers,
+                stall_seconds=stall_seconds,
+                clock=clock,
                 names=self.paths,
                 progress=progress,
             )

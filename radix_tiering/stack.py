@@ -15,9 +15,10 @@ import msgspec
 
 from swift_tiers.radix_tiering.config import TiersConfig
 from swift_tiers.radix_tiering.counters import DeviceSnapshot, StackSnapshot, TierCounters
+from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page import Namespace, PageRecord, page_digest
+from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageRecord, page_digest
 from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.restore import Restore, Restorer
@@ -27,6 +28,8 @@ from swift_tiers.radix_tiering.write_behind import WriteBehind
 
 #: With write-back, pages that would be lost next are written once less than this share of host memory is safe to use.
 WRITE_BACK_RESERVE = 0.25
+#: Pages that write-back looks at in one step: bounds how long the page table is locked.
+WRITE_BACK_STEP = 64
 
 
 class Put(NamedTuple):
@@ -72,10 +75,18 @@ class TierStack:
         self.writer: WriteBehind | None = None
         if ssd is not None and stripes is not None:
             admission = admission_policy(config.policy, namespace.geometry.tokens)
-            self.writer = WriteBehind(self.table, host, stripes, admission, self.ssd_counters, self.events)
-            self._register_namespace()
+            self.writer = WriteBehind(
+                self.table,
+                host,
+                stripes,
+                admission,
+                self.ssd_counters,
+                self.events,
+                host_counters=self.host_counters,
+                verify=config.host.verify,
+            )
+            self._register_namespace(namespace)
             self._recover(stripes.recovered)
-            ssd.watch(self._device_out)
         self.restorer = Restorer(
             self._digest,
             self.table,
@@ -89,10 +100,17 @@ class TierStack:
             deadline_seconds=float(config.policy.restore_deadline),
             verify=config.host.verify,
         )
+        if ssd is not None:
+            ssd.watch(self._device_out)
 
     # ---- down ----
 
-    def begin_put(self, keys: Sequence[bytes], parent: bytes, depth: int) -> Put:
+    def tick(self) -> int:
+        """A new logical time, for all steps of one long put."""
+        with self.table.lock:
+            return self.table.tick()
+
+    def begin_put(self, keys: Sequence[bytes], parent: bytes, depth: int, now: int | None = None) -> Put:
         """Take slots for the pages of a chain that are not held yet.
 
         `keys` follow each other in one sequence, the first one after page `parent` (ROOT_KEY for none), at position
@@ -103,7 +121,7 @@ class TierStack:
         put = Put([], [], [], 0)
         length = self.host.geometry.page_bytes
         with self.table.lock:
-            now = self.table.tick()
+            now = self.table.tick() if now is None else now
             anchor = self.table.find(self._digest, parent)
             if anchor is not None:
                 self.table.refresh(anchor, now)
@@ -127,15 +145,21 @@ class TierStack:
                 self.table.unpin(anchor)
         return put
 
+    def digests(self, put: Put) -> list[bytes]:
+        """The checksums of the slots of `put`, once they are filled."""
+        return [page_digest(self.host.page(slot)) for slot in put.slots]
+
     def commit_put(self, put: Put, digests: Sequence[bytes] | None = None) -> None:
         """The slots are filled: publish the pages. `digests` are their checksums, computed here if not given."""
         if digests is None:
-            digests = [page_digest(self.host.page(slot)) for slot in put.slots]
+            digests = self.digests(put)
         with self.table.lock:
             for page, digest in zip(put.pages, digests, strict=True):
                 self.table.end_fill(page, complete=True, digest=digest)
-                if self.writer is not None and self.config.policy.write == "through" and not page.dropped:
-                    self.writer.offer(page)
+            if self.writer is not None and self.config.policy.write == "through":
+                for page in put.pages:
+                    if not page.dropped:
+                        self.writer.offer(page)
             self._write_back()
 
     def abort_put(self, put: Put) -> None:
@@ -186,16 +210,19 @@ class TierStack:
 
         Old pages on ssd stay, since the old weights may come back, and are evicted like any others.
         """
+        digest, before = namespace.digest(), self._digest
+        on_ssd = self._try_register(namespace)
         with self.table.lock:
             if self.writer is not None:
                 self.writer.clear()
-            self.table.drop_host_copies(self._digest)
+                self.writer.enabled = on_ssd
+            self.table.drop_host_copies(before)
             self.namespace = namespace
-            self._digest = namespace.digest()
-            self.restorer.namespace = self._digest
-        if self.stripes is not None:
-            self._register_namespace()
-        self.events.emit("namespace.changed", namespace=self._digest.hex())
+            self._digest = digest
+            self.restorer.namespace = digest
+        if self.stripes is not None and before != digest:
+            self.stripes.retire_namespace(before)
+        self.events.emit("namespace.changed", namespace=digest.hex(), on_ssd=on_ssd)
 
     def wait_written(self, timeout: float) -> bool:
         """Wait until everything admitted to ssd is written; False on timeout."""
@@ -262,15 +289,15 @@ class TierStack:
     # ---- inside ----
 
     def _take_in(self, record: PageRecord, now: int) -> Page | None:
+        if record.parent != ROOT_KEY and self.table.find(record.namespace, record.parent) is None:
+            self.host_counters.refuse("prefix not held")
+            return None
         slot = self.table.take_slot(now)
         if slot is None:
             self.host_counters.refuse("full")
             return None
         page = self.table.enter(record, now)
-        if page is None:
-            self.host.free(slot)
-            self.host_counters.refuse("prefix not held")
-            return None
+        assert page is not None, "the parent of a put is pinned or being filled"
         self.table.begin_fill(page, slot)
         return page
 
@@ -280,17 +307,28 @@ class TierStack:
             return
         reserve = max(1, int(self.host.slots * WRITE_BACK_RESERVE))
         if self.host.free_slots < reserve:
-            for page in self.table.coldest_unsaved(reserve - self.host.free_slots):
+            count = min(reserve - self.host.free_slots, WRITE_BACK_STEP)
+            for page in self.table.coldest_unsaved(count):
                 self.writer.offer(page)
 
     def _release_stored(self, stored: StoredPage) -> None:
         if self.stripes is not None:
             self.stripes.release(stored.placement)
 
-    def _register_namespace(self) -> None:
+    def _register_namespace(self, namespace: Namespace) -> None:
         assert self.stripes is not None
-        text = msgspec.json.encode(self.namespace, order="sorted").decode()
-        self.stripes.register_namespace(self._digest, text)
+        text = msgspec.json.encode(namespace, order="sorted").decode()
+        self.stripes.register_namespace(namespace.digest(), text)
+
+    def _try_register(self, namespace: Namespace) -> bool:
+        """False where the stripe set cannot take another namespace now: its pages stay in host memory alone."""
+        try:
+            if self.stripes is not None:
+                self._register_namespace(namespace)
+        except (SwiftTiersError, RuntimeError) as error:
+            self.events.emit("ssd.namespace_refused", reason=str(error))
+            return False
+        return True
 
     def _recover(self, recovered: Iterable[StoredPage]) -> None:
         """Enter what the devices hold, parents first; a page whose prefix is gone is given back at once.
@@ -313,10 +351,14 @@ class TierStack:
         assert self.ssd is not None
         with self.table.lock:
             staying: list[Page] = []
-            for stored in lost:
+            # Parents first: they take their descendants along.
+            for stored in sorted(lost, key=lambda stored: stored.record.depth):
                 page = self.table.find(stored.record.namespace, stored.record.key)
                 if page is not None and page.stored is not None and page.stored.generation == stored.generation:
-                    staying += self.table.detach_stored(page)
+                    for one in self.table.detach_stored(page):
+                        # A read that may never come back must not keep a request, or a new copy of the page, waiting.
+                        if not self.restorer.abandon(one):
+                            staying.append(one)
             for page in staying:
                 # What host memory still has is written again, to the devices that are left.
                 if not page.dropped and page.host is HostState.RESIDENT and self.writer is not None:

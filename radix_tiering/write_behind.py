@@ -13,6 +13,7 @@ from collections.abc import Callable
 from swift_tiers.radix_tiering.counters import TierCounters
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
 from swift_tiers.radix_tiering.policy import AdmissionPolicy
 from swift_tiers.radix_tiering.ssd import StoredPage, StripeSet
@@ -32,6 +33,9 @@ class WriteBehind:
         admission: AdmissionPolicy,
         counters: TierCounters,
         events: EventLog,
+        *,
+        host_counters: TierCounters,
+        verify: bool,
     ) -> None:
         self._table = table
         self._host = host
@@ -39,6 +43,9 @@ class WriteBehind:
         self._admission = admission
         self._counters = counters
         self._events = events
+        self._host_counters = host_counters
+        self._verify = verify
+        self.enabled = True  # False: nothing is taken in
         self._queue: deque[Page] = deque()
         self._queued: set[Page] = set()
         self._in_flight = 0
@@ -51,16 +58,16 @@ class WriteBehind:
 
     def offer(self, page: Page) -> None:
         """Write `page`, and what of its prefix is not stored yet, if the admission policy wants it."""
-        if page.stored is None and not page.writing and self._admission.admits(page):
+        if self.enabled and page.stored is None and not page.writing and self._admission.admits(page):
             self.enqueue(page)
 
     def enqueue(self, page: Page) -> None:
         """Write `page` and what of its prefix is not stored yet."""
         chain = []
         current: Page | None = page
-        while current is not None and current.stored is None:
-            if current not in self._queued and not current.writing:
-                chain.append(current)
+        # What is queued or being written has its own prefix queued, being written or stored.
+        while current is not None and current.stored is None and current not in self._queued and not current.writing:
+            chain.append(current)
             current = current.parent
         for unsaved in reversed(chain):
             self._queue.append(unsaved)
@@ -103,15 +110,31 @@ class WriteBehind:
         page.writing = True
         self._in_flight += 1
         self._table.pin(page)
-        self._stripes.write(page.record, placement, self._host.block_run(page.slot), self._completion(page))
+        try:
+            self._stripes.write(page.record, placement, self._host.block_run(page.slot), self._completion(page))
+        except (ValueError, RuntimeError) as error:
+            page.writing = False
+            self._in_flight -= 1
+            self._stripes.release(placement)
+            self._table.unpin(page)
+            self._counters.refuse("write failed")
+            self._events.emit("ssd.write_failed", key=page.key.hex(), reason=str(error))
 
     def _completion(self, page: Page) -> Callable[[StoredPage | None, str], None]:
         def done(stored: StoredPage | None, reason: str) -> None:
+            # The stripe set has given the bytes a checksum of its own: were they still the page's? It is pinned.
+            intact = not self._verify or page.digest in (None, page_digest(self._host.page(page.slot)))
             with self._table.lock:
                 self._in_flight -= 1
                 page.writing = False
                 if stored is None:
                     self._failed(page, reason)
+                elif not intact:
+                    self._stripes.release(stored.placement)
+                    self._host_counters.checksum_failures += 1
+                    self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
+                    if not page.dropped:
+                        self._table.drop(page)
                 elif page.dropped or not self._reachable(page):
                     self._stripes.release(stored.placement)
                 else:

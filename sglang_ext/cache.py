@@ -21,6 +21,8 @@ from swift_tiers.sglang_ext.linker import SwiftLinker
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
 MAX_RESTARTS = 3
+#: Waiting requests whose restores are waited for in one scheduling round.
+MAX_ASKED = 8
 
 
 class Arrival:
@@ -120,7 +122,13 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def _offload_node(self, node_id: Any, transfers: Any) -> None:
         before = self.cache.get_prefix_hash_values(node_id)
-        self.cache_linker.expect_offload(before[-1] if before else None, len(before) + 1)
+        if before and not self.cache_linker.holds(before[-1]):
+            # The tiers have lost what the tree believes to be stored. The path is on the device, and locked with the
+            # node.
+            rows = self.cache.path_device_indices(node_id)[: len(before) * self.cache.page_size]
+            self.cache_linker.expect_offload(before[-1], len(before) + 1, before, rows)
+        else:
+            self.cache_linker.expect_offload(before[-1] if before else None, len(before) + 1)
         super()._offload_node(node_id, transfers)
 
     def release_request(self, rid: str) -> None:
@@ -137,6 +145,7 @@ class SwiftRadixCache(UnifiedRadixCache):
 
     def __init__(self, params: Any) -> None:
         self.device_evictions = 0
+        self._asked_this_round = 0
         super().__init__(params)
 
     def init_cache_linker(self, cache_linker: Any) -> None:
@@ -144,19 +153,29 @@ class SwiftRadixCache(UnifiedRadixCache):
 
     # ---- waiting requests ----
 
+    def check_hicache_events(self) -> None:
+        """SGLang calls this once at the beginning of each scheduling round."""
+        self._asked_this_round = 0
+        super().check_hicache_events()
+
     def prefetch_from_storage(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the match that SGLang makes right before this call has begun the restore."""
 
     def check_prefetch_progress(self, request: Any) -> bool:
         """Whether the request may be admitted now; False lets others pass.
 
-        The collective below is entered by every rank alike: arrivals and `agreed` are the same on all of them.
+        The collective below is entered by every rank alike: arrivals, `agreed` and the count of those asked for are
+        the same on all of them. Only the first few waiting requests are asked for in one round: SGLang asks for all of
+        them in each, and with all of them the deadlines would start together, and the pins would fill host memory.
         """
         rid = request.rid
         arrival = self.linker.arrivals.get(rid)
         if arrival is None:
             return True
         if not arrival.agreed:
+            if self._asked_this_round >= MAX_ASKED:
+                return False
+            self._asked_this_round += 1
             ready = torch.tensor([int(self.linker.cache_linker.settled(rid))], dtype=torch.int)
             self._all_reduce_attn_groups(ready, torch.distributed.ReduceOp.MIN)
             arrival.agreed = bool(ready.item())

@@ -69,13 +69,23 @@ def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     return result
 
 
-def after_weights_update(result: Any, self: Any, recv_req: Any) -> None:
+def around_weights_update(original: Any, self: Any, recv_req: Any) -> Any:
     """Whatever the update's outcome: some tensors may have changed even if it failed."""
     linker = swift_linker(self.scheduler)
-    if linker is not None:
-        from swift_tiers.sglang_ext.identity import unnamed_weights
+    if linker is None:
+        return original(self, recv_req)
+    resets = linker.resets
+    try:
+        return original(self, recv_req)
+    finally:
+        linker.weights_changed(device_emptied=linker.resets > resets)
 
-        linker.weights_changed(msgspec.structs.replace(linker.stack.namespace, weights=unnamed_weights()))
+
+def before_release_memory(self: Any, *args: Any, **kwargs: Any) -> None:
+    """SGLang unmaps the pool before it empties its tree: no copy may be reading it then."""
+    linker = swift_linker(self.scheduler)
+    if linker is not None:
+        linker.wait_offloads()
 
 
 def swift_linker(scheduler: Any) -> Any:
@@ -127,8 +137,8 @@ def _scheduler_hooks() -> tuple[Hook, ...]:
         *(
             Hook(
                 f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager.{method}",
-                HookType.AFTER,
-                after_weights_update,
+                HookType.AROUND,
+                around_weights_update,
                 ("self", "recv_req"),
                 "pages of the weights before must never be found again",
             )
@@ -137,7 +147,15 @@ def _scheduler_hooks() -> tuple[Hook, ...]:
                 "update_weights_from_distributed",
                 "update_weights_from_tensor",
                 "update_weights_from_ipc",
+                "end_weight_update",
             )
+        ),
+        Hook(
+            f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager.release_memory_occupation",
+            HookType.BEFORE,
+            before_release_memory,
+            ("self", "recv_req"),
+            "let copies out of the pool end before its memory goes",
         ),
     )
 

@@ -1,9 +1,8 @@
 """The linker: SGLang's prefix tree on one side, the tier stack on the other.
 
 SGLang calls every method here on the scheduler's thread, between two batches. So nothing here waits for a tier, takes
-the page table's lock for long, or lets an exception out (one would end the server). Two threads of our own do the
-copying: "swift-offload" from the device pool to host slots, in the order in which offloads were accepted, and
-"swift-load" from host slots to the device pool, layer by layer.
+the page table's lock for long, or lets an exception out (one would end the server). Copying is done by `Offloader` and
+`Loader`, on threads of their own.
 
 A request's way up:
 
@@ -16,88 +15,31 @@ A request's way up:
 
 from __future__ import annotations
 
-import functools
 import logging
-import queue
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
-from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
-from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.page import Namespace
 from swift_tiers.radix_tiering.restore import Restore, RestoreState, Source
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.build import build_stack
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
+from swift_tiers.sglang_ext.guard import never_raises
+from swift_tiers.sglang_ext.identity import unnamed_weights
+from swift_tiers.sglang_ext.loads import Load, Loader
+from swift_tiers.sglang_ext.offloads import QUIESCE_SECONDS, Offload, Offloader
 
 logger = logging.getLogger(__name__)
-
-#: Pages taken into host memory in one step: bounds how long the page table is locked.
-OFFLOAD_STEP_PAGES = 64
-#: How often a wait for a layer looks whether the loading thread still lives, seconds.
-WATCHDOG_SECONDS = 1.0
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def never_raises(
-    default: Callable[[], Result],
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Turn an exception into `default()`, a log line and an event: SGLang ends the server on any exception here."""
-
-    def decorate(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        @functools.wraps(method)
-        def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            try:
-                return method(*args, **kwargs)
-            except Exception as error:
-                logger.exception("swift-tiers: %s failed; going on without the tiers", method.__name__)
-                args[0].stack.events.emit("linker.error", where=method.__name__, error=repr(error))  # type: ignore[attr-defined]
-                return default()
-
-        return guarded
-
-    return decorate
 
 
 def _no_lengths() -> list[int]:
     return []
-
-
-class WatchedLoadCounter(LayerWiseLoadCounter):
-    """SGLang's layer counter, except that a wait ends when the loading thread has died.
-
-    The stock counter waits without a limit, so a dead thread would hang the server for good.
-    """
-
-    def __init__(self, num_layers: int, alive: Callable[[], bool]) -> None:
-        super().__init__(num_layers)
-        self._alive = alive
-
-    def wait_until(self, threshold: int) -> None:
-        self._watch(self.consumer_index, threshold)
-        super().wait_until(threshold)
-
-    def finish(self, index: int) -> bool:
-        for layer in range(self.num_layers):
-            self._watch(index, layer)
-        return super().finish(index)
-
-    def _watch(self, index: int, layer: int) -> None:
-        futures = self.futures.get(index)
-        while futures is not None and not futures[layer].done():
-            try:
-                futures[layer].exception(timeout=WATCHDOG_SECONDS)
-            except TimeoutError:
-                if not self._alive():
-                    self.fail(index, RuntimeError("the loading thread has died"))
 
 
 class Claim:
@@ -112,6 +54,8 @@ class Claim:
 
     def offset_of(self, page_hash: str) -> int | None:
         """Where in the chain a tail begins now: the device may have gained pages since the request arrived."""
+        if not self.hashes:
+            return None
         if self.hashes[0] == page_hash:
             return 0
         try:
@@ -119,21 +63,25 @@ class Claim:
         except ValueError:
             return None
 
+    def covers(self, hashes: Sequence[str]) -> int | None:
+        """Where `hashes` begin in the chain, or None if they are not a piece of it.
 
-class _Load(NamedTuple):
-    rid: str
-    claim: Claim
-    pages: int  # of the claim, from its start, that are now on the device
-    slots: np.ndarray
-    pool_pages: np.ndarray
+        Each hash is over all before it, so the first and the last one decide.
+        """
+        offset = self.offset_of(hashes[0])
+        if offset is None:
+            return None
+        last = min(offset + len(hashes), len(self.hashes)) - 1
+        return offset if self.hashes[last] == hashes[last - offset] else None
 
 
-class _Offload(NamedTuple):
-    hashes: list[str]
-    rows: torch.Tensor
-    ready: list[Any]
-    parent: str | None
-    depth: int
+class _Ahead(NamedTuple):
+    """What the next `offload` is not told: see `SwiftLinker.expect_offload`."""
+
+    parent: str | None = None
+    depth: int = 1
+    prefix_hashes: Sequence[str] = ()
+    prefix_rows: torch.Tensor | None = None
 
 
 class SwiftLinker(UnifiedCacheLinker):
@@ -166,24 +114,14 @@ class SwiftLinker(UnifiedCacheLinker):
         self.pools = {PoolName.KV: pool}
         self.claims: dict[str, Claim] = {}
         self.served: dict[str, dict[str, int]] = {}  # rid -> pages by tier of its last load, for attribution
-        self._queued: dict[str, _Load] = {}
-        self._running: dict[int, list[_Load]] = {}
-        self._loads: queue.SimpleQueue[tuple[int, list[_Load], Any] | None] = queue.SimpleQueue()
-        self._offloads: queue.SimpleQueue[_Offload | None] = queue.SimpleQueue()
-        self._offload_results: deque[bool] = deque()
-        self._offloads_accepted = 0
-        self._offloads_done = 0
-        self._next_parent: tuple[str | None, int] = (None, 1)
+        self.offloader = Offloader(pool, stack)
+        self.loader = Loader(pool, stack)
+        self.layer_done_counter = self.loader.counter
+        self.resets = 0
+        self._queued: dict[str, Load] = {}
+        self._running: dict[int, list[Load]] = {}
+        self._ahead = _Ahead()
         self._closed = False
-        self.layer_done_counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._load_thread.is_alive())
-        self._load_thread = self._spawn(self._run_loads, "swift-load")
-        self._offload_thread = self._spawn(self._run_offloads, "swift-offload")
-
-    @staticmethod
-    def _spawn(target: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        thread.start()
-        return thread
 
     # ---- arrival: before admission ----
 
@@ -225,7 +163,7 @@ class SwiftLinker(UnifiedCacheLinker):
         if claim is None:
             self.arrive(rid, hashes)
             return []
-        offset = claim.offset_of(hashes[0])
+        offset = claim.covers(hashes)
         if offset is None or claim.restore.state is not RestoreState.READY:
             return []
         return list(range(1, min(len(hashes), claim.restore.pages - offset) + 1))
@@ -235,15 +173,16 @@ class SwiftLinker(UnifiedCacheLinker):
         try:
             (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
             claim = self.claims[rid]
-            offset = claim.offset_of(transfer.keys[0])
-            assert offset is not None
+            offset = claim.covers(transfer.keys)
+            if offset is None:
+                raise RuntimeError("the pages asked for are not the ones promised")
             last = offset + len(transfer.keys)
             slots = claim.restore.slots[offset:last]
             pool_pages = self.pool.page_indices(transfer.device_indices)
             if len(slots) != len(pool_pages):
                 raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(slots)} promised")
             claim.loading = True
-            self._queued[rid] = _Load(rid, claim, last, slots, pool_pages)
+            self._queued[rid] = Load(rid, claim.restore, offset, slots, pool_pages)
             sources = claim.restore.sources[offset:last]
             self.served[rid] = {source.value: sources.count(source) for source in Source}
         except Exception as error:
@@ -251,190 +190,147 @@ class SwiftLinker(UnifiedCacheLinker):
             logger.exception("swift-tiers: the load of request %s cannot be queued", rid)
             self.stack.events.emit("linker.error", where="load", error=repr(error))
             nothing = np.empty(0, dtype=np.int64)
-            broken = Claim([""], Restore([], [], 0.0))
-            self._queued[rid] = _Load(rid, self.claims.get(rid, broken), -1, nothing, nothing)
+            self._queued[rid] = Load(rid, None, 0, nothing, nothing)
         return True
 
     @never_raises(lambda: False)
     def cancel_queued_load(self, rid: str) -> bool:
-        load = self._queued.pop(rid, None)
-        if load is None:
+        if self._queued.pop(rid, None) is None:
             return False
-        load.claim.loading = False
-        self.depart(rid)
+        self._end_loading(rid)
         return True
+
+    def _end_loading(self, rid: str) -> None:
+        claim = self.claims.get(rid)
+        if claim is not None:
+            claim.loading = False
+            self.depart(rid)
 
     def start_layer_wise_loading(self) -> int:
         """Hand the queued loads to the loading thread; -1 if there are none."""
         if not self._queued:
             return -1
         loads, self._queued = list(self._queued.values()), {}
-        index = self.layer_done_counter.update_producer()
+        # Whoever used the slots before has to be done with them: the same events as for an offload.
+        index = self.loader.start(loads, self.record_offload_ready)
         self._running[index] = loads
-        try:
-            # Whoever used the slots before has to be done with them.
-            ready = self.record_offload_ready()
-            if not self._load_thread.is_alive():
-                self._load_thread = self._spawn(self._run_loads, "swift-load")
-                self.stack.events.emit("thread.restarted", thread="swift-load")
-            self._loads.put((index, loads, ready))
-        except Exception as error:
-            logger.exception("swift-tiers: loads cannot be started")
-            self.layer_done_counter.fail(index, error)
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         """Wait until every layer of the batch has landed; False if one did not."""
-        landed: bool = self.layer_done_counter.finish(counter_index)
+        landed = self.loader.counter.finish(counter_index)
         for load in self._running.pop(counter_index, []):
-            load.claim.loading = False
-            self.depart(load.rid)
+            if load.restore is not None:
+                self.stack.restorer.release(load.restore)
+            self._end_loading(load.rid)
         return landed
 
     # ---- SGLang's linker interface: offload ----
 
-    def expect_offload(self, parent: str | None, depth: int) -> None:
-        """What the next `offload` is not told: the page before its first one, and its position, in pages from 1."""
-        self._next_parent = (parent, depth)
+    @never_raises(lambda: True)
+    def holds(self, page_hash: str) -> bool:
+        """Whether a page is held below the device now."""
+        return bool(self.stack.probe([bytes.fromhex(page_hash)]))
+
+    def expect_offload(
+        self,
+        parent: str | None,
+        depth: int,
+        prefix_hashes: Sequence[str] = (),
+        prefix_rows: torch.Tensor | None = None,
+    ) -> None:
+        """What the next `offload` is not told: the page before its first one, and its position, in pages from 1.
+
+        Where the tiers have lost that page meanwhile, `prefix_hashes` and `prefix_rows` are the whole path to it on
+        the device, which is then offered along: SGLang itself never offers a node twice.
+        """
+        self._ahead = _Ahead(parent, depth, prefix_hashes, prefix_rows)
 
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
         """Queue pages for the tiers. Always accepted; the result comes in the order of acceptance."""
-        parent, depth = self._next_parent
-        self._next_parent = (None, 1)
+        ahead, self._ahead = self._ahead, _Ahead()
         try:
             (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
             # A private copy of the indices: they are read later, on another thread.
-            rows = transfer.device_indices.clone()
-            job = _Offload(list(transfer.keys), rows, self.record_offload_ready(), parent, depth)
+            hashes, rows = list(transfer.keys), transfer.device_indices.clone()
+            parent, depth = ahead.parent, ahead.depth
+            if ahead.prefix_rows is not None:
+                hashes = [*ahead.prefix_hashes, *hashes]
+                rows = torch.cat([ahead.prefix_rows, rows])
+                parent, depth = None, 1
+            job = Offload(hashes, rows, self.record_offload_ready(), parent, depth)
         except Exception:
             logger.exception("swift-tiers: an offload cannot be queued")
-            job = _Offload([], torch.empty(0, dtype=torch.int64), [], None, 1)
-        if not self._offload_thread.is_alive() and not self._closed:
-            self._restart_offloads()
-        self._offloads_accepted += 1
-        self._offloads.put(job)
+            job = Offload([], torch.empty(0, dtype=torch.int64), [], None, 1)
+        self.offloader.submit(job)
         return True
 
+    @never_raises(lambda: 0)
     def num_completed_offloads(self) -> int:
-        if not self._offload_thread.is_alive() and not self._closed:
-            self._restart_offloads()
-        return len(self._offload_results)
+        return self.offloader.answered
 
     def pop_completed_offload(self) -> bool:
-        return self._offload_results.popleft()
-
-    def _restart_offloads(self) -> None:
-        """The offloading thread died over one job: answer that job, so that its device pages are unlocked."""
-        self.stack.events.emit("thread.restarted", thread="swift-offload")
-        if self._offloads_done < self._offloads_accepted - self._offloads.qsize():
-            self._finish_offload(False)
-        self._offload_thread = self._spawn(self._run_offloads, "swift-offload")
+        return self.offloader.take_answer()
 
     # ---- SGLang's linker interface: lifecycle ----
 
+    @never_raises(lambda: None)
     def reset(self) -> None:
         """SGLang empties its tree (/flush_cache): quiesce, then empty the tiers as `policy.flush_cache` says."""
         self._quiesce()
+        self.resets += 1
         level = self.stack.config.policy.flush_cache
         self.stack.flush(host=level != "device", ssd=level == "all")
+        if self.offloader.stale_device:
+            # What the device computed with weights that are gone is gone as well; whatever of it might have slipped
+            # through is in a namespace that is left now.
+            self.stack.change_namespace(_unnamed(self.stack.namespace))
+            self.offloader.stale_device = False
 
+    @never_raises(lambda: None)
     def close(self) -> None:
         """End the threads, write what is admitted, save the index. Idempotent."""
         if self._closed:
             return
         self._quiesce()
         self._closed = True
-        self._loads.put(None)
-        self._offloads.put(None)
-        self._load_thread.join(5)
-        self._offload_thread.join(5)
+        self.loader.close()
+        self.offloader.close()
         self.stack.close(timeout=8.0)
 
+    def wait_offloads(self, timeout: float = QUIESCE_SECONDS) -> bool:
+        """Wait until nothing is copied out of the device any more; False on timeout."""
+        return self.offloader.wait(timeout)
+
     def _quiesce(self) -> None:
-        """Wait for copies in flight, forget results and claims."""
-        deadline = time.monotonic() + 10
-        while self._offloads_done < self._offloads_accepted and time.monotonic() < deadline:
-            if not self._offload_thread.is_alive():
-                self._restart_offloads()
-            time.sleep(0.0005)
+        """Wait for copies in flight, forget answers and claims. What takes too long is given up."""
+        self.wait_offloads()
+        self.offloader.forget()
         for index in list(self._running):
             self.finish_layer_wise_loading(index)
         for rid in [*self._queued, *self.claims]:
             self.cancel_queued_load(rid)
             self.depart(rid)
         self.served.clear()
-        self._offload_results.clear()
-        self.layer_done_counter.reset()
+        self.loader.counter.reset()
 
-    def weights_changed(self, namespace: Any) -> None:
-        """The model computes other KV from now on: nothing that came before may be found again."""
-        self._quiesce()
-        self.stack.change_namespace(namespace)
+    @never_raises(lambda: None)
+    def weights_changed(self, *, device_emptied: bool) -> None:
+        """The model computes other KV from now on: nothing that came before may be found again.
 
-    # ---- our threads ----
+        Unless the device was emptied with the update, its tree still has KV of the old weights, and nothing is taken
+        from it until it is (`reset`).
+        """
+        self.offloader.stale_device = not device_emptied
+        self.wait_offloads()
+        for rid in list(self.claims):
+            self.depart(rid)
+        self.stack.change_namespace(_unnamed(self.stack.namespace))
 
-    def _run_loads(self) -> None:
-        while (job := self._loads.get()) is not None:
-            index, loads, ready = job
-            try:
-                for event in ready:
-                    event.synchronize()
-                self._copy_in(index, loads)
-            except Exception as error:
-                logger.exception("swift-tiers: a load failed")
-                for load in loads:
-                    self.stack.restorer.count_load(load.claim.restore, load.pages, 0.0, failed=True)
-                self.layer_done_counter.fail(index, error)
 
-    def _copy_in(self, index: int, loads: list[_Load]) -> None:
-        broken = [load.rid for load in loads if load.pages < 0]
-        if broken:
-            raise RuntimeError(f"requests {broken} could not be queued")
-        started = time.monotonic()
-        pool_pages = np.concatenate([load.pool_pages for load in loads])
-        slots = np.concatenate([load.slots for load in loads])
-        self.pool.copy_in(
-            pool_pages, self.stack.host.slab, slots, lambda layer: self.layer_done_counter.complete(index, layer)
-        )
-        seconds = time.monotonic() - started
-        for load in loads:
-            self.stack.restorer.count_load(load.claim.restore, len(load.slots), seconds, failed=False)
-
-    def _run_offloads(self) -> None:
-        while (job := self._offloads.get()) is not None:
-            stored = False
-            try:
-                for event in job.ready:
-                    event.synchronize()
-                stored = self._copy_out(job)
-            except Exception as error:
-                logger.exception("swift-tiers: an offload failed")
-                self.stack.events.emit("offload.failed", error=repr(error))
-            self._finish_offload(stored)
-
-    def _finish_offload(self, stored: bool) -> None:
-        self._offload_results.append(stored)
-        self._offloads_done += 1
-
-    def _copy_out(self, job: _Offload) -> bool:
-        """Take the pages into host memory; True if every one of them is held afterwards."""
-        pool_pages = self.pool.page_indices(job.rows)
-        keys = [bytes.fromhex(page_hash) for page_hash in job.hashes]
-        parent = bytes.fromhex(job.parent) if job.parent else ROOT_KEY
-        for start in range(0, len(keys), OFFLOAD_STEP_PAGES):
-            step = keys[start : start + OFFLOAD_STEP_PAGES]
-            put = self.stack.begin_put(step, parent, job.depth + start)
-            try:
-                source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
-                self.pool.copy_out(source, self.stack.host.slab, np.asarray(put.slots, dtype=np.int64))
-            except BaseException:
-                self.stack.abort_put(put)
-                raise
-            self.stack.commit_put(put)
-            if put.refused:
-                return False
-            parent = step[-1]
-        return bool(keys)
+def _unnamed(namespace: Namespace) -> Namespace:
+    """The same, with weights that no file describes."""
+    return msgspec.structs.replace(namespace, weights=unnamed_weights())
 
 
 def _keys(transfers: list[PoolTransfer]) -> list[str]:

@@ -72,9 +72,7 @@ def _measure(folder: Path, options: Any) -> int:
                     seconds[server.name].append(spent)
         snapshot = _get(on.port, "/server_info")["internal_states"][0]["swift_tiers"]
     tokens = options.prompts * (options.tokens + options.new_tokens)
-    print(
-        f"{options.prompts} prompts of {options.tokens} + {options.new_tokens} tokens in each of {options.rounds} rounds"
-    )
+    print(f"{options.rounds} rounds of {options.prompts} prompts of {options.tokens} + {options.new_tokens} tokens")
     for name, values in seconds.items():
         print(spread(f"tiers {name}", [tokens / value for value in values], "tokens/s"))
     host = snapshot["tiers"]["host"]

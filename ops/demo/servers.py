@@ -67,9 +67,6 @@ class Server:
     def start(self) -> None:
         """Start it, appending to its log; `wait_ready` waits for it."""
         environment = {
-            # Threads that wait for their next piece of work must not spin: on few cores they spin in the other server's
-            # way (measured on two busy cores: a decoding step takes a tenth of the time).
-            "OMP_WAIT_POLICY": "PASSIVE",
             **os.environ,
             # What it needs lies in a directory; a hub that is out of reach would only cost time.
             "HF_HUB_OFFLINE": "1",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from swift_tiers.radix_tiering.errors import FormatError
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.restore import RestoreState, Source
 
@@ -105,6 +108,7 @@ def test_pinned_pages_are_never_evicted():
     for key, slot in zip(keys, restore.slots, strict=True):
         assert (stack.host.page(int(slot)) == content(key)).all()
     stack.restorer.release(restore)
+    stack.restorer.flush()
     assert put(stack, chain(*"xyz")) == 3
     check(stack)
 
@@ -397,6 +401,100 @@ def test_counters_balance():
     assert stack.snapshot().restores.started == stack.snapshot().restores.completed == 2
     stack.close()
     stack.close()  # idempotent
+
+
+def test_a_byte_that_flips_before_the_write_is_never_blessed():
+    """The stripe set gives what it is handed a checksum of its own; it must not be handed damaged bytes."""
+    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+    array = MemoryArray([2**20] * 2, seed=8)
+    stack = make_stack(ssd=memory_ssd(array=array), policy={"write": "back"})
+    keys = chain(*"abcd")
+    put(stack, keys)
+    page = stack.table.find(stack.namespace.digest(), keys[2])
+    stack.host.page(page.slot)[100] ^= 1
+    stack.close()
+    assert stack.host_counters.checksum_failures == 1
+    again = make_stack(ssd=memory_ssd(array=_reopened(array)))
+    assert get(again, keys) == 2
+    check(again)
+
+
+def test_weights_may_change_any_number_of_times():
+    stack = make_stack(ssd=memory_ssd(size=2**21))
+    for number in range(600):
+        stack.change_namespace(namespace(weights=f"unnamed-{number}"))
+    keys = chain(*"ab")
+    put(stack, keys)
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    assert get(stack, keys) == 2
+    check(stack)
+
+
+def test_a_namespace_that_the_devices_refuse_stays_in_host_memory():
+    stack = make_stack(ssd=memory_ssd())
+
+    def refuse(*_):
+        raise FormatError("injected")
+
+    stack.stripes.register_namespace = refuse
+    stack.change_namespace(namespace(weights="new"))
+    keys = chain(*"ab")
+    assert put(stack, keys) == 2
+    assert get(stack, keys) == 2
+    assert stack.snapshot().tiers["ssd"].pages == 0
+    assert "ssd.namespace_refused" in [event.kind for event in stack.events.since()]
+    check(stack)
+
+
+def test_a_silent_device_keeps_nobody_waiting():
+    """Its reads and writes never come back: requests, new copies of its pages and other devices go on."""
+    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+    class Silent(MemoryArray):
+        """Device 0 swallows requests when told to."""
+
+        silent = False
+        swallowed = 0
+
+        def submit(self, requests):
+            heard = [request for request in requests if not (self.silent and request.device == 0)]
+            self.swallowed += len(requests) - len(heard)
+            super().submit(heard)
+
+        @property
+        def in_flight(self):
+            return len(self._requests) + (self.swallowed if self.silent else 0)
+
+        def reap(self, at_least, timeout=None):
+            time.sleep(0.0005)
+            return super().reap(min(at_least, len(self._requests)), timeout)
+
+    array = Silent([2**20] * 3, seed=4)
+    clock = Clock()
+    ssd = memory_ssd(array=array, stall_seconds=5.0, clock=clock)
+    stack = make_stack(host_pages=64, ssd=ssd)
+    old = chain("old", *range(8))
+    put(stack, old)
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    array.silent = True
+    restore = stack.restore(old)
+    put(stack, chain("new", *range(20)))
+    limit = time.monotonic() + 10
+    while stack.snapshot().devices[0].in_service and time.monotonic() < limit:
+        clock.now += 1
+        time.sleep(0.01)
+    assert not stack.snapshot().devices[0].in_service
+    assert settle(stack, restore).pages < 9
+    stack.restorer.release(restore)
+    assert stack.wait_written(10), "writes to the devices that are left do not go on"
+    assert put(stack, old) > 0, "a page that is being read for ever is never computed anew"
+    assert get(stack, old) == 9
+    assert get(stack, chain("new", *range(20))) == 21
+    array.silent = False
+    array.swallowed = 0
 
 
 def test_ssd_pages_leave_from_the_end_of_a_sequence():

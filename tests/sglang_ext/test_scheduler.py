@@ -249,16 +249,17 @@ def a_dead_loading_thread_does_not_hang(s):
     question = prompt(12)
     answer = s.generate(question)
     fill_device(s, 12)
-    s.linker._loads.put(None)  # ends the thread
-    s.linker._load_thread.join()
+    loader = s.linker.loader
+    loader._jobs.put(None)  # ends the thread
+    loader._thread.join()
     # A thread that dies with a job in its hands: nobody completes the layers.
-    spawn, s.linker._spawn = s.linker._spawn, lambda target, name: s.linker._load_thread
+    spawn, loader._spawn = loader._spawn, lambda: loader._thread
     req = s.add(question)
     s.run()
-    s.linker._spawn = spawn
+    loader._spawn = spawn
     assert req.finished_reason.to_json()["type"] == "abort"
-    while not s.linker._loads.empty():
-        s.linker._loads.get()
+    while not loader._jobs.empty():
+        loader._jobs.get()
     req, details = serve_again(s, question)
     assert list(req.output_ids) == answer
     assert details["host"] + details["ssd"] == 688
@@ -350,16 +351,81 @@ def pages_evicted_while_waiting_are_restored_too(s):
 
 
 def new_weights_hide_old_pages(s):
-    from swift_tiers.sglang_ext.hooks import after_weights_update
+    from swift_tiers.sglang_ext.hooks import around_weights_update
+
+    def update(flush):
+        around_weights_update(
+            lambda self, request: flush and s.scheduler.flush_cache(), s.scheduler.weight_updater, None
+        )
 
     question = prompt(17)
-    s.generate(question)
-    s.scheduler.flush_cache()
+    answer = s.generate(question)
     digest = s.linker.stack.namespace.digest()
-    after_weights_update((True, ""), s.scheduler.weight_updater, None)
+    update(flush=True)
     assert s.linker.stack.namespace.digest() != digest
     _, details = serve_again(s, question)
     assert details == {}
+    quiet(s)
+    # An update that leaves the device as it is: what was computed before must not come down under the new name.
+    update(flush=False)
+    fill_device(s, 17)
+    s.linker.wait_offloads()
+    assert s.linker.stack.snapshot().tiers["host"].pages == 0
+    assert s.scheduler.flush_cache()
+    assert serve_again(s, question)[1] == {}
+    fill_device(s, 17)
+    req, details = serve_again(s, question)
+    assert (list(req.output_ids), details["host"] + details["ssd"]) == (answer, 688)
+    quiet(s)
+
+
+def what_the_tiers_lost_is_offered_along(s):
+    """SGLang believes a prefix stored and never offers it again; below a new turn it comes along."""
+    question = prompt(23, 320)
+    s.generate(question)
+    s.linker.stack.flush(host=True, ssd=True)
+    longer = question + prompt(233, 200)
+    answer = s.generate(longer)
+    fill_device(s, 23)
+    req, details = serve_again(s, longer)
+    assert list(req.output_ids) == answer
+    assert details["host"] + details["ssd"] == 512
+    quiet(s)
+
+
+def offloads_that_take_too_long_publish_nothing(s):
+    """/flush_cache gives them up; the device pages they were reading belong to others by the time they end."""
+    pool, going_on = s.linker.pool, threading.Event()
+    copy_out, wait = pool.copy_out, s.linker.wait_offloads
+
+    def slow(*values):
+        going_on.wait(60)
+        copy_out(*values)
+
+    pool.copy_out = slow
+    s.linker.wait_offloads = lambda: wait(0.3)
+    try:
+        questions = [prompt(seed) for seed in (24, 25)]
+        for question in questions:
+            s.generate(question)
+        assert s.scheduler.flush_cache()
+    finally:
+        pool.copy_out, s.linker.wait_offloads = copy_out, wait
+    for plane in pool._flat:
+        plane[:] = 0xFF  # the device pages are used by others
+    going_on.set()
+    limit = time.monotonic() + 20
+    while not s.linker.offloader._jobs.empty():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert s.linker.stack.snapshot().tiers["host"].pages == 0
+    assert s.linker.num_completed_offloads() == 0, "late answers would be taken for others'"
+    assert events(s, "offload.given_up")
+    answers = [s.generate(question) for question in questions]
+    fill_device(s, 24)
+    for question, answer in zip(questions, answers, strict=True):
+        assert list(serve_again(s, question)[0].output_ids) == answer
     quiet(s)
 
 
@@ -415,15 +481,16 @@ def damaged_files_are_misses(s, directories):
         for path in Path(directory).glob("*.stripe"):
             size = path.stat().st_size
             with open(path, "r+b", buffering=0) as file:
-                # Past the tables at the beginning: slots only.
-                for offset in range(size // 4, size - 4096, 8192):
+                # Slots only, not the tables before them.
+                first = s.linker.stack.stripes._devices[0].geometry.first_slot
+                for offset in range(first, size - 4096, 8192):
                     file.seek(offset + generator.randrange(4096))
                     file.write(b"\xa5")
     for question, answer in zip(questions, answers, strict=True):
         req, _ = serve_again(s, question)
         assert list(req.output_ids) == answer
     snapshot = s.linker.stack.snapshot()
-    assert snapshot.tiers["ssd"].checksum_failures > 0
+    assert snapshot.tiers["ssd"].checksum_failures > 0, (snapshot, s.linker.stack.events.since()[-8:])
     assert events(s, "page.corrupt")
     quiet(s)
 
@@ -503,6 +570,8 @@ def scheduler(tmp_path_factory, directories):
         pages_evicted_while_waiting_are_restored_too,
         identities_do_not_mix,
         retracted_requests_come_back,
+        what_the_tiers_lost_is_offered_along,
+        offloads_that_take_too_long_publish_nothing,
         new_weights_hide_old_pages,
     ],
     ids=lambda scenario: scenario.__name__,

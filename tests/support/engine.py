@@ -44,9 +44,9 @@ def namespace(**changes: Any) -> Namespace:
     return Namespace(**{**fields, **changes})
 
 
-def memory_ssd(devices: int = 2, size: int = 2**20, unit: int = 4096, array: Any = None) -> SsdTier:
+def memory_ssd(devices: int = 2, size: int = 2**20, unit: int = 4096, array: Any = None, **options: Any) -> SsdTier:
     array = array or MemoryArray([size] * devices, seed=1)
-    return SsdTier(array, [f"memory{device}" for device in range(len(array.sizes))], unit)
+    return SsdTier(array, [f"memory{device}" for device in range(len(array.sizes))], unit, **options)
 
 
 def make_stack(

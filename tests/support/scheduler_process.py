@@ -35,7 +35,8 @@ def _serve(connection: Connection, arguments: list[str], environment: dict[str, 
         path, name, values = job
         try:
             spec = importlib.util.spec_from_file_location("scheduler_test_module", path)
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             connection.send(("done", getattr(module, name)(scheduler, *values)))

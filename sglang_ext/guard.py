@@ -1,0 +1,33 @@
+"""Nothing of ours may raise on SGLang's scheduler thread: any exception there ends the server."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+logger = logging.getLogger(__name__)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def never_raises(
+    default: Callable[[], Result],
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """For methods of an object with a `stack`: an exception becomes `default()`, a log line and an event."""
+
+    def decorate(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(method)
+        def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            try:
+                return method(*args, **kwargs)
+            except Exception as error:
+                logger.exception("swift-tiers: %s failed; going on without the tiers", method.__name__)
+                args[0].stack.events.emit("linker.error", where=method.__name__, error=repr(error))  # type: ignore[attr-defined]
+                return default()
+
+        return guarded
+
+    return decorate

@@ -1,0 +1,134 @@
+"""Copies into the device: batches of requests, layer by layer, on the thread "swift-load"."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter
+
+from swift_tiers.radix_tiering.restore import Restore
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.sglang_ext.device_pool import DevicePool
+
+logger = logging.getLogger(__name__)
+
+#: How often a wait for a layer looks whether the loading thread still lives, seconds.
+WATCHDOG_SECONDS = 1.0
+
+
+class WatchedLoadCounter(LayerWiseLoadCounter):
+    """SGLang's layer counter, except that a wait ends when the loading thread has died.
+
+    The stock counter waits without a limit, so a dead thread would hang the server for good.
+    """
+
+    def __init__(self, num_layers: int, alive: Callable[[], bool]) -> None:
+        super().__init__(num_layers)
+        self._alive = alive
+
+    def wait_until(self, threshold: int) -> None:
+        self._watch(self.consumer_index, threshold)
+        super().wait_until(threshold)
+
+    def finish(self, index: int) -> bool:
+        for layer in range(self.num_layers):
+            self._watch(index, layer)
+        landed: bool = super().finish(index)
+        return landed
+
+    def _watch(self, index: int, layer: int) -> None:
+        futures = self.futures.get(index)
+        while futures is not None and not futures[layer].done():
+            try:
+                futures[layer].exception(timeout=WATCHDOG_SECONDS)
+            except TimeoutError:
+                if not self._alive():
+                    self.fail(index, RuntimeError("the loading thread has died"))
+
+
+class Load(NamedTuple):
+    """The promised pages of one request, into its private device slots."""
+
+    rid: str
+    restore: Restore | None  # None: it could not be queued, and fails with its batch
+    first: int  # of the restore's pages, from 0
+    slots: np.ndarray  # host slots: int64 [pages]
+    pool_pages: np.ndarray  # int64 [pages]
+
+
+class Loader:
+    """A batch is one index of `counter`; its layers complete in order."""
+
+    def __init__(self, pool: DevicePool, stack: TierStack) -> None:
+        self._pool = pool
+        self._stack = stack
+        self._jobs: queue.SimpleQueue[tuple[int, list[Load], list[Any]] | None] = queue.SimpleQueue()
+        self.counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._thread.is_alive())
+        self._thread = self._spawn()
+
+    # ---- the scheduler's thread ----
+
+    def start(self, loads: list[Load], ready: Callable[[], list[Any]]) -> int:
+        """Begin a batch; its index. `ready()`: events after which the device slots may be written."""
+        index: int = self.counter.update_producer()
+        try:
+            if not self._thread.is_alive():
+                self._thread = self._spawn()
+                self._stack.events.emit("thread.restarted", thread="swift-load")
+            self._jobs.put((index, loads, ready()))
+        except Exception as error:
+            logger.exception("swift-tiers: loads cannot be started")
+            self.counter.fail(index, error)
+        return index
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(5)
+
+    # ---- our thread ----
+
+    def _spawn(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="swift-load", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            index, loads, ready = job
+            try:
+                for event in ready:
+                    event.synchronize()
+                self._copy_in(index, loads)
+            except Exception as error:
+                logger.exception("swift-tiers: a load failed")
+                for load in loads:
+                    self._count(load, 0.0, failed=True)
+                self.counter.fail(index, error)
+
+    def _copy_in(self, index: int, loads: list[Load]) -> None:
+        broken = [load.rid for load in loads if load.restore is None]
+        if broken:
+            raise RuntimeError(f"requests {broken} could not be queued")
+        started = time.monotonic()
+        last = self._pool.geometry.layers - 1
+
+        def layer_done(layer: int) -> None:
+            if layer == last:
+                # Before the batch is told: it gives the pins back, and with them what is counted here.
+                for load in loads:
+                    self._count(load, time.monotonic() - started, failed=False)
+            self.counter.complete(index, layer)
+
+        pool_pages = np.concatenate([load.pool_pages for load in loads])
+        slots = np.concatenate([load.slots for load in loads])
+        self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done)
+
+    def _count(self, load: Load, seconds: float, *, failed: bool) -> None:
+        if load.restore is not None:
+            self._stack.restorer.count_load(load.restore, load.first, len(load.slots), seconds, failed=failed)
