@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, page_digest, round_up
-from swift_tiers.radix_tiering.ssd.blockio import read_blocks, write_blocks
+from swift_tiers.radix_tiering.ssd.blockio import Patience, read_blocks, write_blocks
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray
 from swift_tiers.radix_tiering.ssd.layout import (
     CHECKPOINT_OFFSET,
@@ -58,11 +58,11 @@ def build_checkpoints(
     return built
 
 
-def write_checkpoint(array: DeviceArray, device: int, checkpoint: Checkpoint) -> int:
+def write_checkpoint(array: DeviceArray, device: int, checkpoint: Checkpoint, patience: Patience | None = None) -> int:
     """Write the records into the device's checkpoint region; returns 0 or an errno. Does not sync."""
     if not checkpoint.content.nbytes:
         return 0
-    return write_blocks(array, device, CHECKPOINT_OFFSET, checkpoint.content)
+    return write_blocks(array, device, CHECKPOINT_OFFSET, checkpoint.content, patience)
 
 
 def read_checkpoint(array: DeviceArray, device: int, superblock: Superblock) -> np.ndarray | None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, page_digest, round_up
-from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.ssd.blockio import CONTROL_TAG, Patience, aligned_buffer
 from swift_tiers.radix_tiering.ssd.device_state import DeviceState, Service
 from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.ssd.errands import Command, DeviceOut
@@ -38,6 +38,10 @@ logger = logging.getLogger(__name__)
 CHECK_INTERVAL = 1.0
 #: Longest wait for a completion, in seconds, before newly queued transfers are looked at.
 REAP_TIMEOUT = 0.0005
+#: How often devices that are out are asked, in seconds, whether they have answered after all.
+LATE_INTERVAL = 0.005
+#: How often closing looks, in seconds, whether there is still something to wait for.
+IDLE_POLL = 0.01
 
 Result = TypeVar("Result")
 
@@ -61,7 +65,6 @@ class IoThread:
         self._wake = threading.Condition(self.lock)
         self._depth = depth
         self._max_writes = max_writes
-        self._stall_seconds = stall_seconds
         self._clock = clock
         self._on_device_out = on_device_out
         self._devices: list[DeviceState] = []
@@ -78,6 +81,8 @@ class IoThread:
         self._headers: list[np.ndarray] = []
         self._next_check = clock() + CHECK_INTERVAL
         self._stopping = False
+        self._given_up = False
+        self.patience = Patience(stall_seconds, clock, self.complete, self._serve)
         self.pending = 0  # transfers accepted and not yet called back
         self.callback_errors = 0
         self.pages: dict[tuple[int, int], StoredPage] = {}  # those that are not released, by place of their first unit
@@ -149,15 +154,38 @@ class IoThread:
         self._wake.notify_all()
         return True
 
-    def wait_idle(self) -> None:
-        """Wait until every accepted transfer has been called back."""
-        while self.pending:
-            self._wake.wait()
+    def wait_idle(self, deadline: float | None) -> None:
+        """Wait until every accepted transfer has been called back, or only devices that do not answer could end the
+        rest, or the deadline has passed."""
+        while self.pending and not self._is_stuck():
+            if deadline is not None and self._clock() >= deadline:
+                return
+            self._wake.wait(IDLE_POLL)
+
+    def _is_stuck(self) -> bool:
+        """Whether all that is still under way are reads on devices that went out and have not answered for long."""
+        if self._outbox or self._write_queue or self._writes_active or self._verified() or self._given_up:
+            return False
+        oldest_hope = self._clock() - self.patience.seconds
+        for state in self._devices:
+            if state.reads or state.writes:
+                return False
+            if state.in_flight and (
+                state.service is not Service.OUT or next(reversed(state.in_flight.values())) > oldest_hope
+            ):
+                return False
+        return any(state.in_flight for state in self._devices)
 
     def _end(self, transfer: Transfer) -> None:
-        """-> FINISHED: its places are free for others from here on, its callback follows."""
+        """-> FINISHED: its callback follows. Its places are free for others, those of units under way once these are
+        back."""
         transfer.stage = Stage.FINISHED
-        self._allocator.unhold(transfer.placement)
+        if transfer.flying:
+            away = {number for (other, number), _ in self._flying.values() if other is transfer}
+            back = [place for number, place in enumerate(transfer.placement) if number not in away]
+            self._allocator.unhold(tuple(back))
+        else:
+            self._allocator.unhold(transfer.placement)
         if isinstance(transfer, PageWrite):
             if any(self._devices[device].service is Service.OUT for device, _ in transfer.placement):
                 transfer.lose_device("a device went out of service meanwhile")
@@ -204,12 +232,16 @@ class IoThread:
                 requests = self._collect()
                 admitted = self._admit()
                 command = self._commands.popleft() if self._commands else None
-                if requests or admitted or command or self._outbox or self._flying or self._verified():
+                answers = self._flying and any(s.in_flight for s in self._devices if s.service is not Service.OUT)
+                if requests or admitted or command or self._outbox or answers or self._verified():
                     break
-                if self._stopping:
+                if self._stopping and (not self._flying or self._given_up):
                     return False
                 rest = self._next_check - self._clock()
                 if rest <= 0:
+                    break
+                if self._flying:
+                    self._wake.wait(LATE_INTERVAL)
                     break
                 self._wake.wait(min(rest, CHECK_INTERVAL))
         if requests:
@@ -220,16 +252,27 @@ class IoThread:
         if command is not None:
             command.run()
         if self._flying:
-            busy = admitted is not None or command is not None
-            self.complete(self.array.reap(0) if busy else self.array.reap(1, REAP_TIMEOUT))
+            wait = answers and admitted is None and command is None
+            self.complete(self.array.reap(1, REAP_TIMEOUT) if wait else self.array.reap(0))
         if self._verified():
             self._settle_verified()
         self._call_back()
-        now = self._clock()
-        if now >= self._next_check:
-            self._next_check = now + CHECK_INTERVAL
-            self._look_after_devices(now)
+        self._look_after_devices()
         return True
+
+    def _serve(self) -> None:
+        """What a round does for transfers, for a command that waits for devices; it hands completions to `complete`."""
+        with self._wake:
+            requests = self._collect()
+            admitted = self._admit()
+        if requests:
+            self._submit(requests)
+        if admitted is not None:
+            self._prepare(admitted)
+        if self._verified():
+            self._settle_verified()
+        self._call_back()
+        self._look_after_devices()
 
     def _collect(self) -> list[Request]:
         """The next units of every device that has room: reads before writes. Lock held."""
@@ -307,6 +350,10 @@ class IoThread:
         ending: list[Transfer] = []
         unverified: list[ReadUnit] = []
         for tag, device, error in completions:
+            if tag >= CONTROL_TAG:
+                # The slow paths gave up on this one.
+                self.patience.abandoned.pop(tag, None)
+                continue
             (transfer, index), header = self._flying.pop(tag)
             state = self._devices[device]
             started = state.in_flight.pop(tag)
@@ -314,7 +361,10 @@ class IoThread:
             length = unit_length(transfer.length, self._unit_bytes, index)
             fault = state.completed(transfer.writing, length, error, now - started)
             verifying = False
-            if isinstance(transfer, PageWrite):
+            if transfer.stage is Stage.FINISHED:
+                with self.lock:
+                    self._allocator.unhold((transfer.placement[index],))
+            elif isinstance(transfer, PageWrite):
                 if error:
                     transfer.failure = transfer.failure or f"device {device}: {fault}"
             elif not transfer.failed:
@@ -350,7 +400,7 @@ class IoThread:
         self._end_all(ending)
 
     def _judge(self, unit: ReadUnit, outcome: ReadOutcome, ending: list[Transfer]) -> None:
-        if outcome is not ReadOutcome.OK and not unit.transfer.failed:
+        if outcome is not ReadOutcome.OK and not unit.transfer.failed and unit.transfer.stage is not Stage.FINISHED:
             self._devices[unit.device].corrupt_units += 1
             unit.transfer.outcome = outcome
         self._unit_back(unit.transfer, ending)
@@ -371,7 +421,10 @@ class IoThread:
                         self._end(transfer)
 
     def take_out(self, device: int, reason: str) -> None:
-        """-> OUT: no new work for this device; what waits for it ends, what is under way is waited for."""
+        """-> OUT: no new work for this device; what waits for it ends, and so do writes that are under way on it.
+
+        Reads that are under way are waited for: the device may still write into the caller's buffer.
+        """
         with self._wake:
             state = self._devices[device]
             if state.service is Service.OUT:
@@ -381,14 +434,40 @@ class IoThread:
             self._allocator.shut(device)
             lost = [page for page in self.pages.values() if page.uses(device)]
             self._outbox.append(DeviceOut(device, reason, lost))
-            for queue in (state.reads, state.writes):
-                for unit in queue:
-                    transfer = unit.transfer
-                    transfer.lose_device(f"device {device} went out of service: {reason}")
-                    if transfer.stage is not Stage.FINISHED and not transfer.flying:
-                        self._writes_active -= transfer.writing
-                        self._end(transfer)
-                queue.clear()
+            hit = [unit.transfer for queue in (state.reads, state.writes) for unit in queue]
+            under_way = [self._flying[tag][0].transfer for tag in state.in_flight if tag in self._flying]
+            hit += [transfer for transfer in under_way if transfer.writing]
+            state.reads.clear()
+            state.writes.clear()
+            for transfer in hit:
+                if transfer.stage is Stage.FINISHED:
+                    continue
+                transfer.lose_device(f"device {device} went out of service: {reason}")
+                if transfer.writing or not transfer.flying:
+                    self._writes_active -= transfer.writing
+                    self._end(transfer)
+
+    def give_up(self, reason: str) -> None:
+        """On the I/O thread, when closing: end what has not ended, whether or not its units ever come back."""
+        for state in self._devices:
+            if state.in_flight:
+                self.take_out(state.device, reason)
+        with self._wake:
+            self._given_up = True
+            left: list[Transfer] = [unit.transfer for unit, _ in self._flying.values()]
+            for state in self._devices:
+                left += [unit.transfer for queue in (state.reads, state.writes) for unit in queue]
+            left += self._write_queue
+            self._writes_active += len(self._write_queue)  # they are taken for active ones below
+            self._write_queue.clear()
+            for transfer in left:
+                if transfer.stage is Stage.FINISHED:
+                    continue
+                if isinstance(transfer, PageRead) and transfer.stage is Stage.QUEUED:
+                    transfer.outcome = ReadOutcome.CANCELLED
+                transfer.lose_device(reason)
+                self._writes_active -= transfer.writing
+                self._end(transfer)
 
     def _call_back(self) -> None:
         """Tell the callers what has ended. A callback that raises is logged and harms nobody else."""
@@ -410,11 +489,18 @@ class IoThread:
             logger.exception("a callback of the stripe set raised")
             self.callback_errors += 1
 
-    def _look_after_devices(self, now: float) -> None:
+    def _look_after_devices(self) -> None:
+        """Once in CHECK_INTERVAL: which devices have gone, or do not answer."""
+        now = self._clock()
+        if now < self._next_check:
+            return
+        self._next_check = now + CHECK_INTERVAL
+        if self.patience.abandoned:
+            self.complete(self.array.reap(0))
         for state in self._devices:
             if state.service is Service.OUT:
                 continue
             if not self.array.present(state.device):
                 self.take_out(state.device, "no longer present")
-            elif state.in_flight and now - next(iter(state.in_flight.values())) > self._stall_seconds:
-                self.take_out(state.device, f"no answer for {self._stall_seconds:g} seconds")
+            elif state.in_flight and now - next(iter(state.in_flight.values())) > self.patience.seconds:
+                self.take_out(state.device, f"no answer for {self.patience.seconds:g} seconds")

@@ -6,14 +6,16 @@ member, no whole copy left: stays out, nothing is written to it), or ABSENT. Any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+
 from swift_tiers.radix_tiering.errors import FormatError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.ssd.blockio import read_blocks, write_blocks
-from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray
+from swift_tiers.radix_tiering.ssd.blockio import Patience, aligned_buffer, execute, read_blocks, sync_devices
+from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.ssd.layout import (
     CHECKPOINT_OFFSET,
     SUPERBLOCK_OFFSETS,
@@ -138,15 +140,26 @@ def newest_table(array: DeviceArray, devices: Sequence[int]) -> NamespaceTable:
     return max(tables, key=lambda table: table.sequence, default=NamespaceTable())
 
 
-def write_table(
-    array: DeviceArray,
-    device: int,
-    content: bytes,
-    stray: Callable[[Sequence[Completion]], None] | None = None,
-) -> int:
-    """Write an encoded table to both copies, with a sync after each: a whole one exists at every moment; 0 or errno."""
+def write_tables(
+    array: DeviceArray, devices: Iterable[int], content: bytes, patience: Patience | None = None
+) -> dict[int, int]:
+    """Write an encoded table to both copies of each device, with a sync after each: 0 or an errno for each device.
+
+    On every device a whole copy exists at every moment. The devices work side by side, so that many that do not
+    answer are waited for no longer than one.
+    """
+    errors = dict.fromkeys(devices, 0)
+    buffer = aligned_buffer(TABLE_BYTES)
+    buffer[:] = np.frombuffer(content, dtype=np.uint8)
     for offset in TABLE_OFFSETS:
-        error = write_blocks(array, device, offset, content, stray) or array.sync(device)
-        if error:
-            return error
-    return 0
+        alive = [device for device, error in errors.items() if not error]
+        requests = [Request(0, Operation.WRITE, device, offset, [buffer]) for device in alive]
+        errors.update(zip(alive, execute(array, requests, patience), strict=True))
+        alive = [device for device in alive if not errors[device]]
+        errors.update(sync_devices(array, alive, patience))
+    return errors
+
+
+def write_table(array: DeviceArray, device: int, content: bytes) -> int:
+    """`write_tables` for one device; 0 or an errno."""
+    return write_tables(array, [device], content)[device]

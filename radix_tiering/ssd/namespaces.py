@@ -51,14 +51,15 @@ class NamespaceTable:
         """The id of a namespace, and whether the table changed.
 
         A new one starts at `generation`: what an earlier table may have known under this digest stays gone. In a
-        full table the oldest namespace that nobody registered in this session makes room, which flushes it.
+        full table the oldest namespace that nobody registered in this session, or that was retired since, makes room,
+        which flushes it.
         Raises ConfigError where there is none, ValueError for a digest of the wrong size.
         """
         if len(digest) != NAMESPACE_BYTES:
             raise ValueError(f"a namespace digest has {NAMESPACE_BYTES} bytes, not {len(digest)}")
-        self._named_now.add(digest)
         known = self._entries.get(digest)
         if known is not None:
+            self._named_now.add(digest)
             return known.identifier, False
         if len(self._entries) >= MAX_NAMESPACES:
             idle = next((name for name in self._entries if name not in self._named_now), None)
@@ -68,8 +69,13 @@ class NamespaceTable:
         entry = NamespaceEntry(self._next_identifier, digest, generation, _shorten(description))
         self._next_identifier += 1
         self._entries[digest] = entry
+        self._named_now.add(digest)
         self.sequence += 1
         return entry.identifier, True
+
+    def retire(self, digest: bytes) -> None:
+        """Treat a namespace like one that nobody registered in this session: it may make room for another."""
+        self._named_now.discard(digest)
 
     def flush(self, digest: bytes, generation: int) -> bool:
         """Let every page older than `generation` count no more; False where the namespace is unknown."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swift_tiers.radix_tiering.errors import ConfigError, FormatError
-from swift_tiers.radix_tiering.ssd.blockio import write_blocks
+from swift_tiers.radix_tiering.ssd.blockio import Patience, sync_devices, write_blocks
 from swift_tiers.radix_tiering.ssd.checkpoint import read_checkpoint
 from swift_tiers.radix_tiering.ssd.device_state import DeviceState, Service
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray
@@ -112,9 +112,12 @@ def open_set(array: DeviceArray, progress: Callable[[int, int, int], None] | Non
     )  # fmt: skip
 
 
-def write_superblock(array: DeviceArray, device: int, copy: int, superblock: Superblock) -> int:
+def write_superblock(
+    array: DeviceArray, device: int, copy: int, superblock: Superblock, patience: Patience | None = None
+) -> int:
     """Write one copy and sync the device; returns 0 or an errno."""
-    return write_blocks(array, device, SUPERBLOCK_OFFSETS[copy], superblock.encode()) or array.sync(device)
+    error = write_blocks(array, device, SUPERBLOCK_OFFSETS[copy], superblock.encode(), patience)
+    return error or sync_devices(array, [device], patience)[device]
 
 
 def _mark_open(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -12,14 +13,14 @@ import numpy as np
 
 from swift_tiers.radix_tiering.counters import DeviceSnapshot
 from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.page import PageRecord
-from swift_tiers.radix_tiering.ssd.blockio import check_buffer
+from swift_tiers.radix_tiering.page import BLOCK_BYTES, PageRecord
+from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer, check_buffer, execute, sync_devices
 from swift_tiers.radix_tiering.ssd.checkpoint import build_checkpoints, write_checkpoint
 from swift_tiers.radix_tiering.ssd.device_state import DeviceStatus, Service
-from swift_tiers.radix_tiering.ssd.devices import DeviceArray
+from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.ssd.io_thread import IoThread
-from swift_tiers.radix_tiering.ssd.layout import Placement, StoredPage, check_record, unit_count
-from swift_tiers.radix_tiering.ssd.members import write_table
+from swift_tiers.radix_tiering.ssd.layout import SUPERBLOCK_OFFSETS, Placement, StoredPage, check_record, unit_count
+from swift_tiers.radix_tiering.ssd.members import write_tables
 from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry
 from swift_tiers.radix_tiering.ssd.opening import Opened, create_set, open_set, write_superblock
 from swift_tiers.radix_tiering.ssd.transfers import (
@@ -59,9 +60,10 @@ class ReadToken(NamedTuple):
 class StripeSet:
     """Thread-safe. Callbacks run on the thread "ssd-io": they must be short and must not wait for the stripe set.
 
-    The array stays the caller's: it is used by "ssd-io" alone from `open` until `close` returns, then the caller
-    closes it. When `on_device_out(device, reason, lost)` is called, the stored pages in `lost` can no longer be read:
-    the caller drops them from its directory and calls `release` for each, which frees their units on other devices.
+    The array stays the caller's: it is used by "ssd-io" alone (which has helpers sync it) from `open` until `close`
+    returns, then the caller closes it. When `on_device_out(device, reason, lost)` is called, the stored pages in `lost`
+    can no longer be read: the caller drops them from its directory and calls `release` for each, which frees their
+    units on other devices.
     """
 
     def __init__(self, io: IoThread, opened: Opened, names: Sequence[str], on_device_out: DeviceOutCallback) -> None:
@@ -118,7 +120,8 @@ class StripeSet:
 
         `depth`: requests in flight per device. `max_writes`: pages being written at a time. `verifiers`:
         threads that compute the checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a
-        device that leaves a request unanswered so long goes out of service. `names`: what people call the devices.
+        device that leaves a request unanswered so long goes out of service, and nothing that waits for devices waits
+        for one of them longer. `names`: what people call the devices.
         `progress(device, done, slots)` is
         called, on "ssd-io", while slot headers are scanned. Raises FormatError where the devices cannot be one
         stripe set, and then leaves them as they are.
@@ -197,7 +200,9 @@ class StripeSet:
         `data`: uint8, address a multiple of 4096, at least `record.length` rounded up to 4096 bytes, unchanged
         until `done`. What lies between the page and the end of its last block goes to the device as it is.
         `done(stored, "")`: the page can be read. `done(None, reason)`: it is not stored and its slots are free
-        again. The slots belong to the stripe set from here until `done`. Raises ValueError, and accepts nothing,
+        again. When a device goes out of service, that is said while requests are still under way: `data` must
+        outlive them (the array keeps it alive), and what they write of data that has changed is never taken for the
+        page. The slots belong to the stripe set from here until `done`. Raises ValueError, and accepts nothing,
         for a request that cannot be meant; a closed stripe set calls `done` at once, on this thread.
         """
         for request in requests:
@@ -230,7 +235,9 @@ class StripeSet:
         return self.read_many([ReadRequest(stored, into, done)])[0]
 
     def read_many(self, requests: Sequence[ReadRequest]) -> list[ReadToken]:
-        """Read pages; each `done(outcome)` is called once, and `into` is left alone from then on.
+        """Read pages; each `done(outcome)` is called once, and `into` is left alone from then on (but see `close`).
+
+        A device that does not answer holds up `done` of the reads it works on until it answers, or until `close`.
 
         `into`: as `data` in `write_many`. Only with ReadOutcome.OK its first `length` bytes are the page, verified;
         the rest of its last block is undefined. Raises ValueError, and accepts nothing, for a request that cannot
@@ -282,7 +289,9 @@ class StripeSet:
     def register_namespace(self, digest: bytes, description: str) -> int:
         """Make a namespace known, durably, so that its pages may be written; returns its id on this stripe set.
 
-        Waits for the devices if it is new. Raises ConfigError where the table has no room.
+        Waits for the devices if it is new, for none longer than `stall_seconds`: one that does not answer goes out of
+        service. When the table is full, the oldest namespace that was not registered in this session, or was retired
+        since, makes room. Raises ConfigError where there is none.
         """
         with self._lock:
             identifier, changed = self._table.register(digest, description, self._next_generation)
@@ -290,8 +299,19 @@ class StripeSet:
             self._io.call(self._write_tables)
         return identifier
 
+    def retire_namespace(self, digest: bytes) -> None:
+        """Say that a namespace registered in this session may make room for another. Any thread; waits for nothing.
+
+        It stays usable, and its pages recoverable, until a new one really takes its place: from then on its pages
+        read as FLUSHED and are not recovered, also if it is registered again. Registering it before that takes this
+        back. Unknown namespaces are left alone.
+        """
+        with self._lock:
+            self._table.retire(digest)
+
     def flush_namespace(self, digest: bytes) -> bool:
-        """Let nothing that was written of this namespace so far be read or recovered ever again. Waits for the devices.
+        """Let nothing that was written of this namespace so far be read or recovered ever again. Waits for the devices,
+        as `register_namespace` does.
 
         The caller still releases the slots of its pages. False where the namespace is unknown, or where no device
         is left to write this down. A member that is missing meanwhile learns of it when it is opened together with
@@ -313,10 +333,11 @@ class StripeSet:
         """On "ssd-io": put the table on every device; False where none is left."""
         with self._lock:
             content = self._table.encode()
-        for device in self._usable():
-            error = write_table(self._io.array, device, content, self._io.complete)
+        for device, error in write_tables(self._io.array, self._usable(), content, self._io.patience).items():
             if error:
-                self._io.take_out(device, f"its namespace table cannot be written (errno {error})")
+                self._io.take_out(
+                    device, f"its namespace table cannot be written ({errno.errorcode.get(error, error)})"
+                )
         return bool(self._usable())
 
     def _usable(self) -> list[int]:
@@ -365,38 +386,64 @@ class StripeSet:
 
     # The end.
 
-    def close(self, stored_pages: Iterable[StoredPage] | None) -> None:
+    def close(self, stored_pages: Iterable[StoredPage] | None, timeout: float | None = None) -> None:
         """Finish what was accepted, write the index of `stored_pages` to the devices, mark them clean, end the thread.
 
         None: write nothing, so that the next opening scans. Idempotent; later calls wait for the first and do
         nothing. Devices that fail now, or are out, stay unclean. Does not close the array.
+
+        Ends although devices do not answer: each is waited for `stall_seconds` at most, and all together, with
+        `timeout`, about so many seconds (by `clock`). What has not ended then is given up: writes are called back as
+        failed, reads, as the last thing, with DEVICE_GONE or CANCELLED, and after `timeout` no index is written.
+        After DEVICE_GONE the system may still write into a read's buffer until the array is closed: buffers must
+        outlive the array, whose own `close` may still wait for the kernel.
         """
         self._io.check_outside()
         with self._closing:
             if self._closed:
                 return
+            patience = self._io.patience
             with self._lock:
                 self._closed = True
-                self._io.wait_idle()
+                patience.deadline = None if timeout is None else patience.clock() + timeout
+                self._io.wait_idle(patience.deadline)
             if stored_pages is not None:
                 pages = list(stored_pages)
                 self._io.call(lambda: self._checkpoint(pages))
+            self._io.call(lambda: self._io.give_up("it did not answer before the stripe set was closed"))
+            with self._lock:
+                self._io.wait_idle(None)
             self._io.stop()
 
     def _checkpoint(self, pages: Sequence[StoredPage]) -> None:
         """On "ssd-io": pages and records durable first, then the superblocks that vouch for them."""
-        array = self._io.array
+        array, patience = self._io.array, self._io.patience
+        self._leave_out_silent()
         with self._lock:
             live = [page for page in pages if not self._is_flushed(page.record.namespace, page.generation)]
             identifiers = {entry.digest: entry.identifier for entry in self._table.entries}
         for device, checkpoint in build_checkpoints(live, identifiers, self._usable()).items():
-            error = write_checkpoint(array, device, checkpoint) or array.sync(device)
+            if patience.deadline is not None and patience.clock() >= patience.deadline:
+                return
+            error = write_checkpoint(array, device, checkpoint, patience)
+            error = error or sync_devices(array, [device], patience)[device]
             if not error:
                 superblock = self._superblocks[device]
                 superblock = superblock._replace(
                     sequence=superblock.sequence + 1, clean=True, next_generation=self._next_generation,
                     checkpoint_bytes=checkpoint.content.nbytes, checkpoint_digest=checkpoint.digest,
                 )  # fmt: skip
-                error = write_superblock(array, device, self._next_copy[device], superblock)
+                error = write_superblock(array, device, self._next_copy[device], superblock, patience)
             if error:
-                self._io.take_out(device, f"its checkpoint cannot be written (errno {error})")
+                self._io.take_out(device, f"its checkpoint cannot be written ({errno.errorcode.get(error, error)})")
+
+    def _leave_out_silent(self) -> None:
+        """On "ssd-io": ask all devices something at once, so that many silent ones cost no more time than one."""
+        devices = self._usable()
+        requests = [
+            Request(0, Operation.READ, device, SUPERBLOCK_OFFSETS[0], [aligned_buffer(BLOCK_BYTES)])
+            for device in devices
+        ]
+        for device, error in zip(devices, execute(self._io.array, requests, self._io.patience), strict=True):
+            if error == errno.ETIMEDOUT:
+                self._io.take_out(device, "it did not answer when the stripe set was closed")

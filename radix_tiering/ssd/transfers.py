@@ -2,6 +2,9 @@
 
 A transfer:   QUEUED --first unit submitted--> STARTED --last unit back--> FINISHED
               QUEUED --cancelled, or a device gone--> FINISHED
+              STARTED --a device of a write out, or closing gave up--> FINISHED, units still under way
+
+Units that come back after the end only free their slots.
 """
 
 from __future__ import annotations
