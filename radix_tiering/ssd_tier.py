@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 from swift_tiers.radix_tiering.counters import DeviceSnapshot
 from swift_tiers.radix_tiering.ssd import DeviceArray, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.members import Standing, probe
+
+#: How long the end of a server waits for the kernel to let go of the devices.
+ARRAY_CLOSE_SECONDS = 5.0
 
 
 class SsdTier:
@@ -64,7 +68,13 @@ class SsdTier:
     def device_snapshots(self) -> tuple[DeviceSnapshot, ...]:
         return tuple(self.stripes.device_snapshots())
 
-    def close(self, stored: Sequence[StoredPage]) -> None:
-        """Write the index of `stored` pages, mark the devices clean, release them."""
-        self.stripes.close(stored)
-        self._array.close()
+    def close(self, stored: Sequence[StoredPage], timeout: float | None = None) -> None:
+        """Write the index of `stored` pages, mark the devices clean, release them.
+
+        After `timeout` seconds devices that do not answer are given up; a later start then scans them.
+        """
+        self.stripes.close(stored, timeout)
+        # The kernel may never give back what a silent device was asked for; the end of the process does.
+        closing = threading.Thread(target=self._array.close, name="swift-close", daemon=True)
+        closing.start()
+        closing.join(ARRAY_CLOSE_SECONDS)

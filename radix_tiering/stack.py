@@ -248,7 +248,7 @@ class TierStack:
                 self.writer.clear()
         with self.table.lock:
             stored = [page.stored for page in self.table.all_pages() if page.stored is not None]
-        self.ssd.close(stored)
+        self.ssd.close(stored, timeout)
 
     def snapshot(self) -> StackSnapshot:
         """Everything that is counted, at one moment."""
