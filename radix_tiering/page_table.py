@@ -66,7 +66,7 @@ class Page:
         self.stored_children = 0  # children with a copy on ssd
         self.host = HostState.NONE
         self.slot = -1  # host slot while FILLING or RESIDENT
-        self.digest: bytes | None = None  # of the host copy; None: not yet computed since it came up from ssd
+        self.digest: bytes | None = None  # checksum of the host copy; None: not known yet
         self.stored: StoredPage | None = None
         self.writing = False
         self.pins = 0

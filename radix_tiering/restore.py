@@ -27,7 +27,6 @@ import numpy as np
 from swift_tiers.radix_tiering.counters import RestoreSnapshot, TierCounters
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
 from swift_tiers.radix_tiering.write_behind import WriteBehind
@@ -107,6 +106,7 @@ class Restorer:
         clock: Callable[[], float],
         deadline_seconds: float,
         verify: bool,
+        fingerprint: Callable[[np.ndarray], bytes],
     ) -> None:
         self.namespace = namespace
         self._table = table
@@ -119,6 +119,7 @@ class Restorer:
         self._clock = clock
         self._deadline_seconds = deadline_seconds
         self._verify = verify
+        self._checksum = fingerprint
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._deferred: deque[Restore] = deque()
         self._early_pages = int(host.slots * EARLY_SHARE)
@@ -350,7 +351,7 @@ class Restorer:
                 if restore.sources[index] is Source.HOST and restore.state is RestoreState.RUNNING
             ]
         for index, page in resident:
-            expected, digest = page.digest, page_digest(self._host.page(page.slot))
+            expected, digest = page.digest, self._checksum(self._host.page(page.slot))
             with self._table.lock:
                 if restore.state is not RestoreState.RUNNING:
                     return  # no longer pinned: the slot may hold another page by now
@@ -370,7 +371,9 @@ class Restorer:
             with self._table.lock:
                 waiters = self._promoting.pop(page, [])
                 complete = outcome is ReadOutcome.OK and not page.dropped
-                self._table.end_fill(page, complete=complete)
+                # The stripe set has verified the bytes against this checksum.
+                digest = page.stored.digest if page.stored is not None else None
+                self._table.end_fill(page, complete=complete, digest=digest)
                 if complete:
                     self._ssd_counters.bytes_read += page.length
                     self._ssd_counters.read_latency.observe(self._clock() - started)
@@ -379,21 +382,8 @@ class Restorer:
                 for restore, index in waiters:
                     self._settle(restore, index, arrived=complete)
                     self._finish_if_settled(restore)
-            if complete and self._verify:
-                self._jobs.put(lambda: self._fingerprint(page))
 
         return done
-
-    def _fingerprint(self, page: Page) -> None:
-        """Compute the checksum of a page that came up from ssd, for the next time it is read from memory."""
-        with self._table.lock:
-            if page.dropped or page.host is not HostState.RESIDENT or page.digest is not None:
-                return
-            self._table.pin(page)
-        digest = page_digest(self._host.page(page.slot))
-        with self._table.lock:
-            page.digest = digest
-            self._table.unpin(page)
 
     def _lost(self, page: Page, outcome: ReadOutcome) -> None:
         """What is on ssd cannot be used: a miss, for ever."""

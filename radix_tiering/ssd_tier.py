@@ -6,8 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from swift_tiers.radix_tiering.counters import DeviceSnapshot
+from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.ssd import DeviceArray, StoredPage, StripeSet
+from swift_tiers.radix_tiering.ssd.layout import combined_digest
 from swift_tiers.radix_tiering.ssd.members import Standing, probe
 
 #: How long the end of a server waits for the kernel to let go of the devices.
@@ -60,6 +64,11 @@ class SsdTier:
     def description(self) -> str:
         """How the devices are read and written: "io_uring, O_DIRECT", ..."""
         return self._array.description
+
+    def fingerprint(self, page: np.ndarray) -> bytes:
+        """The checksum of a page as the stripe set makes it: over the checksums of its units."""
+        unit, length = self.stripes.unit_bytes, page.nbytes
+        return combined_digest([page_digest(page[start : start + unit]) for start in range(0, length, unit)])
 
     def watch(self, on_device_out: Callable[[int, str, list[StoredPage]], None]) -> None:
         """Hear of devices that leave service: (device, reason, pages that had a part on it). Called on "ssd-io"."""

@@ -72,6 +72,9 @@ class TierStack:
             release_stored=self._release_stored,
         )
         self._digest = namespace.digest()
+        # As the stripe set makes it, where there is one: what it computes for a write then also says whether the bytes
+        # were still the page's.
+        self._fingerprint = ssd.fingerprint if ssd is not None else page_digest
         self.writer: WriteBehind | None = None
         if ssd is not None and stripes is not None:
             admission = admission_policy(config.policy, namespace.geometry.tokens)
@@ -99,6 +102,7 @@ class TierStack:
             clock=clock,
             deadline_seconds=float(config.policy.restore_deadline),
             verify=config.host.verify,
+            fingerprint=self._fingerprint,
         )
         if ssd is not None:
             ssd.watch(self._device_out)
@@ -147,7 +151,7 @@ class TierStack:
 
     def digests(self, put: Put) -> list[bytes]:
         """The checksums of the slots of `put`, once they are filled."""
-        return [page_digest(self.host.page(slot)) for slot in put.slots]
+        return [self._fingerprint(self.host.page(slot)) for slot in put.slots]
 
     def commit_put(self, put: Put, digests: Sequence[bytes] | None = None) -> None:
         """The slots are filled: publish the pages. `digests` are their checksums, computed here if not given."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from swift_tiers.radix_tiering.counters import TierCounters
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
 from swift_tiers.radix_tiering.policy import AdmissionPolicy
 from swift_tiers.radix_tiering.ssd import StoredPage, StripeSet
@@ -122,8 +121,8 @@ class WriteBehind:
 
     def _completion(self, page: Page) -> Callable[[StoredPage | None, str], None]:
         def done(stored: StoredPage | None, reason: str) -> None:
-            # The stripe set has given the bytes a checksum of its own: were they still the page's? It is pinned.
-            intact = not self._verify or page.digest in (None, page_digest(self._host.page(page.slot)))
+            # The checksum of what was written: were the bytes still the page's?
+            intact = stored is None or not self._verify or page.digest in (None, stored.digest)
             with self._table.lock:
                 self._in_flight -= 1
                 page.writing = False
