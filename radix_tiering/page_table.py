@@ -180,15 +180,16 @@ class PageTable:
 
     # ---- the host copy ----
 
-    def take_slot(self, now: int) -> int | None:
+    def take_slot(self, now: int | None) -> int | None:
         """A free host slot, made by evicting if needed; None if all pages are pinned, needed, or as recent as `now`.
 
         A page used at `now` is never the victim: a sequence longer than the tier must not evict its own beginning.
+        With None, recency protects nothing: for a request that waits, and has pinned what it needs itself.
         """
         slot = self.host.allocate()
         while slot is None:
             victim = self._host_queue.peek()
-            if victim is None or victim.last_use >= now:
+            if victim is None or (now is not None and victim.last_use >= now):
                 return None
             self.host_counters.evictions += 1
             self._host_queue.remove(victim)

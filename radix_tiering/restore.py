@@ -320,7 +320,7 @@ class Restorer:
             self._add_claim(restore, page, Source.SSD, settled=False)
         elif page.stored is not None and self._stripes is not None:
             self._table.pin(page)
-            slot = self._table.take_slot(now)
+            slot = self._table.take_slot(None)
             if slot is None:
                 self._table.unpin(page)
                 self._host_counters.refuse("no room for promotion")

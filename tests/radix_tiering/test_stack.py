@@ -238,6 +238,27 @@ def test_verification_can_be_turned_off():
     assert restore.pages == 2
 
 
+def test_a_waiting_request_may_evict_what_was_used_after_it_came():
+    """An offload of another request is counted as a use while the restore is under way."""
+    stack = make_stack(host_pages=4, ssd=memory_ssd())
+    keys, other = chain(*"abcd"), chain(*"wxyz")
+    for one in (keys, other):
+        put(stack, one)
+        stack.wait_written(10)
+    tick = stack.table.tick
+
+    def tick_and_use():
+        now = tick()
+        stack.table.tick = tick
+        for key in other:
+            stack.table.refresh(stack.table.find(stack.namespace.digest(), key), tick())
+        return now
+
+    stack.table.tick = tick_and_use
+    assert get(stack, keys) == 4
+    check(stack)
+
+
 def test_two_requests_share_one_read():
     stack = make_stack(host_pages=8, ssd=memory_ssd())
     keys = chain(*"abcd")

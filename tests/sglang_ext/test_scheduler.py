@@ -448,7 +448,8 @@ def identities_do_not_mix(s):
     s.linker.stack.wait_written(20)
     s.linker.stack.flush(host=True, ssd=False)
     for fields in variants:
-        assert ask(fields) == {"device": 0, "host": 0, "ssd": 688}, fields
+        details = ask(fields)
+        assert details == {"device": 0, "host": 0, "ssd": 688}, (fields, details, s.linker.stack.snapshot())
         quiet(s)
 
 
