@@ -33,13 +33,9 @@ from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
 from swift_tiers.sglang_ext.guard import never_raises
 from swift_tiers.sglang_ext.identity import unnamed_weights
 from swift_tiers.sglang_ext.loads import Load, Loader
-from swift_tiers.sglang_ext.offloads import QUIESCE_SECONDS, Offload, Offloader, yield_to_compute
+from swift_tiers.sglang_ext.offloads import QUIESCE_SECONDS, Offload, Offloader
 
 logger = logging.getLogger(__name__)
-
-#: Niceness of the thread that drives the devices, where the forward runs on the same processors. Less than that of
-#: offloads: requests wait for its reads.
-SSD_NICENESS = 5
 
 
 def _no_lengths() -> list[int]:
@@ -121,8 +117,6 @@ class SwiftLinker(UnifiedCacheLinker):
         self.offloader = Offloader(pool, stack)
         self.loader = Loader(pool, stack)
         self.layer_done_counter = self.loader.counter
-        if pool.device.type == "cpu" and stack.ssd is not None:
-            stack.ssd.stripes.on_io_thread(lambda: yield_to_compute(SSD_NICENESS))
         self.resets = 0
         self._queued: dict[str, Load] = {}
         self._running: dict[int, list[Load]] = {}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import queue
 import threading
 import time
@@ -24,19 +22,6 @@ logger = logging.getLogger(__name__)
 STEP_PAGES = 64
 #: How long SGLang may have to wait for copies out of the device before they are given up, seconds.
 QUIESCE_SECONDS = 10.0
-
-
-#: Niceness of this thread where the forward runs on the same processors.
-OFFLOAD_NICENESS = 10
-
-
-def yield_to_compute(niceness: int) -> None:
-    """Let the calling thread run when the others of this process leave a processor free.
-
-    Where the forward runs on the CPU, a copy that takes a processor from one of its threads makes all of them wait.
-    """
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 class Offload:
@@ -130,8 +115,6 @@ class Offloader:
         return thread
 
     def _run(self) -> None:
-        if self._pool.device.type == "cpu":
-            yield_to_compute(OFFLOAD_NICENESS)
         while (job := self._jobs.get()) is not None:
             stored = False
             try:

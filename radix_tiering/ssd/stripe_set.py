@@ -345,10 +345,6 @@ class StripeSet:
 
     # Devices.
 
-    def on_io_thread(self, function: Callable[[], None]) -> None:
-        """Run something short on the I/O thread, such as setting its priority, and wait for it."""
-        self._io.call(function)
-
     def drain(self, device: int) -> None:
         """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them."""
         with self._lock:
