@@ -63,7 +63,7 @@ class SsdTier:
     @property
     def description(self) -> str:
         """How the devices are read and written: "io_uring, O_DIRECT", ..."""
-        return self._array.description
+        return self.stripes.description
 
     def fingerprint(self, page: np.ndarray) -> bytes:
         """The checksum of a page as the stripe set makes it: over the checksums of its units."""

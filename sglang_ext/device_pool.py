@@ -7,7 +7,8 @@ side stream of its own and staging in device memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def _as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
     return buffer[:whole].reshape(whole, -1).view(torch.uint8).view(whole // page_size, -1)
 
 
-class DevicePool:
+class DevicePool(ABC):
     """Base: where a request's pages lie in the pool, and copies from and to a slab of block-major pages."""
 
     def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
@@ -86,15 +87,15 @@ class DevicePool:
             raise ValueError(f"rows lie outside the pool of {self.pool_pages} pages")
         return np.ascontiguousarray(pages)
 
+    @abstractmethod
     def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
         """Pool pages to slab rows; complete when it returns. Not on the scheduler's thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
     ) -> None:
         """Slab rows to pool pages; `layer_done(layer)` once a layer may be read. Not on the scheduler's thread."""
-        raise NotImplementedError
 
 
 class HostMemoryPool(DevicePool):
@@ -135,37 +136,44 @@ class AcceleratorPool(DevicePool):
             self._streams.stream = self._module.Stream()
         return self._streams.stream
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+    def _staged(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]]:
+        """In pieces that fit the staging memory: (pool pages, staging, [(rows of staging, their rows of the slab)])."""
         page_bytes = self.geometry.page_bytes
         step = max(1, STAGING_BYTES // page_bytes)
-        stream, host = self._stream(), torch.from_numpy(slab)
+        host = torch.from_numpy(slab)
+        for start in range(0, len(pages), step):
+            part = slice(start, start + step)
+            indices = torch.from_numpy(pages[part]).to(self.device)
+            staging = torch.empty((len(indices), page_bytes), dtype=torch.uint8, device=self.device)
+            pairs = [
+                (staging[row : row + count], host[slot : slot + count, :page_bytes])
+                for row, slot, count in runs(np.arange(len(indices)), slots[part])
+            ]
+            yield indices, staging, pairs
+
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+        stream = self._stream()
         with self._module.stream(stream):
-            for start in range(0, len(pages), step):
-                part = slice(start, start + step)
-                indices = torch.from_numpy(pages[part]).to(self.device)
-                staging = torch.empty((len(indices), page_bytes), dtype=torch.uint8, device=self.device)
+            for indices, staging, pairs in self._staged(pages, slab, slots):
                 stage_out(self._flat, indices, staging)
-                for row, slot, count in runs(np.arange(len(indices)), slots[part]):
-                    host[slot : slot + count, :page_bytes].copy_(staging[row : row + count], non_blocking=True)
+                for staged, rows in pairs:
+                    rows.copy_(staged, non_blocking=True)
                 stream.synchronize()
 
     def copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
     ) -> None:
-        page_bytes, layer_bytes = self.geometry.page_bytes, self.geometry.layer_bytes
-        step = max(1, STAGING_BYTES // page_bytes)
-        stream, host = self._stream(), torch.from_numpy(slab)
+        stream, copied = self._stream(), 0
         with self._module.stream(stream):
-            for start in range(0, len(pages), step):
-                part = slice(start, start + step)
-                indices = torch.from_numpy(pages[part]).to(self.device)
-                staging = torch.empty((len(indices), page_bytes), dtype=torch.uint8, device=self.device)
-                for row, slot, count in runs(np.arange(len(indices)), slots[part]):
-                    staging[row : row + count].copy_(host[slot : slot + count, :page_bytes], non_blocking=True)
-                last = start + step >= len(pages)
+            for indices, staging, pairs in self._staged(pages, slab, slots):
+                for staged, rows in pairs:
+                    staged.copy_(rows, non_blocking=True)
+                copied += len(indices)
                 for layer, planes in enumerate(self._layers):
-                    stage_in(planes, indices, staging, layer * layer_bytes)
-                    if last:
+                    stage_in(planes, indices, staging, layer * self.geometry.layer_bytes)
+                    if copied == len(pages):
                         stream.synchronize()
                         layer_done(layer)
                 stream.synchronize()
