@@ -109,3 +109,24 @@ def test_runs_cover_everything_once(left, seed):
     right = np.random.default_rng(seed).integers(0, 20, len(left))
     pairs = [(a + k, b + k) for a, b, count in runs(left_array, right) for k in range(count)]
     assert pairs == list(zip(left, right.tolist(), strict=True))
+
+
+def test_staging_in_pieces_moves_every_page_and_reports_each_layer_once(monkeypatch):
+    from swift_tiers.sglang_ext import device_pool
+
+    buffers, pool = make(3, 2, 4, 4, 7, torch.float32, StagedPool)
+    monkeypatch.setattr(device_pool, "STAGING_BYTES", 2 * pool.geometry.page_bytes)
+    slab = np.zeros((7, pool.geometry.stride_bytes), dtype=np.uint8)
+    pages, slots = np.array([6, 0, 3, 1, 5]), np.array([4, 5, 0, 6, 2])
+    expected = [[plane.clone() for plane in planes] for planes in buffers]
+    pool.copy_out(pages, slab, slots)
+    for planes in buffers:
+        for plane in planes:
+            plane.zero_()
+    done: list[int] = []
+    pool.copy_in(pages, slab, slots, done.append)
+    assert done == [0, 1, 2]
+    for planes, originals in zip(buffers, expected, strict=True):
+        for plane, original in zip(planes, originals, strict=True):
+            for page in pages:
+                assert torch.equal(plane[page * 4 : page * 4 + 4], original[page * 4 : page * 4 + 4])
