@@ -118,10 +118,10 @@ def host_memory(size: int) -> Any:
 
 def automatic_host_size() -> int:
     """The host tier's size when none is configured, for the whole server: a share of what is free now, bytes."""
-    return int(min(psutil.virtual_memory().available, _container_room()) * AUTOMATIC_HOST_SHARE)
+    return int(min(psutil.virtual_memory().available, container_room()) * AUTOMATIC_HOST_SHARE)
 
 
-def _container_room() -> float:
+def container_room() -> float:
     """What the container that this process runs in may still use, bytes."""
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),

@@ -95,7 +95,8 @@ def swift_linker(scheduler: Any) -> Any:
     return linker if hasattr(linker, "stack") else None
 
 
-def _scheduler_hooks() -> tuple[Hook, ...]:
+def scheduler_hooks() -> tuple[Hook, ...]:
+    """Every reach into the scheduler's process, as it is applied and as `swift-tiers doctor` checks it."""
     from swift_tiers.sglang_ext.page_hash import around_native_hash
 
     return (
@@ -175,7 +176,7 @@ def check_hook(hook: Hook) -> None:
 def install_scheduler_hooks() -> None:
     """Check every hook, then register and apply all. Only in a process that has loaded the scheduler."""
     if _SCHEDULER in sys.modules:
-        hooks = _scheduler_hooks()
+        hooks = scheduler_hooks()
         for hook in hooks:
             check_hook(hook)
         apply_hooks(hooks)
