@@ -326,9 +326,15 @@ class Restorer:
                 self._host_counters.refuse("no room for promotion")
                 return False
             self._table.begin_fill(page, slot)
+            try:
+                self._stripes.read(page.stored, self._host.block_run(slot), self._read_done(page))
+            except RuntimeError:  # the stripe set was closed meanwhile
+                self._table.end_fill(page, complete=False)
+                self._table.unpin(page)
+                return False
+            # In time for `_read_done`, which needs the lock that is held here.
             self._promoting[page] = [(restore, index)]
             self._add_claim(restore, page, Source.SSD, settled=False)
-            self._stripes.read(page.stored, self._host.block_run(slot), self._read_done(page))
         else:
             return False
         self._touch(page, now)

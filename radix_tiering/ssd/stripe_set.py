@@ -118,13 +118,12 @@ class StripeSet:
     ) -> StripeSet:
         """Open for reading and writing; blank devices join the set, missing ones leave it degraded.
 
-        `depth`: requests in flight per device. `max_writes`: pages being written at a time. `verifiers`:
-        threads that compute the checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a
-        device that leaves a request unanswered so long goes out of service, and nothing that waits for devices waits
-        for one of them longer. `names`: what people call the devices.
-        `progress(device, done, slots)` is
-        called, on "ssd-io", while slot headers are scanned. Raises FormatError where the devices cannot be one
-        stripe set, and then leaves them as they are.
+        `depth`: requests in flight per device. `max_writes`: pages being written at a time. `verifiers`: threads that
+        compute the checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a device that leaves a request
+        unanswered so long goes out of service, and nothing that waits for devices waits for one of them longer; all
+        by `clock`, so whoever brings a clock of his own must let it run while he closes. `names`: what people call the
+        devices. `progress(device, done, slots)` is called, on "ssd-io", while slot headers are scanned. Raises
+        FormatError where the devices cannot be one stripe set, and then leaves them as they are.
         """
         if depth < 1 or max_writes < 1 or verifiers < 0:
             raise ConfigError(
@@ -202,8 +201,8 @@ class StripeSet:
         `done(stored, "")`: the page can be read. `done(None, reason)`: it is not stored and its slots are free
         again. When a device goes out of service, that is said while requests are still under way: `data` must
         outlive them (the array keeps it alive), and what they write of data that has changed is never taken for the
-        page. The slots belong to the stripe set from here until `done`. Raises ValueError, and accepts nothing,
-        for a request that cannot be meant; a closed stripe set calls `done` at once, on this thread.
+        page. The slots belong to the stripe set from here until `done`, which never runs on the caller's thread. Raises
+        ValueError, and accepts nothing, for a request that cannot be meant; RuntimeError once the stripe set is closed.
         """
         for request in requests:
             check_record(request.record)
@@ -215,20 +214,15 @@ class StripeSet:
                 self._allocator.check_taken(request.placement)
                 if self._table.get(request.record.namespace) is None:
                     raise ValueError(f"namespace {request.record.namespace.hex()} is not registered")
-            if not self._closed:
-                transfers = []
-                for request in requests:
-                    entry = self._table.get(request.record.namespace)
-                    assert entry is not None  # looked up above
-                    self._allocator.hold(request.placement)
-                    transfers.append(PageWrite(request, entry.identifier, self._next_generation))
-                    self._next_generation += 1
-                self._io.enqueue(transfers)
-                return
+            self._check_open()
+            transfers = []
             for request in requests:
-                self._allocator.give_back(request.placement)
-        for request in requests:
-            request.done(None, "the stripe set is closed")
+                entry = self._table.get(request.record.namespace)
+                assert entry is not None  # looked up above
+                self._allocator.hold(request.placement)
+                transfers.append(PageWrite(request, entry.identifier, self._next_generation))
+                self._next_generation += 1
+            self._io.enqueue(transfers)
 
     def read(self, stored: StoredPage, into: np.ndarray, done: ReadDone) -> ReadToken:
         """Read one page; see `read_many`."""
@@ -240,8 +234,8 @@ class StripeSet:
         A device that does not answer holds up `done` of the reads it works on until it answers, or until `close`.
 
         `into`: as `data` in `write_many`. Only with ReadOutcome.OK its first `length` bytes are the page, verified;
-        the rest of its last block is undefined. Raises ValueError, and accepts nothing, for a request that cannot
-        be meant; a closed stripe set calls `done(CANCELLED)` at once, on this thread.
+        the rest of its last block is undefined. `done` never runs on the caller's thread. Raises ValueError, and
+        accepts nothing, for a request that cannot be meant; RuntimeError once the stripe set is closed.
         """
         for request in requests:
             check_buffer(request.into, request.stored.record.length, "into")
@@ -250,27 +244,27 @@ class StripeSet:
         with self._lock:
             for request in requests:
                 self._allocator.check_places(request.stored.placement)
+            self._check_open()
             transfers = []
             for request in requests:
                 entry = self._table.get(request.stored.record.namespace)
                 transfer = PageRead(self._counted(request), 0 if entry is None else entry.identifier)
                 if entry is None or request.stored.generation < entry.minimum_generation:
                     transfer.outcome = ReadOutcome.FLUSHED
+                self._allocator.hold(transfer.placement)
                 transfers.append(transfer)
-            if not self._closed:
-                for transfer in transfers:
-                    self._allocator.hold(transfer.placement)
-                self._io.enqueue(transfers)
-                return [ReadToken(transfer) for transfer in transfers]
-        for transfer in transfers:
-            transfer.outcome = ReadOutcome.CANCELLED
-            transfer.finish()
+            self._io.enqueue(transfers)
         return [ReadToken(transfer) for transfer in transfers]
 
     def cancel(self, token: ReadToken) -> bool:
         """End a read of which nothing has been submitted yet: `done(CANCELLED)` follows. False: it ends by itself."""
         with self._lock:
             return self._io.cancel(token.transfer)
+
+    def _check_open(self) -> None:
+        # Said by an exception, not by calling back: callers hold locks here that their callbacks take.
+        if self._closed:
+            raise RuntimeError("the stripe set is closed")
 
     def _counted(self, request: ReadRequest) -> ReadRequest:
         def done(outcome: ReadOutcome) -> None:

@@ -514,8 +514,37 @@ def test_a_silent_device_keeps_nobody_waiting():
     assert put(stack, old) > 0, "a page that is being read for ever is never computed anew"
     assert get(stack, old) == 9
     assert get(stack, chain("new", *range(20))) == 21
-    array.silent = False
-    array.swallowed = 0
+    # What it has swallowed never comes back: the end of the stack gives it up.
+
+
+def test_a_stripe_set_that_closes_under_a_write_blocks_nobody():
+    """Pages are handed to it with the page table's lock held, which the end of each write needs."""
+    stack = make_stack(ssd=memory_ssd())
+    reserve = stack.stripes.reserve
+
+    def reserve_and_close(length):
+        placement = reserve(length)
+        stack.stripes.close(None)
+        return placement
+
+    stack.stripes.reserve = reserve_and_close
+    keys = chain(*"abc")
+    assert put(stack, keys) == 3
+    assert stack.wait_written(10)
+    assert "ssd.write_failed" in [event.kind for event in stack.events.since()]
+    assert get(stack, keys) == 3
+    check(stack)
+
+
+def test_a_stripe_set_that_has_closed_gives_a_restore_nothing():
+    stack = make_stack(ssd=memory_ssd())
+    keys = chain(*"abc")
+    put(stack, keys)
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    stack.stripes.close(None)
+    assert get(stack, keys) == 0
+    check(stack)
 
 
 def test_ssd_pages_leave_from_the_end_of_a_sequence():

@@ -782,12 +782,15 @@ def test_after_closing(rig) -> None:
     stripes.close([page])
     assert ended == [ReadOutcome.OK] * 20, "closing waits for what was accepted"
     assert stripes.reserve(1) is None
-    stripes.read(page, aligned_buffer(20480), ended.append)
-    assert ended[-1] is ReadOutcome.CANCELLED
-    stripes.write(rig.record(1, 100), placement, aligned_buffer(4096), lambda *result: ended.append(result))
-    assert ended[-1] == (None, "the stripe set is closed")
-    with pytest.raises(RuntimeError, match="closed"):
-        stripes.flush_namespace(rig.NAMESPACE)
+    for late in (
+        lambda: stripes.read(page, aligned_buffer(20480), ended.append),
+        lambda: stripes.write(rig.record(1, 100), placement, aligned_buffer(4096), lambda *_: ended.append(None)),
+        lambda: stripes.flush_namespace(rig.NAMESPACE),
+    ):
+        with pytest.raises(RuntimeError, match="closed"):
+            late()
+    assert len(ended) == 20, "what is refused is not called back as well"
+    stripes.release(placement)
     assert not any(thread.name.startswith("ssd-") for thread in threading.enumerate())
 
 
