@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.page_table import HostState
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
-from support.engine import chain, check, content, make_stack, memory_ssd, put, settle
+from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, put, settle
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
@@ -119,10 +119,9 @@ class StackMachine(RuleBasedStateMachine):
             self.stack.restorer.release(restore)
         if clean or self.array is None:
             check(self.stack)
-            self.stack.close()
+            close(self.stack)
         else:
-            self.stack.restorer.close()
-            self.stack.stripes.close(None)  # no index is written: what is on the devices has to be found
+            crash(self.stack)  # what is on the devices has to be found
         if self.array is not None:
             # Devices that were lost come back blank, as new ones.
             images = [
@@ -151,7 +150,7 @@ class StackMachine(RuleBasedStateMachine):
             for restore, _ in self.restores:
                 self.stack.restorer.release(restore)
             check(self.stack)
-            self.stack.close()
+            close(self.stack)
             assert not self.stack.restorer.alive
 
 

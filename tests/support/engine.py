@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,18 +18,35 @@ from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
 
+#: How long a thread that has been told to end may take.
+THREAD_SECONDS = 10.0
 #: 4 KiB pages: 2 layers x (K, V) x 4 tokens x 256 bytes.
 GEOMETRY = PageGeometry(layers=2, planes=2, tokens=4, row_bytes=256)
 
 
+#: What the test under way has made, for `end_all`.
+_stacks: list[TierStack] = []
+_clocks: list[Clock] = []
+
+
 class Clock:
-    """Time that only moves when told to."""
+    """Time that only moves when told to, until the test is over: closing waits for it, so it must not stand still."""
+
+    #: Seconds of this clock in one second of the machine's, once it is let go.
+    HASTE = 60.0
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self._let_go_at: float | None = None
+        _clocks.append(self)
 
     def __call__(self) -> float:
-        return self.now
+        if self._let_go_at is None:
+            return self.now
+        return self.now + (time.monotonic() - self._let_go_at) * self.HASTE
+
+    def let_go(self) -> None:
+        self._let_go_at = time.monotonic()
 
 
 def namespace(**changes: Any) -> Namespace:
@@ -55,7 +74,39 @@ def make_stack(
     """A stack with room for `host_pages` in host memory. `config`: sections of the configuration."""
     space = space or namespace()
     host = HostTier(space.geometry, host_pages * space.geometry.stride_bytes)
-    return TierStack(space, parse_config(config), host, ssd, clock=clock or Clock())
+    stack = TierStack(space, parse_config(config), host, ssd, clock=clock or Clock())
+    _stacks.append(stack)
+    return stack
+
+
+def crash(stack: TierStack) -> None:
+    """End a stack as if its process had been killed: its threads are gone, and no index is written."""
+    stack.restorer.close()
+    if stack.stripes is not None:
+        stack.stripes.close(None)
+    _stacks.remove(stack)
+
+
+def close(stack: TierStack) -> None:
+    """End a stack in order."""
+    stack.close()
+    _stacks.remove(stack)
+
+
+def end_all() -> None:
+    """Close every stack that the test has left open; then none of the engine's threads may be left."""
+    for clock in _clocks:
+        clock.let_go()
+    try:
+        for stack in _stacks:
+            stack.close()
+    finally:
+        _stacks.clear()
+        _clocks.clear()
+    left = [thread for thread in threading.enumerate() if thread.name.startswith(("ssd-", "swift-"))]
+    for thread in left:
+        thread.join(THREAD_SECONDS)
+    assert not [thread.name for thread in left if thread.is_alive()], "threads outlive their test"
 
 
 def chain(*names: object) -> list[bytes]:
@@ -83,8 +134,6 @@ def put(stack: TierStack, keys: Sequence[bytes], parent: bytes = ROOT_KEY, depth
 
 def settle(stack: TierStack, restore: Restore) -> Restore:
     """Wait for a restore, whatever threads it takes."""
-    import time
-
     limit = time.monotonic() + 20
     while not stack.restorer.poll(restore):
         assert time.monotonic() < limit, "the restore does not settle"
