@@ -1,27 +1,24 @@
-"""`python -m swift_tiers.ops.bench.attention`: the CPU attention backend against SGLang's `torch_native`, on random KV.
+"""The CPU attention backend against SGLang's `torch_native`, on random KV.
 
-One process, no model: one layer of SmolLM2's shape (9 query heads, 3 KV heads, 64 wide). In every round each case runs
-once with each backend, so that whatever else the machine does falls on both. The figures are ratios of the fastest
-rounds: other work on the machine only ever adds time, and adds more to many short calls than to one long call.
-Prints a table and the line `attention: figure=value (bound) ...`; exit code 3 if a bound is missed.
+One process, no model: one layer of SmolLM2's shape (9 query heads, 3 KV heads, 64 wide); decoding goes through 30 such
+layers. The figures are ratios of the fastest rounds: other work on the machine only ever adds time, and adds more to
+many short calls than to one long call.
 """
 
-import argparse
-import json
-import platform
-import statistics
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+from swift_tiers.ops.bench.report import Figure, by_turns, finish, parser, spread
 
 HEADS, KV_HEADS, DIM = 9, 3, 64
 PROMPT = 4000
 CACHED_NEW = 16
 CHUNKS = (512, 1024)
+LAYERS = 30
 
 
 class Decode(NamedTuple):
@@ -40,7 +37,7 @@ DECODES = (
     Decode("decode_mixed", [4000, 900, 100, 20, 20, 60, 30], False),
 )
 
-# Largest allowed ratio, ours to theirs; of chunked prefill: ours in chunks to ours in one piece.
+#: Largest allowed ratios; see `figures`.
 BOUNDS = {
     "cold": 1.10,
     "cached": 0.10,
@@ -123,32 +120,14 @@ class Pool:
         backend.init_forward_metadata(SimpleNamespace(out_cache_loc=None))
 
 
-def alternate(calls: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of every call in every round; one unmeasured round first."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if number:
-                taken[name].append((time.perf_counter() - start) * 1000)
-    return taken
-
-
-def measure(rounds: int, dtype_name: str) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """All times in ms by case and backend, and the figures that have bounds."""
+def measure(rounds: int, dtype_name: str) -> dict[str, list[float]]:
+    """Seconds of every case with each backend, in every round."""
     import torch
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
     from swift_tiers.sglang_ext.cpu_attention_backend import CpuAttentionBackend
 
     dtype = getattr(torch, dtype_name)
-    times: dict[str, list[float]] = {}
-    figures: dict[str, float] = {}
-
-    def ratio(figure: str, ours: str, theirs: str) -> None:
-        figures[figure] = min(times[ours]) / min(times[theirs])
-
     prompt = Pool([PROMPT], False, dtype)
     native, swift = prompt.backend(TorchNativeAttnBackend), prompt.backend(CpuAttentionBackend)
 
@@ -156,7 +135,7 @@ def measure(rounds: int, dtype_name: str) -> tuple[dict[str, list[float]], dict[
         for begin in range(0, PROMPT, size):
             prompt.extend(swift, begin, min(size, PROMPT - begin))
 
-    times |= alternate(
+    seconds = by_turns(
         {
             "cold/native": lambda: prompt.extend(native, 0, PROMPT),
             "cold/swift": lambda: prompt.extend(swift, 0, PROMPT),
@@ -166,50 +145,39 @@ def measure(rounds: int, dtype_name: str) -> tuple[dict[str, list[float]], dict[
         },
         rounds,
     )
-    ratio("cold", "cold/swift", "cold/native")
-    ratio("cached", "cached/swift", "cached/native")
-    for size in CHUNKS:
-        ratio(f"chunk_{size}", f"chunk_{size}/swift", "cold/swift")
     for case in DECODES:
         pool = Pool(case.lengths, case.scattered, dtype)
         both = {"native": pool.backend(TorchNativeAttnBackend), "swift": pool.backend(CpuAttentionBackend)}
-        calls = {f"{case.name}/{name}": partial(pool.decode, backend, 30) for name, backend in both.items()}
-        times |= alternate(calls, rounds)
-        ratio(case.name, *reversed(list(calls)))
-    return times, figures
+        calls = {f"{case.name}/{name}": partial(pool.decode, backend, LAYERS) for name, backend in both.items()}
+        seconds |= by_turns(calls, rounds)
+    return seconds
+
+
+def figures(seconds: Mapping[str, Sequence[float]]) -> list[Figure]:
+    """Ours to theirs; of chunked prefill: ours in chunks to ours in one piece."""
+    result = []
+    for name, bound in BOUNDS.items():
+        reference = "cold/swift" if name.startswith("chunk_") else f"{name}/native"
+        result.append(Figure(name, min(seconds[f"{name}/swift"]) / min(seconds[reference]), at_most=bound))
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the bench. Returns 0 if every figure is within its bound, 3 if not."""
-    parser = argparse.ArgumentParser(prog="attention", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times and figures there")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds a case (default: 7)")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    options = parser.parse_args(argv)
+    arguments = parser("attention", __doc__, rounds=7)
+    arguments.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    options = arguments.parse_args(argv)
 
     import torch
 
-    times, figures = measure(options.rounds, options.dtype)
+    seconds = measure(options.rounds, options.dtype)
     print(f"{PROMPT} tokens, {HEADS}/{KV_HEADS} heads of {DIM}, {options.dtype}, {torch.get_num_threads()} threads")
-    print("prefill: one layer; decode: 30 layers of one forward\n")
-    print(f"{'case':34}{'median ms':>11}{'min':>9}{'max':>9}")
-    for name, values in times.items():
-        print(f"{name:34}{statistics.median(values):11.2f}{min(values):9.2f}{max(values):9.2f}")
-    if options.json is not None:
-        report = {
-            "bench": "attention",
-            "dtype": options.dtype,
-            "threads": torch.get_num_threads(),
-            "machine": platform.machine(),
-            "torch": torch.__version__,
-            "milliseconds": times,
-            "figures": figures,
-            "bounds": BOUNDS,
-        }
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-    print("\nattention: " + " ".join(f"{name}={value:.3f} (<={BOUNDS[name]})" for name, value in figures.items()))
-    return 0 if all(value <= BOUNDS[name] for name, value in figures.items()) else 3
+    for name, values in seconds.items():
+        print(spread(name, [value * 1e3 for value in values], "ms"))
+    details = {
+        "dtype": options.dtype, "threads": torch.get_num_threads(), "torch": torch.__version__, "seconds": seconds
+    }  # fmt: skip
+    return finish("attention", figures(seconds), details, options.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -7,27 +7,33 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 #: Exit code of a bench that ran and missed a bound.
 MISSED = 3
 
+Name = TypeVar("Name", bound=Hashable)
+Measured = TypeVar("Measured")
+
 
 class Figure(msgspec.Struct, frozen=True):
     """One number with its bound, if it has one."""
 
     name: str
-    value: float
+    value: float | None  # None: it could not be measured, which meets no bound
     unit: str = ""
     at_least: float | None = None
     at_most: float | None = None
 
     @property
     def holds(self) -> bool:
+        if self.value is None:
+            return False
         return (self.at_least is None or self.value >= self.at_least) and (
             self.at_most is None or self.value <= self.at_most
         )
@@ -38,21 +44,32 @@ class Figure(msgspec.Struct, frozen=True):
             bound = f" (>= {self.at_least:g}{'' if self.holds else ' MISSED'})"
         if self.at_most is not None:
             bound = f" (<= {self.at_most:g}{'' if self.holds else ' MISSED'})"
-        return f"{self.name}={self.value:.4g}{self.unit}{bound}"
+        value = "unmeasured" if self.value is None else f"{self.value:.4g}{self.unit}"
+        return f"{self.name}={value}{bound}"
 
 
-def by_turns(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each case in each round. Every round runs every case once, in alternating order, so that whatever
+def take_turns(cases: Mapping[Name, Callable[[], Measured]], rounds: int) -> dict[Name, list[Measured]]:
+    """What each case returns in each round. Every round runs every case once, in alternating order, so that whatever
     else the machine does falls on all of them. One round before the first is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    results: dict[Name, list[Measured]] = {name: [] for name in cases}
     order = list(cases)
     for number in range(rounds + 1):
         for name in order if number % 2 else reversed(order):
-            started = time.perf_counter()
-            cases[name]()
+            result = cases[name]()
             if number:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+                results[name].append(result)
+    return results
+
+
+def by_turns(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each case in each round; see `take_turns`."""
+    return take_turns({name: partial(_seconds, case) for name, case in cases.items()}, rounds)
+
+
+def _seconds(case: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    case()
+    return time.perf_counter() - started
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:

@@ -22,12 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from swift_tiers.ops.bench.report import MISSED, Figure, finish, parser, ratio, spread, take_turns
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.memory import huge_array
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Operation, Request
@@ -80,9 +82,9 @@ class Comparison:
     array: list[Speed]
 
     @property
-    def ratios(self) -> list[float]:
-        """Array over fio, round by round."""
-        return [mine.bytes_per_second / its.bytes_per_second for mine, its in zip(self.array, self.fio, strict=True)]
+    def over_fio(self) -> float:
+        """Array over fio: the median of the rounds' ratios."""
+        return ratio(*([speed.bytes_per_second for speed in speeds] for speeds in (self.array, self.fio)))
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,11 @@ class Scaling:
     """Throttled devices: bytes per second by number of devices, one entry per round."""
 
     rate: float  # bytes per second of each device
-    speeds: dict[int, list[float]] = field(default_factory=dict)
+    speeds: dict[int, list[float]]
 
     def linearity(self, devices: int) -> float:
-        """Speed of so many devices over so many times the speed of one; medians."""
-        one = statistics.median(self.speeds[1])
-        return statistics.median(self.speeds[devices]) / (devices * one)
+        """Speed of so many devices over so many times the speed of one: the median of the rounds' ratios."""
+        return ratio(self.speeds[devices], [devices * one for one in self.speeds[1]])
 
 
 def lay_out(folder: Path, count: int, size: int) -> list[Path]:
@@ -208,115 +209,94 @@ def _cpu_seconds() -> float:
 
 
 def compare(paths: Sequence[Path], workload: Workload, *, rounds: int, engine: Engine = "auto") -> Comparison:
-    """fio and an array by turns, the first of each round changing; one more round before, which is not counted."""
+    """fio and an array by turns."""
     array = open_array(paths, engine=engine)
     try:
-        comparison = Comparison(len(paths), array.description, [], [])
-        for number in range(-1, rounds):
-            measured: dict[str, Speed] = {}
-            for who in ("fio", "array") if number % 2 else ("array", "fio"):
-                measured[who] = run_fio(paths, workload) if who == "fio" else run_array(array, workload)
-            if number >= 0:
-                comparison.fio.append(measured["fio"])
-                comparison.array.append(measured["array"])
+        speeds = take_turns(
+            {"fio": partial(run_fio, paths, workload), "array": partial(run_array, array, workload)}, rounds
+        )
+        return Comparison(len(paths), array.description, speeds["fio"], speeds["array"])
     finally:
         array.close()
-    return comparison
 
 
 def scale(paths: Sequence[Path], workload: Workload, *, rate: float, rounds: int) -> Scaling:
     """1 to `len(paths)` devices of `rate` bytes per second each, by turns, 8 requests in flight on each."""
-    scaling = Scaling(rate, {count: [] for count in range(1, len(paths) + 1)})
-    for _ in range(rounds):
-        for count, speeds in scaling.speeds.items():
-            array = ThrottledArray(open_array(paths[:count]), rate, latency=100e-6)
-            try:
-                speeds.append(run_array(array, replace(workload, depth=8 * count)).bytes_per_second)
-            finally:
-                array.close()
-    return scaling
 
+    def speed(count: int) -> float:
+        array = ThrottledArray(open_array(paths[:count]), rate, latency=100e-6)
+        try:
+            return run_array(array, replace(workload, depth=8 * count)).bytes_per_second
+        finally:
+            array.close()
 
-def _line(name: str, values: Sequence[float], unit: str = "GB/s", scale_by: float = 1e9) -> str:
-    scaled = [value / scale_by for value in values]
-    return f"{name:<34} {statistics.median(scaled):6.2f} {unit}  ({min(scaled):.2f} to {max(scaled):.2f})"
+    return Scaling(rate, take_turns({count: partial(speed, count) for count in range(1, len(paths) + 1)}, rounds))
 
 
 def _report_comparison(comparison: Comparison) -> None:
     print(f"{comparison.files} file(s); array: {comparison.description}")
     for name, speeds in (("fio", comparison.fio), ("array", comparison.array)):
         cores = statistics.median(speed.cores for speed in speeds)
-        print(_line(f"  {name}", [speed.bytes_per_second for speed in speeds]) + f"  {cores:.2f} cores")
-    print(_line("  array / fio, round by round", comparison.ratios, "", 1.0))
+        print(spread(name, [speed.bytes_per_second / 1e9 for speed in speeds], "GB/s") + f"  {cores:.2f} cores")
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="ssd_raw", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--folder", type=Path, help="lay the test files out here (default: the temporary folder)")
-    parser.add_argument(
+def _arguments() -> argparse.ArgumentParser:
+    arguments = parser("ssd_raw", __doc__, rounds=7)
+    arguments.add_argument("--folder", type=Path, help="lay the test files out here (default: the temporary folder)")
+    arguments.add_argument(
         "--paths", type=Path, nargs="+", help="read these files or block devices instead; never written"
     )
-    parser.add_argument("--size", type=int, default=512, help="MiB of each test file")
-    parser.add_argument("--files", type=int, nargs="+", default=[1, 4], help="numbers of files to compare on")
-    parser.add_argument("--payload", type=int, default=256, help="KiB of payload per request, after a 4 KiB header")
-    parser.add_argument("--depth", type=int, default=32, help="requests in flight")
-    parser.add_argument("--pattern", choices=["random", "sequential"], default="random")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--engine", choices=["auto", "io_uring", "threads"], default="auto")
-    parser.add_argument("--rate", type=float, default=100.0, help="MB/s of each throttled device")
-    parser.add_argument("--without-fio", action="store_true", help="measure the scaling only")
-    parser.add_argument("--json", type=Path, help="write every measurement to this file")
-    return parser.parse_args(argv)
+    arguments.add_argument("--size", type=int, default=512, help="MiB of each test file")
+    arguments.add_argument("--files", type=int, nargs="+", default=[1, 4], help="numbers of files to compare on")
+    arguments.add_argument("--payload", type=int, default=256, help="KiB of payload per request, after a 4 KiB header")
+    arguments.add_argument("--depth", type=int, default=32, help="requests in flight")
+    arguments.add_argument("--pattern", choices=["random", "sequential"], default="random")
+    arguments.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
+    arguments.add_argument("--engine", choices=["auto", "io_uring", "threads"], default="auto")
+    arguments.add_argument("--rate", type=float, default=100.0, help="MB/s of each throttled device")
+    arguments.add_argument("--without-fio", action="store_true", help="measure the scaling only")
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench; 0 if every bound is met, 3 if one is missed or could not be measured."""
-    arguments = _arguments(argv)
+    options = _arguments().parse_args(argv)
     try:
-        with tempfile.TemporaryDirectory(prefix="ssd-raw-", dir=arguments.folder) as folder:
-            paths = arguments.paths or lay_out(Path(folder), max(*arguments.files, 4), arguments.size << 20)
-            return _measure(paths, arguments)
+        with tempfile.TemporaryDirectory(prefix="ssd-raw-", dir=options.folder) as folder:
+            paths = options.paths or lay_out(Path(folder), max(*options.files, 4), options.size << 20)
+            return _measure(paths, options)
     except (SwiftTiersError, OSError, RuntimeError, ValueError, MemoryError) as error:
         print(f"ssd_raw: failed: {error}", file=sys.stderr)
-        return 3
+        return MISSED
 
 
-def _measure(paths: Sequence[Path], arguments: argparse.Namespace) -> int:
-    workload = Workload(arguments.payload << 10, arguments.depth, arguments.seconds, arguments.pattern)
-    figures: list[tuple[str, float | None, float]] = []
+def _measure(paths: Sequence[Path], options: argparse.Namespace) -> int:
+    workload = Workload(options.payload << 10, options.depth, options.seconds, options.pattern)
+    figures: list[Figure] = []
     comparisons: list[Comparison] = []
-    for count in sorted({min(count, len(paths)) for count in arguments.files}):
-        if arguments.without_fio:
-            continue
-        name = f"array_over_fio_{count}"
+    counts = [] if options.without_fio else sorted({min(count, len(paths)) for count in options.files})
+    for count in counts:
+        over_fio = None
         if shutil.which("fio") is None:
             print(f"{count} file(s): fio is not installed (apt-get install fio); --without-fio leaves it out")
-            figures.append((name, None, ARRAY_OVER_FIO))
-            continue
-        comparison = compare(paths[:count], workload, rounds=arguments.rounds, engine=arguments.engine)
-        _report_comparison(comparison)
-        comparisons.append(comparison)
-        figures.append((name, statistics.median(comparison.ratios), ARRAY_OVER_FIO))
-    scaling = scale(paths[:4], workload, rate=arguments.rate * 1e6, rounds=min(3, arguments.rounds))
+        else:
+            comparison = compare(paths[:count], workload, rounds=options.rounds, engine=options.engine)
+            _report_comparison(comparison)
+            comparisons.append(comparison)
+            over_fio = comparison.over_fio
+        figures.append(Figure(f"array_over_fio_{count}", over_fio, at_least=ARRAY_OVER_FIO))
+    scaling = scale(paths[:4], workload, rate=options.rate * 1e6, rounds=min(3, options.rounds))
     for devices, speeds in scaling.speeds.items():
-        line = _line(f"{devices} device(s) of {arguments.rate:g} MB/s", speeds, "MB/s", 1e6)
+        line = spread(f"{devices} device(s) of {options.rate:g} MB/s", [speed / 1e6 for speed in speeds], "MB/s")
         print(f"{line}  {scaling.linearity(devices):.3f} of linear")
     devices = max(scaling.speeds)
-    figures.append((f"linearity_{devices}", scaling.linearity(devices), LINEARITY))
-    if arguments.json is not None:
-        content = {
-            "workload": asdict(workload),
-            "comparisons": [asdict(comparison) | {"ratios": comparison.ratios} for comparison in comparisons],
-            "scaling": asdict(scaling),
-            "figures": {name: {"value": value, "at_least": bound} for name, value, bound in figures},
-        }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
-    words = [
-        f"{name}={'unmeasured' if value is None else f'{value:.3f}'} (>= {bound})" for name, value, bound in figures
-    ]
-    print("ssd_raw: " + " ".join(words))
-    return 0 if all(value is not None and value >= bound for _, value, bound in figures) else 3
+    figures.append(Figure(f"linearity_{devices}", scaling.linearity(devices), at_least=LINEARITY))
+    details = {
+        "workload": asdict(workload),
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+        "scaling": asdict(scaling),
+    }
+    return finish("ssd_raw", figures, details, options.json)
 
 
 if __name__ == "__main__":

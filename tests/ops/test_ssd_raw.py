@@ -26,8 +26,8 @@ def test_what_fio_says_is_understood() -> None:
 
 def test_figures_are_medians_of_neighbours() -> None:
     comparison = Comparison(1, "", fio=[Speed(2.0, 0), Speed(4.0, 0)], array=[Speed(1.0, 0), Speed(4.0, 0)])
-    assert comparison.ratios == [0.5, 1.0]
-    assert Scaling(1.0, {1: [1.0, 1.2, 1.1], 2: [2.0, 2.2, 2.1]}).linearity(2) == pytest.approx(2.1 / 2.2)
+    assert comparison.over_fio == 0.75
+    assert Scaling(1.0, {1: [1.0, 2.0, 4.0], 2: [2.0, 2.0, 4.4]}).linearity(2) == pytest.approx(0.55)
 
 
 def test_files_are_written_whole_and_read_through_an_array(tmp_path: Path) -> None:
@@ -50,9 +50,10 @@ def test_the_bench_scales_throttled_devices_and_leaves_nothing(
     folder.mkdir()
     status = ssd_raw.main([*SMALL, "--folder", str(folder), "--without-fio", "--json", str(report)])
     last = capsys.readouterr().out.splitlines()[-1]
-    figure = json.loads(report.read_text())["figures"]["linearity_4"]
-    assert last == f"ssd_raw: linearity_4={figure['value']:.3f} (>= 0.95)"
-    assert status == (0 if figure["value"] >= 0.95 else 3)
+    (figure,) = json.loads(report.read_text())["figures"]
+    assert last.startswith(f"ssd_raw: linearity_4={figure['value']:.4g} (>= 0.95")
+    assert figure["holds"] == (figure["value"] >= 0.95)
+    assert status == (0 if figure["holds"] else 3)
     assert figure["value"] > 0.5
     assert os.listdir(folder) == []
 
@@ -62,6 +63,6 @@ def test_a_figure_that_could_not_be_measured_is_a_failure(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert ssd_raw.main([*SMALL, "--folder", str(tmp_path), "--files", "1"]) == 3
-    assert "array_over_fio_1=unmeasured (>= 0.85)" in capsys.readouterr().out.splitlines()[-1]
+    assert "array_over_fio_1=unmeasured (>= 0.85 MISSED)" in capsys.readouterr().out.splitlines()[-1]
     assert ssd_raw.main([*SMALL, "--paths", str(tmp_path / "nowhere")]) == 3
     assert "nowhere" in capsys.readouterr().err

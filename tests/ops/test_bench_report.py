@@ -1,0 +1,52 @@
+"""What the benches share: turns, bounds and the closing line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swift_tiers.ops.bench import attention
+from swift_tiers.ops.bench.report import MISSED, Figure, finish, take_turns
+
+
+def test_every_round_runs_every_case_and_the_order_alternates() -> None:
+    ran: list[str] = []
+
+    def case(name: str) -> int:
+        ran.append(name)
+        return len(ran)
+
+    results = take_turns({name: lambda name=name: case(name) for name in "abc"}, rounds=2)
+    assert "".join(ran) == "cba" + "abc" + "cba"
+    assert results == {"a": [4, 9], "b": [5, 8], "c": [6, 7]}, "the first round does not count"
+
+
+def test_bounds() -> None:
+    assert Figure("f", 1.0, at_least=1.0, at_most=1.0).holds
+    assert not Figure("f", 0.9, at_least=1.0).holds
+    assert not Figure("f", 1.1, at_most=1.0).holds
+    assert not Figure("f", None).holds, "what could not be measured meets nothing"
+
+
+def test_the_closing_line_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = Figure("fast", 2.0, "x", at_least=1.5), Figure("slow", None, at_least=1.5)
+    assert finish("name", [good], {}, None) == 0
+    assert capsys.readouterr().out == "name: fast=2x (>= 1.5)\n"
+    assert finish("name", [good, bad], {"rounds": [1]}, tmp_path / "report.json") == MISSED
+    assert capsys.readouterr().out == "name: fast=2x (>= 1.5) slow=unmeasured (>= 1.5 MISSED)\n"
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert [figure["holds"] for figure in content["figures"]] == [True, False]
+    assert content["rounds"] == [1]
+
+
+def test_attention_holds_chunks_against_one_piece_and_the_rest_against_torch_native() -> None:
+    seconds = {
+        f"{name}/{who}": [5.0, took] for name in attention.BOUNDS for who, took in (("native", 4.0), ("swift", 2.0))
+    }
+    seconds["cold/swift"] = [8.0, 1.0]
+    values = {figure.name: figure.value for figure in attention.figures(seconds)}
+    assert values.pop("cold") == 0.25
+    assert {values.pop(f"chunk_{size}") for size in attention.CHUNKS} == {2.0}
+    assert set(values.values()) == {0.5}
