@@ -6,6 +6,8 @@ taken by any thread and is consistent to within one page.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import msgspec
 
 #: Upper bounds of the latency buckets, seconds: powers of two from 16 us to 8 s; the last bucket has no bound.
@@ -22,10 +24,7 @@ class LatencyHistogram:
         self.sum_seconds = 0.0
 
     def observe(self, seconds: float) -> None:
-        bucket = 0
-        while bucket < len(LATENCY_BOUNDS) and seconds > LATENCY_BOUNDS[bucket]:
-            bucket += 1
-        self.counts[bucket] += 1
+        self.counts[bisect_left(LATENCY_BOUNDS, seconds)] += 1
         self.sum_seconds += seconds
 
     def snapshot(self) -> LatencySnapshot:

@@ -12,6 +12,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from swift_tiers.radix_tiering.counters import LatencyHistogram, LatencySnapshot
 from swift_tiers.radix_tiering.ssd.layout import Geometry
 from swift_tiers.radix_tiering.ssd.slots import SlotMap
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 READ_ERROR_LIMIT = 3
 #: Errors after which nothing more is to be expected of a device.
 GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.EBADF})
-#: Bucket i of a latency histogram counts requests of less than 2**i microseconds that no earlier bucket counts.
-LATENCY_BUCKETS = 26
 
 
 class Service(Enum):
@@ -49,7 +48,7 @@ class DeviceStatus(NamedTuple):
     write_errors: int
     corrupt_units: int
     in_flight: int
-    latency_us: tuple[int, ...]  # LATENCY_BUCKETS counts, reads and writes together
+    latency: LatencySnapshot  # of requests, reads and writes together
 
 
 class DeviceState:
@@ -73,11 +72,11 @@ class DeviceState:
         self.write_errors = 0
         self.corrupt_units = 0
         self._errors_in_a_row = 0
-        self._latency = [0] * LATENCY_BUCKETS
+        self._latency = LatencyHistogram()
 
     def completed(self, writing: bool, nbytes: int, error: int, seconds: float) -> str:
         """Count one request; returns why the device has to go out of service, or an empty string."""
-        self._latency[min(int(seconds * 1e6).bit_length(), LATENCY_BUCKETS - 1)] += 1
+        self._latency.observe(seconds)
         if writing:
             self.writes_done += 1
             if error:
@@ -112,5 +111,5 @@ class DeviceState:
             self.write_errors,
             self.corrupt_units,
             len(self.in_flight),
-            tuple(self._latency),
+            self._latency.snapshot(),
         )

@@ -96,7 +96,8 @@ def test_pages_of_many_lengths_come_back(rig, verifiers: int) -> None:
     assert status.free_units == 120 - 13 == stripes.free_units
     assert sum(device.bytes_read for device in status.devices) == sum(lengths)
     assert sum(device.bytes_written for device in status.devices) == sum(lengths)
-    assert sum(sum(device.latency_us) for device in status.devices) == 26
+    assert sum(sum(device.latency.counts) for device in status.devices) == 26
+    assert all(device.latency.sum_seconds > 0 for device in status.devices)
     assert [device.in_flight for device in status.devices] == [0, 0, 0]
 
 
