@@ -35,17 +35,17 @@ class EntryPoint(NamedTuple):
 
 
 def checks() -> Iterator[Check]:
-    """Importing SGLang comes before what needs it, so that its seconds are spent where they are shown."""
     required = required_sglang()
     yield Check("Python", lambda: python(sys.version_info[:3]))
     yield Check("SGLang", lambda: sglang_version(_installed("sglang"), required))
     yield Check("plugin entry point", lambda: plugin(_entry_points(PLUGINS), os.environ.get("SGLANG_PLUGINS", "")))
     yield Check("platform plugins", lambda: platforms(_entry_points(PLATFORMS), os.environ.get("SGLANG_PLATFORM", "")))
-    yield Check("SGLang's scheduler", partial(scheduler_import, _import_scheduler, required), IMPORT_SECONDS)
+    # Before the scheduler, whose import fails as well where no platform can be chosen.
     yield Check("platform chosen", lambda: chosen_platform(_resolve_platform), IMPORT_SECONDS)
-    yield Check("hook targets", _hook_targets, IMPORT_SECONDS)
-    yield Check("--enable-swift-tiers", lambda: flag(_load_plugin, _server_args), IMPORT_SECONDS)
-    yield Check("compiler", lambda: compiler(shutil.which, _load_hash), COMPILE_SECONDS)
+    yield Check("SGLang's scheduler", partial(scheduler_import, _import_scheduler, required), IMPORT_SECONDS)
+    yield Check("hook targets", partial(after_import, _import_scheduler, _hook_targets), IMPORT_SECONDS)
+    yield Check("--enable-swift-tiers", partial(after_import, _import_scheduler, _flag), IMPORT_SECONDS)
+    yield Check("compiler", partial(after_import, _import_scheduler, _compiler), COMPILE_SECONDS)
 
 
 def python(version: tuple[int, int, int]) -> Finding:
@@ -126,7 +126,7 @@ def scheduler_import(load: Callable[[], Any], required: str | None) -> Finding:
     try:
         load()
     except Exception as error:  # noqa: BLE001 - anything may be missing in a half-updated environment
-        remedy = _REINSTALL.format(required or "VERSION")
+        remedy = f"unless a line above says why, {_REINSTALL.format(required or 'VERSION')}"
         return wrong(f"cannot be imported: {type(error).__name__}: {_one_line(error)}", remedy)
     seconds = time.perf_counter() - start
     slow = (
@@ -135,6 +135,15 @@ def scheduler_import(load: Callable[[], Any], required: str | None) -> Finding:
         else ""
     )
     return ok(f"imported in {seconds:.1f} s{slow}")
+
+
+def after_import(load: Callable[[], Any], look: Callable[[], Finding]) -> Finding:
+    """What `look` finds, where SGLang can be imported at all."""
+    try:
+        load()
+    except Exception:  # noqa: BLE001 - `scheduler_import` has said it
+        return note("not known: SGLang's scheduler cannot be imported")
+    return look()
 
 
 def hook_targets(hooks: Iterable[Any], check: Callable[[Any], None]) -> Finding:
@@ -208,23 +217,19 @@ def _resolve_platform() -> str:
 def _hook_targets() -> Finding:
     from swift_tiers.sglang_ext.hooks import check_hook, scheduler_hooks
 
-    _import_scheduler()
     return hook_targets(scheduler_hooks(), check_hook)
 
 
-def _load_plugin() -> None:
-    from swift_tiers.sglang_ext.plugin import load
-
-    load()
-
-
-def _server_args() -> type:
+def _flag() -> Finding:
     from sglang.srt import server_args
 
-    return server_args.ServerArgs
+    from swift_tiers.sglang_ext.plugin import load
+
+    # The attribute is looked up afterwards: our plugin puts another class there.
+    return flag(load, lambda: server_args.ServerArgs)
 
 
-def _load_hash() -> bool:
+def _compiler() -> Finding:
     from swift_tiers.sglang_ext.page_hash import prepare_page_hash
 
-    return prepare_page_hash()
+    return compiler(shutil.which, prepare_page_hash)
