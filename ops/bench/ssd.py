@@ -1,8 +1,12 @@
 """The SSD tier: reading pages through it against fio, and its devices added up.
 
-Read speed: pages in random order through `StripeSet.read_many`, every byte verified (xxh3-128), straight into host
-pages, against fio (where it is installed) reading the same files with the same request size, by turns. Scaling: 1 to 4
-devices throttled to one speed each.
+Read speed: pages in random order through `StripeSet.read_many`, every byte verified (xxh3-128), against fio (where it
+is installed) reading the same files with the same request size and as many requests in flight, by turns, at two depths.
+
+A third reader tells what verifying costs from what looking at the bytes costs: the bare device array, which loads one
+word of every cache line it has read and does nothing else. On a virtual machine whose disk is copied into memory by the
+host, that alone may take a third of the speed: the copy has to fetch every line back from the cache of the one who
+looked. fio never looks. Scaling: 1 to 4 devices throttled to one speed each.
 """
 
 from __future__ import annotations
@@ -12,16 +16,21 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swift_tiers.ops.bench.report import Figure, finish, parser, spread
+from swift_tiers.ops.bench.report import Figure, finish, parser, ratio, spread, take_turns
 
 FILES, FILE_BYTES = 4, 512 * 2**20
-UNIT = 256 * 2**10
-PAGE_UNITS = 8
-DEPTH = 32
+UNIT, BLOCK = 256 * 2**10, 4096  # bytes of a stripe unit, and of the header before it
+#: One unit a device: two neighbours on one device would become one request of twice the size in the block layer.
+PAGE_UNITS = FILES
+#: Requests in flight on all devices together. The tier's land in as many pages as that takes, twice over for the lower
+#: depth, since a page gives its buffer back with its last unit only; fio's land in one buffer each.
+DEPTHS = (32, 128)
+WINDOWS = {32: 16, 128: 64}  # pages
 THROTTLE = 100 * 10**6
 AGAINST_FIO, LINEAR = 0.85, 0.95
 
@@ -38,54 +47,75 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(folder: Path, options: Any) -> int:
-    from swift_tiers.ops.bench.ssd_raw import Workload, run_fio
     from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array
 
     paths = [folder / f"device{number}" for number in range(FILES)]
     for path in paths:
         create_device_file(path, FILE_BYTES)
     stripes, array = _open(open_array(paths))
-    pages = _fill(stripes)
-    total = sum(page.record.length for page in pages)
-    with_fio = shutil.which("fio") is not None
-    tier: list[float] = []
-    fio: list[float] = []
-    for number in range(options.rounds + 1):
-        speed = total / _read(stripes, pages, number)
-        if number:
-            tier.append(speed)
-        if with_fio:
-            # fio's requests carry header and payload, as the tier's do; only payload counts for the tier.
-            speed = run_fio(paths, Workload(UNIT, DEPTH)).bytes_per_second * UNIT / (UNIT + 4096)
-            if number:
-                fio.append(speed)
+    count = len(pages := _fill(stripes))
+    description = array.description
     stripes.close(pages)
     array.close()
-    print(f"{FILES} files of {FILE_BYTES >> 20} MiB, {len(pages)} pages of {PAGE_UNITS} x 256 KiB, {array.description}")
-    print(spread("through the tier, verified", [value / 1e9 for value in tier], "GB/s"))
+    with_fio = shutil.which("fio") is not None
+    cases: dict[tuple[str, int], Callable[[], float]] = {}
+    for depth in DEPTHS:
+        cases["tier", depth] = partial(_read_speed, paths, depth)
+        cases["looking", depth] = partial(_look_speed, paths, depth)
+        if with_fio:
+            cases["fio", depth] = partial(_fio_speed, paths, depth)
+    speeds = take_turns(cases, options.rounds)
+    print(f"{FILES} files of {FILE_BYTES >> 20} MiB, {count} pages of {PAGE_UNITS} x 256 KiB, {description}")
     figures = []
-    if with_fio:
-        print(spread("fio", [value / 1e9 for value in fio], "GB/s"))
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(tier, fio, strict=True))
-        figures.append(Figure("read", ratio, " of fio", at_least=AGAINST_FIO))
-    else:
+    names = {"tier": "through the tier, verified", "looking": "bare array, looked at", "fio": "fio, not looked at"}
+    for (reader, depth), values in speeds.items():
+        print(spread(f"{names[reader]}, {depth} at a time", [value / 1e9 for value in values], "GB/s"))
+    for depth in DEPTHS:
+        if with_fio:
+            share = ratio(speeds["tier", depth], speeds["fio", depth])
+            figures.append(Figure(f"read_{depth}", share, " of fio", at_least=AGAINST_FIO))
+        share = ratio(speeds["tier", depth], speeds["looking", depth])
+        figures.append(Figure(f"verifying_{depth}", share, " of looking at it"))
+    if not with_fio:
         print("  fio is not installed: nothing to hold the speed against")
     rates = _scaling(folder)
     for count, rate in rates.items():
         print(f"  {count} device(s) throttled to {THROTTLE / 1e6:.0f} MB/s: {rate / 1e6:8.1f} MB/s")
     linear = min(rate / count / rates[1] for count, rate in rates.items())
     figures.append(Figure("scaling", linear, " of linear", at_least=LINEAR))
-    figures.append(Figure("read_speed", statistics.median(tier) / 1e9, "GB/s"))
-    return finish("ssd", figures, {"tier": tier, "fio": fio, "scaling": rates}, options.json)
+    fastest = max(statistics.median(speeds["tier", depth]) for depth in DEPTHS)
+    figures.append(Figure("read_speed", fastest / 1e9, "GB/s"))
+    measured = {f"{reader}_{depth}": values for (reader, depth), values in speeds.items()}
+    return finish("ssd", figures, {**measured, "scaling": rates}, options.json)
 
 
-def _open(array: Any) -> tuple[Any, Any]:
+def _read_speed(paths: Sequence[Path], depth: int) -> float:
+    """Bytes of pages per second through the tier."""
+    from swift_tiers.radix_tiering.ssd.files import open_array
+
+    stripes, array = _open(open_array(paths), depth // FILES)
+    pages = stripes.recovered
+    seconds = _read(stripes, pages, depth, WINDOWS[depth])
+    stripes.close(pages)
+    array.close()
+    return sum(page.record.length for page in pages) / seconds
+
+
+def _fio_speed(paths: Sequence[Path], depth: int) -> float:
+    """As `_read_speed`, by fio: its requests carry header and payload, as the tier's do, and only payload counts."""
+    from swift_tiers.ops.bench.ssd_raw import Workload, run_fio
+
+    return run_fio(paths, Workload(UNIT, depth)).bytes_per_second * UNIT / (UNIT + BLOCK)
+
+
+def _open(array: Any, depth: int = 32) -> tuple[Any, Any]:
+    """A stripe set as `SsdTier` opens it, but for the requests in flight per device."""
     from swift_tiers.radix_tiering.ssd import StripeSet
     from swift_tiers.radix_tiering.ssd.members import Standing, probe
 
     if all(probe(array, device).standing is Standing.BLANK for device in range(len(array.sizes))):
         StripeSet.create(array, UNIT)
-    return StripeSet.open(array, depth=DEPTH), array
+    return StripeSet.open(array, depth=depth, verifiers=1), array
 
 
 def _fill(stripes: Any, share: float = 0.9) -> list[Any]:
@@ -116,16 +146,16 @@ def _fill(stripes: Any, share: float = 0.9) -> list[Any]:
     return pages
 
 
-def _read(stripes: Any, pages: Sequence[Any], seed: int) -> float:
-    """Seconds to read and verify all pages in random order, a bounded number of them at a time."""
+def _read(stripes: Any, pages: Sequence[Any], seed: int, window: int = 32) -> float:
+    """Seconds to read and verify all pages in random order, `window` of them at a time."""
     import numpy as np
 
     from swift_tiers.radix_tiering.memory import huge_array
 
     length = PAGE_UNITS * UNIT
-    buffers = huge_array(32 * length).reshape(32, length)
-    free = list(range(32))
-    some_free = threading.Semaphore(32)
+    buffers = huge_array(window * length).reshape(window, length)
+    free = list(range(window))
+    some_free = threading.Semaphore(window)
     failed: list[Any] = []
 
     def done_with(slot: int) -> Any:
@@ -142,11 +172,49 @@ def _read(stripes: Any, pages: Sequence[Any], seed: int) -> float:
         some_free.acquire()
         slot = free.pop()
         stripes.read(pages[index], buffers[slot], done_with(slot))
-    for _ in range(32):
+    for _ in range(window):
         some_free.acquire()
     seconds = time.perf_counter() - started
     assert not failed, failed[:3]
     return seconds
+
+
+def _look_speed(paths: Sequence[Path], depth: int) -> float:
+    """As `_read_speed`, with nothing but the array, loading one word of every cache line."""
+    import numpy as np
+
+    from swift_tiers.radix_tiering.memory import huge_array
+    from swift_tiers.radix_tiering.ssd.devices import Operation, Request
+    from swift_tiers.radix_tiering.ssd.files import open_array
+
+    slot_bytes = BLOCK + UNIT
+    array = open_array(paths)
+    slots = np.random.default_rng(depth).permutation(FILE_BYTES // slot_bytes)
+    places = [(device, int(slot) * slot_bytes) for slot in slots for device in range(FILES)]
+    buffers = huge_array(depth * slot_bytes).reshape(depth, slot_bytes)
+    words = buffers.view(np.uint64)[:, ::8]
+    free = list(range(depth))
+    used: dict[int, int] = {}
+    started = time.perf_counter()
+    sent = ended = 0
+    while ended < len(places):
+        requests = []
+        while free and sent < len(places):
+            device, offset = places[sent]
+            used[sent] = free.pop()
+            requests.append(Request(sent, Operation.READ, device, offset, (buffers[used[sent]],)))
+            sent += 1
+        if requests:
+            array.submit(requests)
+        for completion in array.reap(1):
+            assert not completion.error, completion
+            buffer = used.pop(completion.tag)
+            words[buffer].sum()
+            free.append(buffer)
+            ended += 1
+    seconds = time.perf_counter() - started
+    array.close()
+    return len(places) * UNIT / seconds
 
 
 def _scaling(folder: Path) -> dict[int, float]:
