@@ -1,0 +1,336 @@
+"""The bus's contract: every key that is written, as one table. `docs/bus.md` shows it; a test holds both together.
+
+Names are `PREFIX:SERVER:RANK:WHAT`. A server's name holds no colon, a rank's name is `dp0-tp0`. Numbers are decimal
+text. Units are in the fields' names: `_bytes`, `_seconds`, `_tokens`, `_pages`; a field without one is a plain count.
+A `time` is in seconds since 1970 by the writer's clock; `clock_offset_seconds` says how far that clock is off
+Redis' own. A counter grows from the start of its server and never shrinks: a smaller value means a new server.
+
+No key holds token ids, text of prompts or answers, cache salts, or secrets.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+#: Changes when a reader that knows the former contract would misread this one.
+SCHEMA_VERSION = 1
+
+#: How long state outlives its last writing, in publishing intervals, and at least in seconds.
+STATE_TTL_INTERVALS, STATE_TTL_LOWEST = 4, 5.0
+#: How long a request is kept after its end, seconds, and how many ended ones per rank.
+ENDED_REQUEST_TTL, ENDED_REQUESTS = 300.0, 256
+#: How long an answer to a question is kept, seconds.
+ANSWER_TTL = 60.0
+#: How long the outcome of a command is kept, seconds.
+COMMAND_TTL = 3600.0
+
+
+class Kind(Enum):
+    """Redis types that are used."""
+
+    STRING = "string"
+    HASH = "hash"
+    SORTED_SET = "sorted set"
+    STREAM = "stream"
+
+
+class Field(NamedTuple):
+    """A field of a hash or of a stream entry; `NAME*` stands for several that begin so."""
+
+    name: str
+    meaning: str
+
+
+class KeySpec(NamedTuple):
+    """One row of the table."""
+
+    name: str  # how the code calls it
+    pattern: str  # after the prefix; words in capitals are variable
+    kind: Kind
+    fields: tuple[Field, ...]  # of a string: one, of the value; of a sorted set: two, member and score
+    ttl: str  # for people
+    writer: str
+    reader: str
+    meaning: str
+
+
+_STATE = "max(5 s, 4 intervals)"
+_RANK = "every rank, each interval"
+_EVERYONE = "everyone"
+
+_TIER_COUNTERS = (
+    Field("time", "when this was true"),
+    Field("capacity_bytes", "what the tier can hold"),
+    Field("used_bytes", "what it holds, padding included"),
+    Field("pages", "pages it holds"),
+    Field("pinned_pages", "pages held for a request or by an operator: not evicted"),
+    Field("limit_bytes", "a cap set by an operator, or the capacity"),
+    Field("hits", "pages that requests got from it"),
+    Field("misses", "pages that requests asked for and it did not have"),
+    Field("bytes_read", "left it upwards"),
+    Field("bytes_written", "entered it"),
+    Field("evictions", "pages dropped or demoted to make room"),
+    Field("checksum_failures", "pages found damaged: dropped, never served"),
+    Field("refused:*", "pages not taken in, by reason"),
+    Field("restores", "restores that read from it"),
+    Field("restore_seconds", "their durations, summed"),
+    Field("restore_p50_seconds", "median since the start (upper bound of its bucket); empty if there was none"),
+    Field("restore_p99_seconds", "99th percentile, likewise"),
+)
+
+KEYS: tuple[KeySpec, ...] = (
+    KeySpec(
+        "schema", "schema", Kind.STRING, (Field("value", f"{SCHEMA_VERSION}"),), "none", "every server", _EVERYONE,
+        "version of this contract; a reader that knows another one must stop",
+    ),
+    KeySpec(
+        "servers", "servers", Kind.SORTED_SET,
+        (Field("member", "name of a server"), Field("score", "its last heartbeat, seconds since 1970 by Redis' clock")),
+        "none; members older than 1 h are removed", "every server, each interval", _EVERYONE,
+        "who is or was there; alive are those whose `info` exists",
+    ),
+    KeySpec(
+        "info", "SERVER:info", Kind.HASH,
+        (
+            Field("time", "heartbeat"),
+            Field("host", "host name"),
+            Field("address", "host:port of its HTTP endpoint"),
+            Field("pid", "process of rank dp0-tp0"),
+            Field("started", "time"),
+            Field("version", "of swift-tiers"),
+            Field("sglang_version", "of SGLang"),
+            Field("model", "path or name of the model"),
+            Field("ranks", "names of the ranks on this Redis, joined by commas"),
+            Field("interval_seconds", "between two publishings"),
+            Field("clock_offset_seconds", "its clock minus Redis' clock"),
+            Field("control", "1 if it obeys commands, 0 if not"),
+            Field("configuration", "JSON of the effective configuration, without secrets"),
+        ),
+        _STATE, "rank dp0-tp0, each interval", _EVERYONE, "one server",
+    ),
+    KeySpec(
+        "rank", "SERVER:RANK:rank", Kind.HASH,
+        (
+            Field("time", "heartbeat"),
+            Field("pid", "process"),
+            Field("namespace", "hex digest that scopes page keys: model, weights, dtype, layout, rank"),
+            Field("page_tokens", "tokens of a page"),
+            Field("page_bytes", "bytes of a page"),
+            Field("io_engine", "how the ssd tier reads and writes; empty without one"),
+            Field("write_queue_pages", "admitted to ssd and not yet written"),
+            Field("running_requests", "being computed"),
+            Field("waiting_requests", "not yet admitted"),
+            Field("restores_started", "requests that waited for pages from below the device"),
+            Field("restores_completed", "every page that was found came up in time"),
+            Field("restores_cut_short", "some pages did not come up: damaged, lost, or no room"),
+            Field("restores_expired", "the deadline passed; the rest was recomputed"),
+            Field("restores_cancelled", "the request ended first"),
+            Field("failed_loads", "copies to the device that failed: SGLang answered 503"),
+            Field("events", "sequence number of the newest event of this rank"),
+            Field("events_lost", "events that were dropped before they could be published"),
+            Field("publishes", "times that state was published"),
+            Field("publish_failures", "times that it could not be"),
+            Field("publish_seconds", "what the last publishing took"),
+            Field("sample_seconds", "what sampling requests and tree took the scheduler's thread, summed"),
+        ),
+        _STATE, _RANK, _EVERYONE, "one rank of a server: a scheduler process with a tier stack of its own",
+    ),
+    KeySpec(
+        "tier", "SERVER:RANK:tier:TIER", Kind.HASH, _TIER_COUNTERS, _STATE, _RANK, _EVERYONE,
+        "one tier: `device`, `host`, `ssd`",
+    ),
+    KeySpec(
+        "stripe", "SERVER:RANK:stripe", Kind.HASH,
+        (
+            Field("time", "when this was true"),
+            Field("set", "hex id of the stripe set"),
+            Field("unit_bytes", "of a stripe unit"),
+            Field("devices", "in the set"),
+            Field("missing", "members that were not found on opening"),
+            Field("capacity_units", "of the devices in service"),
+            Field("free_units", "that can be written now"),
+            Field("queued", "transfers accepted and not yet answered"),
+            Field("reads:*", "reads by outcome: `ok`, `corrupt: checksum`, ..."),
+        ),
+        _STATE, "ranks with an ssd tier, each interval", _EVERYONE, "the stripe set beneath the ssd tier",
+    ),
+    KeySpec(
+        "ssd", "SERVER:RANK:ssd:NUMBER", Kind.HASH,
+        (
+            Field("time", "when this was true"),
+            Field("path", "device file or block device"),
+            Field("service", "`in service`, `draining` or `out`"),
+            Field("reason", "why it is not in service; empty if it is"),
+            Field("capacity_bytes", "of its slots"),
+            Field("used_bytes", "reserved or holding pages"),
+            Field("bytes_read", ""),
+            Field("bytes_written", ""),
+            Field("reads", "requests"),
+            Field("writes", "requests"),
+            Field("read_errors", ""),
+            Field("write_errors", ""),
+            Field("corrupt_units", "stripe units that were not what was written"),
+            Field("in_flight", "requests under way"),
+            Field("latency_p50_seconds", "of one request, reads and writes together; empty if there was none"),
+            Field("latency_p99_seconds", "likewise"),
+        ),
+        _STATE, "ranks with an ssd tier, each interval", _EVERYONE, "one device of the stripe set",
+    ),
+    KeySpec(
+        "link", "SERVER:RANK:link:FROM-TO", Kind.HASH,
+        (
+            Field("time", "when this was true"),
+            Field("transfers", "copies, each of one or more pages"),
+            Field("pages", ""),
+            Field("bytes", ""),
+            Field("seconds", "spent copying, summed; copies side by side count each"),
+        ),
+        _STATE, _RANK, _EVERYONE, "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`",
+    ),
+    KeySpec(
+        "tree", "SERVER:RANK:tree", Kind.HASH,
+        (
+            Field("time", "when this was sampled"),
+            Field("nodes", "of SGLang's radix tree"),
+            Field("leaves", ""),
+            Field("depth", "nodes on the longest path"),
+            Field("deepest_tokens", "tokens on the longest path"),
+            Field("cached_tokens", "held by the tree"),
+            Field("evictable_tokens", ""),
+            Field("protected_tokens", "in use by requests"),
+            Field("reused_tokens", "prompt tokens found in the tree, summed"),
+            Field("prompt_tokens", "prompt tokens of all admitted requests, summed"),
+            Field("evicted_tokens", "that left the device"),
+            Field("complete", "0 if the tree was too large to walk: nodes, leaves and depths are of a part"),
+        ),
+        _STATE, "every rank, each sampling", _EVERYONE, "SGLang's radix tree on the device",
+    ),
+    KeySpec(
+        "directory", "SERVER:RANK:directory", Kind.HASH,
+        (
+            Field("time", "when this was true"),
+            Field("pages", "known below the device, each once"),
+            Field("host_only_pages", ""),
+            Field("ssd_only_pages", ""),
+            Field("both_pages", "with a copy in each"),
+            Field("deepest_pages", "pages before and with the deepest one"),
+            Field("first_pages", "beginnings of sequences"),
+            Field("foreign_pages", "of other namespaces: other weights, other models"),
+        ),
+        _STATE, _RANK, _EVERYONE, "summary of the directory of pages below the device",
+    ),
+    KeySpec(
+        "requests", "SERVER:RANK:requests", Kind.SORTED_SET,
+        (Field("member", "request id"), Field("score", "time of its arrival")),
+        _STATE, "every rank, each sampling", _EVERYONE,
+        "requests that are there now, and those that ended lately",
+    ),
+    KeySpec(
+        "request", "SERVER:RANK:request:RID", Kind.HASH,
+        (
+            Field("time", "when this was sampled"),
+            Field("state", "`waiting`, `restoring`, `running`, `finished` or `aborted`"),
+            Field("arrived", "time"),
+            Field("prompt_tokens", ""),
+            Field("output_tokens", "so far"),
+            Field("device_tokens", "of the prompt: found on the device"),
+            Field("host_tokens", "of the prompt: loaded from host memory"),
+            Field("ssd_tokens", "of the prompt: loaded from ssd"),
+            Field("recomputed_tokens", "of the prompt: computed"),
+            Field("restore", "`none`, `waiting`, `completed`, `cut short`, `expired` or `cancelled`"),
+            Field("restore_seconds", "waited for pages from below the device"),
+            Field("queue_seconds", "from arrival to the first computation; empty before it"),
+            Field("first_token_seconds", "from arrival to the first output token; empty before it"),
+            Field("ended", "time; empty while it is there"),
+            Field("pages", "of its block table"),
+            Field("tiers", "where its pages were when it was admitted, as runs: `device 12, host 30, compute 4`"),
+            Field("block_table", "device pages in order, as runs: `17-40 3 90-95`; empty unless it is running"),
+        ),
+        "300 s after its end, at most 256 ended ones", "every rank, each sampling", _EVERYONE,
+        "one request: why was it slow?",
+    ),
+    KeySpec(
+        "events", "SERVER:events", Kind.STREAM,
+        (
+            Field("rank", "who says it"),
+            Field("sequence", "per rank, from 1: a gap is what was lost"),
+            Field("time", "when it happened"),
+            Field("kind", "`device.out`, `page.corrupt`, `restore.expired`, ..."),
+            Field("fields", "JSON object"),
+        ),
+        "capped at bus.events entries", "every rank, as they happen", _EVERYONE, "what happened",
+    ),
+    KeySpec(
+        "questions", "SERVER:questions", Kind.STREAM,
+        (Field("page", "hex key of a page"),),
+        "capped at 1,000 entries", _EVERYONE, "every rank",
+        "ask where a page is; the answer is `SERVER:RANK:page:KEY`",
+    ),
+    KeySpec(
+        "page", "SERVER:RANK:page:KEY", Kind.HASH,
+        (
+            Field("time", "when this was true"),
+            Field("held", "1, or 0 if the page is not known here: no other field then"),
+            Field("namespace", "hex digest"),
+            Field("depth", "its position in its sequence, from 1"),
+            Field("parent", "hex key of the page before it; empty for a first page"),
+            Field("children", "pages that follow it"),
+            Field("bytes", ""),
+            Field("uses", ""),
+            Field("pins", ""),
+            Field("host_slot", "empty if host memory does not have it"),
+            Field("ssd_placement", "`DEVICE:SLOT ...`, one for each stripe unit; empty if ssd does not have it"),
+            Field("generation", "of the copy on ssd; empty without one"),
+        ),
+        "60 s", "the rank that was asked", "who asked", "answer to a question",
+    ),
+    KeySpec(
+        "control", "SERVER:control", Kind.STREAM,
+        (
+            Field("id", "chosen by the author, unique, at most 64 characters of A-Z a-z 0-9 . _ -"),
+            Field("author", "who wants it, for the audit"),
+            Field("deadline", "time by Redis' clock after which it must not be carried out any more"),
+            Field("command", "JSON object with `type` and its arguments; see below"),
+        ),
+        "capped at 1,000 entries", "operators", "rank dp0-tp0 and its peers, if bus.control is true",
+        "commands to this server",
+    ),
+    KeySpec(
+        "command", "SERVER:command:ID", Kind.HASH,
+        (
+            Field("time", "of the last change"),
+            Field("state", "`accepted`, then `done`, `refused`, `expired`, or `partly` if the ranks differ"),
+            Field("author", ""),
+            Field("type", "of the command; empty if it could not be read"),
+            Field("reason", "why it was refused; empty if it was carried out"),
+            Field("rank:*", "what became of it at each rank: `done`, `done: RESULT` or `refused: REASON`"),
+        ),
+        "1 h", "every rank that got it", "who sent the command", "what became of a command",
+    ),
+)  # fmt: skip
+
+BY_NAME = {spec.name: spec for spec in KEYS}
+
+
+class Keys:
+    """Key names under one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def of(self, name: str, **words: str) -> str:
+        """The key of spec `name`, its variable words (lower case) put in: `of("tier", server=…, rank=…, tier="host")`.
+
+        Raises KeyError for an unknown spec or a missing word.
+        """
+        parts = BY_NAME[name].pattern.split(":")
+        return ":".join([self.prefix, *(_fill(part, words) for part in parts)])
+
+
+def _fill(part: str, words: dict[str, str]) -> str:
+    if not part.replace("-", "").isupper():
+        return part
+    if part == "FROM-TO":
+        return words["link"]
+    return words[part.lower()]
