@@ -60,7 +60,9 @@ class Restore:
         "asked_for",
         "claimed",
         "deadline",
+        "ended",
         "keys",
+        "outcome",
         "pages",
         "prefix_keys",
         "released",
@@ -79,6 +81,8 @@ class Restore:
         self.deadline = float("inf")  # until somebody waits
         self.asked_for = False
         self.state = RestoreState.WAITING
+        self.outcome = ""  # how it ended, by the name that `RestoreSnapshot` counts it under; empty: nothing was held
+        self.ended: float | None = None
         self.claimed: list[Page] = []  # pinned
         self.sources: list[Source] = []
         self.settled: list[bool] = []  # per claimed page: its fate is known
@@ -139,6 +143,7 @@ class Restorer:
     def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
         """A restore of `keys` where nothing is held: ready now, with no page. Counts the misses and the uses."""
         restore = Restore(keys, prefix_keys, self._clock())
+        restore.ended = restore.started
         restore.state = RestoreState.READY
         self._jobs.put(lambda: self._miss(restore))
         return restore
@@ -155,7 +160,7 @@ class Restorer:
             return False
         with self._table.lock:
             if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
-                self._counts["expired"] += 1
+                self._end(restore, "expired")
                 waited = self._clock() - restore.started
                 self._events.emit("restore.expired", pages=len(restore.keys), seconds=round(waited, 3))
                 self._finish(restore)
@@ -168,8 +173,8 @@ class Restorer:
                 return
             restore.released = True
             if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
+                self._end(restore, "cancelled")
                 restore.state = RestoreState.CANCELLED
-                self._counts["cancelled"] += 1
             claimed, restore.claimed = restore.claimed, []
         if claimed:
             self._jobs.put(lambda: self._give_back(claimed))
@@ -410,8 +415,13 @@ class Restorer:
     def _finish_if_settled(self, restore: Restore) -> None:
         if restore.state is RestoreState.RUNNING and restore.unsettled <= 0:
             whole = len(restore.claimed) and all(restore.arrived)
-            self._counts["completed" if whole or not restore.claimed else "cut_short"] += 1
+            self._end(restore, "completed" if whole or not restore.claimed else "cut_short")
             self._finish(restore)
+
+    def _end(self, restore: Restore, outcome: str) -> None:
+        self._counts[outcome] += 1
+        restore.outcome = outcome
+        restore.ended = self._clock()
 
     def _finish(self, restore: Restore) -> None:
         """READY: keep the pages that arrived, from the start of the chain; let the others go."""

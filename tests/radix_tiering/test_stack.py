@@ -289,6 +289,7 @@ def test_a_restore_past_its_deadline_gives_what_has_come_up():
     clock.now += 0.1
     assert stack.restorer.poll(restore)
     assert (restore.state, restore.pages) == (RestoreState.READY, 0)
+    assert (restore.outcome, restore.ended - restore.started) == ("expired", pytest.approx(3600.15))
     stack.restorer.release(restore)
     assert stack.snapshot().restores.expired == 1
     assert [event.kind for event in stack.events.since()] == ["restore.expired"]
@@ -327,6 +328,21 @@ def test_a_cancelled_restore_leaves_no_pin():
         stack.restorer.release(stack.restore(keys))
     check(stack)
     assert get(stack, keys) == 4
+
+
+def test_a_restore_says_how_it_ended():
+    stack = make_stack(host_pages=8)
+    keys = chain(*"abc")
+    assert stack.restore(keys).outcome == "", "nothing is held"
+    put(stack, keys)
+    whole = settle(stack, stack.restore(keys))
+    stack.restorer._start = lambda restore: None  # a worker that never comes to it
+    ended_first = stack.restore(keys)
+    assert (ended_first.outcome, ended_first.ended) == ("", None)
+    stack.restorer.release(ended_first)
+    stack.restorer.release(whole)
+    assert (whole.outcome, ended_first.outcome) == ("completed", "cancelled")
+    check(stack)
 
 
 def test_restores_larger_than_host_memory_bring_up_what_fits():
