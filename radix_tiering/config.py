@@ -6,6 +6,7 @@ Read from JSON or TOML. Every refusal is a `ConfigError` of one line that names 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgspec import Meta
 
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.redis_address import parse_url
 from swift_tiers.radix_tiering.units import Duration, Size, format_size
 
 
@@ -101,6 +103,53 @@ class IdentityConfig(Section, frozen=True):
     ] = "sampled"
 
 
+class BusConfig(Section, frozen=True):
+    """The bus: a Redis where this server says what it holds and does. Serving never waits for it."""
+
+    enabled: Annotated[bool, Meta(description="Say on a Redis what the tiers hold and do")] = True
+    url: Annotated[
+        str | None,
+        Meta(
+            description="redis://HOST:PORT, rediss://HOST:PORT (TLS) or unix:///PATH, without user and password; "
+            "unset: an embedded Redis that this user's servers on this machine share"
+        ),
+    ] = None
+    username: Annotated[str | None, Meta(description="User of the Redis ACL; unset: the default user")] = None
+    password_file: Annotated[
+        str | None,
+        Meta(
+            description="File with the password, readable by its owner alone; "
+            "unset: the environment variable SWIFT_TIERS_BUS_PASSWORD, if there is one"
+        ),
+    ] = None
+    ca_file: Annotated[
+        str | None, Meta(description="With rediss://: CA certificates (PEM) to trust beside the system's")
+    ] = None
+    certificate_file: Annotated[
+        str | None, Meta(description="With rediss://: this server's own certificate (PEM), if Redis asks for one")
+    ] = None
+    key_file: Annotated[
+        str | None, Meta(description="The certificate's private key (PEM); unset: it is in certificate_file")
+    ] = None
+    directory: Annotated[
+        str | None,
+        Meta(
+            description="Where the embedded Redis has its socket, a directory of this user alone; "
+            "unset: $XDG_RUNTIME_DIR/swift-tiers, or /tmp/swift-tiers-UID where there is none"
+        ),
+    ] = None
+    prefix: Annotated[str, Meta(description="First part of every key")] = "swift"
+    server: Annotated[
+        str | None, Meta(description="Name of this server on the bus; unset: host name, port and process id")
+    ] = None
+    interval: Annotated[Duration, Meta(description="How often the state is published, 100ms to 60s")] = Duration(0.5)
+    requests_interval: Annotated[
+        Duration, Meta(description='How often the block tables of running requests are sampled, to 60s; "0s": never')
+    ] = Duration(1.0)
+    events: Annotated[int, Meta(ge=1, le=1_000_000, description="Lines kept in the event stream")] = 10_000
+    control: Annotated[bool, Meta(description="Obey the commands in this server's control stream")] = False
+
+
 class TiersConfig(Section, frozen=True):
     """The whole configuration. With no field set: a host tier sized from free memory, no ssd tier."""
 
@@ -108,6 +157,7 @@ class TiersConfig(Section, frozen=True):
     ssd: SsdConfig = msgspec.field(default_factory=SsdConfig)
     policy: PolicyConfig = msgspec.field(default_factory=PolicyConfig)
     identity: IdentityConfig = msgspec.field(default_factory=IdentityConfig)
+    bus: BusConfig = msgspec.field(default_factory=BusConfig)
 
 
 def _decode(kind: type, value: object) -> object:
@@ -142,7 +192,37 @@ def parse_config(content: dict[str, Any]) -> TiersConfig:
         raise ConfigError('policy.restore_deadline: must be above zero; use for example "2s"')
     if config.ssd.throttle is not None and config.ssd.throttle < 2**20:
         raise ConfigError('ssd.throttle: below 1MiB per second is unusable; use for example "200MiB", or remove it')
+    _check_bus(config.bus)
     return config
+
+
+def _check_bus(bus: BusConfig) -> None:
+    address = None if bus.url is None else parse_url(bus.url)
+    for name in ("username", "password_file", "ca_file", "certificate_file", "key_file"):
+        if getattr(bus, name) is not None and address is None:
+            raise ConfigError(f"bus.{name}: has no effect on the embedded Redis; set bus.url, or remove it")
+    for name in ("ca_file", "certificate_file", "key_file"):
+        if getattr(bus, name) is not None and address is not None and not address.tls:
+            raise ConfigError(
+                f"bus.{name}: has no effect without TLS; use a rediss:// address in bus.url, or remove it"
+            )
+    if bus.key_file is not None and bus.certificate_file is None:
+        raise ConfigError("bus.key_file: has no effect without a certificate; set bus.certificate_file, or remove it")
+    if bus.directory is not None and address is not None:
+        raise ConfigError("bus.directory: has no effect with bus.url; remove one of the two")
+    for name, value in (("prefix", bus.prefix), ("server", bus.server)):
+        # No character that patterns, `redis-cli` or CLIENT SETNAME treat in a way of their own.
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", value):
+            raise ConfigError(
+                f"bus.{name}: {value!r} cannot be in a key; use 1 to 128 letters, digits and any of . _ : -"
+            )
+    if not 0.1 <= bus.interval <= 60:
+        raise ConfigError(f'bus.interval: {bus.interval} is not between 100ms and 60s; use for example "500ms"')
+    if bus.requests_interval and not 0.1 <= bus.requests_interval <= 60:
+        raise ConfigError(
+            f"bus.requests_interval: {bus.requests_interval} is not between 100ms and 60s; "
+            'use for example "1s", or "0s" for never'
+        )
 
 
 def load_config(source: str | dict[str, Any] | None) -> TiersConfig:

@@ -75,6 +75,28 @@ def test_what_is_dumped_is_read_back():
         ({"policy": {"admission_uses": 0}}, "policy.admission_uses"),
         ({"policy": {"restore_deadline": 5}}, "policy.restore_deadline"),
         ({"policy": {"restore_deadline": "0s"}}, "policy.restore_deadline"),
+        ({"bus": {"url": "http://host"}}, "bus.url"),
+        ({"bus": {"username": "ops"}}, "bus.username"),
+        ({"bus": {"password_file": "/run/password"}}, "bus.password_file"),
+        ({"bus": {"password": "x"}}, "bus.password"),
+        ({"bus": {"ca_file": "/ca.pem"}}, "bus.ca_file"),
+        ({"bus": {"url": "redis://host", "ca_file": "/ca.pem"}}, "bus.ca_file"),
+        ({"bus": {"url": "redis://host", "certificate_file": "/own.pem"}}, "bus.certificate_file"),
+        ({"bus": {"url": "unix:///run/redis.sock", "key_file": "/own.key"}}, "bus.key_file"),
+        ({"bus": {"url": "rediss://host", "key_file": "/own.key"}}, "bus.key_file"),
+        ({"bus": {"url": "redis://host", "directory": "/run/bus"}}, "bus.directory"),
+        ({"bus": {"prefix": ""}}, "bus.prefix"),
+        ({"bus": {"prefix": "a*"}}, "bus.prefix"),
+        ({"bus": {"server": "two words"}}, "bus.server"),
+        ({"bus": {"server": "line\n"}}, "bus.server"),
+        ({"bus": {"server": "s" * 129}}, "bus.server"),
+        ({"bus": {"interval": "0s"}}, "bus.interval"),
+        ({"bus": {"interval": "99ms"}}, "bus.interval"),
+        ({"bus": {"interval": "2min"}}, "bus.interval"),
+        ({"bus": {"requests_interval": "1ms"}}, "bus.requests_interval"),
+        ({"bus": {"requests_interval": "2min"}}, "bus.requests_interval"),
+        ({"bus": {"events": 0}}, "bus.events"),
+        ({"bus": {"control": "yes"}}, "bus.control"),
     ],
 )
 def test_errors_are_one_line_that_names_the_field(content, field):
@@ -84,6 +106,40 @@ def test_errors_are_one_line_that_names_the_field(content, field):
     assert message.startswith(f"{field}:")
     assert "\n" not in message
     assert ";" in message, "no remedy"
+
+
+@pytest.mark.parametrize("field", ["url", "username", "password_file", "prefix", "server"])
+@pytest.mark.parametrize("source", ["dictionary", "file"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(field, source, tmp_path):
+    """Also where the mistake is another one: what is said ends up in logs."""
+    marker = "planted-marker"
+    content = {"bus": {field: 7, "url": f"redis://:{marker}@host"}}
+    if source == "file":
+        (tmp_path / "tiers.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError) as caught:
+        load_config(content if source == "dictionary" else f"@{tmp_path / 'tiers.json'}")
+    assert marker not in str(caught.value)
+    if field == "url":
+        assert "contains a password; put it into a file and name it in bus.password_file" in str(caught.value)
+
+
+def test_a_bus_with_everything():
+    content = {
+        "url": "rediss://[::1]:6380/2",
+        "username": "ops",
+        "password_file": "/run/password",
+        "ca_file": "/ca.pem",
+        "certificate_file": "/own.pem",
+        "key_file": "/own.key",
+        "prefix": "swift.test",
+        "server": "host:30000:17",
+        "interval": "60s",
+        "requests_interval": "0s",
+        "control": True,
+    }
+    config = parse_config({"bus": content})
+    assert (config.bus.interval, config.bus.requests_interval) == (60, 0)
+    assert parse_config(json.loads(json.dumps(dump_config(config)))) == config
 
 
 @pytest.mark.parametrize("source", ["{", "[1]", "@/does/not/exist", "host"])
