@@ -15,3 +15,7 @@ class FormatError(SwiftTiersError):
 
 class StripeSetBusyError(SwiftTiersError):
     """Another process holds the stripe set."""
+
+
+class BusError(SwiftTiersError):
+    """The bus cannot be used just now. Serving goes on without it; the message names the remedy."""

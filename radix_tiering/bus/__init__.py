@@ -1,0 +1,1 @@
+"""The bus: what the tiers hold and do, on Redis."""
