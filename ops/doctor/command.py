@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swift_tiers.ops.doctor import accelerators, machine, software, storage
+from swift_tiers.ops.doctor import accelerators, bus, machine, software, storage
 from swift_tiers.ops.doctor.finding import Check, Finding, Status
 from swift_tiers.ops.doctor.isolation import run_checks
 from swift_tiers.ops.errors import FOUND, USAGE, CommandError
@@ -57,6 +57,7 @@ def families(config: TiersConfig, ranks: int) -> dict[str, Sequence[Check]]:
         "machine": list(machine.checks(config)),
         "accelerators": list(accelerators.checks()),
         "storage": list(storage.checks(config, ranks)),
+        "bus": list(bus.checks(config.bus)),
     }
 
 

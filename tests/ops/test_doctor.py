@@ -276,6 +276,7 @@ def test_the_whole_command_on_this_machine(tmp_path: Path) -> None:
     config = {
         "host": {"size": "64MiB"},
         "ssd": {"directories": [str(tmp_path / "ssd"), str(tmp_path / "none")], "size_per_device": "16MiB"},
+        "bus": {"directory": str(tmp_path / "bus")},
     }
     process = [sys.executable, "-m", "swift_tiers.ops", "doctor", "--json", "--config", json.dumps(config)]
     done = subprocess.run(process, capture_output=True, text=True, timeout=500)
@@ -351,6 +352,14 @@ def test_importing_the_scheduler() -> None:
 
     assert_finding(software.scheduler_import(lambda: None, "0.5.23"), "ok", "imported in")
     assert_finding(software.scheduler_import(fail, "0.5.23"), "wrong", "no module named flash", "sglang==0.5.23")
+
+
+def test_what_needs_sglang_is_not_known_without_it() -> None:
+    def fail() -> None:
+        raise ImportError("no module named flash")
+
+    assert software.after_import(lambda: None, lambda: ok("there")) == ok("there")
+    assert_finding(software.after_import(fail, lambda: ok("there")), "note", "cannot be imported")
 
 
 def test_hook_targets() -> None:
