@@ -38,6 +38,18 @@ class LatencySnapshot(msgspec.Struct, frozen=True):
     sum_seconds: float
 
 
+class DirectorySnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Summary of the pages known below the device. Those on their way in for the first time are in `pages` alone."""
+
+    pages: int  # each once, wherever its copies are
+    host_only_pages: int
+    ssd_only_pages: int
+    both_pages: int  # with a copy in each
+    deepest_pages: int  # pages before and with the deepest one
+    first_pages: int  # beginnings of sequences
+    foreign_pages: int  # of other namespaces
+
+
 class TierSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One tier at one moment. Pages and bytes are of this server's rank."""
 
@@ -88,6 +100,7 @@ class StackSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int
     tokens_per_page: int
     tiers: dict[str, TierSnapshot]
+    directory: DirectorySnapshot
     devices: tuple[DeviceSnapshot, ...]
     restores: RestoreSnapshot
     io_engine: str  # how the ssd tier reads and writes, or empty

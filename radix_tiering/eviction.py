@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from swift_tiers.radix_tiering.policy import EvictionPolicy
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.page_table import Page
+    from swift_tiers.radix_tiering.held_page import Page
 
 
 class EvictionQueue:

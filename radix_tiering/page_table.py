@@ -16,68 +16,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
 
-from swift_tiers.radix_tiering.counters import TierCounters
+from swift_tiers.radix_tiering.counters import DirectorySnapshot, TierCounters
+from swift_tiers.radix_tiering.directory import Directory, recount
 from swift_tiers.radix_tiering.eviction import EvictionQueue
+from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.policy import EvictionPolicy
 from swift_tiers.radix_tiering.ssd import StoredPage
-
-
-class HostState(Enum):
-    """Life of a page's copy in host memory."""
-
-    NONE = auto()
-    FILLING = auto()
-    RESIDENT = auto()
-
-
-class Page:
-    """One page of one namespace, wherever its copies are. Changed only by `PageTable`."""
-
-    __slots__ = (
-        "children",
-        "depth",
-        "digest",
-        "dropped",
-        "host",
-        "key",
-        "last_use",
-        "length",
-        "namespace",
-        "parent",
-        "pins",
-        "slot",
-        "stored",
-        "stored_children",
-        "uses",
-        "writing",
-    )
-
-    def __init__(self, record: PageRecord, parent: Page | None) -> None:
-        self.key = record.key
-        self.namespace = record.namespace
-        self.depth = record.depth
-        self.length = record.length
-        self.parent = parent  # None: the first page of a sequence
-        self.children: set[Page] = set()
-        self.stored_children = 0  # children with a copy on ssd
-        self.host = HostState.NONE
-        self.slot = -1  # host slot while FILLING or RESIDENT
-        self.digest: bytes | None = None  # checksum of the host copy; None: not known yet
-        self.stored: StoredPage | None = None
-        self.writing = False
-        self.pins = 0
-        self.last_use = 0
-        self.uses = 0
-        self.dropped = False  # no longer in the table; its slot goes with the last pin
-
-    @property
-    def record(self) -> PageRecord:
-        parent = self.parent.key if self.parent is not None else ROOT_KEY
-        return PageRecord(self.key, parent, self.namespace, self.depth, self.length)
 
 
 class PageTable:
@@ -101,7 +48,7 @@ class PageTable:
         self._host_queue = EvictionQueue(policy, self._may_leave_host)
         self._ssd_queue = EvictionQueue(policy, self._may_leave_ssd)
         self._time = 0
-        self.pages = 0
+        self._directory = Directory()
         self.resident_pages = 0
         self.stored_pages = 0
         self.stored_bytes = 0
@@ -133,7 +80,7 @@ class PageTable:
             parent.children.add(page)
             self._reconsider(parent)
         self._spaces.setdefault(record.namespace, {})[record.key] = page
-        self.pages += 1
+        self._directory.enter(page)
         return page
 
     def recover(self, stored: StoredPage, now: int) -> Page | None:
@@ -216,6 +163,7 @@ class PageTable:
             page.host = HostState.RESIDENT
             page.digest = digest
             self.resident_pages += 1
+            self._directory.copies_changed(page)
             self.host_counters.bytes_written += page.length
         elif not page.dropped:
             self.host.free(page.slot)
@@ -240,6 +188,7 @@ class PageTable:
         page.writing = False
         self.stored_pages += 1
         self.stored_bytes += page.length
+        self._directory.copies_changed(page)
         if page.parent is not None:
             page.parent.stored_children += 1
         self._reconsider(page)
@@ -297,6 +246,10 @@ class PageTable:
         for space in self._spaces.values():
             yield from space.values()
 
+    def directory(self, namespace: bytes) -> DirectorySnapshot:
+        """The summary of what is held, from the point of view of a server of `namespace`."""
+        return self._directory.snapshot(len(self._spaces.get(namespace, ())))
+
     def coldest_unsaved(self, count: int) -> list[Page]:
         """Up to `count` pages that leave host memory next and would be lost by it."""
         return [page for page in self._host_queue.coldest(count) if page.stored is None and not page.writing]
@@ -335,6 +288,7 @@ class PageTable:
         if page.slot >= 0:
             self.host.free(page.slot)
         page.host, page.slot, page.digest = HostState.NONE, -1, None
+        self._directory.copies_changed(page)
 
     def _forget_stored(self, page: Page) -> None:
         assert page.stored is not None
@@ -342,6 +296,7 @@ class PageTable:
         page.stored = None
         self.stored_pages -= 1
         self.stored_bytes -= page.length
+        self._directory.copies_changed(page)
         if page.parent is not None:
             page.parent.stored_children -= 1
             self._reconsider(page.parent)
@@ -351,7 +306,7 @@ class PageTable:
         del self._spaces[page.namespace][page.key]
         if not self._spaces[page.namespace]:
             del self._spaces[page.namespace]
-        self.pages -= 1
+        self._directory.leave(page)
         self._host_queue.remove(page)
         self._ssd_queue.remove(page)
         if page.stored is not None:
@@ -365,7 +320,7 @@ class PageTable:
 
     def check(self) -> None:
         """Assert every rule; for tests, since it looks at all pages."""
-        counted = {"pages": 0, "resident": 0, "stored": 0, "bytes": 0, "pinned": 0}
+        counted = {"resident": 0, "stored": 0, "bytes": 0, "pinned": 0}
         slots: set[int] = set()
         for space in self._spaces.values():
             for key, page in space.items():
@@ -379,12 +334,11 @@ class PageTable:
                 if page.slot >= 0:
                     assert page.slot not in slots, "two pages in one slot"
                     slots.add(page.slot)
-                counted["pages"] += 1
                 counted["resident"] += page.host is HostState.RESIDENT
                 counted["stored"] += page.stored is not None
                 counted["bytes"] += page.length if page.stored is not None else 0
                 counted["pinned"] += page.pins > 0
-        assert counted["pages"] == self.pages
+        assert self.directory(b"") == recount(self.all_pages(), own_pages=0)
         assert counted["resident"] <= self.resident_pages  # dropped pages keep theirs while pinned
         assert counted["stored"] == self.stored_pages
         assert counted["bytes"] == self.stored_bytes

@@ -26,8 +26,9 @@ import numpy as np
 
 from swift_tiers.radix_tiering.counters import RestoreSnapshot, TierCounters
 from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
+from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
 from swift_tiers.radix_tiering.write_behind import WriteBehind
 

@@ -17,9 +17,10 @@ from swift_tiers.radix_tiering.config import TiersConfig
 from swift_tiers.radix_tiering.counters import DeviceSnapshot, StackSnapshot, TierCounters
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageRecord, page_digest
-from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
+from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.restore import Restore, Restorer
 from swift_tiers.radix_tiering.ssd import StoredPage
@@ -106,6 +107,9 @@ class TierStack:
         )
         if ssd is not None:
             ssd.watch(self._device_out)
+            for device in ssd.device_snapshots():
+                if not device.in_service:
+                    self.events.emit("device.left_out", device=device.path, reason=device.reason)
 
     # ---- down ----
 
@@ -265,6 +269,7 @@ class TierStack:
                     pinned_pages=self.table.pinned_pages,
                 )
             }
+            directory = self.table.directory(self._digest)
             stored_pages, stored_bytes = self.table.stored_pages, self.table.stored_bytes
             backlog = self.writer.backlog if self.writer is not None else 0
         devices: tuple[DeviceSnapshot, ...] = ()
@@ -283,6 +288,7 @@ class TierStack:
             page_bytes=geometry.page_bytes,
             tokens_per_page=geometry.tokens,
             tiers=tiers,
+            directory=directory,
             devices=devices,
             restores=self.restorer.snapshot(),
             io_engine=self.ssd.description if self.ssd is not None else "",

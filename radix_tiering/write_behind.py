@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from swift_tiers.radix_tiering.counters import TierCounters
 from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page_table import HostState, Page, PageTable
+from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.policy import AdmissionPolicy
 from swift_tiers.radix_tiering.ssd import StoredPage, StripeSet
 

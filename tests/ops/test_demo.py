@@ -33,6 +33,7 @@ from swift_tiers.ops.demo.workload import (
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.radix_tiering.counters import (
     DeviceSnapshot,
+    DirectorySnapshot,
     LatencySnapshot,
     RestoreSnapshot,
     StackSnapshot,
@@ -206,6 +207,9 @@ def life(count: int = 1) -> StackSnapshot:
         page_bytes=737280,
         tokens_per_page=16,
         tiers={"host": tier(count), "ssd": tier(2 * count)},
+        directory=DirectorySnapshot(
+            pages=0, host_only_pages=0, ssd_only_pages=0, both_pages=0, deepest_pages=0, first_pages=0, foreign_pages=0
+        ),
         devices=(device, msgspec.structs.replace(device, path="/ssd2/file")),
         restores=restores,
         io_engine="io_uring",

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from swift_tiers.radix_tiering.held_page import HostState
 from swift_tiers.radix_tiering.page import ROOT_KEY
-from swift_tiers.radix_tiering.page_table import HostState
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
 from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, put, settle

@@ -1,0 +1,70 @@
+"""A page that the tiers hold: where its copies are, and its place among the pages before and behind it."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.ssd import StoredPage
+
+
+class HostState(Enum):
+    """Life of a page's copy in host memory."""
+
+    NONE = auto()
+    FILLING = auto()
+    RESIDENT = auto()
+
+
+class Page:
+    """One page of one namespace, wherever its copies are. Changed only by `PageTable`."""
+
+    __slots__ = (
+        "children",
+        "counted_as",
+        "depth",
+        "digest",
+        "dropped",
+        "host",
+        "key",
+        "last_use",
+        "length",
+        "namespace",
+        "parent",
+        "pins",
+        "slot",
+        "stored",
+        "stored_children",
+        "uses",
+        "writing",
+    )
+
+    def __init__(self, record: PageRecord, parent: Page | None) -> None:
+        self.key = record.key
+        self.namespace = record.namespace
+        # What a record says might be wrong; where the page hangs in the table is not.
+        self.depth: int = parent.depth + 1 if parent is not None else 1
+        self.length = record.length
+        self.parent = parent  # None: the first page of a sequence
+        self.children: set[Page] = set()
+        self.stored_children = 0  # children with a copy on ssd
+        self.host = HostState.NONE
+        self.slot = -1  # host slot while FILLING or RESIDENT
+        self.digest: bytes | None = None  # checksum of the host copy; None: not known yet
+        self.stored: StoredPage | None = None
+        self.writing = False
+        self.pins = 0
+        self.last_use = 0
+        self.uses = 0
+        self.dropped = False  # no longer in the table; its slot goes with the last pin
+        self.counted_as = 0  # see `Directory`
+
+    @property
+    def record(self) -> PageRecord:
+        parent = self.parent.key if self.parent is not None else ROOT_KEY
+        return PageRecord(self.key, parent, self.namespace, self.depth, self.length)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is a whole copy somewhere: what is only on its way in does not exist for anybody."""
+        return self.host is HostState.RESIDENT or self.stored is not None
