@@ -1,0 +1,92 @@
+"""Memory that one process exports and others map, on a machine without GPUs: sealed memfds.
+
+A donor keeps its KV pool in a `SharedArena`; a borrower that was given the file descriptor (over a unix socket) maps
+the same pages as an `AttachedArena` and reads them at the speed of memory. Sealing is what makes that safe: a file that
+can shrink under a mapping kills whoever touches it (SIGBUS).
+
+The memory outlives its donor for as long as anybody maps it. That a donor has died must therefore be learnt elsewhere
+(its socket closes), and the lease be declared lost then: what is still readable is nobody's any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Callable
+
+import numpy as np
+
+from swift_tiers.radix_tiering.errors import SwiftTiersError
+from swift_tiers.radix_tiering.memory import available_memory
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class ArenaError(SwiftTiersError):
+    """Memory that cannot be shared or mapped."""
+
+
+class SharedArena:
+    """Memory of this process that others may map. Its content and its size are resident and fixed from the start."""
+
+    def __init__(
+        self, size: int, name: str = "swift-tiers", available: Callable[[], int | None] = available_memory
+    ) -> None:
+        """`size` bytes, zeroed. Raises ArenaError where the machine has not got them: before touching anything when
+        `size` exceeds `available()` bytes, since nothing else bounds a memfd and the kernel would kill processes."""
+        if size < 1:
+            raise ValueError(f"an arena has at least one byte, not {size}")
+        free = available()
+        if free is not None and size > free:
+            raise ArenaError(f"{size} bytes of shared memory asked for, {free} available; make the pool smaller")
+        self.size = size
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            # Takes the memory now: a page that cannot be had when it is first touched is a SIGBUS.
+            os.posix_fallocate(self.fd, 0, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._mapping = mmap.mmap(self.fd, size)
+        except OSError as error:
+            os.close(self.fd)
+            raise ArenaError(
+                f"{size} bytes of shared memory cannot be had ({error.strerror}); make the pool smaller"
+            ) from None
+        #: uint8 [size].
+        self.array: np.ndarray = np.frombuffer(self._mapping, np.uint8)
+
+    def close(self) -> None:
+        """Give up this process' descriptor; the memory goes with the last mapping of it. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class AttachedArena:
+    """An arena of another process, mapped here for reading and writing."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        """Takes `fd` over and closes it. Raises ArenaError for memory that could be taken away under the mapping, or
+        is not of this size."""
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or _seals(fd) & _SEALS != _SEALS:
+                raise ArenaError("what was offered is not a sealed memfd: its donor could take it away under our hands")
+            if size < 1 or status.st_size != size:
+                raise ArenaError(f"what was offered has {status.st_size} bytes, not the {size} that were agreed on")
+            self._mapping = mmap.mmap(fd, size)
+        except OSError as error:
+            raise ArenaError(f"what was offered cannot be mapped ({error.strerror})") from None
+        finally:
+            os.close(fd)
+        self.size = size
+        #: uint8 [size].
+        self.array: np.ndarray = np.frombuffer(self._mapping, np.uint8)
+
+
+def _seals(fd: int) -> int:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return 0  # not a memfd
