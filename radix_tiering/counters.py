@@ -6,10 +6,15 @@ taken by any thread and is consistent to within one page.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from itertools import accumulate
 
 import msgspec
 
+#: Ways between tiers. Those to and from the device are counted by whoever drives the stack.
+DEVICE_LINKS = ("device-host", "host-device")
+SSD_LINKS = ("host-ssd", "ssd-host")
 #: Upper bounds of the latency buckets, seconds: powers of two from 16 us to 8 s; the last bucket has no bound.
 LATENCY_BOUNDS = tuple(16e-6 * 2**power for power in range(20))
 
@@ -36,6 +41,51 @@ class LatencySnapshot(msgspec.Struct, frozen=True):
 
     counts: tuple[int, ...]
     sum_seconds: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float | None:
+        """The bound, in seconds, that at least this share (0 to 1) of the durations did not exceed.
+
+        It is the upper bound of a bucket, so at most twice the true quantile; infinity where that lies above all
+        bounds; None if nothing was counted.
+        """
+        wanted = max(1.0, share * self.count)
+        buckets = zip(accumulate(self.counts), (*LATENCY_BOUNDS, math.inf), strict=False)
+        return next((bound for so_far, bound in buckets if so_far >= wanted), None)
+
+
+class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One way between two tiers, since the start. Copies that failed do not count."""
+
+    transfers: int  # copies, each of one or more pages
+    pages: int
+    bytes: int
+    seconds: float  # from handing a copy over to its end, summed; copies side by side count each
+
+
+class LinkCounters:
+    """The growing part of a link. Counted by one thread, or under the page table's lock."""
+
+    __slots__ = ("bytes", "pages", "seconds", "transfers")
+
+    def __init__(self) -> None:
+        self.transfers = 0
+        self.pages = 0
+        self.bytes = 0
+        self.seconds = 0.0
+
+    def count(self, pages: int, nbytes: int, seconds: float) -> None:
+        """One copy has ended well."""
+        self.transfers += 1
+        self.pages += pages
+        self.bytes += nbytes
+        self.seconds += seconds
+
+    def snapshot(self) -> LinkSnapshot:
+        return LinkSnapshot(transfers=self.transfers, pages=self.pages, bytes=self.bytes, seconds=self.seconds)
 
 
 class DirectorySnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +150,7 @@ class StackSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int
     tokens_per_page: int
     tiers: dict[str, TierSnapshot]
+    links: dict[str, LinkSnapshot]  # "device-host", ...
     directory: DirectorySnapshot
     devices: tuple[DeviceSnapshot, ...]
     restores: RestoreSnapshot

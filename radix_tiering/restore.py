@@ -24,7 +24,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from swift_tiers.radix_tiering.counters import RestoreSnapshot, TierCounters
+from swift_tiers.radix_tiering.counters import LinkCounters, RestoreSnapshot, TierCounters
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
@@ -107,6 +107,7 @@ class Restorer:
         *,
         host_counters: TierCounters,
         ssd_counters: TierCounters,
+        link: LinkCounters,
         events: EventLog,
         clock: Callable[[], float],
         deadline_seconds: float,
@@ -120,6 +121,7 @@ class Restorer:
         self._writer = writer
         self._host_counters = host_counters
         self._ssd_counters = ssd_counters
+        self._link = link
         self._events = events
         self._clock = clock
         self._deadline_seconds = deadline_seconds
@@ -387,8 +389,10 @@ class Restorer:
                 digest = page.stored.digest if page.stored is not None else None
                 self._table.end_fill(page, complete=complete, digest=digest)
                 if complete:
+                    seconds = self._clock() - started
                     self._ssd_counters.bytes_read += page.length
-                    self._ssd_counters.read_latency.observe(self._clock() - started)
+                    self._ssd_counters.read_latency.observe(seconds)
+                    self._link.count(1, page.length, seconds)
                 elif not page.dropped:
                     self._lost(page, outcome)
                 for restore, index in waiters:

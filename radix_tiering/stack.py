@@ -14,7 +14,14 @@ from typing import NamedTuple
 import msgspec
 
 from swift_tiers.radix_tiering.config import TiersConfig
-from swift_tiers.radix_tiering.counters import DeviceSnapshot, StackSnapshot, TierCounters
+from swift_tiers.radix_tiering.counters import (
+    DEVICE_LINKS,
+    SSD_LINKS,
+    DeviceSnapshot,
+    LinkCounters,
+    StackSnapshot,
+    TierCounters,
+)
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
@@ -63,6 +70,7 @@ class TierStack:
         self.events = events or EventLog(time.time)
         self.host_counters = TierCounters()
         self.ssd_counters = TierCounters()
+        self.links = {name: LinkCounters() for name in (*DEVICE_LINKS, *(SSD_LINKS if ssd is not None else ()))}
         self._clock = clock
         self._closed = False
         self.table = PageTable(
@@ -87,6 +95,8 @@ class TierStack:
                 self.ssd_counters,
                 self.events,
                 host_counters=self.host_counters,
+                link=self.links["host-ssd"],
+                clock=clock,
                 verify=config.host.verify,
             )
             self._register_namespace(namespace)
@@ -99,6 +109,7 @@ class TierStack:
             self.writer,
             host_counters=self.host_counters,
             ssd_counters=self.ssd_counters,
+            link=self.links.get("ssd-host", LinkCounters()),
             events=self.events,
             clock=clock,
             deadline_seconds=float(config.policy.restore_deadline),
@@ -288,6 +299,7 @@ class TierStack:
             page_bytes=geometry.page_bytes,
             tokens_per_page=geometry.tokens,
             tiers=tiers,
+            links={name: link.snapshot() for name, link in self.links.items()},
             directory=directory,
             devices=devices,
             restores=self.restorer.snapshot(),

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from swift_tiers.radix_tiering.counters import TierCounters
+from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
@@ -35,6 +35,8 @@ class WriteBehind:
         events: EventLog,
         *,
         host_counters: TierCounters,
+        link: LinkCounters,
+        clock: Callable[[], float],
         verify: bool,
     ) -> None:
         self._table = table
@@ -44,6 +46,8 @@ class WriteBehind:
         self._counters = counters
         self._events = events
         self._host_counters = host_counters
+        self._link = link
+        self._clock = clock
         self._verify = verify
         self.enabled = True  # False: nothing is taken in
         self._queue: deque[Page] = deque()
@@ -121,12 +125,16 @@ class WriteBehind:
             self._events.emit("ssd.write_failed", key=page.key.hex(), reason=str(error))
 
     def _completion(self, page: Page) -> Callable[[StoredPage | None, str], None]:
+        started = self._clock()
+
         def done(stored: StoredPage | None, reason: str) -> None:
             # The checksum of what was written: were the bytes still the page's?
             intact = stored is None or not self._verify or page.digest in (None, stored.digest)
             with self._table.lock:
                 self._in_flight -= 1
                 page.writing = False
+                if stored is not None:
+                    self._link.count(1, page.length, self._clock() - started)
                 if stored is None:
                     self._failed(page, reason)
                 elif not intact:

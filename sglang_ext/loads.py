@@ -120,9 +120,11 @@ class Loader:
 
         def layer_done(layer: int) -> None:
             if layer == last:
+                seconds = time.monotonic() - started
+                self._stack.links["host-device"].count(len(slots), len(slots) * self._pool.geometry.page_bytes, seconds)
                 # Before the batch is told: it gives the pins back, and with them what is counted here.
                 for load in loads:
-                    self._count(load, time.monotonic() - started, failed=False)
+                    self._count(load, seconds, failed=False)
             self.counter.complete(index, layer)
 
         pool_pages = np.concatenate([load.pool_pages for load in loads])

@@ -148,7 +148,11 @@ class Offloader:
             put = self._stack.begin_put(step, parent, job.depth + start, now)
             try:
                 source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
-                self._pool.copy_out(source, self._stack.host.slab, np.asarray(put.slots, dtype=np.int64))
+                if put.slots:
+                    started = time.monotonic()
+                    self._pool.copy_out(source, self._stack.host.slab, np.asarray(put.slots, dtype=np.int64))
+                    nbytes = len(put.slots) * self._pool.geometry.page_bytes
+                    self._stack.links["device-host"].count(len(put.slots), nbytes, time.monotonic() - started)
                 digests = self._stack.digests(put)
             except BaseException:
                 self._stack.abort_put(put)

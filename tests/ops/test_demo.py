@@ -207,6 +207,7 @@ def life(count: int = 1) -> StackSnapshot:
         page_bytes=737280,
         tokens_per_page=16,
         tiers={"host": tier(count), "ssd": tier(2 * count)},
+        links={},
         directory=DirectorySnapshot(
             pages=0, host_only_pages=0, ssd_only_pages=0, both_pages=0, deepest_pages=0, first_pages=0, foreign_pages=0
         ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS, LatencyHistogram
+from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS, LatencyHistogram, LinkCounters, LinkSnapshot
 
 
 def test_a_latency_falls_into_the_first_bucket_whose_bound_it_does_not_exceed() -> None:
@@ -15,3 +17,22 @@ def test_a_latency_falls_into_the_first_bucket_whose_bound_it_does_not_exceed() 
     assert len(counts) == len(LATENCY_BOUNDS) + 1
     assert {bucket: count for bucket, count in enumerate(counts) if count} == {0: 2, 1: 1, 19: 1, 20: 1}
     assert histogram.snapshot().sum_seconds == pytest.approx(LATENCY_BOUNDS[0] * 2.01 + LATENCY_BOUNDS[-1] * 3)
+
+
+def test_a_quantile_is_the_bound_of_the_bucket_that_it_lies_in() -> None:
+    histogram = LatencyHistogram()
+    assert (histogram.snapshot().count, histogram.snapshot().quantile(0.5)) == (0, None)
+    for seconds in (LATENCY_BOUNDS[3],) * 98 + (LATENCY_BOUNDS[7] * 0.9, LATENCY_BOUNDS[-1] * 2):
+        histogram.observe(seconds)
+    seen = histogram.snapshot()
+    assert seen.count == 100
+    assert [seen.quantile(share) for share in (0, 0.5, 0.98)] == [LATENCY_BOUNDS[3]] * 3
+    assert seen.quantile(0.99) == LATENCY_BOUNDS[7]
+    assert seen.quantile(1) == math.inf
+
+
+def test_a_link_counts_copies_pages_bytes_and_seconds() -> None:
+    link = LinkCounters()
+    link.count(3, 12_288, 0.5)
+    link.count(1, 4096, 0.25)
+    assert link.snapshot() == LinkSnapshot(transfers=2, pages=4, bytes=16_384, seconds=0.75)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from swift_tiers.radix_tiering.counters import DirectorySnapshot
+from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
-from support.engine import chain, check, get, make_stack, memory_ssd, namespace, put
+from support.engine import Clock, chain, check, get, make_stack, memory_ssd, namespace, put
 
 
 def directory(stack) -> DirectorySnapshot:
@@ -62,3 +63,50 @@ def test_the_depth_of_a_page_follows_from_its_parent_whatever_is_said() -> None:
     put(stack, keys[1:], parent=keys[0], depth=1_000_000)
     assert directory(stack).deepest_pages == 2
     check(stack)
+
+
+def test_links_count_what_went_over_them() -> None:
+    clock = Clock()
+    array = MemoryArray([2**20] * 2, seed=1)
+    stack = make_stack(ssd=memory_ssd(array=array), clock=clock)
+    keys = chain(*"abc")
+    stack.writer.enabled = False
+    put(stack, keys)
+    assert {link.pages for link in stack.snapshot().links.values()} == {0}
+    stack.writer.enabled = True
+    get(stack, keys)
+    stack.wait_written(10)
+    written = stack.snapshot().links
+    assert (written["host-ssd"].transfers, written["host-ssd"].pages, written["host-ssd"].bytes) == (3, 3, 3 * 4096)
+    assert written["ssd-host"].pages == 0
+    stack.restorer.flush()  # pins are given back: pinned pages outlive a flush
+    stack.flush(host=True, ssd=False)
+    assert get(stack, keys) == 3
+    read = stack.snapshot().links
+    assert (read["ssd-host"].transfers, read["ssd-host"].pages, read["ssd-host"].bytes) == (3, 3, 3 * 4096)
+    assert read["host-ssd"] == written["host-ssd"], "what came from ssd is not written again"
+
+
+def test_the_time_of_a_link_is_that_of_its_copies() -> None:
+    clock = Clock()
+
+    class Slow(MemoryArray):
+        """Each request takes a second of the clock."""
+
+        def _carry_out(self, request):
+            clock.now += 1
+            return super()._carry_out(request)
+
+    array = Slow([2**20], seed=1)
+    stack = make_stack(ssd=memory_ssd(array=array), clock=clock)
+    keys = chain("a")
+    put(stack, keys)
+    stack.wait_written(10)
+    assert stack.snapshot().links["host-ssd"].seconds == 1
+    stack.flush(host=True, ssd=False)
+    assert get(stack, keys) == 1
+    assert stack.snapshot().links["ssd-host"].seconds == 1
+
+
+def test_without_an_ssd_tier_only_the_device_has_links() -> None:
+    assert set(make_stack().snapshot().links) == {"device-host", "host-device"}

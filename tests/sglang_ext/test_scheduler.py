@@ -107,6 +107,12 @@ def from_ssd_only(s):
     quiet(s)
     after = s.linker.stack.snapshot()
     assert after.tiers["ssd"].hits - before.tiers["ssd"].hits == 43
+    page_bytes = after.page_bytes
+    for link in ("ssd-host", "host-device"):
+        assert after.links[link].pages - before.links[link].pages == 43
+        assert after.links[link].bytes - before.links[link].bytes == 43 * page_bytes
+        assert after.links[link].seconds > before.links[link].seconds
+    assert after.links["device-host"].bytes == after.tiers["host"].bytes_written - after.links["ssd-host"].bytes
     assert after.tiers["ssd"].bytes_written == before.tiers["ssd"].bytes_written, "what came from ssd is written again"
 
 
