@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +21,7 @@ from swift_tiers.ops.progress import progress
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from swift_tiers.radix_tiering.ssd.blockio import Patience
     from swift_tiers.radix_tiering.ssd.fsck import RepairResult, Report
 
 SUMMARY = "check stripe sets, and repair them"
@@ -78,15 +81,15 @@ def find_devices(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def group_by_set(paths: Sequence[Path]) -> list[list[Path]]:
-    """The devices of each stripe set. One whose superblocks say nothing goes to the set with files of its name.
+def group_by_set(paths: Sequence[Path], seconds: float | None = None) -> list[list[Path]]:
+    """The devices of each stripe set. One that says nothing goes to the set with files of its name.
 
-    Raises CommandError where it cannot be read.
+    `seconds`: how long all of them together may take to answer; by default what a server waits. Raises CommandError
+    where one cannot be read.
     """
     sets: dict[bytes, list[Path]] = {}
     mute: list[Path] = []
-    for path in paths:
-        set_id = _read_set_id(path)
+    for path, set_id in _read_set_ids(paths, seconds).items():
         if set_id is None:
             mute.append(path)
         else:
@@ -100,6 +103,30 @@ def group_by_set(paths: Sequence[Path]) -> list[list[Path]]:
         else:
             lone.append([path])
     return groups + lone
+
+
+def _read_set_ids(paths: Sequence[Path], seconds: float | None) -> dict[Path, bytes | None]:
+    """`_read_set_id` of all at once; None, too, for a device that does not answer in time."""
+    from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS
+
+    answers: dict[Path, bytes | None] = dict.fromkeys(paths)
+    errors: list[CommandError] = []
+
+    def ask(path: Path) -> None:
+        try:
+            answers[path] = _read_set_id(path)
+        except CommandError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(path,), name="swift-fsck", daemon=True) for path in paths]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + (STALL_SECONDS if seconds is None else seconds)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if errors:
+        raise errors[0]
+    return dict(answers)
 
 
 def _read_set_id(path: Path) -> bytes | None:
@@ -120,25 +147,30 @@ def _read_set_id(path: Path) -> bytes | None:
     return None
 
 
-def check_set(paths: Sequence[Path], *, repair_it: bool, payloads: bool) -> Checked:
-    """Check one stripe set, and repair it if asked to. Raises StripeSetBusyError, FormatError, ConfigError."""
+def check_set(paths: Sequence[Path], *, repair_it: bool, payloads: bool, patience: Patience | None = None) -> Checked:
+    """Check one stripe set, and repair it if asked to. Raises StripeSetBusyError, FormatError, ConfigError.
+
+    `patience`: with devices that do not answer; by default a server's.
+    """
+    from swift_tiers.radix_tiering.ssd.blockio import Patience, close_array
     from swift_tiers.radix_tiering.ssd.files import open_array
     from swift_tiers.radix_tiering.ssd.fsck import check, repair
 
     array = open_array(paths)
+    patience = patience or Patience()
     try:
         with progress(f"checking {len(paths)} device(s) from {paths[0]} on") as bar:
 
             def tick(stage: str, done: int, total: int) -> None:
                 bar.update(done, max(1, total), f"checking {stage}")
 
-            report = check(array, verify_payload=payloads, progress=tick)
+            report = check(array, payloads, tick, patience)
             if not repair_it:
                 return Checked(list(paths), report, None, None)
-            result = repair(array, report)
-            return Checked(list(paths), check(array, verify_payload=payloads, progress=tick), report, result)
+            result = repair(array, report, patience)
+            return Checked(list(paths), check(array, payloads, tick, patience), report, result)
     finally:
-        array.close()
+        close_array(array)
 
 
 def describe(result: Checked) -> dict[str, Any]:

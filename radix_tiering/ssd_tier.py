@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,11 +10,8 @@ import numpy as np
 from swift_tiers.radix_tiering.counters import DeviceSnapshot
 from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.ssd import DeviceArray, StoredPage, StripeSet
+from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS, close_array
 from swift_tiers.radix_tiering.ssd.layout import combined_digest
-from swift_tiers.radix_tiering.ssd.members import Standing, probe
-
-#: How long the end of a server waits for the kernel to let go of the devices.
-ARRAY_CLOSE_SECONDS = 5.0
 
 
 class SsdTier:
@@ -31,24 +27,23 @@ class SsdTier:
         *,
         max_writes: int = 8,
         verifiers: int = 1,
-        stall_seconds: float = 30.0,
+        stall_seconds: float = STALL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         progress: Callable[[int, int, int], None] | None = None,
     ) -> None:
         """`paths` name the devices to people. A set that exists keeps its own stripe unit.
 
         `verifiers`: threads that check what was read, beside the one that reads. `stall_seconds`: a device that leaves
-        a request unanswered so long goes out of service.
+        a request unanswered so long goes out of service, or is left out on opening if others can serve.
 
         Raises FormatError or ConfigError, with the array closed, where the devices cannot be one stripe set.
         """
         self.paths = list(paths)
         self._array = array
         try:
-            if all(probe(array, device).standing is Standing.BLANK for device in range(len(array.sizes))):
-                StripeSet.create(array, unit_bytes)
             self.stripes = StripeSet.open(
                 array,
+                create=unit_bytes,
                 max_writes=max_writes,
                 verifiers=verifiers,
                 stall_seconds=stall_seconds,
@@ -57,7 +52,7 @@ class SsdTier:
                 progress=progress,
             )
         except BaseException:
-            array.close()
+            close_array(array)
             raise
 
     @property
@@ -83,7 +78,4 @@ class SsdTier:
         After `timeout` seconds devices that do not answer are given up; a later start then scans them.
         """
         self.stripes.close(stored, timeout)
-        # The kernel may never give back what a silent device was asked for; the end of the process does.
-        closing = threading.Thread(target=self._array.close, name="swift-close", daemon=True)
-        closing.start()
-        closing.join(ARRAY_CLOSE_SECONDS)
+        close_array(self._array)

@@ -121,6 +121,9 @@ class TierStack:
             for device in ssd.device_snapshots():
                 if not device.in_service:
                     self.events.emit("device.left_out", device=device.path, reason=device.reason)
+            for device in ssd.device_snapshots():
+                if not device.in_service:
+                    self.events.emit("device.left_out", device=device.path, reason=device.reason)
 
     # ---- down ----
 

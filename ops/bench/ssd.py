@@ -111,11 +111,8 @@ def _fio_speed(paths: Sequence[Path], depth: int) -> float:
 def _open(array: Any, depth: int = 32) -> tuple[Any, Any]:
     """A stripe set as `SsdTier` opens it, but for the requests in flight per device."""
     from swift_tiers.radix_tiering.ssd import StripeSet
-    from swift_tiers.radix_tiering.ssd.members import Standing, probe
 
-    if all(probe(array, device).standing is Standing.BLANK for device in range(len(array.sizes))):
-        StripeSet.create(array, UNIT)
-    return StripeSet.open(array, depth=depth, verifiers=1), array
+    return StripeSet.open(array, create=UNIT, depth=depth, verifiers=1), array
 
 
 def _fill(stripes: Any, share: float = 0.9) -> list[Any]:

@@ -1,13 +1,16 @@
 """Whole blocks on a device array, waited for: the slow paths (superblocks, tables, checkpoints, scans) use these.
 
-Every function must be called on the one thread that may touch the array.
+Every function must be called on the one thread that may touch the array. None waits for ever: see `Patience`.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -21,44 +24,66 @@ logger = logging.getLogger(__name__)
 CONTROL_TAG = 1 << 48
 #: Largest single request of the slow paths, in bytes.
 CHUNK_BYTES = 1 << 20
-#: How long a wait that is not for ever lasts, in seconds, before the clock is looked at.
+#: Requests of `execute` under way on one device: enough to keep it busy, few enough that what a silent one leaves
+#: behind does not use up an array that takes a bounded number.
+IN_FLIGHT = 32
+#: How long one wait lasts, in seconds, before the clock is looked at.
 POLL = 0.001
 #: Seconds of `sync_devices` for one device before the next one's sync starts beside it.
 SYNC_ALONE = 0.25
+#: A device that leaves a request unanswered for so many seconds is not waited for any longer.
+STALL_SECONDS = 30.0
+#: How long the end of a process waits for the system to let go of the devices.
+CLOSE_SECONDS = 5.0
+
+# One for all: what was given up under one `Patience` may be answered under another.
+_tags = itertools.count(CONTROL_TAG)
 
 
 class Patience:
-    """How long the slow paths of an open stripe set wait for a device, and what they gave up on.
+    """How long the slow paths wait for a device, and what they gave up on.
 
-    A device that answers nothing for `seconds` while something is asked of it is not waited for any longer. What it
-    was asked stays in `abandoned` until it is answered after all: the device may still use those buffers.
+    A device that answers nothing for `seconds` while something is asked of it is given up: nothing is asked of it any
+    more. What it was asked stays in `abandoned` until it is answered after all: the device may still use those buffers.
     """
 
     def __init__(
         self,
-        seconds: float,
-        clock: Callable[[], float],
-        stray: Callable[[Sequence[Completion]], None],
-        serve: Callable[[], None],
+        seconds: float = STALL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        stray: Callable[[Sequence[Completion]], None] | None = None,
+        serve: Callable[[], None] = lambda: None,
     ) -> None:
         """`stray` gets the completions of other requests; `serve` is called now and then while others wait."""
         self.seconds = seconds
         self.clock = clock
-        self.stray = stray
+        self.stray = stray or self._forget
         self.serve = serve
         #: By `clock`: nobody is waited for beyond it.
         self.deadline: float | None = None
+        self.given_up: set[int] = set()
         self.abandoned: dict[int, Request] = {}
-        self._next_tag = CONTROL_TAG
-
-    def take_tags(self, count: int) -> int:
-        """The first of `count` tags that no request had before."""
-        self._next_tag += count
-        return self._next_tag - count
 
     def ended(self, since: float, now: float) -> bool:
         """Whether a device that was heard of at `since` is not waited for any longer."""
         return now - since >= self.seconds or (self.deadline is not None and now >= self.deadline)
+
+    @property
+    def no_answer(self) -> str:
+        """Why a device that was given up is not used, for people."""
+        return f"no answer for {self.seconds:g} seconds"
+
+    def reason(self, error: int) -> str:
+        """Why a device is not used that could not be written, for people."""
+        return (
+            self.no_answer
+            if error == errno.ETIMEDOUT
+            else f"cannot be written ({errno.errorcode.get(error, f'errno {error}')})"
+        )
+
+    def _forget(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            self.abandoned.pop(completion.tag, None)
 
 
 def aligned_buffer(nbytes: int) -> np.ndarray:
@@ -82,45 +107,62 @@ def check_buffer(buffer: np.ndarray, length: int, what: str) -> None:
         )
 
 
-def execute(array: DeviceArray, requests: Sequence[Request], patience: Patience | None = None) -> list[int]:
+def execute(array: DeviceArray, requests: Sequence[Request], patience: Patience) -> list[int]:
     """Carry out all requests and wait: the errno of each (0: done), in order. Tags are replaced.
 
-    With `patience`, ETIMEDOUT for those of a device that does not answer; without, the wait has no end.
+    ETIMEDOUT for those of a device that does not answer, or has been given up before.
     """
-    errors = [errno.EIO] * len(requests)
-    first = CONTROL_TAG if patience is None else patience.take_tags(len(requests))
-    missing = {first + index: request._replace(tag=first + index) for index, request in enumerate(requests)}
-    array.submit(list(missing.values()))
-    start = 0.0 if patience is None else patience.clock()
-    heard = {request.device: start for request in requests}
-    while missing:
+    errors = [errno.ETIMEDOUT] * len(requests)
+    index_of: dict[int, int] = {}
+    waiting: dict[int, deque[Request]] = {}
+    for index, request in enumerate(requests):
+        if request.device not in patience.given_up:
+            tag = next(_tags)
+            index_of[tag] = index
+            waiting.setdefault(request.device, deque()).append(request._replace(tag=tag))
+    under_way: dict[int, dict[int, Request]] = {device: {} for device in waiting}
+    heard = dict.fromkeys(waiting, patience.clock())
+    while waiting:
+        _start(array, waiting, under_way)
         # Before the answers are looked at: one that has arrived counts, however late we are.
-        now = 0.0 if patience is None else patience.clock()
-        for completion in array.reap(1, None if patience is None else POLL):
-            if completion.tag in missing:
-                del missing[completion.tag]
-                errors[completion.tag - first] = completion.error
-                heard[completion.device] = max(now, start)
-            elif patience is not None:
+        now = patience.clock()
+        for completion in array.reap(1, POLL):
+            if under_way.get(completion.device, {}).pop(completion.tag, None) is None:
                 patience.stray([completion])
-        if patience is None or not missing:
-            continue
-        for tag, request in list(missing.items()):
-            if patience.ended(heard[request.device], now):
-                patience.abandoned[tag] = missing.pop(tag)
-                errors[tag - first] = errno.ETIMEDOUT
-        patience.serve()
+            else:
+                errors[index_of[completion.tag]] = completion.error
+                heard[completion.device] = now
+        for device in list(waiting):
+            if not waiting[device] and not under_way[device]:
+                del waiting[device]
+            elif patience.ended(heard[device], now):
+                patience.given_up.add(device)
+                patience.abandoned.update(under_way[device])
+                del waiting[device], under_way[device]
+        if waiting:
+            patience.serve()
     return errors
 
 
-def sync_devices(array: DeviceArray, devices: Iterable[int], patience: Patience | None = None) -> dict[int, int]:
+def _start(array: DeviceArray, waiting: dict[int, deque[Request]], under_way: dict[int, dict[int, Request]]) -> None:
+    """Hand the array as many requests of each device as may be under way."""
+    starting: list[Request] = []
+    for device, queue in waiting.items():
+        flying = under_way[device]
+        while queue and len(flying) < IN_FLIGHT:
+            request = queue.popleft()
+            flying[request.tag] = request
+            starting.append(request)
+    if starting:
+        array.submit(starting)
+
+
+def sync_devices(array: DeviceArray, devices: Iterable[int], patience: Patience) -> dict[int, int]:
     """Make completed writes durable: 0 or an errno for each device.
 
-    With `patience`, ETIMEDOUT for a device whose sync does not return. Nothing can interrupt it: a thread is left
-    behind in it, which ends when the device answers, and the device must not be used again.
+    ETIMEDOUT for a device whose sync does not return, or that has been given up before. Nothing can interrupt a sync:
+    a thread is left behind in it, which ends when the device answers.
     """
-    if patience is None:
-        return {device: array.sync(device) for device in devices}
     errors = dict.fromkeys(devices, errno.ETIMEDOUT)
 
     def sync(device: int) -> None:
@@ -132,19 +174,21 @@ def sync_devices(array: DeviceArray, devices: Iterable[int], patience: Patience 
 
     start = patience.clock()
     waiting = []
-    for device in list(errors):
+    for device in [device for device in errors if device not in patience.given_up]:
         thread = threading.Thread(target=sync, args=(device,), name="ssd-sync", daemon=True)
         thread.start()
         thread.join(SYNC_ALONE)
         if thread.is_alive():
-            waiting.append(thread)
-    for thread in waiting:
+            waiting.append((device, thread))
+    for device, thread in waiting:
         while thread.is_alive() and not patience.ended(start, patience.clock()):
             thread.join(POLL)
+        if thread.is_alive():
+            patience.given_up.add(device)
     return dict(errors)
 
 
-def read_blocks(array: DeviceArray, device: int, offset: int, length: int) -> np.ndarray | None:
+def read_blocks(array: DeviceArray, device: int, offset: int, length: int, patience: Patience) -> np.ndarray | None:
     """`length` bytes (a multiple of 4096) from one device, or None where any part of them cannot be read."""
     if offset + length > array.sizes[device]:
         return None
@@ -153,7 +197,7 @@ def read_blocks(array: DeviceArray, device: int, offset: int, length: int) -> np
         Request(0, Operation.READ, device, offset + at, [buffer[at : at + CHUNK_BYTES]])
         for at in range(0, length, CHUNK_BYTES)
     ]
-    return None if any(execute(array, requests)) else buffer
+    return None if any(execute(array, requests, patience)) else buffer
 
 
 def write_blocks(
@@ -161,7 +205,7 @@ def write_blocks(
     device: int,
     offset: int,
     content: bytes | np.ndarray,
-    patience: Patience | None = None,
+    patience: Patience,
 ) -> int:
     """Write `content`, padded with zeros to whole blocks, and wait; returns 0 or an errno. Does not sync."""
     raw = np.frombuffer(content, dtype=np.uint8) if isinstance(content, bytes) else content
@@ -172,3 +216,15 @@ def write_blocks(
         for at in range(0, buffer.nbytes, CHUNK_BYTES)
     ]
     return next((error for error in execute(array, requests, patience) if error), 0)
+
+
+def close_array(array: DeviceArray, seconds: float = CLOSE_SECONDS) -> bool:
+    """Close an array whose devices may never answer; False where that has not ended after `seconds`.
+
+    A thread is then left behind that waits for the system to give back what was asked for, and keeps it in memory
+    until then; the end of the process ends it.
+    """
+    closing = threading.Thread(target=array.close, name="swift-close", daemon=True)
+    closing.start()
+    closing.join(seconds)
+    return not closing.is_alive()

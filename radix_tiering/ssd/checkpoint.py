@@ -58,19 +58,19 @@ def build_checkpoints(
     return built
 
 
-def write_checkpoint(array: DeviceArray, device: int, checkpoint: Checkpoint, patience: Patience | None = None) -> int:
+def write_checkpoint(array: DeviceArray, device: int, checkpoint: Checkpoint, patience: Patience) -> int:
     """Write the records into the device's checkpoint region; returns 0 or an errno. Does not sync."""
     if not checkpoint.content.nbytes:
         return 0
     return write_blocks(array, device, CHECKPOINT_OFFSET, checkpoint.content, patience)
 
 
-def read_checkpoint(array: DeviceArray, device: int, superblock: Superblock) -> np.ndarray | None:
+def read_checkpoint(array: DeviceArray, device: int, superblock: Superblock, patience: Patience) -> np.ndarray | None:
     """The records (RECORD_DTYPE) of a clean device, or None where they cannot be trusted."""
     if superblock.checkpoint_bytes % RECORD_BYTES:
         return None
     length = round_up(superblock.checkpoint_bytes, BLOCK_BYTES)
-    raw = read_blocks(array, device, CHECKPOINT_OFFSET, length) if length else np.zeros(0, dtype=np.uint8)
+    raw = read_blocks(array, device, CHECKPOINT_OFFSET, length, patience) if length else np.zeros(0, dtype=np.uint8)
     if raw is None:
         return None
     raw = raw[: superblock.checkpoint_bytes]

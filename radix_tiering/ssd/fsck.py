@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, ROOT_KEY, round_up
-from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer, execute, write_blocks
+from swift_tiers.radix_tiering.ssd.blockio import Patience, aligned_buffer, execute, sync_devices, write_blocks
 from swift_tiers.radix_tiering.ssd.checkpoint import build_checkpoints, read_checkpoint, write_checkpoint
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.ssd.layout import (
@@ -98,11 +98,30 @@ class RepairResult(NamedTuple):
     failed: tuple[str, ...]
 
 
-def check(array: DeviceArray, verify_payload: bool = True, progress: CheckProgress | None = None) -> Report:
-    """Look at everything. Raises FormatError only where the devices are not one stripe set of this format."""
-    members = find_members(array)
+def check(
+    array: DeviceArray,
+    verify_payload: bool = True,
+    progress: CheckProgress | None = None,
+    patience: Patience | None = None,
+) -> Report:
+    """Look at everything. Raises FormatError only where the devices are not one stripe set of this format.
+
+    A device that does not answer, as `patience` sees it (pass the same one on to `repair`), is reported so, and counts
+    as missing. When one falls silent half-way, everything is looked at again without it: its slots are not damaged.
+    """
+    patience = patience or Patience()
+    while True:
+        report = _look(array, verify_payload, progress, patience)
+        members = {one.device for one in report.devices if one.standing is Standing.MEMBER}
+        if not members & patience.given_up:
+            return report
+
+
+def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | None, patience: Patience) -> Report:
+    """`check`, once through."""
+    members = find_members(array, patience)
     alive = {one.device: one.superblock for one in members.of(Standing.MEMBER) if one.superblock is not None}
-    table = newest_table(array, list(alive))
+    table = newest_table(array, list(alive), patience)
     problems: list[Problem] = []
     corrupt: set[tuple[int, int]] = set()
     found: dict[int, np.ndarray] = {}
@@ -112,19 +131,19 @@ def check(array: DeviceArray, verify_payload: bool = True, progress: CheckProgre
     for device, superblock in alive.items():
         base = seen
         tick = None if progress is None else lambda done, _, base=base: progress("headers", base + done, total)
-        scan = scan_device(array, device, superblock, tick)
+        scan = scan_device(array, device, superblock, patience, tick)
         seen += superblock.geometry.slot_count
         generation = max(generation, superblock.next_generation, scan.last_generation + 1)
-        found[device], bad = _live_records(array, members.probes[device], superblock, scan, problems)
+        found[device], bad = _live_records(array, members.probes[device], superblock, scan, problems, patience)
         corrupt.update((device, slot) for slot in bad)
 
-    assembly = _sound_pages(array, members, alive, table, found, corrupt, verify_payload, progress)
+    assembly = _sound_pages(array, members, alive, table, found, corrupt, verify_payload, progress, patience)
     pages, unreachable = _by_reachability(assembly.pages)
     torn = set(assembly.incomplete) - corrupt
     missing = members.device_count - len(alive)
     problems += _set_problems(members, missing, table, len(assembly.incomplete), unreachable, corrupt)
     devices = tuple(
-        _device_report(array, one, table, assembly.pages, torn, corrupt, problems) for one in members.probes
+        _device_report(array, one, table, assembly.pages, torn, corrupt, problems, patience) for one in members.probes
     )
     wipe = {place for page in unreachable for place in page.placement}
     if not missing:
@@ -136,43 +155,51 @@ def check(array: DeviceArray, verify_payload: bool = True, progress: CheckProgre
     )  # fmt: skip
 
 
-def repair(array: DeviceArray, report: Report) -> RepairResult:
+def repair(array: DeviceArray, report: Report, patience: Patience | None = None) -> RepairResult:
     """Make the devices what `report`, of a `check` just before, says they should be.
 
-    Zeroes the headers of damaged, torn and unreachable units (but leaves torn ones alone while a member is missing,
-    since it may hold the rest), puts the newest namespace table everywhere, writes a checkpoint of the pages that
-    are left, and then both superblock copies whole and clean. A crash in between leaves a stripe set that opens.
-    Raises ValueError where the devices have changed since the check.
+    Zeroes the headers of damaged, torn and unreachable units, puts the newest namespace table everywhere, writes a
+    checkpoint of the pages that are left, and then both superblock copies whole and clean. While a member is missing it
+    may hold the rest of what is torn here: then damaged and torn units are left alone, and the superblocks stay
+    unclean, so that opening looks at every slot. A crash in between leaves a stripe set that opens. Raises ValueError
+    where the devices have changed since the check.
     """
-    members = find_members(array)
+    patience = patience or Patience()
+    members = find_members(array, patience)
     alive = {one.device: one for one in members.of(Standing.MEMBER)}
     now = [0 if one.superblock is None else one.superblock.sequence for one in members.probes]
     if members.set_id != report.set_id or now != [device.sequence for device in report.devices]:
         raise ValueError("the stripe set has changed since it was checked: check it again")
     done: list[str] = []
     failed: list[str] = []
-    table = newest_table(array, list(alive))
+    table = newest_table(array, list(alive), patience)
     identifiers = {entry.digest: entry.identifier for entry in table.entries}
     checkpoints = build_checkpoints(report.pages, identifiers, alive)
     for device, member in alive.items():
         old = member.superblock
         assert old is not None  # what makes it a member
         slots = [slot for place, slot in report.wipe if place == device]
-        error = _begin(array, device, member, old)
-        error = error or _wipe(array, device, old, slots)
-        error = error or write_table(array, device, table.encode())
-        error = error or write_checkpoint(array, device, checkpoints[device]) or array.sync(device)
+        error = _begin(array, device, member, old, patience)
+        error = error or _wipe(array, device, old, slots, patience)
+        error = error or write_table(array, device, table.encode(), patience)
+        error = error or write_checkpoint(array, device, checkpoints[device], patience)
+        error = error or sync_devices(array, [device], patience)[device]
         if not error:
             superblock = old._replace(
-                sequence=old.sequence + 2, clean=True, next_generation=report.next_generation,
-                device_count=members.device_count, checkpoint_bytes=checkpoints[device].content.nbytes,
-                checkpoint_digest=checkpoints[device].digest,
+                sequence=old.sequence + 2, clean=False, next_generation=report.next_generation,
+                device_count=members.device_count, checkpoint_bytes=0, checkpoint_digest=bytes(16),
             )  # fmt: skip
-            error = write_superblock(array, device, 1 - member.next_copy, superblock)
+            if not report.missing:
+                superblock = superblock._replace(
+                    clean=True, checkpoint_bytes=checkpoints[device].content.nbytes,
+                    checkpoint_digest=checkpoints[device].digest,
+                )  # fmt: skip
+            error = write_superblock(array, device, 1 - member.next_copy, superblock, patience)
         if error:
-            failed.append(f"device {device} cannot be written (errno {error})")
+            failed.append(f"device {device}: {patience.reason(error)}")
         else:
-            done.append(f"device {device}: {len(slots)} slots emptied, checkpoint and superblocks rewritten, clean")
+            end = "opening scans it, for a member is missing" if report.missing else "clean"
+            done.append(f"device {device}: {len(slots)} slots emptied, tables and superblocks rewritten; {end}")
     failed += [
         f"device {one.device} is {one.standing.value}: {one.reason or 'opening the stripe set lets it join'}"
         for one in members.probes
@@ -181,27 +208,32 @@ def repair(array: DeviceArray, report: Report) -> RepairResult:
     return RepairResult(tuple(done), tuple(failed))
 
 
-def _begin(array: DeviceArray, device: int, member: Probe, old: Superblock) -> int:
+def _begin(array: DeviceArray, device: int, member: Probe, old: Superblock, patience: Patience) -> int:
     """Before the first change: the spare superblock copy says "not clean"."""
     superblock = old._replace(sequence=old.sequence + 1, clean=False, checkpoint_bytes=0, checkpoint_digest=bytes(16))
-    return write_superblock(array, device, member.next_copy, superblock)
+    return write_superblock(array, device, member.next_copy, superblock, patience)
 
 
-def _wipe(array: DeviceArray, device: int, superblock: Superblock, slots: Iterable[int]) -> int:
+def _wipe(array: DeviceArray, device: int, superblock: Superblock, slots: Iterable[int], patience: Patience) -> int:
     for slot in slots:
-        error = write_blocks(array, device, superblock.geometry.slot_offset(slot), bytes(BLOCK_BYTES))
+        error = write_blocks(array, device, superblock.geometry.slot_offset(slot), bytes(BLOCK_BYTES), patience)
         if error:
             return error
     return 0
 
 
 def _live_records(
-    array: DeviceArray, one: Probe, superblock: Superblock, scan: ScanResult, problems: list[Problem]
+    array: DeviceArray,
+    one: Probe,
+    superblock: Superblock,
+    scan: ScanResult,
+    problems: list[Problem],
+    patience: Patience,
 ) -> tuple[np.ndarray, list[int]]:
     """The records of the slots in use, and the slots that should be sound and are not."""
     device = one.device
     if one.clean:
-        records = read_checkpoint(array, device, superblock)
+        records = read_checkpoint(array, device, superblock, patience)
         if records is not None:
             headers = {int(record["slot"]): record.tobytes() for record in scan.records}
             return records, [int(row["slot"]) for row in records if headers.get(int(row["slot"])) != row.tobytes()]
@@ -220,6 +252,7 @@ def _sound_pages(
     corrupt: set[tuple[int, int]],
     verify_payload: bool,
     progress: CheckProgress | None,
+    patience: Patience,
 ) -> Assembly:
     """Assemble until nothing damaged is left: behind a damaged version of a page an older, sound one may show."""
     namespaces = table.by_identifier()
@@ -237,7 +270,7 @@ def _sound_pages(
             return assembly
         before = len(corrupt)
         for number, page in enumerate(fresh):
-            corrupt.update(_damaged_units(array, alive, table, page, members.unit_bytes))
+            corrupt.update(_damaged_units(array, alive, table, page, members.unit_bytes, patience))
             checked.add(page.placement)
             if progress is not None:
                 progress("payloads", number + 1, len(fresh))
@@ -246,7 +279,12 @@ def _sound_pages(
 
 
 def _damaged_units(
-    array: DeviceArray, alive: Mapping[int, Superblock], table: NamespaceTable, page: StoredPage, unit_bytes: int
+    array: DeviceArray,
+    alive: Mapping[int, Superblock],
+    table: NamespaceTable,
+    page: StoredPage,
+    unit_bytes: int,
+    patience: Patience,
 ) -> list[tuple[int, int]]:
     """Read a whole page; the places of its units that are not what they should be."""
     requests = []
@@ -258,7 +296,7 @@ def _damaged_units(
     entry = table.get(page.record.namespace)
     assert entry is not None  # or the page would not have been assembled
     damaged = []
-    for index, error in enumerate(execute(array, requests)):
+    for index, error in enumerate(execute(array, requests, patience)):
         device, slot = page.placement[index]
         superblock = alive[device]
         buffer = requests[index].buffers[0]
@@ -336,6 +374,7 @@ def _device_report(
     torn: set[tuple[int, int]],
     corrupt: set[tuple[int, int]],
     problems: list[Problem],
+    patience: Patience,
 ) -> DeviceReport:
     copies = tuple(
         f"sequence {copy.sequence}, {'clean' if copy.clean else 'not clean'}"
@@ -346,13 +385,17 @@ def _device_report(
     if one.superblock is None:
         if one.standing is not Standing.BLANK:
             remedy = "attach it again, or zero its first 8 KiB to let it join empty"
+            if one.standing is Standing.SILENT:
+                remedy = "check the device and what it is attached to, then check again; or go on without its pages"
             problems.append(Problem(Severity.ERROR, one.device, f"{one.standing.value}: {one.reason}", remedy))
         return DeviceReport(one.device, one.standing, copies, (), 0, False, 0, 0, 0, 0, 0)
     for number, copy in enumerate(one.copies):
         if not isinstance(copy, Superblock):
             what = f"superblock copy {number} is no good: {copy.detail}"
             problems.append(Problem(Severity.WARNING, one.device, what, "repair rewrites it"))
-    tables = tuple(copy is not None and copy.sequence == table.sequence for copy in read_tables(array, one.device))
+    tables = tuple(
+        copy is not None and copy.sequence == table.sequence for copy in read_tables(array, one.device, patience)
+    )
     if not all(tables):
         what = "a copy of the namespace table is damaged or old"
         problems.append(Problem(Severity.WARNING, one.device, what, "repair, or opening the stripe set, rewrites it"))

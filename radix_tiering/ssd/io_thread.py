@@ -257,6 +257,9 @@ class IoThread:
         if self._verified():
             self._settle_verified()
         self._call_back()
+        if self.patience.abandoned and self._clock() >= self._next_check:
+            # Not while a command waits for answers of its own, which would be taken for late ones.
+            self.complete(self.array.reap(0))
         self._look_after_devices()
         return True
 
@@ -495,8 +498,6 @@ class IoThread:
         if now < self._next_check:
             return
         self._next_check = now + CHECK_INTERVAL
-        if self.patience.abandoned:
-            self.complete(self.array.reap(0))
         for state in self._devices:
             if state.service is Service.OUT:
                 continue

@@ -1,11 +1,13 @@
 """Which devices of an array belong to the stripe set, and in what state each is.
 
 A device is a MEMBER (at least one whole superblock copy), BLANK (both copies all zeros: may join), DAMAGED (once a
-member, no whole copy left: stays out, nothing is written to it), or ABSENT. Anything else is refused, never changed.
+member, no whole copy left: stays out, nothing is written to it), ABSENT, or SILENT (there, but it does not answer).
+Anything else is refused, never changed.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -33,6 +35,7 @@ class Standing(Enum):
     BLANK = "blank"
     DAMAGED = "damaged"
     ABSENT = "absent"
+    SILENT = "not answering"
 
 
 class Probe(NamedTuple):
@@ -51,15 +54,36 @@ class Probe(NamedTuple):
         return 1 if self.copies and self.copies[0] is self.superblock else 0
 
 
-def probe(array: DeviceArray, device: int) -> Probe:
-    """Look at one device. Raises FormatError for content that is not ours or of another format version."""
-    if not array.present(device):
+def probe_all(array: DeviceArray, patience: Patience) -> tuple[Probe, ...]:
+    """Look at every device, at all of them at once, so that many that do not answer cost no more time than one.
+
+    Raises FormatError for content that is not ours or of another format version.
+    """
+    devices = range(len(array.sizes))
+    asked = [device for device in devices if array.present(device) and array.sizes[device] >= CHECKPOINT_OFFSET]
+    requests = [
+        Request(0, Operation.READ, device, offset, [aligned_buffer(BLOCK_BYTES)])
+        for device in asked
+        for offset in SUPERBLOCK_OFFSETS
+    ]
+    answers: dict[int, list[tuple[int, np.ndarray]]] = {device: [] for device in asked}
+    for request, error in zip(requests, execute(array, requests, patience), strict=True):
+        answers[request.device].append((error, request.buffers[0]))
+    return tuple(_judge(array, device, answers.get(device), patience) for device in devices)
+
+
+def _judge(
+    array: DeviceArray, device: int, answers: Sequence[tuple[int, np.ndarray]] | None, patience: Patience
+) -> Probe:
+    """What the errno and the content of both superblock copies say; None for a device that could not be asked."""
+    if answers is None:
+        if array.present(device):
+            return Probe(device, Standing.DAMAGED, f"only {array.sizes[device]} bytes long", (), None, False)
         return Probe(device, Standing.ABSENT, "not present", (), None, False)
-    if array.sizes[device] < CHECKPOINT_OFFSET:
-        return Probe(device, Standing.DAMAGED, f"only {array.sizes[device]} bytes long", (), None, False)
-    blocks = [read_blocks(array, device, offset, BLOCK_BYTES) for offset in SUPERBLOCK_OFFSETS]
+    if any(error == errno.ETIMEDOUT for error, _ in answers):
+        return Probe(device, Standing.SILENT, patience.no_answer, (), None, False)
     copies = tuple(
-        Defect("damaged", "cannot be read") if block is None else decode(block.tobytes()) for block in blocks
+        Defect("damaged", "cannot be read") if error else decode(block.tobytes()) for error, block in answers
     )
     for copy in copies:
         if isinstance(copy, Defect) and copy.kind == "version":
@@ -74,7 +98,7 @@ def probe(array: DeviceArray, device: int) -> Probe:
             detail = f"{array.sizes[device]} bytes long, its superblock says {newest.geometry.end}"
             return Probe(device, Standing.DAMAGED, detail, copies, None, False)
         return Probe(device, Standing.MEMBER, "", copies, newest, newest.clean and len(whole) == len(copies))
-    if all(block is None for block in blocks):
+    if all(error for error, _ in answers):
         return Probe(device, Standing.ABSENT, "cannot be read", copies, None, False)
     kinds = {defect.kind for defect in defects}
     if kinds == {"blank"}:
@@ -84,6 +108,15 @@ def probe(array: DeviceArray, device: int) -> Probe:
             f"device {device} holds something that is not a stripe set: name another, or zero its first 8 KiB"
         )
     return Probe(device, Standing.DAMAGED, "no whole superblock copy: run fsck", copies, None, False)
+
+
+def silent_devices(array: DeviceArray, devices: Sequence[int], patience: Patience) -> list[int]:
+    """Those that do not answer. All are asked at once, so that many silent ones cost no more time than one."""
+    requests = [
+        Request(0, Operation.READ, device, SUPERBLOCK_OFFSETS[0], [aligned_buffer(BLOCK_BYTES)]) for device in devices
+    ]
+    errors = execute(array, requests, patience)
+    return [device for device, error in zip(devices, errors, strict=True) if error == errno.ETIMEDOUT]
 
 
 class Members(NamedTuple):
@@ -98,16 +131,19 @@ class Members(NamedTuple):
         return [probe for probe in self.probes if probe.standing is standing]
 
 
-def find_members(array: DeviceArray) -> Members:
+def find_members(array: DeviceArray, patience: Patience) -> Members:
     """Sort out an array whose devices come in any order.
 
     Raises FormatError where no member is there, where devices of two sets are mixed, or one device appears twice.
     """
-    probes = tuple(probe(array, device) for device in range(len(array.sizes)))
+    probes = probe_all(array, patience)
     superblocks = [(one.device, one.superblock) for one in probes if one.superblock is not None]
     if not superblocks:
         states = ", ".join(f"device {one.device} {one.standing.value}" for one in probes) or "no devices"
-        raise FormatError(f"no member of a stripe set here ({states}): create one, or name its devices")
+        remedy = "create one, or name its devices"
+        if any(one.standing is Standing.SILENT for one in probes):
+            remedy = "check the devices that do not answer, or leave them out"
+        raise FormatError(f"no member of a stripe set here ({states}): {remedy}")
     first_device, first = superblocks[0]
     seen: dict[int, int] = {}
     for device, superblock in superblocks:
@@ -125,24 +161,22 @@ def find_members(array: DeviceArray) -> Members:
     return Members(probes, first.set_id, first.geometry.unit_bytes, count)
 
 
-def read_tables(array: DeviceArray, device: int) -> list[NamespaceTable | None]:
+def read_tables(array: DeviceArray, device: int, patience: Patience) -> list[NamespaceTable | None]:
     """Both copies of the namespace table of one device; None for one that is not whole."""
-    raws = [read_blocks(array, device, offset, TABLE_BYTES) for offset in TABLE_OFFSETS]
+    raws = [read_blocks(array, device, offset, TABLE_BYTES, patience) for offset in TABLE_OFFSETS]
     return [None if raw is None else NamespaceTable.decode(raw.tobytes()) for raw in raws]
 
 
-def newest_table(array: DeviceArray, devices: Sequence[int]) -> NamespaceTable:
+def newest_table(array: DeviceArray, devices: Sequence[int], patience: Patience) -> NamespaceTable:
     """The newest namespace table on any of the devices; an empty one where none is whole.
 
     Without a table no page is recovered: a page whose namespace is unknown might have been flushed.
     """
-    tables = [table for device in devices for table in read_tables(array, device) if table is not None]
+    tables = [table for device in devices for table in read_tables(array, device, patience) if table is not None]
     return max(tables, key=lambda table: table.sequence, default=NamespaceTable())
 
 
-def write_tables(
-    array: DeviceArray, devices: Iterable[int], content: bytes, patience: Patience | None = None
-) -> dict[int, int]:
+def write_tables(array: DeviceArray, devices: Iterable[int], content: bytes, patience: Patience) -> dict[int, int]:
     """Write an encoded table to both copies of each device, with a sync after each: 0 or an errno for each device.
 
     On every device a whole copy exists at every moment. The devices work side by side, so that many that do not
@@ -160,6 +194,6 @@ def write_tables(
     return errors
 
 
-def write_table(array: DeviceArray, device: int, content: bytes) -> int:
+def write_table(array: DeviceArray, device: int, content: bytes, patience: Patience) -> int:
     """`write_tables` for one device; 0 or an errno."""
-    return write_tables(array, [device], content)[device]
+    return write_tables(array, [device], content, patience)[device]

@@ -1,11 +1,12 @@
 """Creating and opening a stripe set: from what the devices hold to what the engine works with.
 
-Runs on the I/O thread. The order of opening for writing is what makes every crash harmless: read everything, write
+The order of opening for writing is what makes every crash harmless: read everything, write
 "not clean" to every member, sync, and only then hand out slots.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ from swift_tiers.radix_tiering.ssd.members import (
     Standing,
     find_members,
     newest_table,
-    probe,
+    probe_all,
     read_tables,
+    silent_devices,
     write_table,
 )
 from swift_tiers.radix_tiering.ssd.namespaces import NamespaceTable
@@ -48,48 +50,57 @@ class Opened(NamedTuple):
     next_copy: dict[int, int]  # superblock copy to write next
 
 
-def create_set(array: DeviceArray, unit_bytes: int, set_id: bytes, overwrite: bool) -> None:
+def all_blank(array: DeviceArray, patience: Patience) -> bool:
+    """Whether nothing was ever written to any of the devices. Raises FormatError as `open_set` does."""
+    return all(one.standing is Standing.BLANK for one in probe_all(array, patience))
+
+
+def create_set(
+    array: DeviceArray, unit_bytes: int, patience: Patience, *, set_id: bytes | None = None, overwrite: bool = False
+) -> None:
     """Make the devices of an array a new, empty stripe set.
 
-    Raises FormatError where a device is not blank (unless `overwrite`) or cannot be written, ConfigError where it
-    is too small. Slots are left as they are: a header of another stripe set never counts.
+    Raises FormatError where a device is not blank (unless `overwrite`), does not answer or cannot be written,
+    ConfigError where it is too small. Slots are left as they are: a header of another stripe set never counts.
     """
+    set_id = os.urandom(16) if set_id is None else set_id
     count = len(array.sizes)
     geometries = [Geometry.of(size, unit_bytes) for size in array.sizes]
+    for device in silent_devices(array, range(count), patience):
+        raise FormatError(f"device {device} does not answer ({patience.no_answer}): check it, or leave it out")
     if not overwrite:
-        for device in range(count):
-            standing = probe(array, device).standing
-            if standing is not Standing.BLANK:
+        for one in probe_all(array, patience):
+            if one.standing is not Standing.BLANK:
                 raise FormatError(
-                    f"device {device} is {standing.value} of a stripe set: open it, or zero its first 8 KiB"
+                    f"device {one.device} is {one.standing.value} of a stripe set: open it, or zero its first 8 KiB"
                 )
     for device, geometry in enumerate(geometries):
         superblock = Superblock(set_id, 1, device, count, geometry, next_generation=1)
-        error = write_table(array, device, NamespaceTable().encode())
-        for copy, offset in enumerate(SUPERBLOCK_OFFSETS):
-            error = error or write_blocks(array, device, offset, superblock._replace(sequence=1 + copy).encode())
-        error = error or array.sync(device)
+        error = write_table(array, device, NamespaceTable().encode(), patience)
+        for copy in range(len(SUPERBLOCK_OFFSETS)):
+            error = error or write_superblock(array, device, copy, superblock._replace(sequence=1 + copy), patience)
         if error:
-            raise FormatError(f"device {device} cannot be written (errno {error}): check it, or leave it out")
+            raise FormatError(f"device {device} {patience.reason(error)}: check it, or leave it out")
 
 
-def open_set(array: DeviceArray, progress: Callable[[int, int, int], None] | None = None) -> Opened:
+def open_set(array: DeviceArray, patience: Patience, progress: Callable[[int, int, int], None] | None = None) -> Opened:
     """Open for writing. `progress(device, slots done, slots)` is called while slot headers are scanned.
 
-    Raises FormatError for devices that must not be touched; a device that cannot be used is left out instead.
+    Raises FormatError for devices that must not be touched, and where no member answers; else a device that cannot be
+    used, or falls silent meanwhile, is left out.
     """
-    members = find_members(array)
+    members = find_members(array, patience)
     alive = {one.device: one for one in members.of(Standing.MEMBER)}
     reasons = {one.device: one.reason for one in members.probes if one.device not in alive}
-    table = newest_table(array, list(alive))
+    table = newest_table(array, list(alive), patience)
     found: dict[int, np.ndarray] = {}
     scanned: list[int] = []
     generation = 1
     for device, member in alive.items():
         superblock = _superblock(member)
-        records = read_checkpoint(array, device, superblock) if member.clean else None
+        records = read_checkpoint(array, device, superblock, patience) if member.clean else None
         if records is None:
-            scan = scan_device(array, device, superblock, _of_device(progress, device))
+            scan = scan_device(array, device, superblock, patience, _of_device(progress, device))
             scanned.append(device)
             records = scan.records
             generation = max(generation, scan.last_generation + 1)
@@ -99,7 +110,7 @@ def open_set(array: DeviceArray, progress: Callable[[int, int, int], None] | Non
         generation = max(generation, entry.minimum_generation)
 
     blank = members.of(Standing.BLANK)
-    superblocks, next_copy = _mark_open(array, members, alive, blank, table, generation, reasons)
+    superblocks, next_copy = _mark_open(array, members, alive, blank, table, generation, reasons, patience)
     pages = assemble(
         {device: records for device, records in found.items() if device in superblocks},
         table.by_identifier(),
@@ -112,9 +123,7 @@ def open_set(array: DeviceArray, progress: Callable[[int, int, int], None] | Non
     )  # fmt: skip
 
 
-def write_superblock(
-    array: DeviceArray, device: int, copy: int, superblock: Superblock, patience: Patience | None = None
-) -> int:
+def write_superblock(array: DeviceArray, device: int, copy: int, superblock: Superblock, patience: Patience) -> int:
     """Write one copy and sync the device; returns 0 or an errno."""
     error = write_blocks(array, device, SUPERBLOCK_OFFSETS[copy], superblock.encode(), patience)
     return error or sync_devices(array, [device], patience)[device]
@@ -128,6 +137,7 @@ def _mark_open(
     table: NamespaceTable,
     generation: int,
     reasons: dict[int, str],
+    patience: Patience,
 ) -> tuple[dict[int, Superblock], dict[int, int]]:
     """Let blank devices join and mark every member as being written to; those that fail get a reason instead."""
     count = members.device_count
@@ -149,23 +159,23 @@ def _mark_open(
             sequence=old.sequence + 1, clean=False, device_count=count, next_generation=generation,
             checkpoint_bytes=0, checkpoint_digest=bytes(16),
         )  # fmt: skip
-        known = read_tables(array, device)
+        known = read_tables(array, device, patience)
         error = 0
         if any(copy is None or copy.sequence != table.sequence for copy in known):
-            error = write_table(array, device, table.encode())
-        error = error or write_superblock(array, device, member.next_copy, superblock)
+            error = write_table(array, device, table.encode(), patience)
+        error = error or write_superblock(array, device, member.next_copy, superblock, patience)
         if error:
-            reasons[device] = f"cannot be written (errno {error})"
+            reasons[device] = patience.reason(error)
             continue
         superblocks[device] = superblock
         next_copy[device] = 1 - member.next_copy
     for device, fresh in joining.items():
         superblock = fresh._replace(device_count=count)
-        error = write_table(array, device, table.encode())
-        error = error or write_superblock(array, device, 0, superblock)
-        error = error or write_superblock(array, device, 1, superblock._replace(sequence=2))
+        error = write_table(array, device, table.encode(), patience)
+        error = error or write_superblock(array, device, 0, superblock, patience)
+        error = error or write_superblock(array, device, 1, superblock._replace(sequence=2), patience)
         if error:
-            reasons[device] = f"cannot be written (errno {error})"
+            reasons[device] = patience.reason(error)
             continue
         superblocks[device] = superblock._replace(sequence=2)
         next_copy[device] = 0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, PageRecord
-from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer, execute
+from swift_tiers.radix_tiering.ssd.blockio import Patience, aligned_buffer, execute
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.ssd.layout import (
     HEADER_DTYPE,
@@ -29,7 +29,7 @@ from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry
 
 #: Slots done, slots in all.
 Progress = Callable[[int, int], None]
-#: Headers read per round: enough to keep a device busy, 4 MiB of memory.
+#: Headers read per round, which takes 4 MiB of memory.
 HEADERS_PER_ROUND = 1024
 
 
@@ -42,20 +42,30 @@ class ScanResult(NamedTuple):
     unreadable: tuple[int, ...]
 
 
-def read_headers(array: DeviceArray, device: int, superblock: Superblock, slots: Sequence[int], blocks: np.ndarray
-                 ) -> list[int]:  # fmt: skip
+def read_headers(
+    array: DeviceArray,
+    device: int,
+    superblock: Superblock,
+    slots: Sequence[int],
+    blocks: np.ndarray,
+    patience: Patience,
+) -> list[int]:
     """Read the header blocks of `slots` into `blocks`, in order; returns the errno of each."""
     requests = [
         Request(0, Operation.READ, device, superblock.geometry.slot_offset(slot),
                 [blocks[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES]])
         for at, slot in enumerate(slots)
     ]  # fmt: skip
-    return execute(array, requests)
+    return execute(array, requests, patience)
 
 
-def scan_device(array: DeviceArray, device: int, superblock: Superblock, progress: Progress | None = None
-                ) -> ScanResult:  # fmt: skip
-    """Read the header of every slot of one device, a round of them at a time. Never raises for what it finds."""
+def scan_device(
+    array: DeviceArray, device: int, superblock: Superblock, patience: Patience, progress: Progress | None = None
+) -> ScanResult:
+    """Read the header of every slot of one device, a round of them at a time. Never raises for what it finds.
+
+    The slots of a device that falls silent meanwhile are unreadable from there on.
+    """
     count = superblock.geometry.slot_count
     blocks = aligned_buffer(min(count, HEADERS_PER_ROUND) * BLOCK_BYTES)
     parts: list[np.ndarray] = []
@@ -64,7 +74,7 @@ def scan_device(array: DeviceArray, device: int, superblock: Superblock, progres
     last_generation = 0
     for start in range(0, count, HEADERS_PER_ROUND):
         slots = range(start, min(start + HEADERS_PER_ROUND, count))
-        errors = read_headers(array, device, superblock, slots, blocks)
+        errors = read_headers(array, device, superblock, slots, blocks, patience)
         good = []
         for at, slot in enumerate(slots):
             if errors[at]:

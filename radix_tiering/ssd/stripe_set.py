@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,16 +12,16 @@ import numpy as np
 
 from swift_tiers.radix_tiering.counters import DeviceSnapshot
 from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.page import BLOCK_BYTES, PageRecord
-from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer, check_buffer, execute, sync_devices
+from swift_tiers.radix_tiering.page import PageRecord
+from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
 from swift_tiers.radix_tiering.ssd.checkpoint import build_checkpoints, write_checkpoint
 from swift_tiers.radix_tiering.ssd.device_state import DeviceStatus, Service
-from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.ssd.devices import DeviceArray
 from swift_tiers.radix_tiering.ssd.io_thread import IoThread
-from swift_tiers.radix_tiering.ssd.layout import SUPERBLOCK_OFFSETS, Placement, StoredPage, check_record, unit_count
-from swift_tiers.radix_tiering.ssd.members import write_tables
+from swift_tiers.radix_tiering.ssd.layout import Placement, StoredPage, check_record, unit_count
+from swift_tiers.radix_tiering.ssd.members import silent_devices, write_tables
 from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry
-from swift_tiers.radix_tiering.ssd.opening import Opened, create_set, open_set, write_superblock
+from swift_tiers.radix_tiering.ssd.opening import Opened, all_blank, create_set, open_set, write_superblock
 from swift_tiers.radix_tiering.ssd.transfers import (
     PageRead,
     PageWrite,
@@ -93,37 +92,47 @@ class StripeSet:
 
     @classmethod
     def create(
-        cls, array: DeviceArray, unit_bytes: int, *, set_id: bytes | None = None, overwrite: bool = False
+        cls,
+        array: DeviceArray,
+        unit_bytes: int,
+        *,
+        set_id: bytes | None = None,
+        overwrite: bool = False,
+        stall_seconds: float = STALL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make the devices of `array` a new, empty stripe set with stripe units of `unit_bytes` payload bytes.
 
         Runs on the caller's thread, which is the array's only user meanwhile. Raises FormatError where a device is
-        not blank and `overwrite` is not given, ConfigError for sizes that cannot work.
+        not blank and `overwrite` is not given, or does not answer within `stall_seconds`, ConfigError for sizes that
+        cannot work.
         """
-        create_set(array, unit_bytes, os.urandom(16) if set_id is None else set_id, overwrite)
+        create_set(array, unit_bytes, Patience(stall_seconds, clock), set_id=set_id, overwrite=overwrite)
 
     @classmethod
     def open(
         cls,
         array: DeviceArray,
         *,
+        create: int | None = None,
         depth: int = 32,
         max_writes: int = 8,
         verifiers: int = 0,
-        stall_seconds: float = 30.0,
+        stall_seconds: float = STALL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         names: Sequence[str] = (),
         on_device_out: DeviceOutCallback = lambda device, reason, lost: None,
         progress: Callable[[int, int, int], None] | None = None,
     ) -> StripeSet:
-        """Open for reading and writing; blank devices join the set, missing ones leave it degraded.
+        """Open for reading and writing; blank devices join the set, missing and silent ones leave it degraded.
 
-        `depth`: requests in flight per device. `max_writes`: pages being written at a time. `verifiers`: threads that
-        compute the checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a device that leaves a request
-        unanswered so long goes out of service, and nothing that waits for devices waits for one of them longer; all
-        by `clock`, so whoever brings a clock of his own must let it run while he closes. `names`: what people call the
-        devices. `progress(device, done, slots)` is called, on "ssd-io", while slot headers are scanned. Raises
-        FormatError where the devices cannot be one stripe set, and then leaves them as they are.
+        `create`: where all devices are blank, make them a new set with stripe units of so many bytes. `depth`: requests
+        in flight per device. `max_writes`: pages being written at a time. `verifiers`: threads that compute the
+        checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a device that leaves a request unanswered so
+        long goes out of service, and nothing that waits for devices waits for one of them longer; all by `clock`, so
+        whoever brings a clock of his own must let it run while he closes. `names`: what people call the devices.
+        `progress(device, done, slots)` is called, on "ssd-io", while slot headers are scanned. Raises FormatError where
+        the devices cannot be one stripe set, or no member of one answers; ConfigError for sizes that cannot work.
         """
         if depth < 1 or max_writes < 1 or verifiers < 0:
             raise ConfigError(
@@ -137,7 +146,9 @@ class StripeSet:
 
         def start() -> None:
             nonlocal stripes
-            opened = open_set(array, progress)
+            if create is not None and all_blank(array, io.patience):
+                create_set(array, create, io.patience)
+            opened = open_set(array, io.patience, progress)
             stripes = cls(io, opened, names, on_device_out)
             io.attach(opened.devices, opened.allocator, opened.set_id, opened.unit_bytes, stripes._is_flushed)
 
@@ -432,12 +443,6 @@ class StripeSet:
                 self._io.take_out(device, f"its checkpoint cannot be written ({errno.errorcode.get(error, error)})")
 
     def _leave_out_silent(self) -> None:
-        """On "ssd-io": ask all devices something at once, so that many silent ones cost no more time than one."""
-        devices = self._usable()
-        requests = [
-            Request(0, Operation.READ, device, SUPERBLOCK_OFFSETS[0], [aligned_buffer(BLOCK_BYTES)])
-            for device in devices
-        ]
-        for device, error in zip(devices, execute(self._io.array, requests, self._io.patience), strict=True):
-            if error == errno.ETIMEDOUT:
-                self._io.take_out(device, "it did not answer when the stripe set was closed")
+        """On "ssd-io": before each is waited for on its own."""
+        for device in silent_devices(self._io.array, self._usable(), self._io.patience):
+            self._io.take_out(device, "it did not answer when the stripe set was closed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from swift_tiers.ops import cli
-from swift_tiers.ops.fsck import find_devices, group_by_set
+from swift_tiers.ops.fsck import check_set, describe, find_devices, group_by_set
 from swift_tiers.radix_tiering.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
-from swift_tiers.radix_tiering.ssd import StripeSet
-from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.ssd import DeviceArray, StripeSet, files
+from swift_tiers.radix_tiering.ssd.blockio import Patience, aligned_buffer
+from swift_tiers.radix_tiering.ssd.faulty import Delay, Fault, FaultPlan, FaultyArray
 from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array
 
 UNIT = 8192
@@ -131,3 +133,42 @@ def test_a_set_in_use_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
         array.close()
     assert capsys.readouterr().err.count("\n") == 1
     assert cli.main(["fsck", str(tmp_path)]) == CODE_SOUND
+
+
+def test_a_device_that_does_not_answer_is_looked_for_no_longer_than_the_others(tmp_path: Path) -> None:
+    """Opening a pipe waits, as reading from a device does that has stopped to answer."""
+    paths = make_set(tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    pipes = [tmp_path / "two" / name for name in (paths[0].name, "swift-tiers-other.stripe")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    try:
+        assert group_by_set([*paths, *pipes], seconds=0.2) == [[*paths, pipes[0]], [pipes[1]]]
+    finally:
+        for pipe in pipes:
+            os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
+
+
+class Silent(FaultyArray):
+    """Device 1 never answers; what it was asked is not waited for at the end."""
+
+    def __init__(self, inner: DeviceArray) -> None:
+        super().__init__(inner, FaultPlan((Fault(Delay(3600.0), device=1),)))
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_a_silent_device_is_reported_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = make_set(tmp_path)
+    real = files.open_array
+    monkeypatch.setattr(files, "open_array", lambda paths: Silent(real(paths)))
+    result = check_set(paths, repair_it=True, payloads=True, patience=Patience(0.5))
+    assert not result.sound
+    findings = describe(result)
+    assert [device["standing"] for device in findings["devices"]] == ["member", "not answering"]
+    assert findings["missing_devices"] == 1
+    assert findings["not_repaired"] == ["device 1 is not answering: no answer for 0.5 seconds"]
+    monkeypatch.undo()
+    again = check_set(paths, repair_it=False, payloads=True)
+    assert again.report.complete == PAGES, "repairing without a device cost the pages that it has a part of"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,78 +13,11 @@ from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.blockio import CONTROL_TAG, aligned_buffer
 from swift_tiers.radix_tiering.ssd.device_state import Service
-from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.ssd.devices import Operation
 from swift_tiers.radix_tiering.ssd.namespaces import MAX_NAMESPACES
-from swift_tiers.radix_tiering.ssd.wrapping import WrappingArray
 
-STALL = 100.0
-WAIT = 20.0
-
-
-class ManualClock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-class SilentArray(WrappingArray):
-    """Silent devices swallow what they are given until they are told to answer."""
-
-    def __init__(self, inner: DeviceArray) -> None:
-        super().__init__(inner)
-        self._lock = threading.Lock()
-        self._silent: dict[int, Operation | None] = {}
-        self.swallowed: list[Request] = []
-        self.sync_hangs: set[int] = set()
-        self.sync_answers = threading.Event()
-
-    def silence(self, device: int, operation: Operation | None = None) -> None:
-        with self._lock:
-            self._silent[device] = operation
-
-    def answer(self) -> None:
-        """Every device carries out what it has swallowed, and is well again."""
-        with self._lock:
-            self._silent.clear()
-            requests, self.swallowed = self.swallowed, []
-            self.inner.submit(requests)
-
-    @property
-    def in_flight(self) -> int:
-        return self.inner.in_flight + len(self.swallowed)
-
-    def _swallows(self, request: Request) -> bool:
-        return request.device in self._silent and self._silent[request.device] in (None, request.operation)
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        with self._lock:
-            self.swallowed += [request for request in requests if self._swallows(request)]
-            self.inner.submit([request for request in requests if not self._swallows(request)])
-
-    def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            with self._lock:
-                arrived = self.inner.reap(at_least)
-            if arrived or not at_least or not self.in_flight or (end is not None and time.monotonic() >= end):
-                return arrived
-            time.sleep(0.0002)
-
-    def sync(self, device: int) -> int:
-        if device in self.sync_hangs:
-            self.sync_answers.wait()
-        return self.inner.sync(device)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.001)
+from support.engine import Clock
+from support.silent import STALL, SilentArray, wait_for
 
 
 class Silent:
@@ -92,7 +25,8 @@ class Silent:
 
     def __init__(self, rig, devices: int = 3, slots: int = 16, **options: object) -> None:
         self.rig = rig
-        self.clock = ManualClock()
+        self.clock = Clock()
+        self.started = self.clock.now
         self.array = SilentArray(rig.memory(devices, slots))
         self.out: list[tuple[int, str, list[StoredPage]]] = []
         self.stripes: StripeSet = rig.open(
@@ -118,8 +52,13 @@ class Silent:
 
     def stall(self, until: Callable[[], object]) -> None:
         """Let more time pass than a device may take, as often as it takes."""
-        self.clock.time += STALL + 2
+        self.clock.now += STALL + 2
         wait_for(until)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that have passed, by the test's clock."""
+        return self.clock.now - self.started
 
     def read(self, page: StoredPage, outcomes: list[ReadOutcome]) -> np.ndarray:
         into = aligned_buffer(-(-page.record.length // 4096) * 4096)
@@ -159,7 +98,7 @@ def test_registering_ends_although_two_devices_do_not_answer(silent, operation: 
     wait_for(lambda: len(one.out) == 2)
     assert one.services() == [Service.OUT, Service.IN, Service.OUT]
     assert all("ETIMEDOUT" in reason for _, reason, _ in one.out)
-    assert one.clock.time < 2 * STALL, "they were waited for one after the other"
+    assert one.waited < 2 * STALL, "they were waited for one after the other"
     page = one.rig.put(one.stripes, 1, namespace=one.rig.OTHER)
     assert one.rig.holds(one.stripes, page, 1)
 
@@ -175,7 +114,7 @@ def test_late_answers_to_the_slow_paths_are_dropped(silent) -> None:
     for number in range(4):
         assert one.rig.holds(one.stripes, one.rig.put(one.stripes, number), number)
     assert one.stripes.flush_namespace(one.rig.NAMESPACE)
-    one.clock.time += 2
+    one.clock.now += 2
     wait_for(lambda: not patience.abandoned and not one.array.in_flight)
     assert one.stripes.status().callback_errors == 0
 
@@ -315,7 +254,7 @@ def test_closing_when_devices_fall_silent_for_the_checkpoint(silent) -> None:
     one.array.silence(1)
     one.array.silence(2)
     one.waits(lambda: one.stripes.close([page]))()
-    assert one.clock.time < 2 * STALL
+    assert one.waited < 2 * STALL
     one.array.answer()
     while one.array.in_flight:
         one.array.reap(1)
@@ -334,7 +273,7 @@ def test_the_timeout_of_closing(silent) -> None:
     threading.Thread(target=lambda: ended.append(one.stripes.close([page], timeout=5.0)), daemon=True).start()
     time.sleep(0.05)
     assert not ended
-    one.clock.time += 5.5
+    one.clock.now += 5.5
     wait_for(lambda: ended)
     assert len(outcomes) == 3
     assert set(outcomes) <= {ReadOutcome.DEVICE_GONE, ReadOutcome.CANCELLED}
