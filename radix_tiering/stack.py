@@ -121,9 +121,6 @@ class TierStack:
             for device in ssd.device_snapshots():
                 if not device.in_service:
                     self.events.emit("device.left_out", device=device.path, reason=device.reason)
-            for device in ssd.device_snapshots():
-                if not device.in_service:
-                    self.events.emit("device.left_out", device=device.path, reason=device.reason)
 
     # ---- down ----
 
