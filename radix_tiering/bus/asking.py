@@ -1,0 +1,146 @@
+"""Asking the ranks of a server something, and waiting for what they say: where a page is, what became of a command."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from swift_tiers.radix_tiering.bus.commands import AnyCommand, Order, read_order, write_order
+from swift_tiers.radix_tiering.bus.round_trips import RoundTrips
+from swift_tiers.radix_tiering.bus.views import CommandView, PageView, ServerView, aged, family_of, read_view
+from swift_tiers.radix_tiering.errors import BusError
+
+#: Entries that the streams which readers write are kept at, about.
+STREAM_ENTRIES = 1000
+#: An answer about a page that is at most so much older than the question need not be given anew, seconds.
+FRESH_SECONDS = 1.0
+#: Between two looks for an answer, seconds.
+POLL_SECONDS = 0.05
+#: How long a command may take once its deadline has passed, if it was accepted before, seconds; at least its timeout.
+FINISH_SECONDS = 5.0
+#: How long ranks that have not said anything are waited for when a command is done, seconds.
+STRAGGLER_SECONDS = 1.0
+
+_PAGE_KEY = re.compile(r"[0-9a-f]{64}")
+
+Answer = TypeVar("Answer")
+
+
+class PageAnswers(NamedTuple):
+    """What became of a question. `silent`: server and rank that did not answer in time."""
+
+    answers: tuple[PageView, ...]
+    silent: tuple[tuple[str, str], ...]
+
+
+def ask_page(bus: RoundTrips, servers: Sequence[ServerView], page: str, timeout: float | None) -> PageAnswers:
+    """Ask every rank of `servers`, which are alive, for a page. Without `timeout`: as long as they may need."""
+    if not _PAGE_KEY.fullmatch(page):
+        raise BusError(f"page {page[:80]!r}: is not the key of a page; give its 64 digits, 0-9 and a-f")
+    if timeout is None:
+        timeout = _patience(servers)
+    homes = {
+        bus.keys.of("page", server=one.server, rank=rank, key=page): (one, rank)
+        for one in servers
+        for rank in one.ranks
+    }
+    look = {key: lambda pipeline, key=key: pipeline.hgetall(key) for key in homes}
+    streams = {bus.keys.of("questions", server=one.server): {"page": page} for one in servers}
+    ask = {
+        key: lambda pipeline, key=key, entry=entry: pipeline.xadd(key, entry, maxlen=STREAM_ENTRIES, approximate=True)
+        for key, entry in streams.items()
+    }
+    earlier, asked = bus.ask({**look, **ask})
+    answered: dict[str, PageView] = {}
+
+    def gather() -> bool | None:
+        said, now = bus.ask({key: question for key, question in look.items() if key not in answered})
+        for key, fields in said.items():
+            if fields and _is_fresh(fields, earlier[key], asked, homes[key][0].clock_offset_seconds):
+                answered[key] = _page_view(fields, *homes[key], page, now)
+        return True if len(answered) == len(homes) else None
+
+    _wait_for(gather, timeout)
+    silent = tuple((one.server, rank) for key, (one, rank) in homes.items() if key not in answered)
+    return PageAnswers(tuple(answered[key] for key in homes if key in answered), silent)
+
+
+def _is_fresh(said: Mapping[str, str], earlier: Mapping[str, str], asked: float, offset: float | None) -> bool:
+    """Whether it answers our question, or one that was asked just before it."""
+    if said.get("time") != earlier.get("time"):
+        return True
+    try:
+        return offset is not None and asked - (float(said["time"]) - offset) <= FRESH_SECONDS
+    except (KeyError, ValueError):
+        return False
+
+
+def _page_view(said: Mapping[str, str], server: ServerView, rank: str, page: str, now: float) -> PageView:
+    view = read_view(PageView, said, server=server.server, rank=rank, key=page)
+    return aged(view, server.clock_offset_seconds, now)
+
+
+def send_command(
+    bus: RoundTrips, server: ServerView, author: str, command: AnyCommand, timeout: float, now: float
+) -> CommandView:
+    """Send one command to `server` and wait until nothing more becomes of it. `now`: by Redis' clock."""
+    if not server.control:
+        raise BusError(f"server {server.server}: obeys no commands; start it with bus.control = true")
+    order = Order(id=uuid.uuid4().hex, author=author, deadline=now + timeout, command=command)
+    entry = write_order(order)
+    read_order(entry)  # raises CommandError for what the server would refuse
+    stream = bus.keys.of("control", server=server.server)
+    outcome = bus.keys.of("command", server=server.server, id=order.id)
+    bus.ask({"sent": lambda pipeline: pipeline.xadd(stream, entry, maxlen=STREAM_ENTRIES, approximate=True)})
+
+    def look() -> CommandView | None:
+        answers, now = bus.ask({"outcome": lambda pipeline: pipeline.hgetall(outcome)})
+        said = answers["outcome"]
+        if not said:
+            return None
+        view = read_view(CommandView, said, server=server.server, id=order.id, ranks=family_of(said, "rank"))
+        return aged(view, server.clock_offset_seconds, now)
+
+    def final() -> CommandView | None:
+        view = look()
+        return view if view is not None and view.final else None
+
+    def complete() -> CommandView | None:
+        view = look()
+        return view if view is not None and set(server.ranks) <= set(view.ranks) else None
+
+    # Until the deadline, and then until a server that looks at its commands now and then can have said that it passed.
+    found = _wait_for(final, timeout + _patience([server]))
+    if found is None and look() is not None:
+        found = _wait_for(final, max(timeout, FINISH_SECONDS))
+        if found is None:
+            raise BusError(
+                f"server {server.server}: accepted the command and has not finished it; see what becomes of it with "
+                f"`redis-cli hgetall {outcome}`"
+            )
+    if found is None:
+        raise BusError(
+            f"server {server.server}: nobody answered within {timeout:g} s, after which the command counts no more; "
+            "see `swift-tiers inspect servers`, and send it again"
+        )
+    if found.state in ("done", "partly"):
+        return _wait_for(complete, STRAGGLER_SECONDS) or look() or found
+    return found
+
+
+def _patience(servers: Sequence[ServerView]) -> float:
+    """How long servers may take to look at what is asked of them, seconds."""
+    return 1.0 + 2 * max((one.interval_seconds or 0.0 for one in servers), default=0.0)
+
+
+def _wait_for(look: Callable[[], Answer | None], seconds: float) -> Answer | None:
+    """What `look` finds, looking once at least; None if that is nothing for so long."""
+    end = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found is not None or time.monotonic() >= end:
+            return found
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,295 @@
+"""What is on the bus, typed, for whoever looks: `inspect`, the console. Also the way to ask and to command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from enum import Flag, auto
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import redis
+
+from swift_tiers.radix_tiering.bus.asking import PageAnswers, ask_page, send_command
+from swift_tiers.radix_tiering.bus.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.connection import bus_errors, connect
+from swift_tiers.radix_tiering.bus.event_reading import Cursor, Events, newest_events, read_events
+from swift_tiers.radix_tiering.bus.round_trips import Question, RoundTrips
+from swift_tiers.radix_tiering.bus.schema import Keys
+from swift_tiers.radix_tiering.bus.views import (
+    AnyView,
+    CommandView,
+    DeviceView,
+    DirectoryView,
+    LinkView,
+    RankState,
+    RankView,
+    RequestView,
+    ServerState,
+    ServerView,
+    Snapshot,
+    StripeSetView,
+    TierView,
+    TreeView,
+    aged,
+    read_view,
+)
+from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.errors import BusError
+
+TIERS = ("device", "host", "ssd")
+LINKS = ("device-host", "host-device", "host-ssd", "ssd-host")
+#: Devices of a set that are looked for at most, whatever its key says.
+MOST_DEVICES = 1024
+
+
+class Part(Flag):
+    """What a snapshot is to hold beside the servers."""
+
+    RANKS = auto()
+    TIERS = auto()
+    DEVICES = auto()  # and their stripe sets
+    LINKS = auto()
+    TREES = auto()
+    DIRECTORIES = auto()
+    REQUESTS = auto()
+
+
+NOTHING = Part(0)
+EVERYTHING = ~NOTHING
+
+
+class BusReader:
+    """The bus as a reader sees it. Any thread may use it, several at once too.
+
+    Nothing is searched for: every key follows from the list of servers, so a snapshot takes four round trips, however
+    much else Redis holds (one more for every 500 keys). A key that vanishes meanwhile is left out, a field that is not
+    there is None. Every method raises BusError for a Redis that cannot be used and for a bus of another schema version.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        prefix: str = "swift",
+        errors: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`client` answers in text; `close` closes it. `errors` is to make a BusError of what it raises within."""
+        self._bus = RoundTrips(client, Keys(prefix), errors)
+
+    @classmethod
+    def open(cls, config: BusConfig, name: str = "reader") -> BusReader:
+        """A reader with a connection of its own, to Redis `swift-tiers:NAME`. Raises ConfigError, BusError."""
+        return cls(connect(config, name), config.prefix, partial(bus_errors, config))
+
+    def close(self) -> None:
+        self._bus.close()
+
+    def __enter__(self) -> BusReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # ---- state ----
+
+    def snapshot(self, parts: Part = EVERYTHING, server: str | None = None) -> Snapshot:
+        """These parts of all servers, or of one; without any server if there is none of that name."""
+        servers, now = self._read_servers(server)
+        homes = [(one, rank) for one in servers for rank in one.ranks]
+        found: dict[str, Any] = {}
+        if homes and parts:
+            found, now = self._bus.ask(dict(ask for home in homes for ask in self._questions(parts, *home)))
+            further = dict(ask for home in homes for ask in self._further_questions(parts, *home, found))
+            if further:
+                more, now = self._bus.ask(further)
+                found |= more
+        return Snapshot(
+            time=now,
+            servers=tuple(
+                ServerState(server=one, ranks=tuple(self._rank_state(one, rank, found, now) for rank in one.ranks))
+                for one in servers
+            ),
+        )
+
+    def servers(self) -> tuple[ServerView, ...]:
+        """All that are alive, and those that were within the last hour."""
+        return tuple(self._read_servers(None)[0])
+
+    def ranks(self, server: str | None = None) -> tuple[RankView, ...]:
+        return tuple(state.rank for state in self._rank_states(Part.RANKS, server) if state.rank)
+
+    def tiers(self, server: str | None = None) -> tuple[TierView, ...]:
+        return tuple(tier for state in self._rank_states(Part.TIERS, server) for tier in state.tiers)
+
+    def stripe_sets(self, server: str | None = None) -> tuple[StripeSetView, ...]:
+        return tuple(state.stripe_set for state in self._rank_states(Part.DEVICES, server) if state.stripe_set)
+
+    def devices(self, server: str | None = None) -> tuple[DeviceView, ...]:
+        return tuple(device for state in self._rank_states(Part.DEVICES, server) for device in state.devices)
+
+    def links(self, server: str | None = None) -> tuple[LinkView, ...]:
+        return tuple(link for state in self._rank_states(Part.LINKS, server) for link in state.links)
+
+    def trees(self, server: str | None = None) -> tuple[TreeView, ...]:
+        return tuple(state.tree for state in self._rank_states(Part.TREES, server) if state.tree)
+
+    def directories(self, server: str | None = None) -> tuple[DirectoryView, ...]:
+        return tuple(state.directory for state in self._rank_states(Part.DIRECTORIES, server) if state.directory)
+
+    def requests(self, server: str | None = None) -> tuple[RequestView, ...]:
+        """Live ones and those that ended lately, by arrival; each once for every rank that sees it."""
+        return tuple(request for state in self._rank_states(Part.REQUESTS, server) for request in state.requests)
+
+    def request(self, rid: str, server: str | None = None) -> tuple[RequestView, ...]:
+        """What every rank says about one request; nothing if none knows it (any more)."""
+        servers, now = self._read_servers(server)
+        homes = [(one, rank) for one in servers for rank in one.ranks]
+        found, now = self._bus.ask(dict(self._hash("request", *home, rid=rid) for home in homes))
+        return _present(self._view(RequestView, "request", *home, found, now, rid=rid) for home in homes)
+
+    # ---- events ----
+
+    def events(self, server: str, after: Cursor | None = None, count: int = 1000) -> Events:
+        """Up to `count` events of a server, oldest first, from where `after` came from; without it, from the oldest.
+
+        What is missing between two events of a rank is there as a `Gap`, and so is what has been trimmed since `after`.
+        `cursor` of the result goes on from here. A server that is gone still has its events.
+        """
+        return read_events(self._bus, server, after or Cursor(), count)
+
+    def newest_events(self, server: str, count: int = 100) -> Events:
+        """The newest events of a server, oldest first. What came before them is no gap."""
+        return newest_events(self._bus, server, count)
+
+    # ---- asking ----
+
+    def page(self, page: str, server: str | None = None, timeout: float | None = None) -> PageAnswers:
+        """Ask every living rank, or those of one server, what it knows of the page with this key (64 hex digits).
+
+        Waits at most `timeout` seconds; by default as long as servers need that look at questions at each publishing.
+        """
+        asked = [one for one in self.servers() if one.alive] if server is None else [self._living(server)[0]]
+        return ask_page(self._bus, asked, page, timeout)
+
+    def command(self, server: str, author: str, command: AnyCommand, timeout: float = 10.0) -> CommandView:
+        """Send one command and wait until nothing more becomes of it: `done`, `refused`, `expired` or `partly`.
+
+        `timeout`, seconds: after that the server must not begin with it any more. `author` is for the audit. Raises
+        BusError if the server is not alive, obeys no commands, says nothing, or does not finish; CommandError for what
+        it would refuse at sight.
+        """
+        one, now = self._living(server)
+        return send_command(self._bus, one, author, command, timeout, now)
+
+    def _living(self, name: str) -> tuple[ServerView, float]:
+        servers, now = self._read_servers(None)
+        alive = {one.server: one for one in servers if one.alive}
+        if name not in alive:
+            known = "gone" if any(one.server == name for one in servers) else "not known here"
+            raise BusError(f"server {name}: is {known}; alive are: {', '.join(alive) or 'none'}")
+        return alive[name], now
+
+    # ---- how ----
+
+    def _read_servers(self, only: str | None) -> tuple[list[ServerView], float]:
+        key = self._bus.keys.of("servers")
+        answers, now = self._bus.ask({key: lambda pipeline: pipeline.zrange(key, 0, -1, withscores=True)})
+        heartbeats = {name: score for name, score in sorted(answers[key]) if only is None or name == only}
+        if not heartbeats:
+            return [], now
+        keys = {name: self._bus.keys.of("info", server=name) for name in heartbeats}
+        said, now = self._bus.ask({name: _hash_question(keys[name]) for name in heartbeats})
+        return [_server_view(name, said[name], heartbeat, now) for name, heartbeat in heartbeats.items()], now
+
+    def _questions(self, parts: Part, server: ServerView, rank: str) -> Iterator[tuple[str, Question]]:
+        """Keys and how to ask for them: those that follow from server and rank."""
+        if Part.RANKS in parts:
+            yield self._hash("rank", server, rank)
+        if Part.TIERS in parts:
+            yield from (self._hash("tier", server, rank, tier=tier) for tier in TIERS)
+        if Part.DEVICES in parts:
+            yield self._hash("stripe", server, rank)
+        if Part.LINKS in parts:
+            yield from (self._hash("link", server, rank, link=link) for link in LINKS)
+        if Part.TREES in parts:
+            yield self._hash("tree", server, rank)
+        if Part.DIRECTORIES in parts:
+            yield self._hash("directory", server, rank)
+        if Part.REQUESTS in parts:
+            key = self._key("requests", server, rank)
+            yield key, lambda pipeline: pipeline.zrange(key, 0, -1)
+
+    def _further_questions(
+        self, parts: Part, server: ServerView, rank: str, found: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Question]]:
+        """Those that follow from the answers to the first."""
+        for number in range(self._device_count(server, rank, found)):
+            yield self._hash("ssd", server, rank, number=str(number))
+        for rid in found.get(self._key("requests", server, rank), ()):
+            yield self._hash("request", server, rank, rid=rid)
+
+    def _device_count(self, server: ServerView, rank: str, found: Mapping[str, Any]) -> int:
+        stripe_set = self._view(StripeSetView, "stripe", server, rank, found)
+        return min(stripe_set.devices or 0, MOST_DEVICES) if stripe_set else 0
+
+    def _rank_state(self, server: ServerView, rank: str, found: Mapping[str, Any], now: float) -> RankState:
+        home = (server, rank, found, now)
+        rids = found.get(self._key("requests", server, rank), ())
+        numbers = range(self._device_count(server, rank, found))
+        return RankState(
+            name=rank,
+            rank=self._view(RankView, "rank", *home),
+            tiers=_present(self._view(TierView, "tier", *home, tier=tier) for tier in TIERS),
+            stripe_set=self._view(StripeSetView, "stripe", *home),
+            devices=_present(self._view(DeviceView, "ssd", *home, number=number) for number in numbers),
+            links=_present(self._view(LinkView, "link", *home, link=link) for link in LINKS),
+            tree=self._view(TreeView, "tree", *home),
+            directory=self._view(DirectoryView, "directory", *home),
+            requests=_present(self._view(RequestView, "request", *home, rid=rid) for rid in rids),
+        )
+
+    def _view(
+        self,
+        kind: type[AnyView],
+        name: str,
+        server: ServerView,
+        rank: str,
+        found: Mapping[str, Any],
+        now: float = 0.0,
+        **words: Any,
+    ) -> AnyView | None:
+        """The view of the key, if it was found."""
+        said = found.get(self._key(name, server, rank, **words))
+        if not said:
+            return None
+        view = read_view(kind, said, server=server.server, rank=rank, **words)
+        return aged(view, server.clock_offset_seconds, now)
+
+    def _hash(self, name: str, server: ServerView, rank: str, **words: str) -> tuple[str, Question]:
+        key = self._key(name, server, rank, **words)
+        return key, _hash_question(key)
+
+    def _key(self, name: str, server: ServerView, rank: str, **words: Any) -> str:
+        return self._bus.keys.of(name, server=server.server, rank=rank, **{word: str(words[word]) for word in words})
+
+    def _rank_states(self, parts: Part, server: str | None) -> Iterator[RankState]:
+        for state in self.snapshot(parts, server).servers:
+            yield from state.ranks
+
+
+def _hash_question(key: str) -> Question:
+    return lambda pipeline: pipeline.hgetall(key)
+
+
+def _present(views: Iterable[AnyView | None]) -> tuple[AnyView, ...]:
+    return tuple(view for view in views if view is not None)
+
+
+def _server_view(name: str, said: Mapping[str, str], heartbeat: float, now: float) -> ServerView:
+    """One that says nothing is gone. Its heartbeat is by Redis' clock, so that its age needs no correction."""
+    view = read_view(ServerView, said, server=name, alive=bool(said), age_seconds=max(0.0, now - heartbeat))
+    if view.started is None or view.clock_offset_seconds is None:
+        return view
+    return msgspec.structs.replace(view, up_seconds=max(0.0, now + view.clock_offset_seconds - view.started))

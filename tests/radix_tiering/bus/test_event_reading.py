@@ -1,0 +1,246 @@
+"""No event is lost unnoticed: dropped by the server, trimmed from the stream, or gone with a Redis."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from swift_tiers.radix_tiering.bus.event_reading import Cursor, Event, Gap
+from swift_tiers.radix_tiering.bus.reader import BusReader
+
+from support.bus import HandWritten
+from support.redis import RealRedis
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RealRedis]:
+    with RealRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis(running: RealRedis) -> RealRedis:
+    running.admin.flushall()
+    return running
+
+
+@pytest.fixture
+def alpha(redis: RealRedis) -> HandWritten:
+    server = HandWritten(redis.admin)
+    server.heartbeat()
+    return server
+
+
+@pytest.fixture
+def reader(redis: RealRedis) -> Iterator[BusReader]:
+    with BusReader(redis.client()) as reader:
+        yield reader
+
+
+def emit(server: HandWritten, *sequences: int, rank: str = "dp0-tp0") -> None:
+    for sequence in sequences:
+        server.event("test", rank, sequence=sequence)
+
+
+def told(items: tuple[Event | Gap, ...]) -> list[str]:
+    """`3` for an event, `4-6` for a gap, with the rank's number before other ranks' than the first."""
+    texts = []
+    for item in items:
+        mark = "" if item.rank == "dp0-tp0" else f"{item.rank}:"
+        texts.append(f"{mark}{item.sequence}" if isinstance(item, Event) else f"{mark}{item.first}-{item.last}")
+    return texts
+
+
+def test_events_say_what_happened(reader: BusReader, alpha: HandWritten) -> None:
+    entry = alpha.event("device.out", device="/ssd1", pages=12)
+    (event,) = reader.events("alpha").items
+    assert isinstance(event, Event)
+    assert (event.server, event.rank, event.sequence, event.entry) == ("alpha", "dp0-tp0", 1, entry)
+    assert (event.kind, event.fields) == ("device.out", {"device": "/ssd1", "pages": 12})
+
+
+def test_reading_goes_on_where_it_ended(reader: BusReader, alpha: HandWritten) -> None:
+    emit(alpha, *range(1, 8))
+    first = reader.events("alpha", count=3)
+    assert (told(first.items), first.more) == (["1", "2", "3"], True)
+    second = reader.events("alpha", first.cursor, count=3)
+    third = reader.events("alpha", second.cursor, count=3)
+    assert (told(second.items), told(third.items), third.more) == (["4", "5", "6"], ["7"], False)
+    assert reader.events("alpha", third.cursor).items == ()
+    emit(alpha, 8)
+    assert told(reader.events("alpha", third.cursor).items) == ["8"]
+
+
+def test_a_gap_is_told_where_it_is(reader: BusReader, alpha: HandWritten) -> None:
+    emit(alpha, 1, 2, 5)
+    emit(alpha, 2, 3, rank="dp0-tp1")
+    emit(alpha, 7)
+    items = reader.events("alpha").items
+    assert told(items) == ["1", "2", "3-4", "5", "dp0-tp1:1-1", "dp0-tp1:2", "dp0-tp1:3", "6-6", "7"]
+    gap = items[2]
+    assert isinstance(gap, Gap)
+    assert gap.count == 2
+
+
+def test_what_was_trimmed_before_it_was_read_is_a_gap(reader: BusReader, alpha: HandWritten) -> None:
+    emit(alpha, 1, 2)
+    cursor = reader.events("alpha").cursor
+    emit(alpha, *range(3, 10))
+    alpha.client.xtrim(alpha.key("events"), maxlen=2, approximate=False)
+    assert told(reader.events("alpha", cursor).items) == ["3-7", "8", "9"]
+    assert told(reader.events("alpha").items) == ["1-7", "8", "9"], "and who comes now is told what there was"
+
+
+def test_trimming_exactly_what_was_read_loses_nothing(reader: BusReader, alpha: HandWritten) -> None:
+    emit(alpha, 1, 2)
+    cursor = reader.events("alpha").cursor
+    emit(alpha, 3, 4)
+    alpha.client.xtrim(alpha.key("events"), maxlen=2, approximate=False)
+    assert told(reader.events("alpha", cursor).items) == ["3", "4"]
+
+
+def test_beginning_with_the_newest_misses_nothing_before_them(reader: BusReader, alpha: HandWritten) -> None:
+    emit(alpha, *range(1, 10))
+    newest = reader.newest_events("alpha", 3)
+    assert told(newest.items) == ["7", "8", "9"]
+    emit(alpha, 11)
+    emit(alpha, 40, rank="dp0-tp1")
+    after = reader.events("alpha", newest.cursor)
+    assert told(after.items) == ["10-10", "11", "dp0-tp1:40"]
+    emit(alpha, 42, rank="dp0-tp1")
+    assert told(reader.events("alpha", after.cursor).items) == ["dp0-tp1:41-41", "dp0-tp1:42"]
+
+
+def test_trimming_a_rank_that_was_not_heard_yet(reader: BusReader, alpha: HandWritten) -> None:
+    emit(alpha, 1, 2, 3)
+    cursor = reader.newest_events("alpha", 1).cursor
+    emit(alpha, *range(1, 6), rank="dp0-tp1")
+    alpha.client.xtrim(alpha.key("events"), maxlen=1, approximate=False)
+    gap, event = reader.events("alpha", cursor).items
+    assert isinstance(gap, Gap)
+    assert (gap.rank, gap.first, gap.last, gap.count) == ("dp0-tp1", None, 4, None)
+    assert told((event,)) == ["dp0-tp1:5"]
+
+
+def test_a_rank_that_speaks_first_after_an_empty_beginning(reader: BusReader, alpha: HandWritten) -> None:
+    cursor = reader.newest_events("alpha").cursor
+    emit(alpha, 3)
+    assert told(reader.events("alpha", cursor).items) == ["1-2", "3"]
+
+
+def test_what_was_written_twice_is_told_once(reader: BusReader, alpha: HandWritten) -> None:
+    """A writer that got no answer cannot know whether its events arrived."""
+    start = alpha.now() - 100
+    for sequence in (1, 2, 3, 2, 3, 4):
+        alpha.event("test", sequence=sequence, at=start + sequence)
+    page = reader.events("alpha")
+    assert told(page.items) == ["1", "2", "3", "4"]
+    alpha.event("test", sequence=4, at=start + 4)
+    assert reader.events("alpha", page.cursor).items == ()
+
+
+@pytest.mark.parametrize("offset", [0.0, -3600.0])
+def test_a_server_that_begins_anew(reader: BusReader, alpha: HandWritten, offset: float) -> None:
+    """Under the same name, counting from 1 again; maybe on a machine whose clock is an hour behind."""
+    for sequence in (1, 2, 3):
+        alpha.event("test", sequence=sequence, ago=30)
+    cursor = reader.events("alpha").cursor
+    again = HandWritten(alpha.client, offset=offset)
+    again.heartbeat()
+    emit(again, 1, 2)
+    page = reader.events("alpha", cursor)
+    assert told(page.items) == ["1", "2"]
+    emit(again, 5)
+    assert told(reader.events("alpha", page.cursor).items) == ["3-4", "5"]
+    emit(HandWritten(alpha.client, offset=offset + 7200), 2)
+    assert told(reader.events("alpha", page.cursor).items)[-2:] == ["1-1", "2"]
+
+
+def test_a_redis_that_came_back_empty(reader: BusReader, redis: RealRedis, alpha: HandWritten) -> None:
+    emit(alpha, 1, 2, 3)
+    cursor = reader.events("alpha").cursor
+    redis.admin.flushall()
+    page = reader.events("alpha", cursor)
+    assert page.items == ()
+    emit(alpha, 6)
+    page = reader.events("alpha", page.cursor)
+    assert told(page.items) == ["4-5", "6"]
+
+
+def test_a_redis_whose_clock_is_behind_that_of_the_one_before(
+    reader: BusReader, redis: RealRedis, alpha: HandWritten
+) -> None:
+    """Its entries have smaller ids than those that were read."""
+    far = {"rank": "dp0-tp0", "sequence": 3, "time": 1.0, "kind": "test", "fields": "{}"}
+    redis.admin.xadd(alpha.key("events"), far, id="99999999999999-0")  # type: ignore[arg-type]
+    cursor = reader.events("alpha").cursor
+    redis.admin.delete(alpha.key("events"))
+    emit(alpha, 4, 7)
+    assert told(reader.events("alpha", cursor).items) == ["4", "5-6", "7"]
+
+
+def test_entries_that_make_no_sense_are_shown_as_they_are(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.client.xadd(alpha.key("events"), {"sequence": "x", "time": "nan", "fields": "[1]"})
+    alpha.client.xadd(alpha.key("events"), {"kind": "odd"})
+    first, second = reader.events("alpha").items
+    assert isinstance(first, Event)
+    assert isinstance(second, Event)
+    assert (first.sequence, first.time, first.fields, second.kind) == (0, None, {}, "odd")
+    assert first.age_seconds < 60, "as old as its entry"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_lost_unnoticed(reader: BusReader, redis: RealRedis, alpha: HandWritten, seed: int) -> None:
+    """Two ranks say things at random, some are dropped, the stream is trimmed, Redis is emptied, entries are repeated:
+    what the reader was given and what it was told to be missing make up every number once, in order."""
+    chance = random.Random(seed)
+    ranks = ("dp0-tp0", "dp0-tp1")
+    said = dict.fromkeys(ranks, 0)
+    cursor = Cursor()
+    heard: dict[str, list[int]] = {rank: [] for rank in ranks}
+    written: list[tuple[str, int, float]] = []
+    start = alpha.now() - 1000
+
+    def write(rank: str, sequence: int, at: float) -> None:
+        alpha.event("test", rank, sequence=sequence, at=at)
+
+    def read() -> None:
+        nonlocal cursor
+        while True:
+            page = reader.events("alpha", cursor, count=chance.randint(1, 5))
+            cursor = page.cursor
+            for item in page.items:
+                if isinstance(item, Event):
+                    heard[item.rank].append(item.sequence)
+                else:
+                    assert item.first is not None
+                    heard[item.rank] += range(item.first, item.last + 1)
+            if not page.more:
+                return
+
+    for _ in range(120):
+        action = chance.random()
+        rank = chance.choice(ranks)
+        if action < 0.65:
+            said[rank] += 1
+            written.append((rank, said[rank], start + len(written)))
+            write(*written[-1])
+        elif action < 0.7:
+            for entry in written[-chance.randint(1, 4) :]:
+                write(*entry)
+        elif action < 0.75:
+            said[rank] += chance.randint(1, 3)
+        elif action < 0.8:
+            alpha.client.xtrim(alpha.key("events"), maxlen=chance.randint(0, 3), approximate=False)
+        elif action < 0.83:
+            alpha.client.delete(alpha.key("events"))
+        else:
+            read()
+    for rank in ranks:
+        said[rank] += 1
+        emit(alpha, said[rank], rank=rank)
+    read()
+    for rank in ranks:
+        assert heard[rank] == list(range(1, said[rank] + 1))

@@ -1,0 +1,503 @@
+"""The reader against a real Redis, on which servers' keys are written by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+import redis as redis_py
+
+from swift_tiers.radix_tiering.bus.commands import CommandError, DrainDevice, Flush, read_order
+from swift_tiers.radix_tiering.bus.reader import EVERYTHING, BusReader, Part
+from swift_tiers.radix_tiering.bus.schema import BY_NAME, Kind
+from swift_tiers.radix_tiering.bus.views import (
+    CommandView,
+    DeviceView,
+    DirectoryView,
+    LinkView,
+    PageView,
+    RankView,
+    RequestView,
+    ServerView,
+    StripeSetView,
+    TierView,
+    TreeView,
+    View,
+)
+from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.errors import BusError
+
+from support.bus import PAGE, RID, HandWritten, documented_fields
+from support.redis import RealRedis, free_port, wait_for
+
+VIEWS: dict[str, type[View]] = {
+    "info": ServerView,
+    "rank": RankView,
+    "tier": TierView,
+    "stripe": StripeSetView,
+    "ssd": DeviceView,
+    "link": LinkView,
+    "tree": TreeView,
+    "directory": DirectoryView,
+    "request": RequestView,
+    "page": PageView,
+    "command": CommandView,
+}
+#: What views know from elsewhere than a field of the key.
+FROM_ELSEWHERE = {
+    "server", "rank", "age_seconds", "alive", "up_seconds", "tier", "number", "link", "rid", "key", "id",
+}  # fmt: skip
+#: Fields that a view has under another name.
+RENAMED = {"rank:*": "ranks"}
+
+
+@pytest.fixture
+def redis() -> Iterator[RealRedis]:
+    with RealRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def alpha(redis: RealRedis) -> HandWritten:
+    return HandWritten(redis.admin, ranks=("dp0-tp0", "dp0-tp1")).write()
+
+
+@pytest.fixture
+def reader(redis: RealRedis) -> Iterator[BusReader]:
+    with BusReader(redis.client()) as reader:
+        yield reader
+
+
+# ---- the contract ----
+
+
+def test_every_hash_has_a_view_and_every_view_the_fields_of_its_hash() -> None:
+    assert set(VIEWS) == {name for name, spec in BY_NAME.items() if spec.kind is Kind.HASH}
+    for name, kind in VIEWS.items():
+        documented = {RENAMED.get(field, field.removesuffix(":*")) for field in documented_fields(name)}
+        assert {field.name for field in msgspec.structs.fields(kind)} - FROM_ELSEWHERE == documented, name
+
+
+def test_the_hand_written_bus_has_every_documented_field(redis: RealRedis, alpha: HandWritten) -> None:
+    """Else these tests would show less than they seem to."""
+    with alpha.answering(), alpha.obeying(), BusReader(redis.client()) as reader:
+        reader.page(PAGE)
+        reader.command("alpha", "tester", Flush())
+    words = {"tier": {"tier": "host"}, "ssd": {"number": "0"}, "link": {"link": "host-ssd"}, "request": {"rid": RID}}
+    for name in VIEWS:
+        word = {**words, "page": {"key": PAGE}, "command": {"id": "*"}}.get(name, {})
+        (key,) = redis.admin.scan_iter(match=alpha.key(name, **word), count=1000)
+        written = {field.partition(":")[0] for field in redis.admin.hgetall(key)}
+        assert written == {field.partition(":")[0] for field in documented_fields(name)}, name
+
+
+# ---- state ----
+
+
+def test_a_snapshot_holds_everything_typed(reader: BusReader, alpha: HandWritten) -> None:
+    (state,) = reader.snapshot().servers
+    assert state.server.alive
+    assert state.server.ranks == ("dp0-tp0", "dp0-tp1")
+    assert state.server.control is True
+    assert state.server.configuration == {"host": {"size": 2**30}}
+    assert state.server.up_seconds == pytest.approx(7200, abs=60)
+    assert [rank.name for rank in state.ranks] == ["dp0-tp0", "dp0-tp1"]
+    rank = state.ranks[1]
+    assert rank.rank is not None
+    assert rank.rank.restores_started == 40
+    assert [tier.tier for tier in rank.tiers] == ["device", "host", "ssd"]
+    device, host, _ = rank.tiers
+    assert host.refused == {"full": 0}
+    assert host.restore_p99_seconds == 0.13
+    assert device.restore_p99_seconds is None, "an empty field is none, not zero"
+    assert rank.stripe_set is not None
+    assert rank.stripe_set.reads == {"ok": 800}
+    assert [one.number for one in rank.devices] == [0, 1]
+    assert rank.devices[1].path == "/ssd1/swift-tiers-dp0-tp1.stripe"
+    assert [link.link for link in rank.links] == ["device-host", "host-device", "host-ssd", "ssd-host"]
+    assert rank.tree is not None
+    assert rank.tree.complete is True
+    assert rank.directory is not None
+    assert rank.directory.both_pages == 956
+    (request,) = rank.requests
+    assert request.rid == RID
+    assert request.tiers == (("device", 12), ("host", 30), ("compute", 4))
+    assert request.block_table == ((17, 40), (3, 3), (90, 110))
+    assert request.ended is None
+    assert request.live
+    for view in (rank.rank, host, rank.stripe_set, rank.devices[0], rank.links[0], rank.tree, rank.directory, request):
+        assert (view.server, view.rank) == ("alpha", "dp0-tp1")
+        assert view.age_seconds is not None
+        assert view.age_seconds < 60
+
+
+def test_the_parts_by_themselves(reader: BusReader, alpha: HandWritten) -> None:
+    HandWritten(alpha.client, "beta").write()
+    assert [one.server for one in reader.servers()] == ["alpha", "beta"]
+    for part in (reader.ranks, reader.trees, reader.directories, reader.stripe_sets, reader.requests):
+        assert [view.server for view in part()] == ["alpha", "alpha", "beta"]
+        assert [view.server for view in part("beta")] == ["beta"]
+        assert part("gamma") == ()
+    assert [len(part("beta")) for part in (reader.tiers, reader.devices, reader.links)] == [3, 2, 4]
+    (state,) = reader.snapshot(Part.TIERS, "beta").servers
+    assert state.ranks[0].tiers
+    assert state.ranks[0].rank is None
+    assert state.ranks[0].requests == ()
+
+
+def test_a_request_as_every_rank_saw_it(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.request("other", "dp0-tp1", restore="expired", restore_seconds=2.0, first_token_seconds="")
+    assert [view.rank for view in reader.request(RID)] == ["dp0-tp0", "dp0-tp1"]
+    (view,) = reader.request("other")
+    assert (view.restore, view.restore_seconds, view.first_token_seconds) == ("expired", 2.0, None)
+    assert reader.request("unknown") == ()
+    assert reader.request(RID, "beta") == ()
+
+
+def test_requests_come_in_the_order_of_their_arrival(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.request("late", ago=1)
+    alpha.request("early", ago=100, state="finished", ended=alpha.now() - 90)
+    views = [view for view in reader.requests() if view.rank == "dp0-tp0"]
+    assert [view.rid for view in views] == ["early", RID, "late"]
+    assert [view.live for view in views] == [False, True, True]
+
+
+def test_an_empty_bus(reader: BusReader) -> None:
+    assert reader.snapshot().servers == ()
+    assert reader.servers() == ()
+    assert reader.events("alpha").items == ()
+    assert reader.newest_events("alpha").items == ()
+
+
+def test_other_prefixes_and_other_keys_are_not_seen(reader: BusReader, redis: RealRedis, alpha: HandWritten) -> None:
+    HandWritten(redis.admin, "stranger", prefix="swift:other").write()
+    redis.admin.set("swift:alpha:dp0-tp0:tier:remote", "not a hash")
+    assert [one.server for one in reader.servers()] == ["alpha"]
+    with BusReader(redis.client(), "swift:other") as other:
+        assert [state.server.server for state in other.snapshot().servers] == ["stranger"]
+        assert other.request(RID, "stranger")
+
+
+class Client(redis_py.Redis):
+    """Counts round trips; `between` is called after each with their number."""
+
+    trips = 0
+    between: Callable[[int], None] = staticmethod(lambda number: None)
+
+    def pipeline(self, *arguments: Any, **options: Any) -> Any:
+        pipeline = super().pipeline(*arguments, **options)
+        execute = pipeline.execute
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            answer = execute(*arguments, **options)
+            self.trips += 1
+            self.between(self.trips)
+            return answer
+
+        pipeline.execute = counting  # type: ignore[method-assign]
+        return pipeline
+
+    def execute_command(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError(f"outside of a pipeline: {arguments}")
+
+
+@pytest.fixture
+def counted(redis: RealRedis) -> Iterator[Client]:
+    with Client(unix_socket_path=str(redis.socket), decode_responses=True, protocol=2) as client:
+        yield client
+
+
+def test_a_snapshot_takes_few_round_trips_and_searches_for_nothing(redis: RealRedis, counted: Client) -> None:
+    for name in ("alpha", "beta", "gamma"):
+        server = HandWritten(redis.admin, name, ranks=("dp0-tp0", "dp1-tp0")).write()
+        for number in range(100):
+            server.request(f"{number:032x}")
+    redis.admin.config_resetstat()
+    snapshot = BusReader(counted).snapshot()
+    assert sum(len(rank.requests) for state in snapshot.servers for rank in state.ranks) == 306
+    assert counted.trips == 4
+    used = {name.removeprefix("cmdstat_") for name in redis.admin.info("commandstats")}
+    assert used & {"keys", "scan"} == set()
+
+
+@pytest.mark.parametrize("trip", [1, 2, 3])
+@pytest.mark.parametrize("flush", [False, True])
+def test_keys_that_vanish_between_two_round_trips(alpha: HandWritten, counted: Client, trip: int, flush: bool) -> None:
+    """All of a server's state at once, as it expires, or the whole Redis."""
+
+    def vanish(number: int) -> None:
+        if number == trip:
+            alpha.client.flushall() if flush else alpha.die()
+
+    counted.between = vanish
+    (state,) = BusReader(counted).snapshot().servers
+    assert state.server.server == "alpha"
+    if trip == 1:
+        assert not state.server.alive
+        assert state.ranks == ()
+    for rank in state.ranks:
+        assert rank.requests == ()
+        assert rank.devices == ()
+
+
+def test_fields_that_are_missing_or_make_no_sense(reader: BusReader, alpha: HandWritten) -> None:
+    client = alpha.client
+    client.hdel(alpha.key("info"), "started", "configuration", "control")
+    client.hset(alpha.key("tier", tier="host"), mapping={"hits": "many", "used_bytes": "nan", "unheard_of": "1"})
+    client.hset(alpha.key("tier", tier="ssd"), mapping={"restore_seconds": "inf", "refused:full": "x"})
+    client.hset(alpha.key("request", rid=RID), mapping={"tiers": "device", "block_table": "1-x"})
+    client.hset(alpha.key("rank"), "time", "yesterday")
+    client.hset(alpha.key("stripe"), "devices", "999999999")
+    (state,) = reader.snapshot().servers
+    assert (state.server.started, state.server.up_seconds, state.server.control) == (None, None, None)
+    assert state.server.configuration == {}
+    rank = state.ranks[0]
+    _, host, ssd = rank.tiers
+    assert (host.hits, host.used_bytes, host.misses) == (None, None, 100)
+    assert (ssd.restore_seconds, ssd.refused, ssd.hits) == (None, {}, 900)
+    assert (rank.requests[0].tiers, rank.requests[0].block_table) == ((), ())
+    assert rank.rank is not None
+    assert (rank.rank.time, rank.rank.age_seconds, rank.rank.events) == (None, None, 1)
+    assert len(rank.devices) == 2
+
+
+def test_a_key_of_another_type_is_an_error_of_one_line(redis: RealRedis, alpha: HandWritten) -> None:
+    redis.admin.delete(alpha.key("tree"))
+    redis.admin.set(alpha.key("tree"), "a string")
+    with BusReader.open(BusConfig(url=redis.url)) as reader, pytest.raises(BusError, match="WRONGTYPE"):
+        reader.snapshot()
+
+
+def test_another_schema_version_is_refused(reader: BusReader, alpha: HandWritten) -> None:
+    reader.snapshot()
+    alpha.client.set("swift:schema", "2")
+    for read in (reader.snapshot, reader.servers, lambda: reader.events("alpha"), lambda: reader.request(RID)):
+        with pytest.raises(BusError, match="schema version 2, this program reads 1; use the release"):
+            read()
+    with pytest.raises(BusError, match="schema version 2"):
+        reader.command("alpha", "tester", Flush())
+    assert alpha.client.exists(alpha.key("control")) == 0
+
+
+# ---- ages ----
+
+
+@pytest.mark.parametrize("offset", [0.0, 3600.0, -3600.0])
+def test_ages_are_by_redis_clock(redis: RealRedis, reader: BusReader, offset: float) -> None:
+    """A server whose clock is an hour off says how far; what it wrote is not an hour older or younger for that."""
+    alpha = HandWritten(redis.admin, offset=offset).write()
+    alpha.heartbeat(ago=20)
+    alpha.hash("tier", {}, tier="host", ago=50)
+    alpha.event("device.out", ago=100)
+    (server,) = reader.servers()
+    host = next(tier for tier in reader.tiers() if tier.tier == "host")
+    event = reader.newest_events("alpha").items[-1]
+    assert server.up_seconds == pytest.approx(7200, abs=15)
+    for age, expected in ((server.age_seconds, 20), (host.age_seconds, 50), (event.age_seconds, 100)):
+        assert age == pytest.approx(expected, abs=15)
+
+
+def test_an_age_that_cannot_be_told_is_not_told(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.client.hdel(alpha.key("info"), "clock_offset_seconds")
+    (server,) = reader.servers()
+    assert server.age_seconds is not None, "heartbeats are by Redis' clock"
+    assert server.up_seconds is None
+    assert [tier.age_seconds for tier in reader.tiers()] == [None] * 6
+
+
+def test_nothing_comes_from_the_future(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.hash("tree", {}, ago=-0.5)
+    assert reader.trees()[0].age_seconds == 0.0
+
+
+def test_a_server_that_is_gone(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.heartbeat(ago=40)
+    alpha.die()
+    (server,) = reader.servers()
+    assert not server.alive
+    assert server.age_seconds == pytest.approx(40, abs=15)
+    assert server.ranks == ()
+    assert [event.kind for event in reader.events("alpha").items] == ["stripe.opened", "stripe.opened"]
+
+
+# ---- asking about pages ----
+
+
+def test_a_page(reader: BusReader, alpha: HandWritten) -> None:
+    with alpha.answering():
+        answers, silent = reader.page(PAGE)
+    assert silent == ()
+    assert [(view.server, view.rank, view.key) for view in answers] == [
+        ("alpha", "dp0-tp0", PAGE), ("alpha", "dp0-tp1", PAGE),
+    ]  # fmt: skip
+    assert answers[0].held is True
+    assert answers[0].host_slot == 77
+    assert answers[0].ssd_placement == ((0, 17), (1, 4))
+    assert answers[0].age_seconds is not None
+
+
+def test_a_page_that_is_not_held(reader: BusReader, alpha: HandWritten) -> None:
+    with alpha.answering(held=0):
+        (first, _), _ = reader.page(PAGE, "alpha")
+    assert first.held is False
+
+
+def test_ranks_that_do_not_answer_are_named(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.hash("page", {"held": 1}, "dp0-tp1", key=PAGE)
+    alpha.hash("page", {"held": 1}, "dp0-tp0", key=PAGE, ago=30)
+    answers, silent = reader.page(PAGE, timeout=0.2)
+    assert [view.rank for view in answers] == ["dp0-tp1"], "it answered another reader just now"
+    assert silent == (("alpha", "dp0-tp0"),)
+
+
+@pytest.mark.parametrize("page", ["", "ab", "AB" * 32, PAGE + "0", f"{PAGE[:-1]}\n"])
+def test_what_is_no_page_key_is_not_asked(reader: BusReader, alpha: HandWritten, page: str) -> None:
+    with pytest.raises(BusError, match="64 digits"):
+        reader.page(page)
+    assert alpha.client.exists(alpha.key("questions")) == 0
+
+
+def test_nobody_to_ask(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.die()
+    assert reader.page(PAGE) == ((), ())
+    with pytest.raises(BusError, match="server alpha: is gone; alive are: none"):
+        reader.page(PAGE, "alpha")
+
+
+# ---- commands ----
+
+
+def test_a_command_that_is_done(reader: BusReader, alpha: HandWritten) -> None:
+    with alpha.obeying():
+        view = reader.command("alpha", "me@here", Flush(tiers="all"))
+    assert (view.state, view.author, view.type) == ("done", "me@here", "flush")
+    assert view.ranks == {"dp0-tp0": "done", "dp0-tp1": "done"}
+    ((_, entry),) = alpha.client.xrange(alpha.key("control"))
+    order = read_order(entry)
+    assert (order.id, order.command) == (view.id, Flush(tiers="all"))
+    assert order.deadline == pytest.approx(alpha.now() + 10, abs=20)
+
+
+def test_every_command_has_an_id_of_its_own(reader: BusReader, alpha: HandWritten) -> None:
+    with alpha.obeying("refused", "no such device"):
+        views = [reader.command("alpha", "me", DrainDevice(device=7)) for _ in range(3)]
+    assert len({view.id for view in views}) == 3
+    assert {(view.state, view.reason) for view in views} == {("refused", "no such device")}
+
+
+def test_ranks_that_disagree(reader: BusReader, alpha: HandWritten) -> None:
+    ranks = {"dp0-tp0": "done", "dp0-tp1": "refused: no room"}
+    with alpha.obeying("partly", ranks=ranks):
+        view = reader.command("alpha", "me", Flush())
+    assert (view.state, view.ranks) == ("partly", ranks)
+
+
+def test_a_rank_that_is_late_is_waited_for(reader: BusReader, alpha: HandWritten) -> None:
+    with alpha.obeying(ranks={"dp0-tp0": "done"}), ThreadPoolExecutor(1) as pool:
+        future = pool.submit(reader.command, "alpha", "me", Flush())
+        (key,) = wait_for(lambda: list(alpha.client.scan_iter(match="swift:alpha:command:*", count=1000)))
+        wait_for(lambda: alpha.client.hget(key, "state") == "done")
+        alpha.client.hset(key, "rank:dp0-tp1", "done")
+        assert future.result().ranks == {"dp0-tp0": "done", "dp0-tp1": "done"}
+
+
+def test_a_server_that_does_not_obey(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.control = False
+    alpha.heartbeat()
+    with pytest.raises(BusError, match="obeys no commands; start it with"):
+        reader.command("alpha", "me", Flush())
+    assert alpha.client.exists(alpha.key("control")) == 0
+
+
+def test_nobody_to_command(reader: BusReader, alpha: HandWritten) -> None:
+    with pytest.raises(BusError, match="server beta: is not known here; alive are: alpha"):
+        reader.command("beta", "me", Flush())
+    alpha.die()
+    with pytest.raises(BusError, match="server alpha: is gone; alive are: none"):
+        reader.command("alpha", "me", Flush())
+
+
+def test_a_server_that_says_nothing(reader: BusReader, alpha: HandWritten) -> None:
+    with pytest.raises(BusError, match="nobody answered within"):
+        reader.command("alpha", "me", Flush(), timeout=0.1)
+
+
+def test_a_server_that_accepts_and_never_finishes(
+    reader: BusReader, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.FINISH_SECONDS", 0.1)
+    with alpha.obeying("accepted"), pytest.raises(BusError, match="has not finished it; see"):
+        reader.command("alpha", "me", Flush(), timeout=0.1)
+
+
+def test_an_author_that_no_server_would_take_is_refused_here(reader: BusReader, alpha: HandWritten) -> None:
+    with pytest.raises(CommandError, match="author"):
+        reader.command("alpha", "two\nlines", Flush())
+    assert alpha.client.exists(alpha.key("control")) == 0
+
+
+# ---- a Redis in trouble, and many readers ----
+
+
+def test_a_redis_that_is_not_there() -> None:
+    with pytest.raises(BusError, match="not reachable"):
+        BusReader.open(BusConfig(url=f"redis://127.0.0.1:{free_port()}"))
+
+
+def test_a_redis_that_goes_and_comes_back(redis: RealRedis, alpha: HandWritten) -> None:
+    with BusReader.open(BusConfig(url=redis.url)) as reader:
+        assert reader.servers()
+        redis.kill()
+        with pytest.raises(BusError, match="not reachable"):
+            reader.snapshot()
+        redis.start()
+        assert reader.servers() == ()
+        alpha.write()
+        assert reader.snapshot().servers[0].ranks
+
+
+def test_a_redis_that_does_not_answer(redis: RealRedis, alpha: HandWritten) -> None:
+    with BusReader.open(BusConfig(url=redis.url)) as reader:
+        redis.sleep(3)
+        with pytest.raises(BusError, match="no answer within"):
+            reader.snapshot()
+
+
+def test_two_hundred_readers_of_three_servers(redis: RealRedis) -> None:
+    """Each with a connection of its own, all at once, while the servers write and one of them comes and goes."""
+    servers = [HandWritten(redis.admin, name).write() for name in ("alpha", "beta", "gamma")]
+    stop = threading.Event()
+    together = threading.Barrier(200)
+
+    def serve() -> None:
+        with redis.client() as client:
+            mine = [HandWritten(client, server.name) for server in servers]
+            while not stop.is_set():
+                for server in mine:
+                    server.write()
+                mine[2].die()
+
+    def read(number: int) -> tuple[int, set[str]]:
+        with BusReader.open(BusConfig(url=redis.url), f"reader{number}") as reader:
+            together.wait(60)
+            snapshots = [reader.snapshot(EVERYTHING) for _ in range(3)]
+            events = reader.newest_events("alpha", 10).items
+        alive = {state.server.server for one in snapshots for state in one.servers if state.server.alive}
+        return len(events), alive
+
+    writer = threading.Thread(target=serve)
+    writer.start()
+    try:
+        with ThreadPoolExecutor(200) as pool:
+            results = list(pool.map(read, range(200)))
+    finally:
+        stop.set()
+        writer.join(20)
+    assert len(results) == 200
+    for events, alive in results:
+        assert events >= 1
+        assert {"alpha", "beta"} <= alive <= {"alpha", "beta", "gamma"}

@@ -1,0 +1,235 @@
+"""A bus as servers leave it, written by hand from the schema: every key, every field."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from swift_tiers.radix_tiering.bus.schema import BY_NAME, SCHEMA_VERSION, Keys
+
+Fields = Mapping[str, object]
+
+RID = "0123456789abcdef0123456789abcdef"
+PAGE = "ab" * 32
+
+
+class HandWritten:
+    """One server, on the bus only. Its clock is `offset` seconds ahead of Redis'; times are given by Redis' clock."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        name: str = "alpha",
+        *,
+        ranks: tuple[str, ...] = ("dp0-tp0",),
+        offset: float = 0.0,
+        prefix: str = "swift",
+        control: bool = True,
+    ) -> None:
+        self.client = client
+        self.name = name
+        self.ranks = ranks
+        self.offset = offset
+        self.keys = Keys(prefix)
+        self.control = control
+        self.sequences: dict[str, int] = {}
+
+    def now(self) -> float:
+        """By Redis' clock."""
+        seconds, microseconds = self.client.time()
+        return float(seconds) + microseconds / 1e6
+
+    def key(self, spec: str, rank: str = "dp0-tp0", **words: str) -> str:
+        return self.keys.of(spec, server=self.name, rank=rank, **words)
+
+    def hash(self, spec: str, fields: Fields, rank: str = "dp0-tp0", *, ago: float = 0.0, **words: str) -> str:
+        """Write a hash whose `time` is `ago` seconds back, with the server's clock error."""
+        key = self.key(spec, rank, **words)
+        content = {"time": self.now() - ago + self.offset, **fields}
+        self.client.hset(key, mapping={name: str(value) for name, value in content.items()})
+        return key
+
+    def write(self) -> HandWritten:
+        """Everything that a server with nothing wrong writes."""
+        self.client.set(self.keys.of("schema"), SCHEMA_VERSION)
+        self.heartbeat()
+        for rank in self.ranks:
+            self.write_rank(rank)
+        return self
+
+    def heartbeat(self, ago: float = 0.0) -> None:
+        self.client.zadd(self.keys.of("servers"), {self.name: self.now() - ago})
+        self.hash(
+            "info",
+            {
+                "host": "box",
+                "address": "127.0.0.1:30000",
+                "pid": 4242,
+                "started": self.now() - 7200 + self.offset,
+                "version": "0.1.0",
+                "sglang_version": "0.5.23",
+                "model": "/models/SmolLM2",
+                "ranks": ",".join(self.ranks),
+                "interval_seconds": 0.5,
+                "clock_offset_seconds": self.offset,
+                "control": int(self.control),
+                "configuration": json.dumps({"host": {"size": 2**30}}),
+            },
+            ago=ago,
+        )
+
+    def write_rank(self, rank: str) -> None:
+        self.hash("rank", RANK, rank)
+        for tier, fields in TIERS.items():
+            self.hash("tier", {**TIER, **fields}, rank, tier=tier)
+        self.hash("stripe", STRIPE, rank)
+        for number in range(2):
+            self.hash("ssd", {**DEVICE, "path": f"/ssd{number}/swift-tiers-{rank}.stripe"}, rank, number=str(number))
+        for link in ("device-host", "host-device", "host-ssd", "ssd-host"):
+            self.hash("link", LINK, rank, link=link)
+        self.hash("tree", TREE, rank)
+        self.hash("directory", DIRECTORY, rank)
+        self.request(RID, rank)
+        self.event("stripe.opened", rank, devices=2)
+
+    def request(self, rid: str, rank: str = "dp0-tp0", *, ago: float = 4.0, **changes: object) -> None:
+        """A request that arrived `ago` seconds back."""
+        arrived = self.now() - ago
+        self.client.zadd(self.key("requests", rank), {rid: arrived + self.offset})
+        self.hash("request", {"arrived": arrived + self.offset, **REQUEST, **changes}, rank, rid=rid)
+
+    def event(
+        self,
+        kind: str,
+        rank: str = "dp0-tp0",
+        *,
+        sequence: int | None = None,
+        ago: float = 0.0,
+        at: float | None = None,
+        **fields: Any,
+    ) -> str:
+        """The next event of this rank, or the one with this number; its entry's id. It happened at `at`, or `ago`."""
+        self.sequences[rank] = self.sequences.get(rank, 0) + 1 if sequence is None else sequence
+        entry = {
+            "rank": rank,
+            "sequence": self.sequences[rank],
+            "time": (self.now() - ago if at is None else at) + self.offset,
+            "kind": kind,
+            "fields": json.dumps(fields),
+        }
+        return str(self.client.xadd(self.key("events"), entry))  # type: ignore[arg-type]
+
+    def outcome(self, identifier: str, state: str, **fields: str) -> None:
+        """What became of a command."""
+        self.hash("command", {"state": state, **fields}, id=identifier)
+
+    def die(self) -> None:
+        """Its state has expired; what has no TTL stays."""
+        keep = {self.keys.of("servers"), self.keys.of("schema"), self.key("events")}
+        self.client.delete(*(key for key in self.client.scan_iter(match=f"*{self.name}*") if key not in keep))
+
+    @contextmanager
+    def answering(self, **page: object) -> Iterator[None]:
+        """Every rank answers questions about pages while this lasts."""
+        stop = threading.Event()
+
+        def answer() -> None:
+            after = "0-0"
+            while not stop.wait(0.01):
+                for entry, question in self.client.xrange(self.key("questions"), min=f"({after}"):
+                    after = entry
+                    for rank in self.ranks:
+                        self.hash("page", {**ANSWER, **page}, rank, key=question["page"])
+
+        with _thread(answer, stop):
+            yield
+
+    @contextmanager
+    def obeying(self, state: str = "done", reason: str = "", ranks: Mapping[str, str] | None = None) -> Iterator[None]:
+        """Commands have this outcome while this lasts."""
+        stop = threading.Event()
+        outcomes = dict.fromkeys(self.ranks, "done") if ranks is None else ranks
+
+        def obey() -> None:
+            after = "0-0"
+            while not stop.wait(0.01):
+                for entry, order in self.client.xrange(self.key("control"), min=f"({after}"):
+                    after = entry
+                    kind = json.loads(order["command"])["type"]
+                    said = {"author": order["author"], "type": kind, "reason": reason}
+                    self.outcome(order["id"], "accepted", **said)
+                    fields = {f"rank:{rank}": outcome for rank, outcome in outcomes.items()}
+                    self.outcome(order["id"], state, **said, **fields)
+
+        with _thread(obey, stop):
+            yield
+
+
+@contextmanager
+def _thread(work: Any, stop: threading.Event) -> Iterator[None]:
+    thread = threading.Thread(target=work, name="hand-written")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def documented_fields(spec: str) -> set[str]:
+    """Names of a hash's or an entry's fields; `refused:*` as it stands."""
+    return {field.name for field in BY_NAME[spec].fields}
+
+
+RANK: Fields = {
+    "pid": 4242, "namespace": "cd" * 16, "page_tokens": 16, "page_bytes": 368640, "io_engine": "io_uring",
+    "write_queue_pages": 3, "running_requests": 2, "waiting_requests": 1, "restores_started": 40,
+    "restores_completed": 40, "restores_cut_short": 0, "restores_expired": 0, "restores_cancelled": 0,
+    "failed_loads": 0, "events": 1, "events_lost": 0, "publishes": 900, "publish_failures": 0,
+    "publish_seconds": 0.0021, "sample_seconds": 1.5,
+}  # fmt: skip
+TIER: Fields = {
+    "capacity_bytes": 2**30, "used_bytes": 2**29, "pages": 1456, "pinned_pages": 12, "limit_bytes": 2**30, "hits": 900,
+    "misses": 100, "bytes_read": 10**9, "bytes_written": 2 * 10**9, "evictions": 40, "checksum_failures": 0,
+    "refused:full": 0, "restores": 40, "restore_seconds": 1.2, "restore_p50_seconds": 0.016384,
+    "restore_p99_seconds": 0.13,
+}  # fmt: skip
+TIERS: Mapping[str, Fields] = {
+    "device": {"restores": 0, "restore_seconds": 0, "restore_p50_seconds": "", "restore_p99_seconds": ""},
+    "host": {},
+    "ssd": {"capacity_bytes": 2**34},
+}
+STRIPE: Fields = {
+    "set": "ef" * 16, "unit_bytes": 2**18, "devices": 2, "missing": 0, "capacity_units": 65536, "free_units": 60000,
+    "queued": 4, "reads:ok": 800,
+}  # fmt: skip
+DEVICE: Fields = {
+    "service": "in service", "reason": "", "capacity_bytes": 2**33, "used_bytes": 2**30, "bytes_read": 10**9,
+    "bytes_written": 2 * 10**9, "reads": 4000, "writes": 8000, "read_errors": 0, "write_errors": 0, "corrupt_units": 0,
+    "in_flight": 2, "latency_p50_seconds": 0.000128, "latency_p99_seconds": 0.001024,
+}  # fmt: skip
+LINK: Fields = {"transfers": 100, "pages": 1600, "bytes": 10**9, "seconds": 0.5}
+TREE: Fields = {
+    "nodes": 120, "leaves": 40, "depth": 7, "deepest_tokens": 4096, "cached_tokens": 8000, "evictable_tokens": 6000,
+    "protected_tokens": 2000, "reused_tokens": 70000, "prompt_tokens": 100000, "evicted_tokens": 12000, "complete": 1,
+}  # fmt: skip
+DIRECTORY: Fields = {
+    "pages": 2000, "host_only_pages": 500, "ssd_only_pages": 544, "both_pages": 956, "deepest_pages": 256,
+    "first_pages": 12, "foreign_pages": 0,
+}  # fmt: skip
+REQUEST: Fields = {
+    "state": "running", "prompt_tokens": 736, "output_tokens": 12, "device_tokens": 192, "host_tokens": 480,
+    "ssd_tokens": 0, "recomputed_tokens": 64, "restore": "completed", "restore_seconds": 0.21, "queue_seconds": 0.25,
+    "first_token_seconds": 0.4, "ended": "", "pages": 46, "tiers": "device 12, host 30, compute 4",
+    "block_table": "17-40 3 90-110",
+}  # fmt: skip
+ANSWER: Fields = {
+    "held": 1, "namespace": "cd" * 16, "depth": 12, "parent": "12" * 32, "children": 1, "bytes": 368640, "uses": 3,
+    "pins": 0, "host_slot": 77, "ssd_placement": "0:17 1:4", "generation": 9,
+}  # fmt: skip
