@@ -104,9 +104,10 @@ class TierSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One tier at one moment. Pages and bytes are of this server's rank."""
 
     capacity_bytes: int
-    used_bytes: int
+    limit_bytes: int  # what it may hold: a cap that an operator set, or the capacity
+    used_bytes: int  # what it holds, padding included
     pages: int  # held now
-    pinned_pages: int  # held for a request that is about to use them
+    pinned_pages: int  # held for a request or by an operator: not evicted
     hits: int  # pages that requests got from this tier
     misses: int  # pages that requests asked for and this tier did not have
     bytes_read: int  # left the tier upwards
@@ -117,18 +118,45 @@ class TierSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     read_latency: LatencySnapshot  # of one restore, all its pages, from this tier
 
 
+class StripeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The stripe set beneath the ssd tier at one moment."""
+
+    set_id: str  # hex
+    unit_bytes: int
+    devices: int  # in the set and found, those out of service included
+    missing: int  # members that were not found on opening
+    capacity_units: int  # of the devices that take new pages
+    free_units: int  # that can be written now
+    queued: int  # transfers accepted and not yet answered
+    reads: dict[str, int]  # answered, by outcome: "ok", "corrupt: checksum", ...
+
+
 class DeviceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of the stripe set at one moment."""
+    """One device of the stripe set at one moment, counted since it was opened."""
 
     path: str
-    in_service: bool
-    reason: str  # why it is out of service, or empty
+    service: str  # "in service", "draining", "out"
+    in_service: bool  # it serves the pages that it has: in service or draining
+    reason: str  # why it is not in service, or empty
     capacity_bytes: int
-    used_bytes: int
+    used_bytes: int  # reserved or holding pages
     bytes_read: int
     bytes_written: int
-    requests: int
-    errors: int
+    reads: int  # requests
+    writes: int
+    read_errors: int
+    write_errors: int
+    corrupt_units: int  # stripe units that were not what was written
+    in_flight: int  # requests under way
+    latency: LatencySnapshot  # of one request, reads and writes together
+
+    @property
+    def requests(self) -> int:
+        return self.reads + self.writes
+
+    @property
+    def errors(self) -> int:
+        return self.read_errors + self.write_errors
 
 
 class RestoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,11 +180,27 @@ class StackSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     tiers: dict[str, TierSnapshot]
     links: dict[str, LinkSnapshot]  # "device-host", ...
     directory: DirectorySnapshot
+    stripe: StripeSnapshot | None  # None without an ssd tier
     devices: tuple[DeviceSnapshot, ...]
     restores: RestoreSnapshot
     io_engine: str  # how the ssd tier reads and writes, or empty
     write_queue_pages: int  # admitted to ssd, not yet written
     events_emitted: int
+
+
+class PageFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One page at one moment."""
+
+    namespace: str  # hex digest
+    depth: int  # its position in its sequence, from 1
+    parent: str  # hex key of the page before it, or empty
+    children: int  # pages that follow it
+    bytes: int
+    uses: int  # requests that used it
+    pins: int  # requests and operators that hold it
+    host_slot: int | None
+    ssd_placement: tuple[tuple[int, int], ...]  # device number and slot of each stripe unit
+    generation: int | None  # of the copy on ssd
 
 
 class TierCounters:
@@ -186,9 +230,12 @@ class TierCounters:
     def refuse(self, reason: str, pages: int = 1) -> None:
         self.refusals[reason] = self.refusals.get(reason, 0) + pages
 
-    def snapshot(self, *, capacity_bytes: int, used_bytes: int, pages: int, pinned_pages: int) -> TierSnapshot:
+    def snapshot(
+        self, *, capacity_bytes: int, limit_bytes: int, used_bytes: int, pages: int, pinned_pages: int
+    ) -> TierSnapshot:
         return TierSnapshot(
             capacity_bytes=capacity_bytes,
+            limit_bytes=limit_bytes,
             used_bytes=used_bytes,
             pages=pages,
             pinned_pages=pinned_pages,

@@ -38,12 +38,15 @@ class PageTable:
         host_counters: TierCounters,
         ssd_counters: TierCounters,
         release_stored: Callable[[StoredPage], None],
+        size_on_ssd: Callable[[int], int] | None = None,
     ) -> None:
+        """`release_stored` gives the place of an ssd copy back; `size_on_ssd`: page length -> bytes it takes there."""
         self.lock = threading.Lock()
         self.host = host
         self.host_counters = host_counters
         self.ssd_counters = ssd_counters
         self._release_stored = release_stored
+        self._size_on_ssd = size_on_ssd or (lambda length: length)
         self._spaces: dict[bytes, dict[bytes, Page]] = {}
         self._host_queue = EvictionQueue(policy, self._may_leave_host)
         self._ssd_queue = EvictionQueue(policy, self._may_leave_ssd)
@@ -51,7 +54,7 @@ class PageTable:
         self._directory = Directory()
         self.resident_pages = 0
         self.stored_pages = 0
-        self.stored_bytes = 0
+        self.stored_bytes = 0  # that the ssd copies take
         self.pinned_pages = 0
 
     # ---- finding and entering ----
@@ -187,7 +190,7 @@ class PageTable:
         page.stored = stored
         page.writing = False
         self.stored_pages += 1
-        self.stored_bytes += page.length
+        self.stored_bytes += self._size_on_ssd(page.length)
         self._directory.copies_changed(page)
         if page.parent is not None:
             page.parent.stored_children += 1
@@ -295,7 +298,7 @@ class PageTable:
         self._release_stored(page.stored)
         page.stored = None
         self.stored_pages -= 1
-        self.stored_bytes -= page.length
+        self.stored_bytes -= self._size_on_ssd(page.length)
         self._directory.copies_changed(page)
         if page.parent is not None:
             page.parent.stored_children -= 1
@@ -336,7 +339,7 @@ class PageTable:
                     slots.add(page.slot)
                 counted["resident"] += page.host is HostState.RESIDENT
                 counted["stored"] += page.stored is not None
-                counted["bytes"] += page.length if page.stored is not None else 0
+                counted["bytes"] += self._size_on_ssd(page.length) if page.stored is not None else 0
                 counted["pinned"] += page.pins > 0
         assert self.directory(b"") == recount(self.all_pages(), own_pages=0)
         assert counted["resident"] <= self.resident_pages  # dropped pages keep theirs while pinned

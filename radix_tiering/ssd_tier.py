@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.counters import DeviceSnapshot
+from swift_tiers.radix_tiering.counters import DeviceSnapshot, StripeSnapshot
 from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.ssd import DeviceArray, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS, close_array
 from swift_tiers.radix_tiering.ssd.layout import combined_digest
+from swift_tiers.radix_tiering.ssd.snapshots import device_snapshots, stripe_snapshot
 
 
 class SsdTier:
@@ -60,6 +61,10 @@ class SsdTier:
         """How the devices are read and written: "io_uring, O_DIRECT", ..."""
         return self.stripes.description
 
+    def size_of(self, length: int) -> int:
+        """Bytes that a page of `length` bytes takes: whole stripe units."""
+        return self.stripes.units(length) * self.stripes.unit_bytes
+
     def fingerprint(self, page: np.ndarray) -> bytes:
         """The checksum of a page as the stripe set makes it: over the checksums of its units."""
         unit, length = self.stripes.unit_bytes, page.nbytes
@@ -69,8 +74,10 @@ class SsdTier:
         """Hear of devices that leave service: (device, reason, pages that had a part on it). Called on "ssd-io"."""
         self.stripes.on_device_out = on_device_out
 
-    def device_snapshots(self) -> tuple[DeviceSnapshot, ...]:
-        return tuple(self.stripes.device_snapshots())
+    def snapshot(self) -> tuple[StripeSnapshot, tuple[DeviceSnapshot, ...]]:
+        """The stripe set and its devices, at one moment."""
+        status = self.stripes.status()
+        return stripe_snapshot(status), device_snapshots(status)
 
     def close(self, stored: Sequence[StoredPage], timeout: float | None = None) -> None:
         """Write the index of `stored` pages, mark the devices clean, release them.

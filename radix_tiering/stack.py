@@ -17,8 +17,8 @@ from swift_tiers.radix_tiering.config import TiersConfig
 from swift_tiers.radix_tiering.counters import (
     DEVICE_LINKS,
     SSD_LINKS,
-    DeviceSnapshot,
     LinkCounters,
+    PageFacts,
     StackSnapshot,
     TierCounters,
 )
@@ -26,6 +26,7 @@ from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.observing import page_facts, take_snapshot
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageRecord, page_digest
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
@@ -79,8 +80,9 @@ class TierStack:
             host_counters=self.host_counters,
             ssd_counters=self.ssd_counters,
             release_stored=self._release_stored,
+            size_on_ssd=ssd.size_of if ssd is not None else None,
         )
-        self._digest = namespace.digest()
+        self.digest = namespace.digest()  # scopes the keys
         # As the stripe set makes it, where there is one: what it computes for a write then also says whether the bytes
         # were still the page's.
         self._fingerprint = ssd.fingerprint if ssd is not None else page_digest
@@ -102,7 +104,7 @@ class TierStack:
             self._register_namespace(namespace)
             self._recover(stripes.recovered)
         self.restorer = Restorer(
-            self._digest,
+            self.digest,
             self.table,
             host,
             stripes,
@@ -118,7 +120,7 @@ class TierStack:
         )
         if ssd is not None:
             ssd.watch(self._device_out)
-            for device in ssd.device_snapshots():
+            for device in ssd.snapshot()[1]:
                 if not device.in_service:
                     self.events.emit("device.left_out", device=device.path, reason=device.reason)
 
@@ -141,16 +143,16 @@ class TierStack:
         length = self.host.geometry.page_bytes
         with self.table.lock:
             now = self.table.tick() if now is None else now
-            anchor = self.table.find(self._digest, parent)
+            anchor = self.table.find(self.digest, parent)
             if anchor is not None:
                 self.table.refresh(anchor, now)
                 # Nothing may evict the prefix between here and the first child's entry.
                 self.table.pin(anchor)
             for index, key in enumerate(keys):
-                page = self.table.find(self._digest, key)
+                page = self.table.find(self.digest, key)
                 if page is None:
                     previous = keys[index - 1] if index else parent
-                    record = PageRecord(key, previous, self._digest, depth + index, length)
+                    record = PageRecord(key, previous, self.digest, depth + index, length)
                     page = self._take_in(record, now)
                     if page is None:
                         put = put._replace(refused=len(keys) - index)
@@ -193,8 +195,8 @@ class TierStack:
         """How many pages from the start of `keys` are held somewhere: a hint, taken without waiting for anything."""
         found = 0
         for key in keys:
-            page = self.table.find(self._digest, key)
-            if page is None or (page.host is not HostState.RESIDENT and page.stored is None):
+            page = self.table.find(self.digest, key)
+            if page is None or not page.complete:
                 break
             found += 1
         return found
@@ -217,11 +219,11 @@ class TierStack:
             if self.writer is not None:
                 self.writer.clear()
             if ssd:
-                self.table.drop_namespace(self._digest)
+                self.table.drop_namespace(self.digest)
             elif host:
                 self.table.drop_host_copies()
         if ssd and self.stripes is not None:
-            self.stripes.flush_namespace(self._digest)
+            self.stripes.flush_namespace(self.digest)
         self.events.emit("tiers.flushed", host=host, ssd=ssd)
 
     def change_namespace(self, namespace: Namespace) -> None:
@@ -229,7 +231,7 @@ class TierStack:
 
         Old pages on ssd stay, since the old weights may come back, and are evicted like any others.
         """
-        digest, before = namespace.digest(), self._digest
+        digest, before = namespace.digest(), self.digest
         on_ssd = self._try_register(namespace)
         with self.table.lock:
             if self.writer is not None:
@@ -237,7 +239,7 @@ class TierStack:
                 self.writer.enabled = on_ssd
             self.table.drop_host_copies(before)
             self.namespace = namespace
-            self._digest = digest
+            self.digest = digest
             self.restorer.namespace = digest
         if self.stripes is not None and before != digest:
             self.stripes.retire_namespace(before)
@@ -271,42 +273,11 @@ class TierStack:
 
     def snapshot(self) -> StackSnapshot:
         """Everything that is counted, at one moment."""
-        with self.table.lock:
-            tiers = {
-                "host": self.host_counters.snapshot(
-                    capacity_bytes=self.host.capacity_bytes,
-                    used_bytes=self.host.used_slots * self.host.geometry.stride_bytes,
-                    pages=self.table.resident_pages,
-                    pinned_pages=self.table.pinned_pages,
-                )
-            }
-            directory = self.table.directory(self._digest)
-            stored_pages, stored_bytes = self.table.stored_pages, self.table.stored_bytes
-            backlog = self.writer.backlog if self.writer is not None else 0
-        devices: tuple[DeviceSnapshot, ...] = ()
-        if self.ssd is not None:
-            devices = self.ssd.device_snapshots()
-            tiers["ssd"] = self.ssd_counters.snapshot(
-                capacity_bytes=sum(device.capacity_bytes for device in devices if device.in_service),
-                used_bytes=stored_bytes,
-                pages=stored_pages,
-                pinned_pages=0,
-            )
-        geometry = self.namespace.geometry
-        return StackSnapshot(
-            namespace=self._digest.hex(),
-            rank=self.namespace.rank,
-            page_bytes=geometry.page_bytes,
-            tokens_per_page=geometry.tokens,
-            tiers=tiers,
-            links={name: link.snapshot() for name, link in self.links.items()},
-            directory=directory,
-            devices=devices,
-            restores=self.restorer.snapshot(),
-            io_engine=self.ssd.description if self.ssd is not None else "",
-            write_queue_pages=backlog,
-            events_emitted=self.events.emitted,
-        )
+        return take_snapshot(self)
+
+    def page_facts(self, key: bytes) -> PageFacts | None:
+        """Where a page of this namespace is; None if no whole copy of it is held."""
+        return page_facts(self, key)
 
     # ---- inside ----
 

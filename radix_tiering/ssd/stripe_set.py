@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.counters import DeviceSnapshot
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import PageRecord
 from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
@@ -48,6 +47,7 @@ class StripeSetStatus(NamedTuple):
     callback_errors: int
     outcomes: dict[ReadOutcome, int]  # reads called back, by outcome
     devices: tuple[DeviceStatus, ...]
+    names: tuple[str, ...]  # of the devices
 
 
 class ReadToken(NamedTuple):
@@ -364,29 +364,12 @@ class StripeSet:
         """How the devices are read and written, for people."""
         return self._io.array.description
 
-    def device_snapshots(self) -> list[DeviceSnapshot]:
-        """The devices as operators see them."""
-        return [
-            DeviceSnapshot(
-                path=name,
-                in_service=state.service is not Service.OUT,
-                reason=state.reason,
-                capacity_bytes=state.capacity_units * self.unit_bytes,
-                used_bytes=state.used_units * self.unit_bytes,
-                bytes_read=state.bytes_read,
-                bytes_written=state.bytes_written,
-                requests=state.reads + state.writes,
-                errors=state.read_errors + state.write_errors,
-            )
-            for name, state in zip(self._names, self.status().devices, strict=True)
-        ]
-
     def status(self) -> StripeSetStatus:
         with self._lock:
             return StripeSetStatus(
                 self.set_id, self.unit_bytes, self.missing, self._allocator.capacity_units,
                 self._allocator.free_units, self._io.pending, self._io.callback_errors, dict(self._outcomes),
-                tuple(state.status() for state in self._devices),
+                tuple(state.status() for state in self._devices), tuple(self._names),
             )  # fmt: skip
 
     # The end.

@@ -174,6 +174,7 @@ def turns(*, host: int = 900, ssd: int = 800, late_ssd: int = 960, ids: Sequence
 def tier(count: int) -> TierSnapshot:
     return TierSnapshot(
         capacity_bytes=2**20,
+        limit_bytes=2**20,
         used_bytes=0,
         pages=0,
         pinned_pages=0,
@@ -191,14 +192,20 @@ def tier(count: int) -> TierSnapshot:
 def life(count: int = 1) -> StackSnapshot:
     device = DeviceSnapshot(
         path="/ssd1/file",
+        service="in service",
         in_service=True,
         reason="",
         capacity_bytes=1,
         used_bytes=1,
         bytes_read=count * 1000,
         bytes_written=count * 500,
-        requests=1,
-        errors=0,
+        reads=1,
+        writes=1,
+        read_errors=0,
+        write_errors=0,
+        corrupt_units=0,
+        in_flight=0,
+        latency=LatencySnapshot(counts=(), sum_seconds=0),
     )
     restores = RestoreSnapshot(started=0, completed=0, cut_short=0, expired=0, cancelled=0, failed_loads=0)
     return StackSnapshot(
@@ -211,6 +218,7 @@ def life(count: int = 1) -> StackSnapshot:
         directory=DirectorySnapshot(
             pages=0, host_only_pages=0, ssd_only_pages=0, both_pages=0, deepest_pages=0, first_pages=0, foreign_pages=0
         ),
+        stripe=None,
         devices=(device, msgspec.structs.replace(device, path="/ssd2/file")),
         restores=restores,
         io_engine="io_uring",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.counters import DirectorySnapshot
+from swift_tiers.radix_tiering.counters import DirectorySnapshot, PageFacts
+from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.ssd import Operation
+from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray, FlipBits
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
-from support.engine import Clock, chain, check, get, make_stack, memory_ssd, namespace, put
+from support.engine import Clock, chain, check, get, make_stack, memory_ssd, namespace, put, settle
 
 
 def directory(stack) -> DirectorySnapshot:
@@ -110,3 +113,100 @@ def test_the_time_of_a_link_is_that_of_its_copies() -> None:
 
 def test_without_an_ssd_tier_only_the_device_has_links() -> None:
     assert set(make_stack().snapshot().links) == {"device-host", "host-device"}
+
+
+def test_a_page_says_where_it_is() -> None:
+    stack = make_stack(ssd=memory_ssd(unit=4096, devices=2))
+    keys = chain(*"abc")
+    stack.writer.enabled = False
+    put(stack, keys)
+    put(stack, chain(*"abd"))
+    space = stack.namespace.digest().hex()
+    facts = stack.page_facts(keys[1])
+    assert facts == PageFacts(
+        namespace=space, depth=2, parent=keys[0].hex(), children=2, bytes=4096, uses=1, pins=0,
+        host_slot=1, ssd_placement=(), generation=None,
+    )  # fmt: skip
+    first = stack.page_facts(keys[0])
+    assert (first.depth, first.parent, first.children) == (1, "", 1)
+    stack.writer.enabled = True
+    restore = settle(stack, stack.restore(keys))
+    stack.wait_written(10)
+    held = stack.page_facts(keys[2])
+    assert (held.uses, held.pins, held.children) == (2, 1, 0)
+    assert held.host_slot == restore.slots[2]
+    page = stack.table.find(stack.namespace.digest(), keys[2])
+    assert held.ssd_placement == page.stored.placement != ()
+    assert held.generation == page.stored.generation
+    stack.restorer.release(restore)
+    stack.restorer.flush()
+    stack.flush(host=True, ssd=False)
+    assert stack.page_facts(keys[2]).host_slot is None
+    assert stack.page_facts(keys[2]).ssd_placement == held.ssd_placement
+
+
+def test_a_page_that_is_only_on_its_way_in_is_not_there_yet() -> None:
+    stack = make_stack()
+    keys = chain(*"ab")
+    offered = stack.begin_put(keys, ROOT_KEY, 1)
+    assert stack.page_facts(keys[0]) is None
+    stack.commit_put(offered)
+    assert stack.page_facts(keys[0]) is not None
+    assert stack.page_facts(chain("x")[0]) is None
+    stack.change_namespace(namespace(weights="new"))
+    assert stack.page_facts(keys[0]) is None
+
+
+def test_the_stripe_set_and_its_devices_are_counted() -> None:
+    array = FaultyArray(MemoryArray([300_000] * 3, seed=1))
+    stack = make_stack(ssd=memory_ssd(array=array))
+    keys = chain(*"abcdef")
+    put(stack, keys)
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    array.add(Fault(FlipBits(), device=1, operation=Operation.READ, times=1))
+    assert get(stack, keys) < 6
+    check(stack)
+    seen = stack.snapshot()
+    stripe, devices = seen.stripe, seen.devices
+    assert (stripe.set_id, stripe.unit_bytes, stripe.devices, stripe.missing) == (
+        stack.stripes.set_id.hex(), 4096, 3, 0,
+    )  # fmt: skip
+    assert stripe.capacity_units - stripe.free_units == seen.tiers["ssd"].pages
+    assert stripe.queued == 0
+    assert sum(stripe.reads.values()) == 6
+    assert sum(count for outcome, count in stripe.reads.items() if outcome.startswith("corrupt")) == 1
+    assert [device.corrupt_units for device in devices] == [0, 1, 0]
+    assert sum(device.writes for device in devices) == 6
+    assert sum(device.reads for device in devices) == 6
+    assert [device.latency.count for device in devices] == [device.requests for device in devices]
+    assert {device.service for device in devices} == {"in service"}
+    assert {device.errors for device in devices} == {0}
+    assert {device.in_flight for device in devices} == {0}
+
+
+def test_devices_that_are_not_in_service_say_why() -> None:
+    array = FaultyArray(MemoryArray([2**20] * 3, seed=1))
+    stack = make_stack(ssd=memory_ssd(array=array))
+    stack.stripes.drain(0)
+    array.add(Fault(Fail(), device=2, operation=Operation.WRITE))
+    keys = chain(*range(8))
+    put(stack, keys)
+    stack.wait_written(10)
+    draining, well, out = stack.snapshot().devices
+    assert (draining.service, draining.in_service, draining.reason) == ("draining", True, "draining")
+    assert (well.service, well.in_service, well.reason) == ("in service", True, "")
+    assert (out.service, out.in_service, out.reason) == ("out", False, "write failed: EIO")
+    assert (out.errors, out.write_errors, out.read_errors) == (out.writes, out.writes, 0)
+    assert draining.writes == 0
+    assert stack.snapshot().stripe.capacity_units * 4096 == well.capacity_bytes
+
+
+def test_used_bytes_of_the_ssd_tier_are_whole_stripe_units() -> None:
+    stack = make_stack(ssd=memory_ssd(unit=16_384))
+    put(stack, chain(*"abc"))
+    stack.wait_written(10)
+    tier = stack.snapshot().tiers["ssd"]
+    assert (tier.pages, tier.used_bytes, tier.bytes_written) == (3, 3 * 16_384, 3 * 4096)
+    assert tier.limit_bytes == tier.capacity_bytes == sum(device.capacity_bytes for device in stack.snapshot().devices)
+    assert sum(device.used_bytes for device in stack.snapshot().devices) == tier.used_bytes

@@ -1,0 +1,75 @@
+"""What the tier stack says about itself: everything that is counted, and where one page is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift_tiers.radix_tiering.counters import PageFacts, StackSnapshot
+from swift_tiers.radix_tiering.held_page import HostState
+
+if TYPE_CHECKING:
+    from swift_tiers.radix_tiering.stack import TierStack
+
+
+def take_snapshot(stack: TierStack) -> StackSnapshot:
+    """The whole stack at one moment; the devices a moment later. Any thread; takes short locks only."""
+    table, host, writer = stack.table, stack.host, stack.writer
+    with table.lock:
+        tiers = {
+            "host": stack.host_counters.snapshot(
+                capacity_bytes=host.capacity_bytes,
+                limit_bytes=host.capacity_bytes,
+                used_bytes=host.used_slots * host.geometry.stride_bytes,
+                pages=table.resident_pages,
+                pinned_pages=table.pinned_pages,
+            )
+        }
+        directory = table.directory(stack.digest)
+        stored_pages, stored_bytes = table.stored_pages, table.stored_bytes
+        backlog = writer.backlog if writer is not None else 0
+    stripe, devices = stack.ssd.snapshot() if stack.ssd is not None else (None, ())
+    if stripe is not None:
+        capacity = sum(device.capacity_bytes for device in devices if device.in_service)
+        tiers["ssd"] = stack.ssd_counters.snapshot(
+            capacity_bytes=capacity,
+            limit_bytes=capacity,
+            used_bytes=stored_bytes,
+            pages=stored_pages,
+            pinned_pages=0,
+        )
+    geometry = stack.namespace.geometry
+    return StackSnapshot(
+        namespace=stack.digest.hex(),
+        rank=stack.namespace.rank,
+        page_bytes=geometry.page_bytes,
+        tokens_per_page=geometry.tokens,
+        tiers=tiers,
+        links={name: link.snapshot() for name, link in stack.links.items()},
+        directory=directory,
+        stripe=stripe,
+        devices=devices,
+        restores=stack.restorer.snapshot(),
+        io_engine=stack.ssd.description if stack.ssd is not None else "",
+        write_queue_pages=backlog,
+        events_emitted=stack.events.emitted,
+    )
+
+
+def page_facts(stack: TierStack, key: bytes) -> PageFacts | None:
+    """Where a page of this stack's namespace is; None if no whole copy of it is held. Any thread."""
+    with stack.table.lock:
+        page = stack.table.find(stack.digest, key)
+        if page is None or not page.complete:
+            return None
+        return PageFacts(
+            namespace=page.namespace.hex(),
+            depth=page.depth,
+            parent=page.parent.key.hex() if page.parent is not None else "",
+            children=len(page.children),
+            bytes=page.length,
+            uses=page.uses,
+            pins=page.pins,
+            host_slot=page.slot if page.host is HostState.RESIDENT else None,
+            ssd_placement=page.stored.placement if page.stored is not None else (),
+            generation=page.stored.generation if page.stored is not None else None,
+        )
