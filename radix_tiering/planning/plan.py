@@ -1,0 +1,209 @@
+"""Restore plans of one request, and how the best is found (CacheFlow, sections 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import msgspec
+import numpy as np
+
+from swift_tiers.radix_tiering.planning.cost import CostModel
+
+#: Tokens of a chunk (the paper's C): what attention kernels like, and what SGLang's chunked prefill can follow.
+CHUNK_TOKENS = 512
+
+
+class Strategy(Enum):
+    """How a prefix comes back."""
+
+    RECOMPUTE = "recompute"
+    LOAD = "load"
+    TOKEN_WISE = "token-wise"  # recompute from the front, load from the back
+    LAYER_WISE = "layer-wise"  # recompute layers bottom-up, load layers top-down
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Neighbouring tokens of a prefix that have the same source."""
+
+    tokens: int
+    source: str | None  # None: nowhere below the device; they have to be recomputed
+
+
+class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request lacks on the device: tokens `[start, start + sum(run.tokens))` of its prompt."""
+
+    start: int  # tokens before it that the device has
+    runs: tuple[Run, ...]
+    token_bytes: int  # of one token's KV, all layers
+    layers: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(run.tokens for run in self.runs)
+
+
+class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do. Tokens count from the prefix's own start, layers from 0.
+
+    `[0, lead)` is loaded first, `[lead, meeting)` recomputed while `[meeting, tokens)` is loaded. Layer-wise: layers
+    `[0, cutover)` are recomputed and `[cutover, layers)` loaded.
+    """
+
+    strategy: Strategy
+    lead: int
+    meeting: int
+    cutover: int
+    seconds: float  # until all of it is there, estimated
+    compute_seconds: float  # of these, estimated to be spent computing
+    load_seconds: dict[str, float]  # estimated, by source
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens that are recomputed, in part if layer-wise."""
+        return self.meeting - self.lead
+
+
+def plan_restore(
+    prefix: Prefix, costs: CostModel, *, chunk_tokens: int = CHUNK_TOKENS, layer_wise_below: int = 0
+) -> RestorePlan:
+    """The plan that is fastest under the model.
+
+    `layer_wise_below`: the paper's L_delta. A prefix of fewer tokens is considered for layer-wise restoration, a longer
+    one for token-wise. Loading or recomputing all of it is among what is considered in either case, so no plan is
+    worse under the model than the better of the two. Raises KeyError for a source that the model does not know,
+    ValueError for an empty prefix.
+    """
+    if prefix.tokens < 1:
+        raise ValueError("there is nothing to restore")
+    pure = [plan_recompute(prefix, costs, chunk_tokens)]
+    whole = plan_load(prefix, costs)
+    if whole is not None:
+        pure.append(whole)
+    if prefix.tokens < layer_wise_below and whole is not None:
+        mixed = plan_layer_wise(prefix, costs)
+    else:
+        mixed = plan_token_wise(prefix, costs, chunk_tokens)
+    # The simpler plan wins a draw: it has less that can go wrong.
+    return min([*pure, mixed], key=lambda plan: plan.seconds)
+
+
+def plan_recompute(prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_TOKENS) -> RestorePlan:
+    tokens = prefix.tokens
+    seconds = _compute_seconds(prefix, costs, 0, [tokens], chunk_tokens)[0]
+    return RestorePlan(
+        strategy=Strategy.RECOMPUTE, lead=0, meeting=tokens, cutover=prefix.layers, seconds=float(seconds),
+        compute_seconds=float(seconds), load_seconds={},
+    )  # fmt: skip
+
+
+def plan_load(prefix: Prefix, costs: CostModel) -> RestorePlan | None:
+    """None where some tokens have no source."""
+    if any(run.source is None for run in prefix.runs):
+        return None
+    loads = _load_seconds(prefix, costs, [(0, prefix.tokens)])
+    return RestorePlan(
+        strategy=Strategy.LOAD, lead=0, meeting=0, cutover=0, seconds=max(loads.values()), compute_seconds=0.0,
+        load_seconds=loads,
+    )  # fmt: skip
+
+
+def plan_token_wise(prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_TOKENS) -> RestorePlan:
+    """The best meeting point, at chunk boundaries (Eq. 1, with a superlinear cost and several sources).
+
+    A chunk can be recomputed once everything before it is there, so nothing behind the meeting point may be without a
+    source, and what is loaded before the part that is recomputed delays it. That pays where the front of a prefix lies
+    in a fast tier and its end in a slow one: therefore every end of a run is tried as `lead`.
+    """
+    tokens = prefix.tokens
+    ends = np.cumsum([run.tokens for run in prefix.runs]).tolist()
+    lowest_meeting = max((end for end, run in zip(ends, prefix.runs, strict=True) if run.source is None), default=0)
+    gaps = [end - run.tokens for end, run in zip(ends, prefix.runs, strict=True) if run.source is None]
+    first_gap = gaps[0] if gaps else tokens
+    best: RestorePlan | None = None
+    for lead in [0, *(end for end in ends[:-1] if end <= first_gap)]:
+        meetings = [
+            meeting
+            for meeting in [*range(lead, tokens, chunk_tokens), tokens]
+            if meeting >= lowest_meeting and meeting > 0
+        ]
+        led = max(_load_seconds(prefix, costs, [(0, lead)]).values(), default=0.0)
+        computing = _compute_seconds(prefix, costs, lead, meetings, chunk_tokens)
+        for meeting, compute in zip(meetings, computing.tolist(), strict=True):
+            loads = _load_seconds(prefix, costs, [(0, lead), (meeting, tokens)])
+            seconds = max(led + compute, *loads.values()) if loads else led + compute
+            if best is None or seconds < best.seconds:
+                best = RestorePlan(
+                    strategy=Strategy.TOKEN_WISE, lead=lead, meeting=meeting, cutover=prefix.layers, seconds=seconds,
+                    compute_seconds=compute, load_seconds=loads,
+                )  # fmt: skip
+    assert best is not None, "recomputing everything is always among the meetings"
+    return best
+
+
+def plan_layer_wise(prefix: Prefix, costs: CostModel) -> RestorePlan:
+    """The best cutover layer (Eq. 1). One forward goes through the lower layers, in one piece.
+
+    Raises ValueError where some tokens have no source: every layer of them would have to be recomputed.
+    """
+    if any(run.source is None for run in prefix.runs):
+        raise ValueError("layer-wise restoration loads some layers of every token, so every token needs a source")
+    tokens, layers = prefix.tokens, prefix.layers
+    whole = costs.compute.seconds(prefix.start, prefix.start + tokens)
+    best: RestorePlan | None = None
+    for cutover in range(layers + 1):
+        compute = whole * cutover / layers
+        share = (layers - cutover) / layers
+        loads = _load_seconds(prefix, costs, [(0, tokens)], share) if share else {}
+        seconds = max(compute, *loads.values()) if loads else compute
+        if best is None or seconds < best.seconds:
+            best = RestorePlan(
+                strategy=Strategy.LAYER_WISE, lead=0, meeting=tokens, cutover=cutover, seconds=seconds,
+                compute_seconds=compute, load_seconds=loads,
+            )  # fmt: skip
+    assert best is not None, "a model has layers"
+    return best
+
+
+def crossover(costs: CostModel, source: str, token_bytes: int, layers: int, chunk_tokens: int, longest: int) -> int:
+    """The paper's L_delta: from how many tokens on token-wise restoration is at least as fast as layer-wise, looked for
+    in steps of half a chunk; `longest` if it never is."""
+
+    def is_token_wise(tokens: int) -> bool:
+        prefix = Prefix(start=0, runs=(Run(tokens, source),), token_bytes=token_bytes, layers=layers)
+        return plan_token_wise(prefix, costs, chunk_tokens).seconds <= plan_layer_wise(prefix, costs).seconds
+
+    step = max(1, chunk_tokens // 2)
+    return next((tokens for tokens in range(step, longest, step) if is_token_wise(tokens)), longest)
+
+
+def two_pointer_bound(compute_seconds: float, load_seconds: float) -> float:
+    """What no split can beat when both costs are linear: T_comp * T_io / (T_comp + T_io)."""
+    both = compute_seconds + load_seconds
+    return compute_seconds * load_seconds / both if both else 0.0
+
+
+def _compute_seconds(
+    prefix: Prefix, costs: CostModel, lead: int, meetings: Sequence[int], chunk_tokens: int
+) -> np.ndarray:
+    """Seconds to recompute `[lead, meeting)` in chunks, for each of the meetings."""
+    cost, start = costs.compute, prefix.start
+    lengths = np.asarray(meetings, dtype=float) - lead
+    chunks = np.ceil(lengths / chunk_tokens)
+    pairs = (start + lead + lengths) ** 2 - (start + lead) ** 2
+    result: np.ndarray = cost.fixed_seconds * chunks + cost.token_seconds * lengths + cost.pair_seconds * pairs
+    return result
+
+
+def _load_seconds(
+    prefix: Prefix, costs: CostModel, parts: Sequence[tuple[int, int]], share: float = 1.0
+) -> dict[str, float]:
+    """Seconds that each source takes for the tokens in `parts`; `share` of the bytes of each."""
+    needed: dict[str, float] = {}
+    at = 0
+    for run in prefix.runs:
+        tokens = sum(max(0, min(end, at + run.tokens) - max(start, at)) for start, end in parts)
+        if tokens and run.source is not None:
+            needed[run.source] = needed.get(run.source, 0.0) + tokens * prefix.token_bytes * share
+        at += run.tokens
+    return {source: costs.sources[source].seconds(nbytes) for source, nbytes in needed.items()}
