@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from swift_tiers.radix_tiering.restore import Source
 from swift_tiers.sglang_ext.linker import SwiftLinker
+from swift_tiers.sglang_ext.request_facts import RequestFacts
+from swift_tiers.sglang_ext.sampler import Sampler
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
 MAX_RESTARTS = 3
@@ -28,10 +31,11 @@ MAX_ASKED = 8
 class Arrival:
     """A waiting request, as far as every rank agrees on it."""
 
-    __slots__ = ("agreed", "device_pages", "evictions", "key", "restarts", "tails")
+    __slots__ = ("agreed", "device_pages", "evictions", "facts", "key", "restarts", "tails")
 
-    def __init__(self, key: Any, device_pages: int, evictions: int) -> None:
+    def __init__(self, key: Any, facts: RequestFacts, device_pages: int, evictions: int) -> None:
         self.key = key
+        self.facts = facts
         self.device_pages = device_pages  # of its prefix, on the device when it arrived
         self.evictions = evictions  # device evictions until then
         self.agreed = False  # every rank has settled its restore
@@ -51,7 +55,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def match(self, key: Any, req: Any, result: Any) -> Any:
         if req.rid not in self.arrivals:
-            self._arrive(key, req.rid, result)
+            self._arrive(key, req.rid, RequestFacts.of(req), result)
         # A marker of an earlier round must not outlive a round that finds nothing.
         self.hit_markers.pop(req.rid, None)
         self._matching = self.arrivals[req.rid]
@@ -59,15 +63,16 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def load_back(self, req: Any) -> Any:
         loaded = super().load_back(req)
-        # For attribution in the response; on the request, since it has to live exactly as long.
-        req.swift_tiers_served = self.cache_linker.served.pop(req.rid, None)
+        runs = self.cache_linker.served.pop(req.rid, ())
+        if not req.retracted_stain:  # SGLang's own count of cached tokens stays as it was, too
+            RequestFacts.of(req).runs = runs
         return loaded
 
-    def _arrive(self, key: Any, rid: str, result: Any) -> None:
+    def _arrive(self, key: Any, rid: str, facts: RequestFacts, result: Any) -> None:
         bigram, _ = key.maybe_to_bigram_view(self.cache.tree_core.is_eagle)
         device_length = result.device_prefix_len
         page = self.cache.page_size
-        arrival = Arrival(key, device_length // page, self.cache.device_evictions)
+        arrival = Arrival(key, facts, device_length // page, self.cache.device_evictions)
         self.arrivals[rid] = arrival
         tail = self._tail(arrival, bigram, result, device_length)
         prefix: list[str] = []
@@ -76,6 +81,8 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
         if tail or prefix:
             self.cache_linker.arrive(rid, tail, prefix)
+            if (claim := self.cache_linker.claims.get(rid)) is not None:
+                facts.follow(claim.restore)
 
     def restart(self, rid: str, arrival: Arrival) -> bool:
         """Begin anew if the device has lost pages that the request counted on; True if so.
@@ -89,14 +96,16 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         result = self.cache._match_tree(MatchPrefixParams(key=arrival.key))
         if result.device_prefix_len // self.cache.page_size >= arrival.device_pages:
             return False
-        self._arrive(arrival.key, rid, result)
+        self._arrive(arrival.key, rid, arrival.facts, result)
         self.arrivals[rid].restarts = arrival.restarts + 1
         return True
 
     def forget(self, rid: str) -> None:
         """The request was admitted or has ended."""
-        if self.arrivals.pop(rid, None) is not None:
+        arrival = self.arrivals.pop(rid, None)
+        if arrival is not None:
             self.cache_linker.depart(rid)
+            arrival.facts.let_go()
 
     def _tail_hashes(self, key: Any, result: Any, device_hit_len: int) -> Sequence[str]:
         assert self._matching is not None  # only match() calls this
@@ -145,6 +154,7 @@ class SwiftRadixCache(UnifiedRadixCache):
 
     def __init__(self, params: Any) -> None:
         self.device_evictions = 0
+        self.sampler: Sampler | None = None
         self._asked_this_round = 0
         super().__init__(params)
 
@@ -157,6 +167,8 @@ class SwiftRadixCache(UnifiedRadixCache):
         """SGLang calls this once at the beginning of each scheduling round."""
         self._asked_this_round = 0
         super().check_hicache_events()
+        if self.sampler is not None:
+            self.sampler.tick()
 
     def prefetch_from_storage(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the match that SGLang makes right before this call has begun the restore."""
@@ -202,12 +214,27 @@ class SwiftRadixCache(UnifiedRadixCache):
         super().checkpoint(req, up_to=up_to, **kwargs)
         if self.linker is not None:
             self.linker.forget(req.rid)
+        if self.sampler is not None:
+            self.sampler.entered(req)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
         if self.linker is not None:
             # Requests whose load failed are released without a checkpoint.
             self.linker.forget(req.rid)
+        self._tell_end(req)
+
+    def claim_kv_row(self, req: Any) -> bool:
+        """A session that keeps the row of its request: then there is no `on_release`."""
+        claimed: bool = super().claim_kv_row(req)
+        if claimed:
+            self._tell_end(req)
+        return claimed
+
+    def _tell_end(self, req: Any) -> None:
+        # A retracted request is released, too, and comes back.
+        if self.sampler is not None and req.finished():
+            self.sampler.request_ended(req)
 
     def finish(self, handle: Any, outcome: Any) -> None:
         super().finish(handle, outcome)
@@ -219,8 +246,19 @@ class SwiftRadixCache(UnifiedRadixCache):
         self.linker.cache_linker.stack.flush(host=True, ssd=True)
         return True
 
+    def reset(self) -> None:
+        super().reset()
+        if self.sampler is not None:
+            self.sampler.shape.clear()
+
     # ---- telemetry of the device ----
 
     def _evict_device_leaf(self, node_id: Any, tracker: Any) -> Any:
         self.device_evictions += 1
-        return super()._evict_device_leaf(node_id, tracker)
+        if self.sampler is None:
+            return super()._evict_device_leaf(node_id, tracker)
+        self.sampler.leaving(node_id)
+        before = tracker.get(ComponentType.FULL, 0)
+        result = super()._evict_device_leaf(node_id, tracker)
+        self.sampler.evicted(tracker.get(ComponentType.FULL, 0) - before)
+        return result

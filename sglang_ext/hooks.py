@@ -46,9 +46,20 @@ def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> 
 
 
 def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    if swift_linker(self) is not None:
+    linker = swift_linker(self)
+    if linker is not None:
+        from swift_tiers.sglang_ext.telemetry import watch
+
         # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
         self.enable_lmcache = True
+        linker.telemetry = watch(self, linker)
+
+
+def after_abort_output(result: Any, self: Any, abort_req: Any, req: Any) -> None:
+    """SGLang ends a request outside of its batches: waiting, refused, or given up at a retraction."""
+    sampler = getattr(self.tree_cache, "sampler", None)
+    if sampler is not None:
+        sampler.request_ended(req)
 
 
 def after_cached_tokens_details(details: Any, self: Any, req: Any) -> Any:
@@ -56,8 +67,10 @@ def after_cached_tokens_details(details: Any, self: Any, req: Any) -> Any:
     endpoint read that."""
     if details is None or not get_memory().enable_swift_tiers:
         return details
-    served = getattr(req, "swift_tiers_served", None) or {"host": 0, "ssd": 0}
-    below = {tier: pages * self.tree_cache.page_size for tier, pages in served.items()}
+    from swift_tiers.sglang_ext.request_facts import RequestFacts
+
+    facts = RequestFacts.of(req)
+    below = {tier: facts.pages(tier) * self.tree_cache.page_size for tier in ("host", "ssd")}
     device = max(0, req.cached_tokens - sum(below.values()))
     return {"device": device, **below, "storage": below["ssd"], "storage_backend": "swift-tiers"}
 
@@ -113,6 +126,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             after_scheduler_init,
             ("self", "server_args", "port_args"),
             "let requests wait for a slow tier without blocking others: offered only to SGLang's own storage tiers",
+        ),
+        Hook(
+            f"{_SCHEDULER}.Scheduler.send_abort_output",
+            HookType.AFTER,
+            after_abort_output,
+            ("self", "abort_req", "req"),
+            "know the end of requests that have no KV to release",
         ),
         Hook(
             f"{_COMPONENTS}.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",

@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
 from swift_tiers.radix_tiering.page import Namespace
-from swift_tiers.radix_tiering.restore import Restore, RestoreState, Source
+from swift_tiers.radix_tiering.restore import Restore, RestoreState
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.build import build_stack
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
@@ -34,6 +34,8 @@ from swift_tiers.sglang_ext.guard import never_raises
 from swift_tiers.sglang_ext.identity import unnamed_weights
 from swift_tiers.sglang_ext.loads import Load, Loader
 from swift_tiers.sglang_ext.offloads import QUIESCE_SECONDS, Offload, Offloader
+from swift_tiers.sglang_ext.request_facts import Runs, runs_of
+from swift_tiers.sglang_ext.telemetry import SchedulerTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -110,10 +112,11 @@ class SwiftLinker(UnifiedCacheLinker):
     def _start(self, pool: DevicePool, stack: TierStack) -> None:
         self.pool = pool
         self.stack = stack
+        self.telemetry: SchedulerTelemetry | None = None  # once there is a scheduler
         self.forward_stream = None
         self.pools = {PoolName.KV: pool}
         self.claims: dict[str, Claim] = {}
-        self.served: dict[str, dict[str, int]] = {}  # rid -> pages by tier of its last load, for attribution
+        self.served: dict[str, Runs] = {}  # rid -> what its last load takes from where, for attribution
         self.offloader = Offloader(pool, stack)
         self.loader = Loader(pool, stack)
         self.layer_done_counter = self.loader.counter
@@ -183,8 +186,7 @@ class SwiftLinker(UnifiedCacheLinker):
                 raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(slots)} promised")
             claim.loading = True
             self._queued[rid] = Load(rid, claim.restore, offset, slots, pool_pages)
-            sources = claim.restore.sources[offset:last]
-            self.served[rid] = {source.value: sources.count(source) for source in Source}
+            self.served[rid] = runs_of(claim.restore.sources[offset:last])
         except Exception as error:
             # Refusing here could split the ranks; a load that fails is answered by SGLang with 503 on all of them.
             logger.exception("swift-tiers: the load of request %s cannot be queued", rid)

@@ -1,0 +1,87 @@
+"""What the tiers did for one request. It hangs on SGLang's own record of the request, and so lives exactly as long."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+from swift_tiers.radix_tiering.restore import Restore, Source
+
+#: Neighbouring pages from one place, in order: (("host", 30), ("ssd", 4)).
+Runs = tuple[tuple[str, int], ...]
+
+#: Characters of a request id that are shown as they are.
+LONGEST_RID = 128
+
+_WORDS = {"cut_short": "cut short"}
+
+
+class RequestFacts:
+    """Scheduler's thread, but for the fields of a restore, which other threads set."""
+
+    __slots__ = ("_outcome", "_restore", "_waited", "counted", "ended", "runs")
+
+    def __init__(self) -> None:
+        self.runs: Runs = ()  # pages of the prompt that were loaded from below, from the first admission on
+        self.counted = False  # among the prompts that the sums are over
+        self.ended = False  # its end has been told
+        self._restore: Restore | None = None
+        self._outcome = "none"
+        self._waited = 0.0
+
+    @classmethod
+    def of(cls, req: Any) -> RequestFacts:
+        """Those of SGLang's `Req`, made if need be."""
+        facts: RequestFacts | None = getattr(req, "swift_tiers", None)
+        if facts is None:
+            facts = req.swift_tiers = cls()
+        return facts
+
+    def pages(self, tier: str) -> int:
+        """Pages of the prompt that were loaded from `tier`."""
+        return sum(count for name, count in self.runs if name == tier)
+
+    def follow(self, restore: Restore) -> None:
+        """The request's pages are being brought up. Once more, if the device has lost some meanwhile."""
+        self.let_go()
+        self._restore = restore
+
+    def let_go(self) -> None:
+        """Nothing is kept of the restore but how it ended. Without a restore: nothing."""
+        restore, self._restore = self._restore, None
+        if restore is not None and restore.outcome and restore.ended is not None:
+            self._outcome = _WORDS.get(restore.outcome, restore.outcome)
+            self._waited += restore.ended - restore.started
+
+    @property
+    def restoring(self) -> bool:
+        """Whether its pages are coming up."""
+        return self._restore is not None and self._restore.ended is None
+
+    def restore(self, now: float) -> tuple[str, float]:
+        """How the restore goes or went, in the bus's words, and the seconds that it took until `now`, of all of them
+        if there were several. By the clock of the stack."""
+        restore = self._restore
+        if restore is None:
+            return self._outcome, self._waited
+        ended, outcome = restore.ended, restore.outcome
+        if ended is None:
+            return "waiting", self._waited + now - restore.started
+        if not outcome:
+            return self._outcome, self._waited
+        return _WORDS.get(outcome, outcome), self._waited + ended - restore.started
+
+
+def runs_of(sources: Iterable[Source]) -> Runs:
+    """Neighbouring pages from one place, counted."""
+    return tuple((source.value, len(list(group))) for source, group in groupby(sources))
+
+
+def shown_rid(rid: str) -> str:
+    """A request's id as it may stand in a key: clients choose it, so one that is long or not printable is replaced by
+    `sha256-` and 32 hex digits of its digest."""
+    if len(rid) <= LONGEST_RID and rid.isprintable() and rid:
+        return rid
+    return "sha256-" + hashlib.sha256(rid.encode(errors="surrogatepass")).hexdigest()[:32]

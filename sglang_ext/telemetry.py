@@ -1,0 +1,58 @@
+"""What a publisher of the bus gets to know of one scheduler: the tiers' snapshot, and the samples of its thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from swift_tiers.radix_tiering.counters import StackSnapshot
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.telemetry import EngineSample, RequestSample
+from swift_tiers.sglang_ext.sampler import Captured, Sampler
+
+
+class SchedulerTelemetry:
+    """The engine's `Telemetry`, for one publisher's thread. Waits for nothing."""
+
+    def __init__(self, stack: TierStack, sampler: Sampler | None) -> None:
+        """`sampler` is None where sampling is off."""
+        self._stack = stack
+        self._sampler = sampler
+        self._seen: Captured | None = None
+        self._sample: EngineSample | None = None
+
+    def stack(self) -> StackSnapshot:
+        return self._stack.snapshot()
+
+    def engine(self) -> EngineSample | None:
+        """The newest sample whose block tables have come."""
+        newest = self._sampler.newest if self._sampler is not None else None
+        if newest is not None and newest is not self._seen and newest.tables.ready():
+            self._seen = newest
+            self._sample = _with_tables(newest)
+        return self._sample
+
+    def ended(self) -> list[RequestSample]:
+        ended: list[RequestSample] = []
+        if self._sampler is not None:
+            # Not more than there are now: the scheduler may go on adding.
+            for _ in range(len(self._sampler.ended)):
+                ended.append(self._sampler.ended.popleft())
+        return ended
+
+
+def watch(scheduler: Any, linker: Any) -> SchedulerTelemetry:
+    """Begin to sample a scheduler, as its configuration says."""
+    bus = linker.stack.config.bus
+    sampler = None
+    if bus.enabled and bus.requests_interval:
+        sampler = scheduler.tree_cache.sampler = Sampler(scheduler, linker, float(bus.requests_interval))
+    return SchedulerTelemetry(linker.stack, sampler)
+
+
+def _with_tables(captured: Captured) -> EngineSample:
+    requests = list(captured.sample.requests)
+    for index, table in zip(captured.rows, captured.tables.tables(), strict=True):
+        requests[index] = msgspec.structs.replace(requests[index], block_table=table)
+    return msgspec.structs.replace(captured.sample, requests=tuple(requests))

@@ -1,0 +1,133 @@
+"""How large and how deep SGLang's radix tree is, without walking it.
+
+The tree may be one of Rust, which gives no list of its nodes, and may have a hundred thousand of them. What it does
+give is the path to a node. So the nodes where requests ended are noted as they go into the tree; a sampling reads the
+paths to those, for as long as it may, and what leaves the tree is struck out. A node that was split since its path was
+read stands one level too high until it is read again, which happens to some leaves in every sampling.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+#: Seconds of the scheduler's thread that one sampling may spend on reading paths.
+BUDGET_SECONDS = 0.003
+#: Leaves whose paths are read again in one sampling.
+LEAVES_AGAIN = 32
+
+
+class _Node(NamedTuple):
+    parent: int
+    tokens: int  # from the root to its end
+    depth: int  # nodes from the root to it, itself included
+    children: int
+
+
+class Shape(NamedTuple):
+    """What is known of the tree now."""
+
+    nodes: int
+    leaves: int
+    depth: int
+    deepest_tokens: int
+    complete: bool  # every path has been read
+
+
+class TreeShape:
+    """Scheduler's thread."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.clear()
+
+    def clear(self) -> None:
+        """The tree is empty now."""
+        self._nodes: dict[int, _Node] = {}
+        self._leaves = 0
+        self._unread: dict[int, None] = {}
+        self._again: OrderedDict[int, None] = OrderedDict()  # leaves, the next one to be read again first
+        # The largest first; entries that no longer hold are dropped when they come to the top.
+        self._by_depth: list[tuple[int, int]] = []
+        self._by_tokens: list[tuple[int, int]] = []
+
+    def note(self, node_id: int) -> None:
+        """A request went into the tree as far as this node."""
+        self._unread[node_id] = None
+
+    def leaving(self, node_id: int) -> None:
+        """A leaf is about to be evicted."""
+        if node_id in self._unread:
+            # Nobody else might ever tell of the nodes above it.
+            del self._unread[node_id]
+            self._read(node_id)
+        self._strike_out(node_id)
+
+    def sample(self) -> Shape:
+        """What the tree looks like; at most `BUDGET_SECONDS`, and what one path takes."""
+        limit = time.perf_counter() + BUDGET_SECONDS
+        while self._unread and time.perf_counter() < limit:
+            node_id, _ = self._unread.popitem()
+            self._read(node_id)
+        for _ in range(min(LEAVES_AGAIN, len(self._again))):
+            if time.perf_counter() >= limit:
+                break
+            node_id, _ = self._again.popitem(last=False)
+            if self._is_leaf(node_id):
+                self._read(node_id)
+            if self._is_leaf(node_id):
+                self._again[node_id] = None
+        return Shape(
+            nodes=len(self._nodes),
+            leaves=self._leaves,
+            depth=self._largest(self._by_depth, "depth"),
+            deepest_tokens=self._largest(self._by_tokens, "tokens"),
+            complete=not self._unread,
+        )
+
+    def _is_leaf(self, node_id: int) -> bool:
+        node = self._nodes.get(node_id)
+        return node is not None and not node.children
+
+    def _read(self, node_id: int) -> None:
+        try:
+            (path,) = self._core.collect_path_info((node_id,))
+        except KeyError:  # left the tree on another way than by eviction
+            self._strike_out(node_id)
+            return
+        for depth, info in enumerate(path, start=1):
+            self._enter(info.node_id, _Node(info.parent_id, info.path_end, depth, info.num_children))
+
+    def _enter(self, node_id: int, node: _Node) -> None:
+        before = self._nodes.get(node_id)
+        self._nodes[node_id] = node
+        self._leaves += (not node.children) - (before is not None and not before.children)
+        if before is None or before.depth != node.depth:
+            heapq.heappush(self._by_depth, (-node.depth, node_id))
+        if before is None or before.tokens != node.tokens:
+            heapq.heappush(self._by_tokens, (-node.tokens, node_id))
+        if not node.children:
+            self._again[node_id] = None
+
+    def _strike_out(self, node_id: int) -> None:
+        node = self._nodes.pop(node_id, None)
+        if node is None:
+            return
+        self._leaves -= not node.children
+        parent = self._nodes.get(node.parent)
+        if parent is not None and parent.children:
+            self._enter(node.parent, parent._replace(children=parent.children - 1))
+
+    def _largest(self, heap: list[tuple[int, int]], field: str) -> int:
+        if len(heap) > 2 * len(self._nodes) + 1024:
+            heap[:] = [(-getattr(node, field), node_id) for node_id, node in self._nodes.items()]
+            heapq.heapify(heap)
+        while heap:
+            negative, node_id = heap[0]
+            node = self._nodes.get(node_id)
+            if node is not None and getattr(node, field) == -negative:
+                return -negative
+            heapq.heappop(heap)
+        return 0

@@ -1,0 +1,478 @@
+"""What is told about requests, device memory and tree, against SGLang's real scheduler.
+
+Functions whose first parameter is a `StepScheduler` run in the scheduler's process; the tests below call them there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+
+from support.scheduler_process import SchedulerProcess
+
+PAGE = 16
+DEVICE_TOKENS = 2048
+
+
+def prompt(seed: int, tokens: int = 700) -> list[int]:
+    return random.Random(seed).choices(range(1, 250), k=tokens)
+
+
+def fill_device(s, seed: int) -> None:
+    for number in range(4):
+        s.generate(prompt(1000 * seed + number))
+
+
+def empty_device(s) -> None:
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    s.step()  # takes the results of what was copied out, so that nothing is locked for it
+    s.cache.evict(EvictParams(num_tokens=DEVICE_TOKENS))
+
+
+def sample(s):
+    """A sample of now."""
+    errors = len(events(s, "linker.error"))
+    s.cache.sampler._next = 0.0
+    s.cache.sampler.tick()
+    assert len(events(s, "linker.error")) == errors
+    return s.linker.telemetry.engine()
+
+
+def events(s, kind: str) -> list[dict]:
+    return [event.fields for event in s.linker.stack.events.since() if event.kind == kind]
+
+
+def of(found, req):
+    (one,) = [one for one in found.requests if one.rid == req.rid]
+    return one
+
+
+def pages_of(table) -> list[int]:
+    pairs = zip(table[::2], table[1::2], strict=True)
+    return [page for first, last in pairs for page in range(first, last + 1)]
+
+
+def truth(s, req) -> list[int]:
+    """The request's device pages by SGLang's own table."""
+    row = s.scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.kv.kv_allocated_len]
+    return [slot // PAGE for slot in row[::PAGE].tolist()]
+
+
+def adds_up(one) -> bool:
+    return one.device_tokens + one.host_tokens + one.ssd_tokens + one.recomputed_tokens == one.prompt_tokens
+
+
+@contextlib.contextmanager
+def tiers_that_do_not_answer(s):
+    answer = threading.Event()
+    restorer = s.linker.stack.restorer
+    start, deadline = restorer._start, restorer._deadline_seconds
+    restorer._start = lambda restore: (answer.wait(60), start(restore))
+    restorer._deadline_seconds = 3600.0
+    try:
+        yield
+    finally:
+        restorer._start, restorer._deadline_seconds = start, deadline
+        answer.set()
+
+
+# ---- in the scheduler's process ----
+
+
+def a_request_from_its_arrival_to_its_end(s):
+    s.linker.telemetry.ended()
+    before = time.time()
+    req = s.add(prompt(1), max_new_tokens=20)
+    found = sample(s)
+    one = of(found, req)
+    assert (found.running_requests, found.waiting_requests) == (0, 1)
+    assert (one.state.value, one.restore, one.tiers, one.block_table) == ("waiting", "none", (), ())
+    assert (one.prompt_tokens, one.output_tokens) == (700, 0)
+    assert (one.queue_seconds, one.first_token_seconds, one.ended) == (None, None, None)
+    assert before - 1 < one.arrived < time.time() + 1
+    s.step()
+    # A part of its prompt is computed: 512 of 700 tokens.
+    found = sample(s)
+    one = of(found, req)
+    assert (one.state.value, one.tiers) == ("running", (("compute", 44),))
+    assert pages_of(one.block_table) == truth(s, req)
+    assert len(truth(s, req)) == 32
+    assert adds_up(one)
+    assert one.queue_seconds is not None
+    assert one.first_token_seconds is None
+    s.run(until=lambda: len(req.output_ids) > 3)
+    found = sample(s)
+    one = of(found, req)
+    assert (found.running_requests, found.waiting_requests) == (1, 0)
+    assert pages_of(one.block_table) == truth(s, req)
+    assert one.output_tokens == len(req.output_ids)
+    assert 0 <= one.queue_seconds <= one.first_token_seconds
+    assert s.linker.telemetry.ended() == []
+    s.run()
+    (end,) = s.linker.telemetry.ended()
+    assert (end.rid, end.state.value, end.output_tokens, end.block_table) == (req.rid, "finished", 20, ())
+    assert before - 1 < end.arrived <= end.ended < time.time() + 1
+    assert (end.queue_seconds, end.first_token_seconds) == (one.queue_seconds, one.first_token_seconds)
+    assert sample(s).requests == ()
+    assert s.linker.telemetry.ended() == []
+
+
+def every_token_of_a_prompt_is_told_from_where_it_came(s):
+    """A prefix on the device, then pages in host memory, then on ssd, then new ones."""
+    question = prompt(2, 700)
+    s.generate(question)
+    fill_device(s, 2)
+    s.linker.stack.wait_written(20)
+    s.linker.stack.flush(host=True, ssd=False)
+    s.generate(question[:320])  # on the device and in host memory again: 20 pages
+    s.linker.wait_offloads()
+    empty_device(s)
+    s.generate(question[:160])  # 10 of them on the device
+    s.linker.telemetry.ended()
+    before = sample(s)
+    req = s.add(question + prompt(222, 100))
+    s.run()
+    (end,) = s.linker.telemetry.ended()
+    assert adds_up(end)
+    assert end.tiers[0] == ("device", 10)
+    assert end.tiers[-1] == ("compute", math.ceil((800 - 688) / PAGE))
+    assert {name for name, _ in end.tiers} == {"device", "host", "ssd", "compute"}
+    assert sum(count for _, count in end.tiers) == 800 // PAGE
+    assert end.device_tokens == 160
+    details = s.details(req)
+    assert {name: getattr(end, f"{name}_tokens") for name in details} == details
+    assert (end.restore, end.recomputed_tokens) == ("completed", 112)
+    assert end.restore_seconds > 0
+    after = sample(s)
+    assert after.tree.prompt_tokens - before.tree.prompt_tokens == 800
+    assert after.tree.reused_tokens - before.tree.reused_tokens == 160
+    assert after.device.hits - before.device.hits == 10
+    assert after.device.misses - before.device.misses == 40
+    loaded = (end.host_tokens + end.ssd_tokens) // PAGE * s.linker.pool.geometry.page_bytes
+    assert after.device.bytes_written - before.device.bytes_written == loaded
+    assert after.device.bytes_read > before.device.bytes_read
+
+
+def a_request_whose_pages_come_up(s):
+    question = prompt(3)
+    s.generate(question)
+    fill_device(s, 3)
+    s.linker.telemetry.ended()
+    with tiers_that_do_not_answer(s):
+        req = s.add(question)
+        for _ in range(3):
+            s.step()
+        one = of(sample(s), req)
+        assert (one.state.value, one.restore) == ("restoring", "waiting")
+        first = one.restore_seconds
+        time.sleep(0.01)
+        assert of(sample(s), req).restore_seconds > first
+    s.run()
+    (end,) = s.linker.telemetry.ended()
+    assert (end.restore, end.host_tokens + end.ssd_tokens) == ("completed", 688)
+    assert end.queue_seconds >= end.restore_seconds > first
+
+
+def a_deadline_that_passed_is_told(s):
+    question = prompt(4)
+    s.generate(question)
+    fill_device(s, 4)
+    s.linker.telemetry.ended()
+    restorer = s.linker.stack.restorer
+    deadline, restorer._deadline_seconds = restorer._deadline_seconds, 0.05
+    start, restorer._start = restorer._start, lambda restore: None
+    try:
+        s.generate(question)
+    finally:
+        restorer._deadline_seconds, restorer._start = deadline, start
+    (end,) = s.linker.telemetry.ended()
+    assert (end.restore, end.recomputed_tokens) == ("expired", 700)
+    assert end.restore_seconds >= 0.05
+
+
+def the_end_is_told_once_however_it_comes(s):
+    from sglang.srt.managers.io_struct import AbortReq
+
+    telemetry = s.linker.telemetry
+    telemetry.ended()
+    # Aborted while it waits for its pages.
+    question = prompt(5)
+    s.generate(question)
+    fill_device(s, 5)
+    telemetry.ended()
+    with tiers_that_do_not_answer(s):
+        held = s.add(question)
+        s.step()
+        s.scheduler.abort_request(AbortReq(rid=held.rid))
+        s.step()
+    (end,) = telemetry.ended()
+    assert (end.rid, end.state.value, end.restore, end.queue_seconds) == (held.rid, "aborted", "cancelled", None)
+    assert (end.tiers, end.recomputed_tokens) == ((), 0)
+    # Aborted between two chunks of its prompt.
+    chunked = s.add(prompt(55, 1500))
+    s.step()
+    assert s.scheduler.chunked_req is chunked
+    s.scheduler.abort_request(AbortReq(rid=chunked.rid))
+    s.run()
+    assert [(end.rid, end.state.value) for end in telemetry.ended()] == [(chunked.rid, "aborted")]
+    # Aborted while it runs.
+    running = s.add(prompt(555, 100), max_new_tokens=200)
+    s.run(until=lambda: len(running.output_ids) > 2)
+    s.scheduler.abort_request(AbortReq(rid=running.rid))
+    s.run()
+    assert [(end.rid, end.state.value) for end in telemetry.ended()] == [(running.rid, "aborted")]
+    # Its load fails: SGLang answers 503.
+    s.generate(question)
+    fill_device(s, 56)
+    telemetry.ended()
+
+    def fail(*_):
+        raise OSError("injected")
+
+    copy_in, s.linker.pool.copy_in = s.linker.pool.copy_in, fail
+    failed = s.add(question)
+    s.run()
+    s.linker.pool.copy_in = copy_in
+    assert [(end.rid, end.state.value) for end in telemetry.ended()] == [(failed.rid, "aborted")]
+    # Refused: too long for the device.
+    refused = s.add(prompt(5555, 3000))
+    s.run()
+    assert [(end.rid, end.state.value) for end in telemetry.ended()] == [(refused.rid, "aborted")]
+    # It ends with its first token, between two samplings.
+    short = s.add(prompt(55555, 50), max_new_tokens=1)
+    s.run()
+    assert [(end.rid, end.state.value) for end in telemetry.ended()] == [(short.rid, "finished")]
+    assert sample(s).requests == ()
+
+
+def a_full_queue_is_an_end_too(s):
+    telemetry, scheduler = s.linker.telemetry, s.scheduler
+    telemetry.ended()
+    limit, scheduler.max_queued_requests = scheduler.max_queued_requests, 0
+    try:
+        assert s.add(prompt(6, 50), rid="refused") is None
+    finally:
+        scheduler.max_queued_requests = limit
+    assert [(end.rid, end.state.value) for end in telemetry.ended()] == [("refused", "aborted")]
+
+
+def a_retraction_is_not_an_end(s):
+    import sglang.srt.managers.scheduler as module
+
+    questions = [prompt(seed, 300) for seed in range(70, 73)]
+    telemetry = s.linker.telemetry
+    telemetry.ended()
+    states: dict[str, list[str]] = {}
+    module.TEST_RETRACT = True
+    try:
+        reqs = [s.add(question, max_new_tokens=12) for question in questions]
+
+        def look():
+            for one in sample(s).requests:
+                states.setdefault(one.rid, []).append(one.state.value)
+                assert adds_up(one) or one.state.value != "running"
+            return all(req.finished() for req in reqs)
+
+        s.run(until=look)
+        s.run()
+    finally:
+        module.TEST_RETRACT = False
+    assert any(req.retracted_stain for req in reqs), "nobody was retracted: this tests nothing"
+    came_back = [rid for rid, seen in states.items() if "waiting" in seen[seen.index("running") :]]
+    assert came_back, "nobody was seen waiting after it ran"
+    ends = telemetry.ended()
+    assert sorted(end.rid for end in ends) == sorted(req.rid for req in reqs)
+    assert all(end.state.value == "finished" for end in ends)
+    assert all(adds_up(end) for end in ends)
+
+
+def ids_that_cannot_be_shown(s):
+    telemetry = s.linker.telemetry
+    telemetry.ended()
+    for rid in ("x" * 129, "two\nlines", "\x1b[2J"):
+        req = s.add(prompt(8, 50), rid=rid)
+        shown = [one.rid for one in sample(s).requests]
+        s.run()
+        (end,) = telemetry.ended()
+        assert shown == [end.rid]
+        assert end.rid.startswith("sha256-")
+        assert len(end.rid) == 39
+        assert req.rid == rid
+    s.add(prompt(8, 50), rid="chatcmpl-1: ok")
+    s.run()
+    assert [end.rid for end in telemetry.ended()] == ["chatcmpl-1: ok"]
+
+
+def the_device_pool_and_the_tree(s):
+    assert s.scheduler.flush_cache()
+    found = sample(s)
+    assert (found.device.pages, found.device.used_bytes, found.device.pinned_pages) == (0, 0, 0)
+    assert (found.tree.nodes, found.tree.leaves, found.tree.cached_tokens, found.tree.depth) == (0, 0, 0, 0)
+    assert found.device.capacity_bytes == DEVICE_TOKENS // PAGE * s.linker.pool.geometry.page_bytes
+    s.generate(prompt(9, 160), max_new_tokens=1)
+    found = sample(s)
+    assert (found.tree.nodes, found.tree.leaves, found.tree.depth) == (1, 1, 1)
+    assert (found.tree.deepest_tokens, found.tree.cached_tokens, found.tree.evictable_tokens) == (160, 160, 160)
+    assert (found.device.pages, found.device.pinned_pages) == (10, 0)
+    # A branch after half of it.
+    running = s.add(prompt(9, 160)[:80] + prompt(99, 160), max_new_tokens=30)
+    s.run(until=lambda: len(running.output_ids) > 1)
+    found = sample(s)
+    assert (found.tree.nodes, found.tree.leaves, found.tree.depth) == (3, 2, 2)
+    assert found.tree.protected_tokens == 240
+    assert found.device.pinned_pages == len(truth(s, running))
+    s.run()
+    evicted = sample(s).tree.evicted_tokens
+    cached = sample(s).tree.cached_tokens
+    s.linker.wait_offloads()
+    empty_device(s)
+    found = sample(s)
+    assert found.tree.evicted_tokens - evicted == cached
+    assert found.device.evictions == found.tree.evicted_tokens // PAGE
+    assert (found.tree.nodes, found.tree.leaves, found.tree.depth, found.tree.deepest_tokens) == (0, 0, 0, 0)
+
+
+def the_tree_is_known_without_a_walk(s):
+    """Branching, growing and evicted sequences: nodes, leaves and depths are those of a walk."""
+    core = s.cache.tree_core
+    generator = random.Random(7)
+    sequences: list[list[int]] = [[]]
+    for step in range(120):
+        base = generator.choice(sequences)
+        sequence = base[: generator.randrange(len(base) + 1)] + prompt(10_000 + step, generator.choice([20, 90, 250]))
+        if len(sequence) > 1200:
+            continue
+        s.generate(sequence, max_new_tokens=generator.choice([1, 20]))
+        sequences.append(sequence)
+        if step % 10 == 9:
+            walked = [node for node in core._node_arena.values() if node is not core.root_node]
+            depths = {node.id: walk_up(core, node) for node in walked}
+            for _ in range(1 + len(depths) // 32):
+                found = sample(s).tree
+            assert found.complete
+            assert found.nodes == len(walked)
+            assert found.leaves == sum(not node.children for node in walked)
+            assert found.depth == max(depth for depth, _ in depths.values())
+            assert found.deepest_tokens == max(tokens for _, tokens in depths.values())
+            assert found.cached_tokens == core.total_size()[0]
+    assert found.evicted_tokens > 0, "nothing was evicted: this tests less than it should"
+    assert s.scheduler.flush_cache()
+    assert sample(s).tree.nodes == 0
+
+
+def walk_up(core, node) -> tuple[int, int]:
+    depth = tokens = 0
+    while node is not core.root_node:
+        depth, tokens, node = depth + 1, tokens + len(node.key), node.parent
+    return depth, tokens
+
+
+def a_tree_that_is_too_large_is_told_as_such(s):
+    import swift_tiers.sglang_ext.tree_shape as tree_shape
+
+    s.generate(prompt(11, 100))
+    budget, tree_shape.BUDGET_SECONDS = tree_shape.BUDGET_SECONDS, 0.0
+    try:
+        assert not sample(s).tree.complete
+    finally:
+        tree_shape.BUDGET_SECONDS = budget
+    assert sample(s).tree.complete
+
+
+def what_fails_in_a_sampling_stays_there(s):
+    sampler = s.cache.sampler
+    question = prompt(12)
+    answer = s.generate(question)
+
+    def fail(*_, **__):
+        raise RuntimeError("injected")
+
+    for name in ("_count", "_request", "_tree"):
+        setattr(sampler, name, fail)
+        sampler._next = 0.0
+        fill_device(s, 12)
+        assert s.generate(question) == answer, name
+        delattr(sampler, name)
+    assert events(s, "linker.error")
+    assert sample(s).requests == ()
+
+
+def samples_are_taken_by_the_scheduler_at_set_times(s):
+    sampler = s.cache.sampler
+    interval, sampler._interval = sampler._interval, 0.05
+    sampler._next = 0.0
+    seen = set()
+    limit = time.monotonic() + 30
+    spent = sampler.seconds
+    while len(seen) < 5:
+        s.step()
+        seen.add(s.linker.telemetry.engine().time)
+        assert time.monotonic() < limit
+    sampler._interval = interval
+    times = sorted(seen)
+    assert all(after - before > 0.04 for before, after in pairwise(times))
+    assert s.linker.telemetry.engine() is s.linker.telemetry.engine()
+    assert sampler.seconds > spent
+
+
+# ---- the tests ----
+
+
+def arguments(tmp_path_factory, **bus) -> list[str]:
+    from swift_tiers.ops.model import tiny_model
+
+    directories = [str(tmp_path_factory.mktemp(f"ssd{number}")) for number in range(2)]
+    config = {
+        "host": {"size": "1MiB"},
+        "ssd": {"directories": directories, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
+        "policy": {"restore_deadline": "20s"},
+        "bus": bus,
+    }
+    return [
+        "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32",
+        "--max-total-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8", "--chunked-prefill-size", "512",
+        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory):
+    with SchedulerProcess(arguments(tmp_path_factory, requests_interval="60s")) as process:
+        yield process
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        a_request_from_its_arrival_to_its_end,
+        every_token_of_a_prompt_is_told_from_where_it_came,
+        a_request_whose_pages_come_up,
+        a_deadline_that_passed_is_told,
+        the_end_is_told_once_however_it_comes,
+        a_full_queue_is_an_end_too,
+        a_retraction_is_not_an_end,
+        ids_that_cannot_be_shown,
+        the_device_pool_and_the_tree,
+        a_tree_that_is_too_large_is_told_as_such,
+        what_fails_in_a_sampling_stays_there,
+        samples_are_taken_by_the_scheduler_at_set_times,
+    ],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_scenario(scheduler, scenario):
+    scheduler(scenario)
+
+
+def test_the_tree_is_known_without_a_walk(tmp_path_factory):
+    """On SGLang's tree of Python, which can be walked; what is read of it is the same interface."""
+    environment = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
+    with SchedulerProcess(arguments(tmp_path_factory, requests_interval="60s"), environment) as process:
+        process(the_tree_is_known_without_a_walk)
