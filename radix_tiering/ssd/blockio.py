@@ -81,9 +81,20 @@ class Patience:
             else f"cannot be written ({errno.errorcode.get(error, f'errno {error}')})"
         )
 
+    def give_up(self, requests: Iterable[Request]) -> None:
+        """Wait for none of these any longer, and ask their devices nothing more."""
+        for request in requests:
+            self.given_up.add(request.device)
+            self.abandoned[request.tag] = request
+
     def _forget(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
             self.abandoned.pop(completion.tag, None)
+
+
+def next_tag() -> int:
+    """One that no request of a slow path had before."""
+    return next(_tags)
 
 
 def aligned_buffer(nbytes: int) -> np.ndarray:
@@ -117,7 +128,7 @@ def execute(array: DeviceArray, requests: Sequence[Request], patience: Patience)
     waiting: dict[int, deque[Request]] = {}
     for index, request in enumerate(requests):
         if request.device not in patience.given_up:
-            tag = next(_tags)
+            tag = next_tag()
             index_of[tag] = index
             waiting.setdefault(request.device, deque()).append(request._replace(tag=tag))
     under_way: dict[int, dict[int, Request]] = {device: {} for device in waiting}
@@ -137,8 +148,8 @@ def execute(array: DeviceArray, requests: Sequence[Request], patience: Patience)
                 del waiting[device]
             elif patience.ended(heard[device], now):
                 patience.given_up.add(device)
-                patience.abandoned.update(under_way[device])
-                del waiting[device], under_way[device]
+                patience.give_up(under_way.pop(device).values())
+                del waiting[device]
         if waiting:
             patience.serve()
     return errors
@@ -164,28 +175,37 @@ def sync_devices(array: DeviceArray, devices: Iterable[int], patience: Patience)
     a thread is left behind in it, which ends when the device answers.
     """
     errors = dict.fromkeys(devices, errno.ETIMEDOUT)
-
-    def sync(device: int) -> None:
-        try:
-            errors[device] = array.sync(device)
-        except Exception:
-            logger.exception("the device array failed to sync device %d", device)
-            errors[device] = errno.EIO
-
     start = patience.clock()
     waiting = []
     for device in [device for device in errors if device not in patience.given_up]:
-        thread = threading.Thread(target=sync, args=(device,), name="ssd-sync", daemon=True)
-        thread.start()
-        thread.join(SYNC_ALONE)
-        if thread.is_alive():
-            waiting.append((device, thread))
-    for device, thread in waiting:
-        while thread.is_alive() and not patience.ended(start, patience.clock()):
-            thread.join(POLL)
-        if thread.is_alive():
-            patience.given_up.add(device)
-    return dict(errors)
+        syncing = Syncing(array, device)
+        syncing.join(SYNC_ALONE)
+        waiting.append(syncing)
+    for syncing in waiting:
+        while syncing.is_alive() and not patience.ended(start, patience.clock()):
+            syncing.join(POLL)
+        if syncing.is_alive():
+            patience.given_up.add(syncing.device)
+        else:
+            errors[syncing.device] = syncing.error
+    return errors
+
+
+class Syncing(threading.Thread):
+    """One device being synced, from now on. `error`: 0 or an errno, once it has ended."""
+
+    def __init__(self, array: DeviceArray, device: int) -> None:
+        super().__init__(name="ssd-sync", daemon=True)
+        self._array = array
+        self.device = device
+        self.error = errno.EIO
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.error = self._array.sync(self.device)
+        except Exception:
+            logger.exception("the device array failed to sync device %d", self.device)
 
 
 def read_blocks(array: DeviceArray, device: int, offset: int, length: int, patience: Patience) -> np.ndarray | None:

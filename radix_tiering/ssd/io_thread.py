@@ -111,17 +111,22 @@ class IoThread:
     def call(self, function: Callable[[], Result]) -> Result:
         """Run a function on the I/O thread and wait for it. Raises what it raises."""
         self.check_outside()
+        command = self.post(function)
+        command.ended.wait()
+        if command.error is not None:
+            raise command.error
+        result: Result = command.result
+        return result
+
+    def post(self, function: Callable[[], object]) -> Command:
+        """Have a function run on the I/O thread. Any thread; waits for nothing."""
         command = Command(function)
         with self._wake:
             if self._stopping:
                 raise RuntimeError("the stripe set is closed")
             self._commands.append(command)
             self._wake.notify_all()
-        command.ended.wait()
-        if command.error is not None:
-            raise command.error
-        result: Result = command.result
-        return result
+        return command
 
     def check_outside(self) -> None:
         """Raise RuntimeError on the I/O thread, which would wait for itself."""

@@ -8,7 +8,7 @@ Anything else is refused, never changed.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -16,7 +16,14 @@ import numpy as np
 
 from swift_tiers.radix_tiering.errors import FormatError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.ssd.blockio import Patience, aligned_buffer, execute, read_blocks, sync_devices
+from swift_tiers.radix_tiering.ssd.blockio import (
+    Patience,
+    aligned_buffer,
+    execute,
+    read_blocks,
+    sync_devices,
+    write_blocks,
+)
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.ssd.layout import (
     CHECKPOINT_OFFSET,
@@ -176,24 +183,14 @@ def newest_table(array: DeviceArray, devices: Sequence[int], patience: Patience)
     return max(tables, key=lambda table: table.sequence, default=NamespaceTable())
 
 
-def write_tables(array: DeviceArray, devices: Iterable[int], content: bytes, patience: Patience) -> dict[int, int]:
-    """Write an encoded table to both copies of each device, with a sync after each: 0 or an errno for each device.
-
-    On every device a whole copy exists at every moment. The devices work side by side, so that many that do not
-    answer are waited for no longer than one.
-    """
-    errors = dict.fromkeys(devices, 0)
-    buffer = aligned_buffer(TABLE_BYTES)
-    buffer[:] = np.frombuffer(content, dtype=np.uint8)
-    for offset in TABLE_OFFSETS:
-        alive = [device for device, error in errors.items() if not error]
-        requests = [Request(0, Operation.WRITE, device, offset, [buffer]) for device in alive]
-        errors.update(zip(alive, execute(array, requests, patience), strict=True))
-        alive = [device for device in alive if not errors[device]]
-        errors.update(sync_devices(array, alive, patience))
-    return errors
-
-
 def write_table(array: DeviceArray, device: int, content: bytes, patience: Patience) -> int:
-    """`write_tables` for one device; 0 or an errno."""
-    return write_tables(array, [device], content, patience)[device]
+    """Write an encoded table to both copies of a device, with a sync after each; 0 or an errno.
+
+    A whole copy exists at every moment.
+    """
+    for offset in TABLE_OFFSETS:
+        error = write_blocks(array, device, offset, content, patience)
+        error = error or sync_devices(array, [device], patience)[device]
+        if error:
+            return error
+    return 0

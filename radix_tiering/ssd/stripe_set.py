@@ -18,9 +18,10 @@ from swift_tiers.radix_tiering.ssd.device_state import DeviceStatus, Service
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray
 from swift_tiers.radix_tiering.ssd.io_thread import IoThread
 from swift_tiers.radix_tiering.ssd.layout import Placement, StoredPage, check_record, unit_count
-from swift_tiers.radix_tiering.ssd.members import silent_devices, write_tables
+from swift_tiers.radix_tiering.ssd.members import silent_devices
 from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry
 from swift_tiers.radix_tiering.ssd.opening import Opened, all_blank, create_set, open_set, write_superblock
+from swift_tiers.radix_tiering.ssd.table_writer import TableWriter
 from swift_tiers.radix_tiering.ssd.transfers import (
     PageRead,
     PageWrite,
@@ -73,6 +74,7 @@ class StripeSet:
         self._devices = opened.devices
         self._allocator = opened.allocator
         self._table = opened.table
+        self._table_writer = TableWriter(io, opened.table, opened.devices, opened.superblocks)
         self._next_generation = opened.next_generation
         self._superblocks = opened.superblocks
         self._next_copy = opened.next_copy
@@ -291,17 +293,23 @@ class StripeSet:
         with self._lock:
             return self._table.entries
 
-    def register_namespace(self, digest: bytes, description: str) -> int:
+    def register_namespace(self, digest: bytes, description: str, done: Callable[[bool], None] | None = None) -> int:
         """Make a namespace known, durably, so that its pages may be written; returns its id on this stripe set.
 
-        Waits for the devices if it is new, for none longer than `stall_seconds`: one that does not answer goes out of
-        service. When the table is full, the oldest namespace that was not registered in this session, or was retired
-        since, makes room. Raises ConfigError where there is none.
+        Waits for the devices if it is new, as `flush_namespace` does. With `done`, waits for nothing: `done(durable)`
+        follows on "ssd-io", False where no device is left, and pages must not be written before. When the table is
+        full, the oldest namespace that was not registered in this session, or was retired since, makes room. Raises
+        ConfigError where there is none, RuntimeError once the stripe set is closed.
         """
+        if done is None:
+            self._io.check_outside()
         with self._lock:
-            identifier, changed = self._table.register(digest, description, self._next_generation)
-        if changed:
-            self._io.call(self._write_tables)
+            self._check_open()
+            identifier, _ = self._table.register(digest, description, self._next_generation)
+            change = self._table_writer.announce(done)
+        self._io.post(self._table_writer.run)
+        if done is None:
+            change.wait()
         return identifier
 
     def retire_namespace(self, digest: bytes) -> None:
@@ -315,35 +323,28 @@ class StripeSet:
             self._table.retire(digest)
 
     def flush_namespace(self, digest: bytes) -> bool:
-        """Let nothing that was written of this namespace so far be read or recovered ever again. Waits for the devices,
-        as `register_namespace` does.
+        """Let nothing that was written of this namespace so far be read or recovered ever again.
 
-        The caller still releases the slots of its pages. False where the namespace is unknown, or where no device
-        is left to write this down. A member that is missing meanwhile learns of it when it is opened together with
-        one that is present now.
+        It is not read from the moment of the call. To be recovered by nobody this is written to the devices, and waited
+        for: for all of them, or, if one takes longer than a second, for at least one, since the newest table on any of
+        them counts on opening; where none answers, until all are out of service, `stall_seconds` each but all together.
+
+        The caller still releases the slots of its pages. False where no device is left to write this down. A member
+        that is missing meanwhile learns of it when it is opened together with one that was present. Raises
+        RuntimeError once the stripe set is closed.
         """
-
-        def flush() -> bool:
-            with self._lock:
-                known = self._table.flush(digest, self._next_generation)
-            return known and self._write_tables()
-
-        return self._io.call(flush)
+        self._io.check_outside()
+        with self._lock:
+            self._check_open()
+            if not self._table.flush(digest, self._next_generation):
+                return True  # of a namespace that is not in the table nothing is recovered
+            change = self._table_writer.announce()
+        self._io.post(self._table_writer.run)
+        return change.wait()
 
     def _is_flushed(self, digest: bytes, generation: int) -> bool:
         entry = self._table.get(digest)
         return entry is None or generation < entry.minimum_generation
-
-    def _write_tables(self) -> bool:
-        """On "ssd-io": put the table on every device; False where none is left."""
-        with self._lock:
-            content = self._table.encode()
-        for device, error in write_tables(self._io.array, self._usable(), content, self._io.patience).items():
-            if error:
-                self._io.take_out(
-                    device, f"its namespace table cannot be written ({errno.errorcode.get(error, error)})"
-                )
-        return bool(self._usable())
 
     def _usable(self) -> list[int]:
         return [state.device for state in self._devices if state.service is not Service.OUT]

@@ -14,6 +14,8 @@ from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.blockio import CONTROL_TAG, aligned_buffer
 from swift_tiers.radix_tiering.ssd.device_state import Service
 from swift_tiers.radix_tiering.ssd.devices import Operation
+from swift_tiers.radix_tiering.ssd.layout import TABLE_BYTES, TABLE_OFFSETS
+from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd.namespaces import MAX_NAMESPACES
 
 from support.engine import Clock
@@ -55,6 +57,15 @@ class Silent:
         self.clock.now += STALL + 2
         wait_for(until)
 
+    def pass_slowly(self, until: Callable[[], object]) -> None:
+        """Let time pass, a moment whenever somebody looks."""
+
+        def look() -> object:
+            self.clock.now += 0.01
+            return until()
+
+        wait_for(look)
+
     @property
     def waited(self) -> float:
         """Seconds that have passed, by the test's clock."""
@@ -64,6 +75,10 @@ class Silent:
         into = aligned_buffer(-(-page.record.length // 4096) * 4096)
         self.stripes.read(page, into, outcomes.append)
         return into
+
+    def table_of(self, device: int) -> bytes:
+        """Both copies of the namespace table of one device."""
+        return self.array.inner.images[device][TABLE_OFFSETS[0] :][: 2 * TABLE_BYTES].tobytes()
 
     def services(self) -> list[Service]:
         return [state.service for state in self.stripes.status().devices]
@@ -107,6 +122,7 @@ def test_late_answers_to_the_slow_paths_are_dropped(silent) -> None:
     one = silent()
     one.array.silence(1)
     one.waits(lambda: one.stripes.flush_namespace(one.rig.NAMESPACE))()
+    wait_for(lambda: one.out)
     assert [request.tag >= CONTROL_TAG for request in one.array.swallowed] == [True]
     patience = one.stripes._io.patience
     assert len(patience.abandoned) == 1, "nobody keeps the buffer alive"
@@ -132,6 +148,95 @@ def test_a_sync_that_never_returns(silent) -> None:
     one.stall(lambda: ended)
     wait_for(lambda: one.out)
     assert one.services() == [Service.IN, Service.OUT, Service.IN]
+
+
+class Flush:
+    """A flush under way, and what it returned."""
+
+    def __init__(self, one: Silent) -> None:
+        self.results: list[bool] = []
+        self._thread = threading.Thread(
+            target=lambda: self.results.append(one.stripes.flush_namespace(one.rig.NAMESPACE)), daemon=True
+        )
+        self._thread.start()
+
+
+def test_a_flush_does_not_wait_for_one_silent_device_once_others_have_it(silent) -> None:
+    one = silent()
+    pages = [one.rig.put(one.stripes, number) for number in range(3)]
+    one.array.silence(1)
+    flush = Flush(one)
+    wait_for(lambda: one.array.swallowed and not one.array.inner.in_flight)
+    time.sleep(0.02)
+    assert not flush.results, "for a moment a slow device is waited for"
+    assert one.rig.read(one.stripes, pages[0])[0] is ReadOutcome.FLUSHED, "it takes effect at once"
+    one.pass_slowly(lambda: flush.results)
+    assert flush.results == [True]
+    assert one.services() == [Service.IN] * 3
+    # A crash now; device 1 has the old table, and counts no more than the others.
+    images = one.array.inner.images
+    crashed = one.rig.open(MemoryArray.from_images(images))
+    assert crashed.recovered == []
+    # Another flush is not held up by the one that still waits for device 1.
+    new = one.rig.put(one.stripes, 7, length=8192)
+    again = Flush(one)
+    one.pass_slowly(lambda: again.results)
+    assert again.results == [True]
+    assert one.rig.read(one.stripes, new)[0] is ReadOutcome.FLUSHED
+    assert one.waited < STALL
+    one.array.answer()
+    wait_for(lambda: not one.array.in_flight and len({one.table_of(device) for device in range(3)}) == 1)
+    assert one.services() == [Service.IN] * 3
+
+
+def test_a_flush_waits_as_long_as_nothing_has_it(silent) -> None:
+    one = silent()
+    for device in range(3):
+        one.array.silence(device)
+    flush = Flush(one)
+    wait_for(lambda: len(one.array.swallowed) == 3)
+    one.clock.now += STALL / 2
+    time.sleep(0.05)
+    assert not flush.results
+    one.array.answer()
+    wait_for(lambda: flush.results)
+    assert flush.results == [True]
+    for device in range(3):
+        one.array.silence(device)
+    lost = Flush(one)
+    wait_for(lambda: len(one.array.swallowed) == 3)
+    one.stall(lambda: lost.results)
+    assert lost.results == [False]
+    assert one.services() == [Service.OUT] * 3
+
+
+def test_registering_need_not_be_waited_for(silent) -> None:
+    one = silent()
+    for device in range(3):
+        one.array.silence(device)
+    answers: list[bool] = []
+    one.stripes.register_namespace(one.rig.OTHER, "two", answers.append)
+    one.stripes.register_namespace(one.rig.OTHER, "two", answers.append)
+    wait_for(lambda: len(one.array.swallowed) == 3)
+    assert not answers
+    one.array.answer()
+    wait_for(lambda: answers == [True, True])
+    one.stripes.register_namespace(one.rig.OTHER, "two", answers.append)
+    wait_for(lambda: answers == [True] * 3)
+    assert [entry.digest for entry in one.stripes.namespaces] == [one.rig.NAMESPACE, one.rig.OTHER]
+
+
+def test_transfers_go_on_while_a_sync_hangs(silent) -> None:
+    one = silent(devices=2)
+    page = one.rig.put(one.stripes, 1)
+    one.array.sync_hangs.add(0)
+    answers: list[bool] = []
+    one.stripes.register_namespace(one.rig.OTHER, "two", answers.append)
+    wait_for(lambda: any(thread.name == "ssd-sync" for thread in threading.enumerate()))
+    assert one.rig.holds(one.stripes, page, 1)
+    assert not answers
+    one.array.sync_answers.set()
+    wait_for(lambda: answers == [True])
 
 
 def test_transfers_go_on_while_registering_waits(silent) -> None:

@@ -337,7 +337,7 @@ def test_namespaces_are_separate_and_flushed_separately(rig) -> None:
     mixed = one._replace(record=two.record)
     assert rig.read(stripes, mixed)[0] is ReadOutcome.NAMESPACE
     assert stripes.flush_namespace(rig.NAMESPACE)
-    assert not stripes.flush_namespace(b"x" * 16)
+    assert stripes.flush_namespace(b"x" * 16), "of an unknown one there is nothing to be found"
     assert rig.read(stripes, one)[0] is ReadOutcome.FLUSHED
     stripes.release(one.placement)
     later = rig.put(stripes, 5)
