@@ -1,0 +1,90 @@
+"""Real servers over a tiny model, and how tests talk to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from swift_tiers.ops.demo.servers import Server, free_ports
+from swift_tiers.ops.model import tiny_model
+
+START_SECONDS = 240.0
+DEVICE_TOKENS = 2048
+
+
+def prompt(seed: int, tokens: int = 700) -> list[int]:
+    return random.Random(seed).choices(range(1, 250), k=tokens)
+
+
+def call(server: Server, path: str, body: Any = None, timeout: float = 120) -> Any:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        text = response.read().decode()
+    with contextlib.suppress(json.JSONDecodeError):
+        return json.loads(text)
+    return text
+
+
+def generate(server: Server, token_ids: list[int], tokens: int = 6) -> tuple[list[int], dict[str, int]]:
+    """(output token ids, cached_tokens_details without SGLang's own words for ssd)"""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    answer = call(server, "/generate", {"input_ids": token_ids, "sampling_params": sampling})
+    details = answer["meta_info"].get("cached_tokens_details") or {}
+    for name in ("storage", "storage_backend"):
+        details.pop(name, None)
+    return answer["output_ids"], details
+
+
+def fill_device(server: Server, seed: int) -> None:
+    for number in range(4):
+        generate(server, prompt(1000 * seed + number), 1)
+
+
+def snapshot(server: Server) -> dict[str, Any]:
+    state: dict[str, Any] = call(server, "/server_info")["internal_states"][0]["swift_tiers"]
+    return state
+
+
+def wait_written(server: Server) -> None:
+    limit = time.monotonic() + 30
+    while snapshot(server)["write_queue_pages"]:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+class Site:
+    """A model, directories, and servers over them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.model = tiny_model(root / "model")
+        self.directories = [root / f"ssd{number}" for number in range(3)]
+        for directory in self.directories:
+            directory.mkdir()
+
+    def server(self, name: str, *arguments: str, tiers: dict[str, Any] | None = None, **changes: str) -> Server:
+        options = {
+            "--model-path": str(self.model), "--dtype": "float32", "--max-total-tokens": str(DEVICE_TOKENS),
+            "--chunked-prefill-size": "512", "--log-level": "warning", **changes,
+        }  # fmt: skip
+        command = [word for pair in options.items() for word in pair] + list(arguments)
+        if tiers is not None:
+            command += ["--enable-swift-tiers", "--swift-tiers-config", json.dumps(tiers)]
+        (port,) = free_ports(1)
+        return Server(name, command, port, self.root / f"{name}.log")
+
+    def tiers(self, *directories: Path, host: str = "1MiB") -> dict[str, Any]:
+        named = [str(directory) for directory in directories or self.directories]
+        return {
+            "host": {"size": host},
+            "ssd": {"directories": named, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
+        }
