@@ -48,11 +48,11 @@ def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> 
 def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     linker = swift_linker(self)
     if linker is not None:
-        from swift_tiers.sglang_ext.telemetry import watch
+        from swift_tiers.sglang_ext.reporting import Reporting
 
         # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
         self.enable_lmcache = True
-        linker.telemetry = watch(self, linker)
+        linker.reporting = Reporting(self, linker)
 
 
 def after_abort_output(result: Any, self: Any, abort_req: Any, req: Any) -> None:

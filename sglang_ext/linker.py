@@ -34,8 +34,8 @@ from swift_tiers.sglang_ext.guard import never_raises
 from swift_tiers.sglang_ext.identity import unnamed_weights
 from swift_tiers.sglang_ext.loads import Load, Loader
 from swift_tiers.sglang_ext.offloads import QUIESCE_SECONDS, Offload, Offloader
+from swift_tiers.sglang_ext.reporting import Reporting
 from swift_tiers.sglang_ext.request_facts import Runs, runs_of
-from swift_tiers.sglang_ext.telemetry import SchedulerTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class SwiftLinker(UnifiedCacheLinker):
     def _start(self, pool: DevicePool, stack: TierStack) -> None:
         self.pool = pool
         self.stack = stack
-        self.telemetry: SchedulerTelemetry | None = None  # once there is a scheduler
+        self.reporting: Reporting | None = None  # once the scheduler is complete
         self.forward_stream = None
         self.pools = {PoolName.KV: pool}
         self.claims: dict[str, Claim] = {}
@@ -296,6 +296,8 @@ class SwiftLinker(UnifiedCacheLinker):
             return
         self._quiesce()
         self._closed = True
+        if self.reporting is not None:
+            self.reporting.close()
         self.loader.close()
         self.offloader.close()
         self.stack.close(timeout=8.0)

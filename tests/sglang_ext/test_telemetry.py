@@ -43,7 +43,7 @@ def sample(s):
     s.cache.sampler._next = 0.0
     s.cache.sampler.tick()
     assert len(events(s, "linker.error")) == errors
-    return s.linker.telemetry.engine()
+    return s.linker.reporting.telemetry.engine()
 
 
 def events(s, kind: str) -> list[dict]:
@@ -88,7 +88,7 @@ def tiers_that_do_not_answer(s):
 
 
 def a_request_from_its_arrival_to_its_end(s):
-    s.linker.telemetry.ended()
+    s.linker.reporting.telemetry.ended()
     before = time.time()
     req = s.add(prompt(1), max_new_tokens=20)
     found = sample(s)
@@ -115,14 +115,14 @@ def a_request_from_its_arrival_to_its_end(s):
     assert pages_of(one.block_table) == truth(s, req)
     assert one.output_tokens == len(req.output_ids)
     assert 0 <= one.queue_seconds <= one.first_token_seconds
-    assert s.linker.telemetry.ended() == []
+    assert s.linker.reporting.telemetry.ended() == []
     s.run()
-    (end,) = s.linker.telemetry.ended()
+    (end,) = s.linker.reporting.telemetry.ended()
     assert (end.rid, end.state.value, end.output_tokens, end.block_table) == (req.rid, "finished", 20, ())
     assert before - 1 < end.arrived <= end.ended < time.time() + 1
     assert (end.queue_seconds, end.first_token_seconds) == (one.queue_seconds, one.first_token_seconds)
     assert sample(s).requests == ()
-    assert s.linker.telemetry.ended() == []
+    assert s.linker.reporting.telemetry.ended() == []
 
 
 def every_token_of_a_prompt_is_told_from_where_it_came(s):
@@ -136,11 +136,11 @@ def every_token_of_a_prompt_is_told_from_where_it_came(s):
     s.linker.wait_offloads()
     empty_device(s)
     s.generate(question[:160])  # 10 of them on the device
-    s.linker.telemetry.ended()
+    s.linker.reporting.telemetry.ended()
     before = sample(s)
     req = s.add(question + prompt(222, 100))
     s.run()
-    (end,) = s.linker.telemetry.ended()
+    (end,) = s.linker.reporting.telemetry.ended()
     assert adds_up(end)
     assert end.tiers[0] == ("device", 10)
     assert end.tiers[-1] == ("compute", math.ceil((800 - 688) / PAGE))
@@ -165,7 +165,7 @@ def a_request_whose_pages_come_up(s):
     question = prompt(3)
     s.generate(question)
     fill_device(s, 3)
-    s.linker.telemetry.ended()
+    s.linker.reporting.telemetry.ended()
     with tiers_that_do_not_answer(s):
         req = s.add(question)
         for _ in range(3):
@@ -176,7 +176,7 @@ def a_request_whose_pages_come_up(s):
         time.sleep(0.01)
         assert of(sample(s), req).restore_seconds > first
     s.run()
-    (end,) = s.linker.telemetry.ended()
+    (end,) = s.linker.reporting.telemetry.ended()
     assert (end.restore, end.host_tokens + end.ssd_tokens) == ("completed", 688)
     assert end.queue_seconds >= end.restore_seconds > first
 
@@ -185,7 +185,7 @@ def a_deadline_that_passed_is_told(s):
     question = prompt(4)
     s.generate(question)
     fill_device(s, 4)
-    s.linker.telemetry.ended()
+    s.linker.reporting.telemetry.ended()
     restorer = s.linker.stack.restorer
     deadline, restorer._deadline_seconds = restorer._deadline_seconds, 0.05
     start, restorer._start = restorer._start, lambda restore: None
@@ -193,7 +193,7 @@ def a_deadline_that_passed_is_told(s):
         s.generate(question)
     finally:
         restorer._deadline_seconds, restorer._start = deadline, start
-    (end,) = s.linker.telemetry.ended()
+    (end,) = s.linker.reporting.telemetry.ended()
     assert (end.restore, end.recomputed_tokens) == ("expired", 700)
     assert end.restore_seconds >= 0.05
 
@@ -201,7 +201,7 @@ def a_deadline_that_passed_is_told(s):
 def the_end_is_told_once_however_it_comes(s):
     from sglang.srt.managers.io_struct import AbortReq
 
-    telemetry = s.linker.telemetry
+    telemetry = s.linker.reporting.telemetry
     telemetry.ended()
     # Aborted while it waits for its pages.
     question = prompt(5)
@@ -254,7 +254,7 @@ def the_end_is_told_once_however_it_comes(s):
 
 
 def a_full_queue_is_an_end_too(s):
-    telemetry, scheduler = s.linker.telemetry, s.scheduler
+    telemetry, scheduler = s.linker.reporting.telemetry, s.scheduler
     telemetry.ended()
     limit, scheduler.max_queued_requests = scheduler.max_queued_requests, 0
     try:
@@ -268,7 +268,7 @@ def a_retraction_is_not_an_end(s):
     import sglang.srt.managers.scheduler as module
 
     questions = [prompt(seed, 300) for seed in range(70, 73)]
-    telemetry = s.linker.telemetry
+    telemetry = s.linker.reporting.telemetry
     telemetry.ended()
     states: dict[str, list[str]] = {}
     module.TEST_RETRACT = True
@@ -295,7 +295,7 @@ def a_retraction_is_not_an_end(s):
 
 
 def ids_that_cannot_be_shown(s):
-    telemetry = s.linker.telemetry
+    telemetry = s.linker.reporting.telemetry
     telemetry.ended()
     for rid in ("x" * 129, "two\nlines", "\x1b[2J"):
         req = s.add(prompt(8, 50), rid=rid)
@@ -414,12 +414,12 @@ def samples_are_taken_by_the_scheduler_at_set_times(s):
     spent = sampler.seconds
     while len(seen) < 5:
         s.step()
-        seen.add(s.linker.telemetry.engine().time)
+        seen.add(s.linker.reporting.telemetry.engine().time)
         assert time.monotonic() < limit
     sampler._interval = interval
     times = sorted(seen)
     assert all(after - before > 0.04 for before, after in pairwise(times))
-    assert s.linker.telemetry.engine() is s.linker.telemetry.engine()
+    assert s.linker.reporting.telemetry.engine() is s.linker.reporting.telemetry.engine()
     assert sampler.seconds > spent
 
 

@@ -1,0 +1,191 @@
+"""The tiers' series for Prometheus, against the snapshots that they are made of."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS, LatencyHistogram
+from swift_tiers.radix_tiering.observing import take_snapshot
+from swift_tiers.sglang_ext.metrics import MetricsUpdater, TierMetrics
+
+from support.engine import chain, end_all, make_stack, memory_ssd, put, settle
+
+LABELS = {"model_name": "tiny", "tp_rank": 1}
+
+
+def series(registry: CollectorRegistry) -> dict[tuple[str, frozenset], float]:
+    """Every sample as Prometheus would read it, by name and labels, less those that are on all."""
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "tiny"
+            assert sample.labels["tp_rank"] == "1"
+            labels = frozenset((name, value) for name, value in sample.labels.items() if name not in LABELS)
+            found[sample.name, labels] = sample.value
+    return found
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry):
+    return TierMetrics(LABELS, registry)
+
+
+@pytest.fixture
+def stack():
+    """A stack that has moved pages every way: down to ssd, up again, and to the device."""
+    stack = make_stack(host_pages=4, ssd=memory_ssd())
+    for name in "abc":
+        put(stack, chain(name, 1, 2))
+        stack.wait_written(10)
+    restore = settle(stack, stack.restore(chain("a", 1, 2)))
+    stack.restorer.count_load(restore, 0, restore.pages, 0.003, failed=False)
+    stack.links["host-device"].count(3, 3 * 4096, 0.003)
+    stack.restorer.release(restore)
+    stack.restore(chain("not there"))
+    stack.restorer.flush()
+    yield stack
+    end_all()
+
+
+def expected(snapshot) -> dict[tuple[str, frozenset], float]:
+    """What the series must say, from the fields of the snapshot."""
+    found = {}
+
+    def say(name, value, **labels):
+        found[f"swift_tiers_{name}", frozenset(labels.items())] = float(value)
+
+    def histogram(name, latency, **labels):
+        total = 0
+        for bound, count in zip((*LATENCY_BOUNDS, math.inf), latency.counts, strict=True):
+            total += count
+            say(f"{name}_bucket", total, le="+Inf" if bound == math.inf else str(bound), **labels)
+        say(f"{name}_count", total, **labels)
+        say(f"{name}_sum", latency.sum_seconds, **labels)
+
+    for tier, counts in snapshot.tiers.items():
+        for name in ("hits", "misses", "evictions", "checksum_failures"):
+            say(f"{name}_total", getattr(counts, name), tier=tier)
+        say("read_bytes_total", counts.bytes_read, tier=tier)
+        say("written_bytes_total", counts.bytes_written, tier=tier)
+        for name in ("capacity_bytes", "limit_bytes", "used_bytes", "pages", "pinned_pages"):
+            say(name, getattr(counts, name), tier=tier)
+        for reason, pages in counts.refusals.items():
+            say("refusals_total", pages, tier=tier, reason=reason)
+        histogram("restore_seconds", counts.read_latency, tier=tier)
+    for number, device in enumerate(snapshot.devices):
+        labels = {"device": str(number), "path": device.path}
+        for name in ("reads", "writes", "read_errors", "write_errors", "corrupt_units"):
+            say(f"device_{name}_total", getattr(device, name), **labels)
+        say("device_read_bytes_total", device.bytes_read, **labels)
+        say("device_written_bytes_total", device.bytes_written, **labels)
+        for name in ("in_service", "capacity_bytes", "used_bytes", "in_flight"):
+            say(f"device_{name}", getattr(device, name), **labels)
+        histogram("device_request_seconds", device.latency, **labels)
+    for link, counts in snapshot.links.items():
+        for name in ("transfers", "pages", "bytes", "seconds"):
+            say(f"link_{name}_total", getattr(counts, name), link=link)
+    for outcome, count in snapshot.stripe.reads.items():
+        say("stripe_reads_total", count, outcome=outcome)
+    restores = snapshot.restores
+    for outcome in ("completed", "cut_short", "expired", "cancelled"):
+        say("restores_total", getattr(restores, outcome), outcome=outcome.replace("_", " "))
+    say("restores_started_total", restores.started)
+    say("failed_loads_total", restores.failed_loads)
+    say("events_total", snapshot.events_emitted)
+    say("write_queue_pages", snapshot.write_queue_pages)
+    return found
+
+
+def without_time_of_making(found):
+    return {key: value for key, value in found.items() if not key[0].endswith("_created")}
+
+
+def test_series_say_what_the_snapshot_says(stack, metrics, registry):
+    before = take_snapshot(stack)
+    assert before.tiers["ssd"].bytes_read > 0
+    assert before.tiers["host"].hits + before.tiers["ssd"].hits == 3
+    metrics.update(before)
+    assert without_time_of_making(series(registry)) == expected(before)
+    # Once more without a change, then with one: nothing is counted twice.
+    metrics.update(before)
+    restore = settle(stack, stack.restore(chain("b", 1, 2)))
+    stack.restorer.count_load(restore, 0, restore.pages, 20.0, failed=False)
+    stack.restorer.release(restore)
+    stack.restorer.flush()
+    after = take_snapshot(stack)
+    assert after.tiers["host"].read_latency.counts[-1] == 1, "above all bounds"
+    metrics.update(after)
+    assert without_time_of_making(series(registry)) == pytest.approx(expected(after))
+
+
+def test_no_field_of_a_tier_or_device_is_left_out(stack):
+    """What is counted is on /metrics, or is here with a reason."""
+    names = {name for name, _ in expected(take_snapshot(stack))}
+    snapshot = take_snapshot(stack)
+    elsewhere = {"bytes_read", "bytes_written", "refusals", "read_latency", "latency"}  # under the names of units
+    words = {"path", "reason", "service"}  # not numbers
+    for one, prefix in ((snapshot.tiers["ssd"], ""), (snapshot.devices[0], "device_")):
+        for field in set(one.__struct_fields__) - elsewhere - words:
+            assert {f"swift_tiers_{prefix}{field}", f"swift_tiers_{prefix}{field}_total"} & names, field
+
+
+def test_names_are_as_prometheus_wants_them(stack, metrics, registry):
+    metrics.update(take_snapshot(stack))
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        name = family.name
+        assert name.startswith("swift_tiers_")
+        assert family.documentation
+        if name.endswith("_created"):
+            continue
+        assert family.type in ("counter", "gauge", "histogram")
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+        assert not {"milliseconds", "kilobytes", "ms"} & set(name.split("_"))
+        if family.type == "histogram":
+            assert name.endswith("_seconds")
+
+
+def test_a_device_that_counts_anew_loses_nothing(stack, metrics, registry):
+    snapshot = take_snapshot(stack)
+    metrics.update(snapshot)
+    fresh = LatencyHistogram()
+    fresh.observe(0.5)
+    again = msgspec.structs.replace(snapshot.devices[0], reads=1, latency=fresh.snapshot())
+    metrics.update(msgspec.structs.replace(snapshot, devices=(again, *snapshot.devices[1:])))
+    labels = frozenset({"device": "0", "path": again.path}.items())
+    found = series(registry)
+    assert found["swift_tiers_device_reads_total", labels] == snapshot.devices[0].reads + 1
+    assert found["swift_tiers_device_request_seconds_count", labels] == sum(snapshot.devices[0].latency.counts) + 1
+
+
+def test_the_updater_goes_on_after_an_error_and_says_the_last(stack, metrics, registry, monkeypatch, caplog):
+    import swift_tiers.sglang_ext.metrics as module
+
+    monkeypatch.setattr(module, "UPDATE_SECONDS", 0.01)
+    failures, recovered = iter([OSError("injected"), OSError("injected")]), threading.Event()
+
+    def snapshot():
+        for error in failures:
+            raise error
+        recovered.set()
+        return take_snapshot(stack)
+
+    updater = MetricsUpdater(metrics, snapshot)
+    updater.start()
+    assert recovered.wait(10)
+    assert len([record for record in caplog.records if "/metrics" in record.message]) == 1
+    stack.events.emit("the last")
+    updater.close()
+    assert series(registry)["swift_tiers_events_total", frozenset()] == stack.events.emitted
