@@ -11,13 +11,20 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from swift_tiers.ops import bench_command, config_command, demo, doctor, fsck
+from swift_tiers.ops import bench_command, config_command, demo, doctor, fsck, inspect
 from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from swift_tiers.ops.model import ModelError
 from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
 
 #: Each has SUMMARY, `add_arguments(parser)` and `run(options) -> exit code`.
-COMMANDS = {"demo": demo, "doctor": doctor, "bench": bench_command, "fsck": fsck, "config": config_command}
+COMMANDS = {
+    "demo": demo,
+    "doctor": doctor,
+    "inspect": inspect,
+    "bench": bench_command,
+    "fsck": fsck,
+    "config": config_command,
+}
 
 
 class Parser(argparse.ArgumentParser):

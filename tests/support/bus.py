@@ -203,7 +203,7 @@ TIER: Fields = {
 TIERS: Mapping[str, Fields] = {
     "device": {"restores": 0, "restore_seconds": 0, "restore_p50_seconds": "", "restore_p99_seconds": ""},
     "host": {},
-    "ssd": {"capacity_bytes": 2**34},
+    "ssd": {"capacity_bytes": 2**34, "limit_bytes": 2**34},
 }
 STRIPE: Fields = {
     "set": "ef" * 16, "unit_bytes": 2**18, "devices": 2, "missing": 0, "capacity_units": 65536, "free_units": 60000,

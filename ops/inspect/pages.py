@@ -1,0 +1,39 @@
+"""What the ranks answer about one page."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from swift_tiers.ops.inspect.tables import FittingTable, Look, describe
+from swift_tiers.ops.inspect.units import NONE, UNKNOWN, count, seconds, short, size, text
+from swift_tiers.radix_tiering.bus.reader import PageAnswers
+from swift_tiers.radix_tiering.bus.views import PageView
+
+
+def show_page(page: str, answers: PageAnswers) -> Look:
+    """The ranks that answered, then those that did not."""
+    table = FittingTable(
+        " rank| held|host slot| ssd (device:slot)|bytes|depth|children|uses|pins| page before it| namespace|age"
+    )
+    for view in answers.answers:
+        table.add_row(*_cells(view))
+    shown: list[RenderableType] = [
+        *(Text(f"WRONG {text(server)} {text(rank)}: did not answer") for server, rank in answers.silent),
+        Text(f"page {page}"),
+        table,
+    ]
+    silent = [{"server": server, "rank": rank} for server, rank in answers.silent]
+    return Look({"page": page, "answers": describe(answers.answers), "silent": silent}, shown)
+
+
+def _cells(view: PageView) -> list[str]:
+    place = f"{text(view.server)} {text(view.rank)}"
+    if not view.held:
+        return [place, UNKNOWN if view.held is None else "no", *[NONE] * 9, seconds(view.age_seconds)]
+    units = " ".join(f"{device}:{slot}" for device, slot in view.ssd_placement)
+    return [
+        place, "yes", NONE if view.host_slot is None else str(view.host_slot), units or NONE, size(view.bytes),
+        count(view.depth), count(view.children), count(view.uses), count(view.pins), short(view.parent) or NONE,
+        short(view.namespace), seconds(view.age_seconds),
+    ]  # fmt: skip

@@ -1,0 +1,229 @@
+"""What servers, tiers, devices, links and trees look like just now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from swift_tiers.ops.inspect.rates import Rates
+from swift_tiers.ops.inspect.tables import Look, Row, describe, describe_troubles, lines, table
+from swift_tiers.ops.inspect.troubles import Troubles
+from swift_tiers.ops.inspect.units import NONE, UNKNOWN, count, seconds, share, short, size, text
+from swift_tiers.radix_tiering.bus.reader import Part
+from swift_tiers.radix_tiering.bus.views import (
+    DeviceView,
+    DirectoryView,
+    LinkView,
+    RankedView,
+    RankState,
+    RankView,
+    ServerState,
+    Snapshot,
+    StripeSetView,
+    TierView,
+    TreeView,
+    View,
+)
+
+
+class Subject(NamedTuple):
+    """What to read for it, and how to show that with the growth since the look before."""
+
+    parts: Part
+    show: Callable[[Snapshot, Rates], Look]
+
+
+def show_servers(snapshot: Snapshot, rates: Rates) -> Look:
+    troubles = Troubles(snapshot, Part.RANKS)
+    ranks = [state.rank for state in _ranks(snapshot) if state.rank is not None]
+    servers = [state.server for state in snapshot.servers]
+    columns = " server|state|heard of|up| model|ranks|clock|obeys| address| version|interval"
+    shown: list[RenderableType] = [table(columns, map(_server_row, snapshot.servers), troubles)]
+    if ranks:
+        columns = (
+            " rank|running|waiting|restores|short|expired|503|to write|events lost|publishing|whole|events| engine"
+        )
+        shown += [Text(""), table(columns, map(_rank_row, ranks), troubles)]
+    return _look(snapshot, troubles, {"servers": servers, "ranks": ranks}, shown)
+
+
+def _server_row(state: ServerState) -> Row:
+    server = state.server
+    heard = f"{seconds(server.age_seconds)} ago"
+    if not server.alive:
+        return Row([server], [text(server.server), "GONE", heard, *[NONE] * 8])
+    offset = server.clock_offset_seconds
+    return Row(
+        [server, *(rank.rank for rank in state.ranks if rank.rank is not None)],
+        [
+            text(server.server), "alive", heard, seconds(server.up_seconds), text(server.model), str(len(server.ranks)),
+            UNKNOWN if offset is None else f"{'-' if offset < 0 else '+'}{seconds(abs(offset))}",
+            UNKNOWN if server.control is None else "yes" if server.control else "no", text(server.address),
+            f"{text(server.version)} (sglang {text(server.sglang_version)})", seconds(server.interval_seconds),
+        ],
+    )  # fmt: skip
+
+
+def _rank_row(rank: RankView) -> Row:
+    counts = (
+        rank.running_requests, rank.waiting_requests, rank.restores_started, rank.restores_cut_short,
+        rank.restores_expired, rank.failed_loads, rank.write_queue_pages, rank.events_lost,
+    )  # fmt: skip
+    cells = [_place(rank), *map(count, counts), seconds(rank.publish_seconds)]
+    return Row([rank], [*cells, count(rank.restores_completed), count(rank.events), text(rank.io_engine) or NONE])
+
+
+def show_tiers(snapshot: Snapshot, rates: Rates) -> Look:
+    troubles = Troubles(snapshot, Part.TIERS)
+    states = list(_ranks(snapshot))
+    tiers = [tier for state in states for tier in state.tiers]
+    directories = [state.directory for state in states if state.directory is not None]
+    columns = " rank| tier|full|used|of|hit rate|hits|misses|pages|pinned|evicted|in|out|restore p50|p99|age"
+    shown: list[RenderableType] = [table(columns, map(_tier_row, tiers), troubles)]
+    if directories:
+        columns = " rank|pages below the device|host only|ssd only|both|first pages|deepest|other namespaces|age"
+        shown += [Text(""), table(columns, map(_directory_row, directories), troubles)]
+    return _look(snapshot, troubles, {"tiers": tiers, "directories": directories}, shown)
+
+
+def _tier_row(tier: TierView) -> Row:
+    asked = None if tier.hits is None or tier.misses is None else tier.hits + tier.misses
+    counts = tier.hits, tier.misses, tier.pages, tier.pinned_pages, tier.evictions
+    return Row(
+        [tier],
+        [
+            _place(tier), tier.tier, share(tier.used_bytes, tier.capacity_bytes), size(tier.used_bytes),
+            size(tier.capacity_bytes), share(tier.hits, asked), *map(count, counts), size(tier.bytes_written),
+            size(tier.bytes_read), _latency(tier.restore_p50_seconds), _latency(tier.restore_p99_seconds), _age(tier),
+        ],
+    )  # fmt: skip
+
+
+def _directory_row(directory: DirectoryView) -> Row:
+    counts = (
+        directory.pages, directory.host_only_pages, directory.ssd_only_pages, directory.both_pages,
+        directory.first_pages, directory.deepest_pages, directory.foreign_pages,
+    )  # fmt: skip
+    return Row([directory], [_place(directory), *map(count, counts), _age(directory)])
+
+
+def show_devices(snapshot: Snapshot, rates: Rates) -> Look:
+    troubles = Troubles(snapshot, Part.DEVICES)
+    states = list(_ranks(snapshot))
+    devices = [device for state in states for device in state.devices]
+    sets = [state.stripe_set for state in states if state.stripe_set is not None]
+    shown: list[RenderableType] = [Text("no server here has an ssd tier")]
+    if sets:
+        columns = " rank|#| device|service|failed|corrupt|p50|p99|full|used|in flight|reading|writing|read|written|age"
+        devices_table = table(columns, (_device_row(device, rates) for device in devices), troubles)
+        columns = " rank| stripe set|unit|devices|missing|free units|of|queued| reads|age"
+        shown = [devices_table, Text(""), table(columns, map(_stripe_set_row, sets), troubles)]
+    return _look(snapshot, troubles, {"devices": devices, "stripe_sets": sets}, shown)
+
+
+def _device_row(device: DeviceView, rates: Rates) -> Row:
+    failed = None
+    if device.read_errors is not None and device.write_errors is not None:
+        failed = device.read_errors + device.write_errors
+    return Row(
+        [device],
+        [
+            _place(device), str(device.number), text(device.path), _service(device),
+            count(failed), count(device.corrupt_units), _latency(device.latency_p50_seconds),
+            _latency(device.latency_p99_seconds), share(device.used_bytes, device.capacity_bytes),
+            size(device.used_bytes), count(device.in_flight), _rate(rates.of(device, "bytes_read")),
+            _rate(rates.of(device, "bytes_written")), size(device.bytes_read), size(device.bytes_written), _age(device),
+        ],
+    )  # fmt: skip
+
+
+def _service(device: DeviceView) -> str:
+    return "OUT" if device.service == "out" else text(device.service) or UNKNOWN
+
+
+def _stripe_set_row(stripe_set: StripeSetView) -> Row:
+    reads = ", ".join(f"{text(outcome)} {count(number)}" for outcome, number in sorted(stripe_set.reads.items()))
+    counts = stripe_set.devices, stripe_set.missing, stripe_set.free_units, stripe_set.capacity_units, stripe_set.queued
+    cells = [_place(stripe_set), short(stripe_set.set), size(stripe_set.unit_bytes), *map(count, counts)]
+    return Row([stripe_set], [*cells, reads or NONE, _age(stripe_set)])
+
+
+def show_links(snapshot: Snapshot, rates: Rates) -> Look:
+    troubles = Troubles(snapshot, Part.LINKS)
+    links = [link for state in _ranks(snapshot) for link in state.links]
+    columns = " rank| link|transfers|pages|bytes|copying|speed while copying|just now|age"
+    shown: list[RenderableType] = [table(columns, (_link_row(link, rates) for link in links), troubles)]
+    return _look(snapshot, troubles, {"links": links}, shown)
+
+
+def _link_row(link: LinkView, rates: Rates) -> Row:
+    speed = link.bytes / link.seconds if link.bytes is not None and link.seconds else None
+    return Row(
+        [link],
+        [
+            _place(link), link.link.replace("-", " to "), count(link.transfers), count(link.pages), size(link.bytes),
+            seconds(link.seconds), _rate(speed), _rate(rates.of(link, "bytes")), _age(link),
+        ],
+    )  # fmt: skip
+
+
+def show_tree(snapshot: Snapshot, rates: Rates) -> Look:
+    troubles = Troubles(snapshot, Part.TREES)
+    trees = [state.tree for state in _ranks(snapshot) if state.tree is not None]
+    columns = " rank|reuse|found in it|prompt tokens|cached|in use|evictable|evicted|nodes|leaves|depth|deepest|age"
+    return _look(snapshot, troubles, {"trees": trees}, [table(columns, map(_tree_row, trees), troubles)])
+
+
+def _tree_row(tree: TreeView) -> Row:
+    counts = (
+        tree.reused_tokens, tree.prompt_tokens, tree.cached_tokens, tree.protected_tokens, tree.evictable_tokens,
+        tree.evicted_tokens, tree.nodes, tree.leaves, tree.depth, tree.deepest_tokens,
+    )  # fmt: skip
+    reuse = share(tree.reused_tokens, tree.prompt_tokens)
+    return Row([tree], [_place(tree), reuse, *map(count, counts), _age(tree)])
+
+
+def _look(snapshot: Snapshot, troubles: Troubles, views: dict[str, list[Any]], shown: Sequence[RenderableType]) -> Look:
+    """Before the tables, what is wrong with what is in them, and with the servers that said it."""
+    servers: list[View] = [state.server for state in snapshot.servers]
+    others = [view for name, listed in views.items() if name != "servers" for view in listed]
+    found = troubles.of([*servers, *others])
+    content = {name: describe(listed) for name, listed in views.items()}
+    return Look(
+        {"time": snapshot.time, **content, "troubles": describe_troubles(found)},
+        [*lines(found), *shown] if servers else [Text("no server has been on this bus within the last hour")],
+    )
+
+
+def _ranks(snapshot: Snapshot) -> Iterator[RankState]:
+    for state in snapshot.servers:
+        yield from state.ranks
+
+
+def _place(view: RankedView) -> str:
+    return f"{text(view.server)} {text(view.rank)}"
+
+
+def _age(view: View) -> str:
+    return seconds(view.age_seconds)
+
+
+def _latency(value: float | None) -> str:
+    """Empty on the bus where there was none yet."""
+    return NONE if value is None else seconds(value)
+
+
+def _rate(value: float | None) -> str:
+    return NONE if value is None else f"{size(value)}/s"
+
+
+SUBJECTS = {
+    "servers": Subject(Part.RANKS, show_servers),
+    "tiers": Subject(Part.TIERS | Part.DIRECTORIES, show_tiers),
+    "devices": Subject(Part.DEVICES, show_devices),
+    "links": Subject(Part.LINKS, show_links),
+    "tree": Subject(Part.TREES, show_tree),
+}

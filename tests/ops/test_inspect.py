@@ -1,0 +1,666 @@
+"""`swift-tiers inspect`: what an operator sees, against a real Redis with keys written by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_tiers.ops import cli
+from swift_tiers.ops.inspect import units
+from swift_tiers.ops.inspect.events import merged
+from swift_tiers.ops.inspect.rates import Rates
+from swift_tiers.ops.inspect.requests import explain
+from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.views import LinkView, RankState, RequestView, ServerState, ServerView, Snapshot
+
+from support.bus import DEVICE, LINK, PAGE, RANK, RID, STRIPE, TIER, TREE, HandWritten
+from support.redis import RealRedis, free_port, wait_for
+
+SUBJECTS = ("servers", "tiers", "devices", "links", "tree", "requests", "events")
+
+
+@pytest.fixture
+def redis() -> Iterator[RealRedis]:
+    with RealRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def alpha(redis: RealRedis) -> HandWritten:
+    return HandWritten(redis.admin).write()
+
+
+@pytest.fixture
+def beta(redis: RealRedis) -> HandWritten:
+    return HandWritten(redis.admin, "beta", ranks=("dp0-tp0", "dp0-tp1")).write()
+
+
+class Shown:
+    """What a command gave."""
+
+    def __init__(self, code: int, out: str, error: str) -> None:
+        self.code, self.out, self.error = code, out, error
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.out.splitlines() if line.strip()]
+
+    def row(self, *words: str) -> str:
+        """The one line with all these words."""
+        (line,) = (line for line in self.lines if all(word in line.split() for word in words))
+        return line
+
+
+Inspect = Callable[..., Shown]
+
+
+@pytest.fixture
+def inspect(redis: RealRedis, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Inspect:
+    """Runs the command on this Redis, with tables of this many columns."""
+
+    def run(*words: str, url: str = redis.url, columns: int = 200) -> Shown:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        capsys.readouterr()
+        try:
+            code = cli.main(["inspect", *words, *(["--url", url] if url else [])])
+        except SystemExit as error:
+            code = int(error.code or 0)
+        shown = capsys.readouterr()
+        return Shown(code, shown.out, shown.err)
+
+    return run
+
+
+# ---- with nothing wrong ----
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_nothing_wrong(inspect: Inspect, alpha: HandWritten, subject: str) -> None:
+    shown = inspect(subject)
+    assert shown.code == 0, shown.error
+    assert "alpha" in shown.out
+    assert not any(word in shown.out for word in ("WRONG", "warning", "LOST", "no room here"))
+    content = inspect(subject, "--json").out
+    if subject == "events":
+        assert [json.loads(line)["kind"] for line in content.splitlines()] == ["stripe.opened"]
+    else:
+        assert json.loads(content)["troubles"] == []
+
+
+def test_servers(inspect: Inspect, alpha: HandWritten) -> None:
+    shown = inspect("servers")
+    row = shown.row("alpha", "alive")
+    assert row.startswith("ok")
+    for word in ("/models/SmolLM2", "127.0.0.1:30000", "yes", "0.1.0", "500 ms"):
+        assert word in row
+    assert shown.row("alpha", "dp0-tp0").split()[3:6] == ["2", "1", "40"]
+
+
+def test_tiers(inspect: Inspect, alpha: HandWritten) -> None:
+    shown = inspect("tiers")
+    assert [word in shown.row("alpha", "host") for word in ("50%", "512MiB", "90%", "1456", "16 ms", "130 ms")]
+    assert shown.row("alpha", "device").split().count("-") == 2, "no restore reads from the device"
+    assert "956" in shown.out
+
+
+def test_devices(inspect: Inspect, alpha: HandWritten) -> None:
+    shown = inspect("devices")
+    assert "in service" in shown.row("alpha", "/ssd1/swift-tiers-dp0-tp0.stripe")
+    assert "ok 800" in shown.out
+
+
+def test_a_server_without_an_ssd_tier(inspect: Inspect, alpha: HandWritten) -> None:
+    alpha.client.delete(alpha.key("stripe"))
+    assert "no server here has an ssd tier" in inspect("devices").out
+    assert json.loads(inspect("devices", "--json").out)["devices"] == []
+
+
+def test_links_and_tree(inspect: Inspect, alpha: HandWritten) -> None:
+    (row,) = (line for line in inspect("links").lines if "ssd to host" in line)
+    assert "1.863GiB/s" in row
+    assert "70%" in inspect("tree").row("alpha", "dp0-tp0")
+
+
+def test_requests_of_tensor_ranks_are_one_row(inspect: Inspect, beta: HandWritten) -> None:
+    beta.request("late", "dp0-tp0", ago=1)
+    shown = inspect("requests")
+    assert "dp0-tp0 +1" in shown.row("beta", f"{RID[:12]}…")
+    assert "+1" not in shown.row("beta", "late")
+    content = json.loads(inspect("requests", "--json").out)["requests"]
+    assert [(one["rid"], one["rank"]) for one in content] == [(RID, "dp0-tp0"), (RID, "dp0-tp1"), ("late", "dp0-tp0")]
+
+
+def test_requests_that_ended_are_limited(inspect: Inspect, alpha: HandWritten) -> None:
+    for number in range(5):
+        alpha.request(f"ended{number}", state="finished", ago=100 - number, ended=alpha.now() - 90 + number)
+    shown = inspect("requests", "--limit", "2")
+    assert [line.split()[3] for line in shown.lines if "finished" in line] == ["ended4", "ended3"]
+    assert "and 3 that ended before" in shown.out
+    assert "running" in shown.out
+
+
+def test_one_request(inspect: Inspect, beta: HandWritten) -> None:
+    shown = inspect("request", RID[:4])
+    assert shown.code == 0, shown.error
+    assert shown.row("computed").split()[1:] == ["64", "(9%)", "64", "(9%)"]
+    assert "device 12, host 30, compute 4" in shown.out
+    assert "17-40 3 90-110" in shown.out
+    assert "first token after 400 ms: 210 ms (52%) waiting for pages from below the device" in shown.out
+    content = json.loads(inspect("request", RID, "--json").out)
+    assert [one["rank"] for one in content["requests"]] == ["dp0-tp0", "dp0-tp1"]
+    assert "most of it went into waiting for pages" in content["why"][1]
+
+
+def test_a_request_that_is_not_there_or_not_clear(inspect: Inspect, alpha: HandWritten) -> None:
+    alpha.request("0123other")
+    shown = inspect("request", "0123")
+    assert shown.code == 1
+    assert f"several begin so, among them {RID}, 0123other" in shown.error
+    assert inspect("request", "0123o").code == 0
+    shown = inspect("request", "nothing")
+    assert shown.code == 1
+    assert "no server here knows it" in shown.error
+
+
+def test_a_page(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
+    with alpha.answering(), beta.answering(held=0):
+        shown = inspect("page", PAGE.upper())
+        content = json.loads(inspect("page", PAGE, "--json").out)
+    assert shown.row("alpha", "dp0-tp0").split()[2:6] == ["yes", "77", "0:17", "1:4"]
+    assert shown.row("beta", "dp0-tp1").split()[2] == "no"
+    assert [one["held"] for one in content["answers"]] == [True, False, False]
+
+
+def test_a_page_that_some_or_all_do_not_answer_for(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
+    with alpha.answering():
+        shown = inspect("page", PAGE)
+    assert shown.code == 0
+    assert shown.lines[0] == "WRONG beta dp0-tp0: did not answer"
+    shown = inspect("page", "12" * 32, "--server", "beta")
+    assert (shown.code, shown.out) == (1, "")
+    assert "nobody answered (asked beta dp0-tp0, beta dp0-tp1)" in shown.error
+
+
+def test_events_are_the_newest_of_all_servers_by_time(inspect: Inspect, alpha: HandWritten, redis: RealRedis) -> None:
+    other = HandWritten(redis.admin, "other", offset=-3600.0).write()
+    alpha.event("device.out", device="/ssd1", reason="I/O error")
+    other.event("page.corrupt", sequence=5, tier="host")
+    lines = inspect("events").lines
+    assert [line.split()[1] if line.startswith("LOST") else line.split()[2] for line in lines] == [
+        "alpha", "other", "alpha", "other", "other",
+    ]  # fmt: skip
+    assert "device.out  device=/ssd1 reason=I/O error" in lines[2]
+    assert "events 2 to 4 (3)" in lines[3]
+    assert "#5  page.corrupt  tier=host" in lines[4]
+    assert lines[4][:13] == lines[2][:13], "shown by one clock, though theirs are an hour apart"
+    assert [line.split()[2] for line in inspect("events", "--limit", "1").lines] == ["other"]
+    assert [line.split()[2] for line in inspect("events", "--server", "alpha").lines] == ["alpha", "alpha"]
+    items = [json.loads(line) for line in inspect("events", "--json").out.splitlines()]
+    assert [item["type"] for item in items] == ["event", "event", "event", "gap", "event"]
+
+
+# ---- what is wrong ----
+
+
+def troubled(alpha: HandWritten, what: str) -> None:
+    if what == "gone":
+        alpha.heartbeat(ago=300)
+        alpha.die()
+    elif what == "late":
+        alpha.heartbeat(ago=30)
+    elif what == "skewed":
+        alpha.offset = -3600.0
+        alpha.write()
+    elif what == "rank gone":
+        alpha.client.delete(alpha.key("rank"))
+    elif what == "failed loads":
+        alpha.hash("rank", {**RANK, "failed_loads": 3})
+    elif what == "short restores":
+        alpha.hash("rank", {**RANK, "restores_expired": 8, "restores_cut_short": 2})
+    elif what == "lost events":
+        alpha.hash("rank", {**RANK, "events_lost": 9, "publish_failures": 4})
+    elif what == "damaged":
+        alpha.hash("tier", {**TIER, "checksum_failures": 2}, tier="ssd")
+    elif what == "refused":
+        alpha.hash("tier", {**TIER, "refused:full": 7, "refused:prefix not held": 1}, tier="host")
+    elif what == "pinned":
+        alpha.hash("tier", {**TIER, "pinned_pages": 1400}, tier="host")
+    elif what == "capped":
+        alpha.hash("tier", {**TIER, "limit_bytes": 2**20}, tier="host")
+    elif what == "missing":
+        alpha.hash("stripe", {**STRIPE, "missing": 1})
+    elif what == "device out":
+        alpha.hash("ssd", {**DEVICE, "service": "out", "reason": "no answer for 30 s"}, number="1")
+    elif what == "draining":
+        alpha.hash("ssd", {**DEVICE, "service": "draining"}, number="1")
+    elif what == "corrupt":
+        alpha.hash("ssd", {**DEVICE, "corrupt_units": 5, "write_errors": 6}, number="1")
+    elif what == "slow":
+        alpha.hash("ssd", {**DEVICE, "latency_p99_seconds": 1.5}, number="1")
+    elif what == "large tree":
+        alpha.hash("tree", {**TREE, "complete": 0})
+    elif what == "expired":
+        alpha.request(RID, restore="expired", recomputed_tokens=700)
+    elif what == "waiting":
+        alpha.request(RID, state="waiting", ago=50, queue_seconds="", first_token_seconds="")
+    elif what == "aborted":
+        alpha.request(RID, state="aborted")
+    else:
+        raise AssertionError(what)
+
+
+@pytest.mark.parametrize(
+    ("what", "subject", "mark", "said"),
+    [
+        ("gone", "servers", "warning", "gone; last heard of 5 min"),
+        ("gone", "tiers", "warning", "gone; last heard of 5 min"),
+        ("late", "servers", "warning", "has said nothing for 30"),
+        ("skewed", "servers", "warning", "its clock is 1 h behind Redis'"),
+        ("rank gone", "servers", "WRONG", "its rank dp0-tp0 says nothing"),
+        ("failed loads", "servers", "WRONG", "3 copies to the device failed"),
+        ("short restores", "servers", "warning", "10 of 40 restores gave less than was found (8 ran out of time)"),
+        ("lost events", "servers", "warning", "dropped 9 events"),
+        ("damaged", "tiers", "WRONG", "ssd: 2 pages were damaged"),
+        ("refused", "tiers", "warning", "host: pages not taken in: full 7, prefix not held 1"),
+        ("pinned", "tiers", "warning", "host: 1400 of 1456 pages are pinned"),
+        ("capped", "tiers", "note", "host: capped at 1MiB of 1GiB"),
+        ("missing", "devices", "WRONG", "1 of its devices were not found"),
+        ("device out", "devices", "WRONG", "is out of service: no answer for 30 s"),
+        ("draining", "devices", "note", "is draining"),
+        ("corrupt", "devices", "WRONG", "5 stripe units were not what was written"),
+        ("corrupt", "devices", "warning", "0 reads and 6 writes failed"),
+        ("slow", "devices", "warning", "is slow: its slowest hundredth takes 1.5 s, the others' 1 ms"),
+        ("large tree", "tree", "note", "too large to be walked"),
+        ("expired", "requests", "warning", "700 tokens were recomputed"),
+        ("waiting", "requests", "warning", "has been waiting for 50"),
+        ("aborted", "requests", "note", "was aborted"),
+    ],
+)
+def test_what_is_wrong_comes_first_with_its_place(
+    inspect: Inspect, alpha: HandWritten, redis: RealRedis, what: str, subject: str, mark: str, said: str
+) -> None:
+    HandWritten(redis.admin, "aaa").write()  # before it by name, and in order
+    troubled(alpha, what)
+    shown = inspect(subject)
+    assert shown.code == 0, shown.error
+    (line,) = (line for line in shown.lines if said in line)
+    assert line.startswith(f"{mark} alpha")
+    assert not any("aaa" in line for line in shown.lines[: shown.lines.index(line)])
+    if (what, subject) != ("gone", "tiers"):
+        rulers = [number for number, line in enumerate(shown.lines) if line.startswith("───")]
+        first_rows = [shown.lines[number + 1].split()[:2] for number in rulers]
+        assert any(row[0] != "ok" and row[1] == "alpha" for row in first_rows), "its row comes first, too"
+    content = json.loads(inspect(subject, "--json").out)
+    assert any(said in one["what"] or said in f"{one['place']}: {one['what']}" for one in content["troubles"])
+    assert {"mark", "place", "what", "remedy"} == set(content["troubles"][0])
+
+
+def test_devices_of_equal_speed_are_not_slow(inspect: Inspect, alpha: HandWritten) -> None:
+    for number in "01":
+        alpha.hash("ssd", {**DEVICE, "latency_p99_seconds": 1.5}, number=number)
+    assert "is slow" not in inspect("devices").out
+
+
+# ---- finding the bus, and failing to ----
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "inspect: what?"),
+        (["nonsense"], "invalid choice"),
+        (["request"], "which one? Give its RID"),
+        (["page"], "which one? Give its KEY"),
+        (["page", "abc"], "is no page's key"),
+        (["tiers", "host"], "takes no 'host'"),
+        (["tiers", "--watch", "0"], "not a number of seconds"),
+        (["tiers", "--limit", "0"], "not a number from"),
+        (["tiers", "--url", "redis://x", "--directory", "y"], "not allowed with"),
+        (["tiers", "--url", "http://x"], "bus.url"),
+        (["tiers", "--url", "redis://user:secret@x"], "bus.url: contains a password"),
+        (["tiers", "--config", '{"bus": {"enabled": false}}'], "bus.enabled is false"),
+        (["tiers", "--config", '{"bus": 1}'], "bus"),
+    ],
+)
+def test_a_wrong_usage_is_one_line_and_2(inspect: Inspect, words: list[str], said: str) -> None:
+    shown = inspect(*words, url="")
+    assert shown.code == 2
+    assert said in shown.error
+    assert "secret" not in shown.error
+    assert shown.error.count("\n") == 1
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("words", [[], ["--watch"], ["--json"]])
+@pytest.mark.parametrize("subject", [*SUBJECTS, "request", "page"])
+def test_a_bus_that_cannot_be_reached_is_one_line_and_1(inspect: Inspect, subject: str, words: list[str]) -> None:
+    name = {"request": [RID], "page": [PAGE]}.get(subject, [])
+    shown = inspect(subject, *name, *words, url=f"redis://127.0.0.1:{free_port()}")
+    assert (shown.code, shown.out) == (1, "")
+    assert "not reachable" in shown.error
+    assert shown.error.count("\n") == 1
+
+
+def test_another_schema_version(inspect: Inspect, alpha: HandWritten) -> None:
+    alpha.client.set("swift:schema", "9")
+    shown = inspect("servers")
+    assert shown.code == 1
+    assert "schema version 9" in shown.error
+
+
+def test_an_empty_bus(inspect: Inspect) -> None:
+    for subject in SUBJECTS[:-1]:
+        shown = inspect(subject)
+        assert shown.code == 0
+        assert shown.lines == ["no server has been on this bus within the last hour"]
+    assert inspect("events").out == ""
+
+
+def test_one_server_only(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
+    for subject in SUBJECTS:
+        shown = inspect(subject, "--server", "beta")
+        assert "beta" in shown.out
+        assert "alpha" not in shown.out
+    shown = inspect("servers", "--server", "gamma")
+    assert shown.code == 1
+    assert "there is no server gamma on this bus; there are: alpha, beta" in shown.error
+
+
+def test_the_bus_of_a_configuration(inspect: Inspect, redis: RealRedis, tmp_path: Path) -> None:
+    HandWritten(redis.admin, "mine", prefix="other").write()
+    file = tmp_path / "tiers.toml"
+    file.write_text(f'[host]\nsize = "1GiB"\n[bus]\nurl = "{redis.url}"\nprefix = "other"\n')
+    shown = inspect("servers", "--config", f"@{file}", url="")
+    assert "mine" in shown.out
+    elsewhere = json.dumps({"bus": {"directory": "/nowhere", "prefix": "other"}})
+    assert "mine" in inspect("servers", "--config", elsewhere).out, "--url goes before it"
+    shown = inspect("servers", "--config", f"@{file}", "--directory", str(tmp_path), url="")
+    assert shown.code == 1
+    assert f"embedded Redis at unix://{tmp_path}/redis.sock: not reachable" in shown.error
+
+
+def test_how_to_look_by_hand(inspect: Inspect, alpha: HandWritten, tmp_path: Path) -> None:
+    shown = inspect("--redis-cli")
+    command = shlex.split(shown.out)
+    answer = subprocess.run([*command, "hget", "swift:alpha:info", "model"], capture_output=True, text=True, timeout=20)
+    assert answer.stdout.strip() == "/models/SmolLM2"
+    assert shown.error == ""
+    bus = {"url": "rediss://box:1234/2", "username": "reader", "password_file": "/a b", "ca_file": "/ca"}
+    shown = inspect("--redis-cli", "--config", json.dumps({"bus": bus}), url="")
+    assert shlex.split(shown.out)[1:] == [
+        "-h", "box", "-p", "1234", "-n", "2", "--tls", "--cacert", "/ca", "--user", "reader",
+    ]  # fmt: skip
+    assert "REDISCLI_AUTH" in shown.error
+
+
+def test_no_redis_cli(inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.redis_binary.find_cli", lambda: None)
+    shown = inspect("--redis-cli")
+    assert shown.code == 1
+    assert "install the package redis-tools" in shown.error
+
+
+# ---- in a terminal ----
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("subject", SUBJECTS[:-1])
+def test_tables_fit_and_say_what_they_leave_out(
+    inspect: Inspect, alpha: HandWritten, subject: str, columns: int
+) -> None:
+    shown = inspect(subject, columns=columns)
+    assert max(map(len, shown.lines)) <= columns
+    assert "…" not in shown.out.replace(f"{RID[:12]}…", "").replace("efefefefefef…", ""), "no figure is cut"
+    if columns < 100:
+        assert "no room here for: " in shown.out
+
+
+def test_what_clients_made_up_does_not_reach_the_terminal(inspect: Inspect, alpha: HandWritten) -> None:
+    alpha.request("\x1b[2Jbad\n:id", restore="expired")
+    alpha.event("odd\x1b[31m", text="\x07bell")
+    for words in (["requests"], ["request", "\x1b[2J"], ["events"]):
+        shown = inspect(*words)
+        assert shown.code == 0, shown.error
+        assert "\x1b" not in shown.out
+        assert "\\x1b" in shown.out
+    assert "\x1b" not in inspect("request", "\x1b[3J").error
+
+
+def start(redis: RealRedis, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "swift_tiers.ops", "inspect", *words, "--url", redis.url]
+    environment = {**os.environ, "COLUMNS": "150", "TERM": "xterm", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment)
+
+
+class Reading:
+    """Gathers what comes from a file descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.data = b""
+        self._descriptor = descriptor
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._descriptor, 65536):
+                self.data += data
+        except OSError:
+            pass  # the other end of a terminal was closed
+
+    def has(self, text: str, times: int = 1) -> None:
+        wait_for(lambda: self.data.count(text.encode()) >= times, f"{text!r} in {self.data.decode()!r}")
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Ctrl-C: its exit code and what it wrote to stderr."""
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    error = process.stderr.read().decode()
+    return process.wait(20), error
+
+
+def test_watching_without_a_terminal(redis: RealRedis, alpha: HandWritten) -> None:
+    """Over the end and the return of its Redis."""
+    with start(redis, "links", "--watch", "0.2") as process:
+        assert process.stdout is not None
+        reading = Reading(process.stdout.fileno())
+        reading.has("host to ssd", 2)
+        alpha.hash("link", {**LINK, "bytes": 10**9 + 2**30}, link="host-ssd")
+        reading.has("iB/s", 5 + reading.data.count(b"iB/s"))
+        redis.kill()
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        said = b""
+
+        def complained() -> bool:
+            nonlocal said
+            said += process.stderr.read() or b""  # type: ignore[union-attr]
+            return b"not reachable" in said
+
+        wait_for(complained, "a word about Redis")
+        redis.start()
+        reading.has("no server has been on this bus")
+        alpha.write()
+        reading.has("host to ssd", 1 + reading.data.count(b"host to ssd"))
+        os.set_blocking(process.stderr.fileno(), True)
+        code, error = interrupt(process)
+    assert code == 0
+    assert b"\x1b" not in reading.data
+    assert "Traceback" not in said.decode() + error
+
+
+def test_watching_as_json(redis: RealRedis, alpha: HandWritten) -> None:
+    with start(redis, "servers", "--watch", "0.1", "--json") as process:
+        assert process.stdout is not None
+        reading = Reading(process.stdout.fileno())
+        reading.has("\n", 3)
+        assert interrupt(process) == (0, "")
+    lines = reading.data.decode().splitlines()
+    assert [json.loads(line)["servers"][0]["server"] for line in lines[:3]] == ["alpha"] * 3
+
+
+def test_watching_in_a_terminal(redis: RealRedis, alpha: HandWritten) -> None:
+    master, slave = pty.openpty()
+    try:
+        with start(redis, "tiers", "--watch", "0.1", stdout=slave) as process:
+            reading = Reading(master)
+            reading.has("Ctrl-C ends", 2)
+            reading.has("\x1b[?1049h")
+            alpha.hash("tier", {**TIER, "checksum_failures": 2}, tier="ssd")
+            reading.has("2 pages were damaged")
+            redis.kill()
+            reading.has("not reachable")
+            redis.start()
+            reading.has("no server has been on this bus")
+            assert interrupt(process) == (0, "")
+            reading.has("\x1b[?1049l")
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+def test_following_events(redis: RealRedis, alpha: HandWritten) -> None:
+    with start(redis, "events", "--watch") as process:
+        assert process.stdout is not None
+        reading = Reading(process.stdout.fileno())
+        reading.has("#1  stripe.opened")
+        alpha.event("device.out")
+        reading.has("#2  device.out")
+        beta = HandWritten(alpha.client, "beta").write()
+        reading.has("beta dp0-tp0  #1")
+        alpha.event("late", sequence=5)
+        reading.has("LOST  alpha dp0-tp0  events 3 to 4")
+        reading.has("#5  late")
+        beta.event("afterwards")
+        beta.die()
+        reading.has("beta dp0-tp0  #2  afterwards")
+        redis.restart()
+        alpha.heartbeat()
+        alpha.event("again", sequence=8)
+        reading.has("LOST  alpha dp0-tp0  events 6 to 7")
+        reading.has("#8  again")
+        code, error = interrupt(process)
+    assert code == 0
+    assert "Traceback" not in error
+    assert reading.data.count(b"#1  stripe.opened") == 2, "nothing twice"
+
+
+def test_ctrl_c_before_the_first_look(redis: RealRedis, alpha: HandWritten) -> None:
+    """Redis does not answer: it waits, and is interrupted; a single look says so, a watch just ends."""
+    for words, code in ((["servers"], 130), (["servers", "--watch"], 0)):
+        redis.sleep(2)
+        with start(redis, *words) as process:
+            wait_for(lambda: clients_connected(redis.pid, process.pid), "a connection")
+            found, error = interrupt(process)
+        assert found == code
+        assert "Traceback" not in error
+        redis.admin.ping()
+
+
+def clients_connected(server: int, client: int) -> bool:
+    """Whether `client` has opened a socket."""
+    try:
+        links = [os.readlink(f"/proc/{client}/fd/{name}") for name in os.listdir(f"/proc/{client}/fd")]
+    except OSError:
+        return False
+    return any(link.startswith("socket:") for link in links)
+
+
+# ---- parts ----
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "?"), (0.0, "0 s"), (0.00035, "0.35 ms"), (0.0123, "12 ms"), (2.14, "2.1 s"), (200, "3 min 20 s"),
+        (300, "5 min"), (18120, "5 h 2 min"), (273600, "3 d 4 h"),
+    ],
+)  # fmt: skip
+def test_durations(value: float | None, text: str) -> None:
+    assert units.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "?"), (0, "0"), (9999, "9999"), (12345, "12.3k"), (4_560_000, "4.56M")]
+)
+def test_counts(value: int | None, text: str) -> None:
+    assert units.count(value) == text
+
+
+def test_shares() -> None:
+    assert [units.share(1, 4), units.share(0, 0), units.share(None, 4)] == ["25%", "-", "?"]
+
+
+def link(seconds: float, moved: int | None) -> Snapshot:
+    view = LinkView(server="a", rank="r", link="host-ssd", time=seconds, bytes=moved)
+    rank = RankState(name="r", links=(view,))
+    return Snapshot(time=seconds, servers=(ServerState(server=ServerView(server="a", alive=True), ranks=(rank,)),))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rate"),
+    [
+        (None, link(10, 100), None),
+        (link(10, 100), link(12, 300), 100.0),
+        (link(10, 100), link(10, 100), None),
+        (link(10, 100), link(12, 50), None),
+        (link(10, None), link(12, 50), None),
+    ],
+)
+def test_rates(before: Snapshot | None, after: Snapshot, rate: float | None) -> None:
+    assert Rates(before).of(after.servers[0].ranks[0].links[0], "bytes") == rate
+
+
+def event(server: str, happened: float) -> Event:
+    return Event(
+        server=server, rank="r", entry="0-0", sequence=1, time=happened, happened=happened, age_seconds=0.0, kind="k",
+        fields={},
+    )  # fmt: skip
+
+
+def test_gaps_stay_before_the_event_that_follows_them() -> None:
+    gap = Gap(server="b", rank="r", first=1, last=2)
+    items = merged([[event("a", 1.0), event("a", 3.0)], [gap, event("b", 2.0)]])
+    assert [item.server for item in items] == ["a", "b", "b", "a"]
+    assert items[1] is gap
+
+
+def request(**fields: Any) -> RequestView:
+    return RequestView(**{"server": "a", "rank": "r", "rid": "x", "state": "running", **fields})
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        (request(queue_seconds=3.0, restore_seconds=2.0, first_token_seconds=4.0), "went into waiting for pages"),
+        (request(queue_seconds=3.0, restore_seconds=0.0, first_token_seconds=4.0), "went into waiting for its turn"),
+        (
+            request(queue_seconds=1.0, restore_seconds=0.0, first_token_seconds=4.0, recomputed_tokens=700),
+            "went into computing 700 tokens",
+        ),
+        (request(queue_seconds=1.0, restore_seconds=0.5), "no token yet"),
+        (request(state="restoring"), "waits for its pages"),
+        (request(state="waiting"), "waits for its turn"),
+    ],
+)
+def test_why_a_request_is_slow(view: RequestView, said: str) -> None:
+    assert any(said in line for line in explain(view))
+
+
+def test_nothing_is_said_of_what_is_not_known() -> None:
+    assert list(explain(request(state="aborted"))) == []
+    (line,) = explain(request(queue_seconds=0.0, restore_seconds=0.0))
+    assert "most of it" not in line
