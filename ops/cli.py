@@ -9,9 +9,9 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from swift_tiers.ops import bench_command, config_command, demo, doctor, fsck, inspect
+from swift_tiers.ops import bench_command, config_command, control_command, demo, doctor, fsck, inspect
 from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from swift_tiers.ops.model import ModelError
 from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
@@ -21,14 +21,30 @@ COMMANDS = {
     "demo": demo,
     "doctor": doctor,
     "inspect": inspect,
+    "control": control_command,
     "bench": bench_command,
     "fsck": fsck,
     "config": config_command,
 }
 
 
+#: Commands whose options may stand between their words: `inspect request --json RID`.
+INTERMIXED = {"inspect", "control"}
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one line."""
+
+    intermixed = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if not self.intermixed:
+            return super().parse_known_args(args, namespace)
+        self.intermixed = False  # it calls this in its turn
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.intermixed = True
 
     def error(self, message: str) -> NoReturn:
         print(f"swift-tiers: error: {message} (see `{self.prog} --help`)", file=sys.stderr)
@@ -56,6 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
             "-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
         module.add_arguments(command)
+        command.intermixed = name in INTERMIXED
         command.set_defaults(run=module.run)
     return parser
 

@@ -17,6 +17,8 @@ from swift_tiers.radix_tiering.errors import BusError
 STREAM_ENTRIES = 1000
 #: An answer about a page that is at most so much older than the question need not be given anew, seconds.
 FRESH_SECONDS = 1.0
+#: How long a server may take to look at what is asked of it, seconds: it does so once a second at least.
+PATIENCE_SECONDS = 3.0
 #: Between two looks for an answer, seconds.
 POLL_SECONDS = 0.05
 #: How long a command may take once its deadline has passed, if it was accepted before, seconds; at least its timeout.
@@ -36,12 +38,10 @@ class PageAnswers(NamedTuple):
     silent: tuple[tuple[str, str], ...]
 
 
-def ask_page(bus: RoundTrips, servers: Sequence[ServerView], page: str, timeout: float | None) -> PageAnswers:
-    """Ask every rank of `servers`, which are alive, for a page. Without `timeout`: as long as they may need."""
+def ask_page(bus: RoundTrips, servers: Sequence[ServerView], page: str, timeout: float) -> PageAnswers:
+    """Ask every rank of `servers`, which are alive, for a page."""
     if not _PAGE_KEY.fullmatch(page):
         raise BusError(f"page {page[:80]!r}: is not the key of a page; give its 64 digits, 0-9 and a-f")
-    if timeout is None:
-        timeout = _patience(servers)
     homes = {
         bus.keys.of("page", server=one.server, rank=rank, key=page): (one, rank)
         for one in servers
@@ -112,8 +112,8 @@ def send_command(
         view = look()
         return view if view is not None and set(server.ranks) <= set(view.ranks) else None
 
-    # Until the deadline, and then until a server that looks at its commands now and then can have said that it passed.
-    found = _wait_for(final, timeout + _patience([server]))
+    # Until the deadline, and then until the server can have seen that it has passed, and said so.
+    found = _wait_for(final, timeout + PATIENCE_SECONDS)
     if found is None and look() is not None:
         found = _wait_for(final, max(timeout, FINISH_SECONDS))
         if found is None:
@@ -129,11 +129,6 @@ def send_command(
     if found.state in ("done", "partly"):
         return _wait_for(complete, STRAGGLER_SECONDS) or look() or found
     return found
-
-
-def _patience(servers: Sequence[ServerView]) -> float:
-    """How long servers may take to look at what is asked of them, seconds."""
-    return 1.0 + 2 * max((one.interval_seconds or 0.0 for one in servers), default=0.0)
 
 
 def _wait_for(look: Callable[[], Answer | None], seconds: float) -> Answer | None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import redis
 
-from swift_tiers.radix_tiering.bus.asking import PageAnswers, ask_page, send_command
+from swift_tiers.radix_tiering.bus.asking import PATIENCE_SECONDS, PageAnswers, ask_page, send_command
 from swift_tiers.radix_tiering.bus.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.connection import bus_errors, connect
 from swift_tiers.radix_tiering.bus.event_reading import Cursor, Events, newest_events, read_events
@@ -165,10 +165,10 @@ class BusReader:
 
     # ---- asking ----
 
-    def page(self, page: str, server: str | None = None, timeout: float | None = None) -> PageAnswers:
+    def page(self, page: str, server: str | None = None, timeout: float = PATIENCE_SECONDS) -> PageAnswers:
         """Ask every living rank, or those of one server, what it knows of the page with this key (64 hex digits).
 
-        Waits at most `timeout` seconds; by default as long as servers need that look at questions at each publishing.
+        Waits at most `timeout` seconds, until all have answered; who has not is named in the result.
         """
         asked = [one for one in self.servers() if one.alive] if server is None else [self._living(server)[0]]
         return ask_page(self._bus, asked, page, timeout)

@@ -77,6 +77,9 @@ class RankView(RankedView, frozen=True):
     publishes: int | None = None
     publish_failures: int | None = None
     publish_seconds: float | None = None
+    publish_cpu_seconds: float | None = None
+    questions: int | None = None
+    questions_ignored: int | None = None
     sample_seconds: float | None = None
 
 

@@ -157,7 +157,7 @@ def test_one_request(inspect: Inspect, beta: HandWritten) -> None:
     assert "device 12, host 30, compute 4" in shown.out
     assert "17-40 3 90-110" in shown.out
     assert "first token after 400 ms: 210 ms (52%) waiting for pages from below the device" in shown.out
-    content = json.loads(inspect("request", RID, "--json").out)
+    content = json.loads(inspect("request", "--json", RID).out)
     assert [one["rank"] for one in content["requests"]] == ["dp0-tp0", "dp0-tp1"]
     assert "most of it went into waiting for pages" in content["why"][1]
 

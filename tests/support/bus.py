@@ -192,7 +192,8 @@ RANK: Fields = {
     "write_queue_pages": 3, "running_requests": 2, "waiting_requests": 1, "restores_started": 40,
     "restores_completed": 40, "restores_cut_short": 0, "restores_expired": 0, "restores_cancelled": 0,
     "failed_loads": 0, "events": 1, "events_lost": 0, "publishes": 900, "publish_failures": 0,
-    "publish_seconds": 0.0021, "sample_seconds": 1.5,
+    "publish_seconds": 0.0021,
+    "publish_cpu_seconds": 1.1, "questions": 0, "questions_ignored": 0, "sample_seconds": 1.5,
 }  # fmt: skip
 TIER: Fields = {
     "capacity_bytes": 2**30, "used_bytes": 2**29, "pages": 1456, "pinned_pages": 12, "limit_bytes": 2**30, "hits": 900,

@@ -421,7 +421,8 @@ def test_nobody_to_command(reader: BusReader, alpha: HandWritten) -> None:
         reader.command("alpha", "me", Flush())
 
 
-def test_a_server_that_says_nothing(reader: BusReader, alpha: HandWritten) -> None:
+def test_a_server_that_says_nothing(reader: BusReader, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.PATIENCE_SECONDS", 0.1)
     with pytest.raises(BusError, match="nobody answered within"):
         reader.command("alpha", "me", Flush(), timeout=0.1)
 
@@ -429,7 +430,8 @@ def test_a_server_that_says_nothing(reader: BusReader, alpha: HandWritten) -> No
 def test_a_server_that_accepts_and_never_finishes(
     reader: BusReader, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.FINISH_SECONDS", 0.1)
+    for limit in ("PATIENCE_SECONDS", "FINISH_SECONDS"):
+        monkeypatch.setattr(f"swift_tiers.radix_tiering.bus.asking.{limit}", 0.1)
     with alpha.obeying("accepted"), pytest.raises(BusError, match="has not finished it; see"):
         reader.command("alpha", "me", Flush(), timeout=0.1)
 

@@ -1,0 +1,137 @@
+"""Send one command to a server and show what became of it at each of its ranks. The server needs bus.control = true.
+
+Exits 0 if every rank carried it out, 1 if it was refused, expired, was carried out by some ranks only, or was not
+answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from swift_tiers.ops.errors import FAILURE, USAGE, CommandError
+from swift_tiers.ops.inspect.bus import add_bus_arguments, bus_config
+
+if TYPE_CHECKING:
+    from swift_tiers.radix_tiering.bus.commands import AnyCommand, Command
+    from swift_tiers.radix_tiering.bus.views import CommandView
+
+SUMMARY = "steer a server: flush, drain, add, pin, drop, set, cap"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from swift_tiers.radix_tiering.bus.commands import COMMANDS
+
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(["commands:", *(f"  {usage(kind)}\n      {kind.__doc__}" for kind in COMMANDS)])
+    parser.add_argument("server", metavar="SERVER", help="its name on the bus; see `swift-tiers inspect servers`")
+    parser.add_argument("order", metavar="COMMAND", choices=[name_of(kind) for kind in COMMANDS], help="see below")
+    parser.add_argument("values", metavar="VALUE", nargs="*", help="what the command takes")
+    add_bus_arguments(parser)
+    parser.add_argument("--author", help="who wants it, for the audit (default: user@host)")
+    parser.add_argument(
+        "--timeout", type=_timeout, default=10.0, metavar="SECONDS",
+        help="after that the server must not begin with it any more (default: 10)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="the outcome as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    from swift_tiers.radix_tiering.bus.reader import BusReader
+
+    command = make_command(options.order, options.values)
+    with BusReader.open(bus_config(options), "control") as reader:
+        outcome = reader.command(options.server, options.author or author(), command, options.timeout)
+    if options.json:
+        import msgspec
+
+        print(json.dumps(msgspec.to_builtins(outcome), indent=1))
+    else:
+        show(options.order, outcome)
+    return 0 if outcome.state == "done" else FAILURE
+
+
+def name_of(kind: type[Command]) -> str:
+    """`drain-device`."""
+    return str(kind.__struct_config__.tag).replace("_", "-")
+
+
+def usage(kind: type[Command]) -> str:
+    """`cap-tier host|ssd [LIMIT]`."""
+    import msgspec
+
+    words = [name_of(kind)]
+    for field in msgspec.structs.fields(kind):
+        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+        word = "|".join(choices) or field.name.upper()
+        words.append(word if field.required else f"[{word}]")
+    return " ".join(words)
+
+
+def make_command(name: str, values: list[str]) -> AnyCommand:
+    """The command from its words. Raises CommandError (usage)."""
+    import msgspec
+
+    from swift_tiers.radix_tiering.bus.commands import COMMANDS
+
+    kind: Any = next(kind for kind in COMMANDS if name_of(kind) == name)
+    fields = msgspec.structs.fields(kind)
+    if not sum(field.required for field in fields) <= len(values) <= len(fields):
+        raise CommandError(f"control: usage: control SERVER {usage(kind)}", USAGE)
+    content = {}
+    for field, value in zip(fields, values, strict=False):
+        try:
+            content[field.name] = _convert(value, field.type)
+        except msgspec.ValidationError as error:
+            what = str(error)[0].lower() + str(error)[1:]
+            raise CommandError(
+                f"control {name}: {field.name} {value[:80]!r}: {what}; usage: control SERVER {usage(kind)}", USAGE
+            ) from None
+    command: AnyCommand = kind(**content)
+    return command
+
+
+def _convert(value: str, kind: Any) -> object:
+    """As a number where it is one and one is wanted."""
+    import msgspec
+
+    if value.isdecimal():
+        try:
+            return msgspec.convert(int(value), kind)
+        except msgspec.ValidationError:
+            pass  # the key of a page may have decimal digits only
+    return msgspec.convert(value, kind)
+
+
+def author() -> str:
+    """`user@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid{os.geteuid()}"  # an account that has no name here, as in containers
+    return f"{user}@{socket.gethostname()}"
+
+
+def show(name: str, outcome: CommandView) -> None:
+    """One line about all, then one about each rank."""
+    from swift_tiers.ops.inspect.units import text
+
+    reason = f": {text(outcome.reason)}" if outcome.reason else ""
+    state = outcome.state if outcome.state == "done" else outcome.state.upper()
+    print(f"{state} {name} on {text(outcome.server)}{reason} (command {text(outcome.id)})")
+    for rank, became in sorted(outcome.ranks.items()):
+        print(f"  {text(rank)}  {text(became)}")
+
+
+def _timeout(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return seconds

@@ -1,0 +1,192 @@
+"""`swift-tiers control`: commands to servers on a real Redis that obey, refuse, or say nothing."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from swift_tiers.ops import cli, control_command
+from swift_tiers.ops.control_command import make_command, usage
+from swift_tiers.ops.errors import CommandError
+from swift_tiers.radix_tiering.bus.commands import (
+    COMMANDS,
+    AddDevice,
+    AnyCommand,
+    CapTier,
+    DrainDevice,
+    Drop,
+    Flush,
+    Pin,
+    SetPolicy,
+    Unpin,
+    read_command,
+    read_order,
+)
+
+from support.bus import PAGE, HandWritten
+from support.redis import RealRedis, free_port
+
+Control = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def redis() -> Iterator[RealRedis]:
+    with RealRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def alpha(redis: RealRedis) -> HandWritten:
+    return HandWritten(redis.admin, ranks=("dp0-tp0", "dp0-tp1")).write()
+
+
+@pytest.fixture
+def control(redis: RealRedis, capsys: pytest.CaptureFixture[str]) -> Control:
+    """Runs the command on this Redis: code, stdout, stderr."""
+
+    def run(*words: str, url: str = redis.url) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = cli.main(["control", *words, "--url", url])
+        except SystemExit as error:
+            code = int(error.code or 0)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["flush"], Flush()),
+        (["flush", "all"], Flush(tiers="all")),
+        (["drain-device", "3"], DrainDevice(device=3)),
+        (["add-device", "/ssd9/kv"], AddDevice(directory="/ssd9/kv")),
+        (["pin", PAGE], Pin(page=PAGE)),
+        (["unpin", "1" * 64], Unpin(page="1" * 64)),
+        (["drop", PAGE], Drop(page=PAGE)),
+        (["set-policy", "eviction", "lfu"], SetPolicy(field="eviction", value="lfu")),
+        (["set-policy", "admission_uses", "3"], SetPolicy(field="admission_uses", value=3)),
+        (["cap-tier", "host", "8GiB"], CapTier(tier="host", limit="8GiB")),
+        (["cap-tier", "ssd", "1024"], CapTier(tier="ssd", limit=1024)),
+        (["cap-tier", "ssd"], CapTier(tier="ssd")),
+    ],
+)
+def test_every_command_arrives_as_it_was_meant(
+    control: Control, alpha: HandWritten, words: list[str], command: AnyCommand
+) -> None:
+    with alpha.obeying():
+        code, out, error = control("alpha", *words, "--author", "me@here")
+    assert (code, error) == (0, "")
+    assert out.startswith(f"done {words[0]} on alpha")
+    ((_, entry),) = alpha.client.xrange(alpha.key("control"))
+    order = read_order(entry)
+    assert (order.author, order.command) == ("me@here", command)
+
+
+def test_every_kind_of_command_can_be_sent_and_is_explained(control: Control) -> None:
+    _, help_text, _ = control("--help")
+    for kind in COMMANDS:
+        assert usage(kind) in help_text
+        assert " ".join((kind.__doc__ or "").split()) in " ".join(help_text.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["flush", "everything"], "tiers 'everything': invalid enum value"),
+        (["flush", "all", "now"], "usage: control SERVER flush [host|all]"),
+        (["drain-device"], "usage: control SERVER drain-device DEVICE"),
+        (["drain-device", "-1"], "device '-1': expected `int`"),
+        (["drain-device", "one"], "device 'one': expected `int`"),
+        (["pin", "abc"], "page 'abc'"),
+        (["set-policy", "prefix", "x"], "field 'prefix': invalid enum value"),
+        (["cap-tier", "device", "1GiB"], "tier 'device'"),
+        (["explode"], "invalid choice"),
+        (["flush", "--timeout", "0"], "not a number of seconds"),
+        ([], "required"),
+    ],
+)
+def test_a_wrong_usage_is_one_line_and_2_and_nothing_is_sent(
+    control: Control, alpha: HandWritten, words: list[str], said: str
+) -> None:
+    code, out, error = control("alpha", *words)
+    assert (code, out) == (2, "")
+    assert said in error
+    assert error.count("\n") == 1
+    assert alpha.client.exists(alpha.key("control")) == 0
+
+
+def test_what_became_of_it_at_each_rank(control: Control, alpha: HandWritten) -> None:
+    ranks = {"dp0-tp0": "done: 12 pages forgotten", "dp0-tp1": "refused: \x1b[31mno room"}
+    with alpha.obeying("partly", ranks=ranks):
+        code, out, _ = control("alpha", "flush")
+        _, content, _ = control("alpha", "flush", "--json")
+    lines = out.splitlines()
+    assert code == 1
+    assert lines[0].startswith("PARTLY flush on alpha (command ")
+    assert lines[1:] == ["  dp0-tp0  done: 12 pages forgotten", "  dp0-tp1  refused: \\x1b[31mno room"]
+    view = json.loads(content)
+    assert (view["state"], view["type"], view["ranks"]) == ("partly", "flush", ranks)
+
+
+def test_options_may_stand_anywhere(control: Control, alpha: HandWritten) -> None:
+    with alpha.obeying():
+        code, out, _ = control("--author", "me", "alpha", "--timeout", "5", "flush", "--json", "all")
+    assert code == 0
+    assert json.loads(out)["author"] == "me"
+    ((_, entry),) = alpha.client.xrange(alpha.key("control"))
+    assert read_order(entry).command == Flush(tiers="all")
+
+
+@pytest.mark.parametrize("state", ["refused", "expired"])
+def test_what_was_not_carried_out_is_1(control: Control, alpha: HandWritten, state: str) -> None:
+    with alpha.obeying(state, "there is no device 7", ranks={}):
+        code, out, _ = control("alpha", "drain-device", "7")
+    assert code == 1
+    assert out.startswith(f"{state.upper()} drain-device on alpha: there is no device 7 (command ")
+
+
+def test_a_server_that_is_not_there_or_does_not_obey(control: Control, alpha: HandWritten) -> None:
+    code, _, error = control("gamma", "flush")
+    assert (code, error) == (1, "swift-tiers: error: server gamma: is not known here; alive are: alpha\n")
+    alpha.control = False
+    alpha.heartbeat()
+    code, _, error = control("alpha", "flush")
+    assert code == 1
+    assert "start it with bus.control = true" in error
+
+
+def test_a_server_that_says_nothing(control: Control, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.PATIENCE_SECONDS", 0.1)
+    code, out, error = control("alpha", "flush", "--timeout", "0.1")
+    assert (code, out) == (1, "")
+    assert "nobody answered within 0.1 s" in error
+
+
+def test_a_bus_that_cannot_be_reached(control: Control) -> None:
+    code, _, error = control("alpha", "flush", url=f"redis://127.0.0.1:{free_port()}")
+    assert code == 1
+    assert "not reachable" in error
+
+
+def test_the_author_is_who_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "box")
+    monkeypatch.setattr(getpass, "getuser", lambda: "ann")
+    assert control_command.author() == "ann@box"
+
+    def nobody() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    assert control_command.author().endswith("@box")
+
+
+def test_words_make_the_command_that_its_json_makes() -> None:
+    assert make_command("pin", [PAGE]) == read_command(json.dumps({"type": "pin", "page": PAGE}))
+    with pytest.raises(CommandError):
+        make_command("pin", [PAGE.upper()])
