@@ -222,25 +222,25 @@ class TierStack:
                 self.table.drop_namespace(self.digest)
             elif host:
                 self.table.drop_host_copies()
-        if ssd and self.stripes is not None:
-            self.stripes.flush_namespace(self.digest)
-        self.events.emit("tiers.flushed", host=host, ssd=ssd)
+        durable = not ssd or self.stripes is None or self.stripes.flush_namespace(self.digest)
+        self.events.emit("tiers.flushed", host=host, ssd=ssd, durable=durable)
 
     def change_namespace(self, namespace: Namespace) -> None:
         """The model's weights changed: from now on no page that came before is found.
 
-        Old pages on ssd stay, since the old weights may come back, and are evicted like any others.
+        Old pages on ssd stay, since the old weights may come back, and are evicted like any others. Waits for no
+        device: new pages go to ssd once the devices know their namespace.
         """
         digest, before = namespace.digest(), self.digest
-        on_ssd = self._try_register(namespace)
         with self.table.lock:
             if self.writer is not None:
                 self.writer.clear()
-                self.writer.enabled = on_ssd
+                self.writer.enabled = self.writer.paused = True
             self.table.drop_host_copies(before)
             self.namespace = namespace
             self.digest = digest
             self.restorer.namespace = digest
+        on_ssd = self._register_soon(namespace)
         if self.stripes is not None and before != digest:
             self.stripes.retire_namespace(before)
         self.events.emit("namespace.changed", namespace=digest.hex(), on_ssd=on_ssd)
@@ -308,20 +308,40 @@ class TierStack:
         if self.stripes is not None:
             self.stripes.release(stored.placement)
 
-    def _register_namespace(self, namespace: Namespace) -> None:
+    def _register_namespace(self, namespace: Namespace, done: Callable[[bool], None] | None = None) -> None:
         assert self.stripes is not None
         text = msgspec.json.encode(namespace, order="sorted").decode()
-        self.stripes.register_namespace(namespace.digest(), text)
+        self.stripes.register_namespace(namespace.digest(), text, done)
 
-    def _try_register(self, namespace: Namespace) -> bool:
-        """False where the stripe set cannot take another namespace now: its pages stay in host memory alone."""
+    def _register_soon(self, namespace: Namespace) -> bool:
+        """Go on writing once the devices know `namespace`. False where the stripe set cannot take another one now, or
+        there is none: its pages stay in host memory alone."""
+        writer, digest = self.writer, namespace.digest()
+        if writer is None:
+            return False
+
+        def registered(durable: bool) -> None:
+            """On the stripe set's thread."""
+            if not durable:
+                self.events.emit("ssd.namespace_refused", reason="no device is left")
+            self._resume_writing(digest, durable)
+
         try:
-            if self.stripes is not None:
-                self._register_namespace(namespace)
+            self._register_namespace(namespace, registered)
         except (SwiftTiersError, RuntimeError) as error:
             self.events.emit("ssd.namespace_refused", reason=str(error))
+            self._resume_writing(digest, False)
             return False
         return True
+
+    def _resume_writing(self, digest: bytes, enabled: bool) -> None:
+        with self.table.lock:
+            if self.writer is not None and self.digest == digest:  # else another has come since, and waits for its own
+                self.writer.enabled, self.writer.paused = enabled, False
+                if enabled:
+                    self.writer.pump()
+                else:
+                    self.writer.clear()
 
     def _recover(self, recovered: Iterable[StoredPage]) -> None:
         """Enter what the devices hold, parents first; a page whose prefix is gone is given back at once.

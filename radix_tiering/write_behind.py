@@ -50,6 +50,7 @@ class WriteBehind:
         self._clock = clock
         self._verify = verify
         self.enabled = True  # False: nothing is taken in
+        self.paused = False  # True: what is taken in waits
         self._queue: deque[Page] = deque()
         self._queued: set[Page] = set()
         self._in_flight = 0
@@ -80,7 +81,7 @@ class WriteBehind:
 
     def pump(self) -> None:
         """Start writes while there are pages and room in flight."""
-        while self._queue and self._in_flight < WRITES_IN_FLIGHT:
+        while self._queue and not self.paused and self._in_flight < WRITES_IN_FLIGHT:
             page = self._queue.popleft()
             self._queued.discard(page)
             self._start(page)
