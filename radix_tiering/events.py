@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -33,10 +34,13 @@ class EventLog:
             self._sequence += 1
             self._events.append(Event(self._sequence, self._clock(), kind, fields))
 
-    def since(self, sequence: int = 0) -> list[Event]:
-        """Events after `sequence` that are still kept, oldest first."""
+    def since(self, sequence: int = 0, most: int | None = None) -> list[Event]:
+        """Events after `sequence` that are still kept, the oldest first; not more than the oldest `most` of them."""
         with self._lock:
-            return [event for event in self._events if event.sequence > sequence]
+            # The numbers have no gaps: where to begin needs no search, which would keep those who emit waiting.
+            start = max(0, len(self._events) - (self._sequence - sequence))
+            stop = len(self._events) if most is None else start + most
+            return list(islice(self._events, start, stop))
 
     @property
     def emitted(self) -> int:

@@ -3,7 +3,8 @@
 Names are `PREFIX:SERVER:RANK:WHAT`. A server's name holds no colon, a rank's name is `dp0-tp0`. Numbers are decimal
 text. Units are in the fields' names: `_bytes`, `_seconds`, `_tokens`, `_pages`; a field without one is a plain count.
 A `time` is in seconds since 1970 by the writer's clock; `clock_offset_seconds` says how far that clock is off
-Redis' own. A counter grows from the start of its server and never shrinks: a smaller value means a new server.
+Redis' own. A counter grows from the start of its server and never shrinks: a smaller value means a new server. What is
+not known, or does not apply, is an empty field.
 
 No key holds token ids, text of prompts or answers, cache salts, or secrets.
 """
@@ -18,6 +19,8 @@ SCHEMA_VERSION = 1
 
 #: How long state outlives its last writing, in publishing intervals, and at least in seconds.
 STATE_TTL_INTERVALS, STATE_TTL_LOWEST = 4, 5.0
+#: How long a server that is gone is remembered, with its streams, seconds.
+SERVER_TTL = 3600.0
 #: How long a request is kept after its end, seconds, and how many ended ones per rank.
 ENDED_REQUEST_TTL, ENDED_REQUESTS = 300.0, 256
 #: How long an answer to a question is kept, seconds.
@@ -56,6 +59,7 @@ class KeySpec(NamedTuple):
 
 
 _STATE = "max(5 s, 4 intervals)"
+_STREAM = "1 h after its server's end"
 _RANK = "every rank, each interval"
 _EVERYONE = "everyone"
 
@@ -75,7 +79,9 @@ _TIER_COUNTERS = (
     Field("refused:*", "pages not taken in, by reason"),
     Field("restores", "restores that read from it"),
     Field("restore_seconds", "their durations, summed"),
-    Field("restore_p50_seconds", "median since the start (upper bound of its bucket); empty if there was none"),
+    Field(
+        "restore_p50_seconds", "median since the start (upper bound of its bucket, 8.4 for all above); empty if none"
+    ),
     Field("restore_p99_seconds", "99th percentile, likewise"),
 )
 
@@ -131,7 +137,10 @@ KEYS: tuple[KeySpec, ...] = (
             Field("events_lost", "events that were dropped before they could be published"),
             Field("publishes", "times that state was published"),
             Field("publish_failures", "times that it could not be"),
-            Field("publish_seconds", "what the last publishing took"),
+            Field("publish_seconds", "what the last publishing took, waiting for Redis included"),
+            Field("publish_cpu_seconds", "what publishing took of the CPU, summed"),
+            Field("questions", "answered"),
+            Field("questions_ignored", "entries of `questions` that asked for no page"),
             Field("sample_seconds", "what sampling requests and tree took the scheduler's thread, summed"),
         ),
         _STATE, _RANK, _EVERYONE, "one rank of a server: a scheduler process with a tier stack of its own",
@@ -247,7 +256,7 @@ KEYS: tuple[KeySpec, ...] = (
             Field("tiers", "where its pages were when it was admitted, as runs: `device 12, host 30, compute 4`"),
             Field("block_table", "device pages in order, as runs: `17-40 3 90-95`; empty unless it is running"),
         ),
-        "300 s after its end, at most 256 ended ones", "every rank, each sampling", _EVERYONE,
+        f"{_STATE}; 300 s after its end, at most 256 ended ones", "every rank, each sampling", _EVERYONE,
         "one request: why was it slow?",
     ),
     KeySpec(
@@ -259,12 +268,12 @@ KEYS: tuple[KeySpec, ...] = (
             Field("kind", "`device.out`, `page.corrupt`, `restore.expired`, ..."),
             Field("fields", "JSON object"),
         ),
-        "capped at bus.events entries", "every rank, as they happen", _EVERYONE, "what happened",
+        f"{_STREAM}, about bus.events entries", "every rank, as they happen", _EVERYONE, "what happened",
     ),
     KeySpec(
         "questions", "SERVER:questions", Kind.STREAM,
         (Field("page", "hex key of a page"),),
-        "capped at 1,000 entries", _EVERYONE, "every rank",
+        f"{_STREAM}, 1,000 entries", _EVERYONE, "every rank",
         "ask where a page is; the answer is `SERVER:RANK:page:KEY`",
     ),
     KeySpec(
@@ -293,7 +302,7 @@ KEYS: tuple[KeySpec, ...] = (
             Field("deadline", "time by Redis' clock after which it must not be carried out any more"),
             Field("command", "JSON object with `type` and its arguments; see below"),
         ),
-        "capped at 1,000 entries", "operators", "rank dp0-tp0 and its peers, if bus.control is true",
+        f"{_STREAM}, 1,000 entries", "operators", "rank dp0-tp0 and its peers, if bus.control is true",
         "commands to this server",
     ),
     KeySpec(

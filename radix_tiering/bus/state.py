@@ -1,0 +1,138 @@
+"""The state of one rank on the bus, from what the engine and SGLang tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from swift_tiers.radix_tiering.bus import records
+from swift_tiers.radix_tiering.bus.batch import Batch
+from swift_tiers.radix_tiering.bus.faults import Faults
+from swift_tiers.radix_tiering.bus.mirror import Mirror
+from swift_tiers.radix_tiering.bus.records import PublisherNumbers, ServerInfo
+from swift_tiers.radix_tiering.bus.request_board import RequestBoard
+from swift_tiers.radix_tiering.bus.schema import (
+    SCHEMA_VERSION,
+    SERVER_TTL,
+    STATE_TTL_INTERVALS,
+    STATE_TTL_LOWEST,
+    Keys,
+)
+from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.counters import StackSnapshot
+from swift_tiers.radix_tiering.telemetry import EngineSample, RequestSample, Telemetry
+
+
+class RankState:
+    """One thread."""
+
+    def __init__(
+        self,
+        config: BusConfig,
+        keys: Keys,
+        server: str,
+        rank: str,
+        info: ServerInfo,
+        telemetry: Telemetry,
+        faults: Faults,
+        *,
+        leader: bool,
+        wall: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._keys = keys
+        self._server = server
+        self._rank = rank
+        self._info = info
+        self._telemetry = telemetry
+        self._faults = faults
+        self._leader = leader
+        self._wall = wall
+        ttl = max(STATE_TTL_LOWEST, STATE_TTL_INTERVALS * float(config.interval))
+        self.mirror = Mirror(ttl, monotonic)
+        self._board = RequestBoard(keys, self.mirror, server, rank)
+        self._sample: EngineSample | None = None
+
+    def forget(self) -> None:
+        """Redis may hold none of it: the next publishing writes everything."""
+        self.mirror.forget()
+        self._board.forget()
+        self._sample = None
+
+    def check(self, batch: Batch) -> None:
+        """Between two publishings: see whether the state is still there."""
+        self.mirror.check(batch, self._key("rank"))
+
+    def publish(self, batch: Batch, numbers: PublisherNumbers, redis_now: float) -> None:
+        """Queue everything that is to be said now. `redis_now`: by Redis' clock."""
+        stack: StackSnapshot | None = None
+        engine: EngineSample | None = None
+        ended: list[RequestSample] = []
+        with self._faults.at("the tiers' snapshot"):
+            stack = self._telemetry.stack()
+        with self._faults.at("the requests' samples"):
+            # In this order: a request that ends in between is in the newer of the two.
+            engine = self._telemetry.engine()
+            ended = self._telemetry.ended()
+        now = self._wall()
+        if self._leader:
+            self._publish_server(batch, now, redis_now)
+        with self._faults.at("what is told of the rank"):
+            self._write(batch, records.rank_record(stack, engine, numbers, time=now, pid=os.getpid()), "rank")
+        with self._faults.at("what is told of the tiers"):
+            self._publish_stack(batch, stack, now)
+        with self._faults.at("what is told of requests"):
+            self._publish_engine(batch, engine)
+            self._board.publish(batch, engine, ended, now)
+
+    def leave(self, batch: Batch) -> None:
+        """The rank ends: nothing is said of it any more but which requests it had."""
+        self._board.leave(batch, self._wall())
+        self.mirror.remove_all(batch)
+
+    def _publish_server(self, batch: Batch, now: float, redis_now: float) -> None:
+        config, servers = self._config, self._keys.of("servers")
+        batch.add("SET", self._keys.of("schema"), SCHEMA_VERSION, "NX")
+        record = records.server_record(
+            self._info,
+            time=now,
+            pid=os.getpid(),
+            interval=float(config.interval),
+            clock_offset=now - redis_now,
+            control=config.control,
+        )
+        self._write(batch, record, "info")
+        batch.add("ZADD", servers, f"{redis_now:.6f}", self._server)
+        batch.add("ZREMRANGEBYSCORE", servers, "-inf", f"({redis_now - SERVER_TTL:.6f}")
+
+    def _publish_stack(self, batch: Batch, stack: StackSnapshot | None, now: float) -> None:
+        if stack is None:
+            return
+        for tier, counters in stack.tiers.items():
+            self._write(batch, records.tier_record(counters, time=now), "tier", tier=tier)
+        for link, copies in stack.links.items():
+            self._write(batch, records.link_record(copies, time=now), "link", link=link)
+        self._write(batch, records.directory_record(stack.directory, time=now), "directory")
+        if stack.stripe is not None:
+            self._write(batch, records.stripe_record(stack.stripe, time=now), "stripe")
+        for number, device in enumerate(stack.devices):
+            self._write(batch, records.ssd_record(device, time=now), "ssd", number=str(number))
+
+    def _publish_engine(self, batch: Batch, engine: EngineSample | None) -> None:
+        if engine is None:
+            return
+        tier, tree = self._key("tier", tier="device"), self._key("tree")
+        if engine is self._sample:
+            self.mirror.keep(batch, tier)
+            self.mirror.keep(batch, tree)
+            return
+        self._sample = engine
+        self.mirror.write(batch, tier, records.device_tier_record(engine.device, time=engine.time))
+        self.mirror.write(batch, tree, records.tree_record(engine.tree, time=engine.time))
+
+    def _key(self, name: str, **words: str) -> str:
+        return self._keys.of(name, server=self._server, rank=self._rank, **words)
+
+    def _write(self, batch: Batch, record: records.Record, name: str, **words: str) -> None:
+        self.mirror.write(batch, self._key(name, **words), record)

@@ -1,0 +1,159 @@
+"""What the bus writes of a snapshot: all the fields of the schema and no others, as text that says the same."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_tiers.radix_tiering.bus import records
+from swift_tiers.radix_tiering.bus.records import PublisherNumbers, block_table_text, quantile, to_text
+from swift_tiers.radix_tiering.bus.schema import BY_NAME
+from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS
+from swift_tiers.radix_tiering.events import Event
+
+from support import telemetry
+from support.telemetry import latency
+
+SERVER = records.server_record(telemetry.INFO, time=1.5, pid=7, interval=0.5, clock_offset=-3600.25, control=True)
+EVENT = Event(sequence=3, time=1.5, kind="device.out", fields={"device": "/ssd1", "pages": 12})
+
+ONE_OF_EACH: dict[str, list[records.Record]] = {
+    "info": [SERVER],
+    "rank": [
+        records.rank_record(telemetry.stack(), telemetry.engine(), PublisherNumbers(), time=1.5, pid=7),
+        records.rank_record(None, None, PublisherNumbers(), time=1.5, pid=7),
+    ],
+    "tier": [
+        records.tier_record(telemetry.tier(), time=1.5),
+        records.device_tier_record(telemetry.engine().device, time=1.5),
+    ],
+    "stripe": [records.stripe_record(telemetry.stack().stripe, time=1.5)],  # type: ignore[arg-type]
+    "ssd": [records.ssd_record(telemetry.device(0), time=1.5)],
+    "link": [records.link_record(telemetry.stack().links["host-ssd"], time=1.5)],
+    "tree": [records.tree_record(telemetry.engine().tree, time=1.5)],
+    "directory": [records.directory_record(telemetry.stack().directory, time=1.5)],
+    "request": [
+        records.request_record(telemetry.request("one"), "1-2", time=1.5),
+        records.request_record(telemetry.ended("one", 2.5), "", time=2.5),
+    ],
+    "events": [records.event_record(EVENT, "dp0-tp0")],
+    "page": [records.page_record(telemetry.FACTS, time=1.5)],
+}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_records_have_the_fields_of_the_schema(name: str) -> None:
+    documented = {field.name for field in BY_NAME[name].fields}
+    families = {field[:-1] for field in documented if field.endswith("*")}
+    for record in ONE_OF_EACH[name]:
+        plain = {field for field in record if not any(field.startswith(family) for family in families)}
+        assert plain == {field for field in documented if not field.endswith("*")}
+        assert all(isinstance(value, str) and "\n" not in value for value in record.values())
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_what_is_known_is_said(name: str) -> None:
+    """No field of the first record, of which everything is known, is empty, but those that have nothing to say."""
+    silent = {name for name, value in ONE_OF_EACH[name][0].items() if value == ""}
+    assert silent == {"ssd": {"reason"}, "request": {"ended"}}.get(name, set())
+
+
+def test_families() -> None:
+    tier, stripe = ONE_OF_EACH["tier"][0], ONE_OF_EACH["stripe"][0]
+    assert (tier["refused:full"], stripe["reads:ok"], stripe["reads:corrupt: checksum"]) == ("3", "800", "1")
+
+
+def test_a_page_that_is_not_held_has_no_other_field() -> None:
+    assert records.page_record(None, time=1.5) == {"time": "1.500000", "held": "0"}
+
+
+def test_places_of_a_page() -> None:
+    assert records.page_record(telemetry.FACTS, time=1.5)["ssd_placement"] == "0:17 1:4"
+
+
+def test_the_server() -> None:
+    assert SERVER["clock_offset_seconds"] == "-3600.250000"
+    assert (SERVER["control"], SERVER["ranks"]) == ("1", "dp0-tp0")
+    assert json.loads(SERVER["configuration"]) == {"host": {"size": 2**30}}
+
+
+def test_a_request() -> None:
+    record = records.request_record(telemetry.request("one"), "17-40 3 90-110", time=1.5)
+    assert record["pages"] == "46"
+    assert record["tiers"] == "device 12, host 30, compute 4"
+    assert (record["state"], record["ended"]) == ("running", "")
+    assert records.request_record(telemetry.ended("one", 2.5), "", time=2.5)["pages"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (True, "1"),
+        (False, "0"),
+        (0, "0"),
+        (0.0, "0.000000"),
+        (1_700_000_000.123456, "1700000000.123456"),
+        (16e-6, "0.000016"),
+        (math.nan, ""),
+        (math.inf, ""),
+        ("as it is", "as it is"),
+    ],
+)
+def test_values(value: object, text: str) -> None:
+    assert to_text(value) == text  # type: ignore[arg-type]
+
+
+def test_quantiles_are_upper_bounds() -> None:
+    durations = latency(*[0.001] * 98, 0.02, 0.02)
+    assert quantile(durations, 0.5) == pytest.approx(0.001024)
+    assert quantile(durations, 0.99) == pytest.approx(0.032768)
+    assert quantile(latency(), 0.5) is None
+    assert quantile(latency(1000.0), 0.5) == LATENCY_BOUNDS[-1]
+
+
+# ---- events ----
+
+
+def test_an_event_is_one_json_object_whatever_it_holds() -> None:
+    fields = {"long": "x" * 10_000, "lines": "a\nb", "bytes": b"\xff", "odd": "\udcff", "deep": [1, {"a": None}]}
+    record = records.event_record(Event(1, 1.5, "odd", fields), "dp0-tp0")
+    said = json.loads(record["fields"])
+    assert said["lines"] == "a b"
+    assert said["deep"] == [1, {"a": None}]
+    assert len(record["fields"]) < 1000
+    record["fields"].encode()
+
+
+# ---- block tables ----
+
+
+def plain_text(table: tuple[int, ...]) -> str:
+    """The same, the simple way."""
+    runs = zip(table[::2], table[1::2], strict=True)
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def test_block_tables_are_runs() -> None:
+    assert block_table_text((17, 40, 3, 3, 90, 95)) == "17-40 3 90-95"
+    assert block_table_text(()) == ""
+
+
+runs = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), max_size=6)
+
+
+@given(st.lists(runs, min_size=1, max_size=6))
+def test_a_block_table_is_written_on_from_the_one_before(tables: list[list[tuple[int, int]]]) -> None:
+    known: tuple[tuple[int, ...], str] = ((), "")
+    grown: tuple[int, ...] = ()
+    for table in tables:
+        more = tuple(page for first, length in table for page in (first, first + length))
+        # It grows at its end, its last run too; or it is another one.
+        grown = more if len(table) % 3 == 0 else (*grown[:-1], *(last + 1 for last in grown[-1:]), *more)
+        known = grown, block_table_text(grown, known)
+        assert known[1] == plain_text(grown)
+

@@ -1,0 +1,221 @@
+"""What an engine and a scheduler tell, made up: every field, as many requests and devices as wanted."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from swift_tiers.radix_tiering.bus.records import ServerInfo
+from swift_tiers.radix_tiering.counters import (
+    DeviceSnapshot,
+    DirectorySnapshot,
+    LatencyHistogram,
+    LinkSnapshot,
+    PageFacts,
+    RestoreSnapshot,
+    StackSnapshot,
+    StripeSnapshot,
+    TierSnapshot,
+)
+from swift_tiers.radix_tiering.telemetry import (
+    DevicePoolSample,
+    EngineSample,
+    RequestSample,
+    RequestState,
+    TreeSample,
+)
+
+INFO = ServerInfo(
+    host="box",
+    address="127.0.0.1:30000",
+    started=1_700_000_000.0,
+    version="0.1.0",
+    sglang_version="0.5.23",
+    model="/models/SmolLM2",
+    ranks=("dp0-tp0",),
+    configuration={"host": {"size": 2**30}},
+)
+
+
+def latency(*seconds: float) -> Any:
+    histogram = LatencyHistogram()
+    for one in seconds:
+        histogram.observe(one)
+    return histogram.snapshot()
+
+
+def tier(**changes: Any) -> TierSnapshot:
+    fields: dict[str, Any] = {
+        "capacity_bytes": 2**30,
+        "limit_bytes": 2**29,
+        "used_bytes": 2**28,
+        "pages": 700,
+        "pinned_pages": 12,
+        "hits": 900,
+        "misses": 100,
+        "bytes_read": 10**9,
+        "bytes_written": 2 * 10**9,
+        "evictions": 40,
+        "refusals": {"full": 3},
+        "checksum_failures": 1,
+        "read_latency": latency(0.001, 0.002, 0.2),
+    }
+    return TierSnapshot(**{**fields, **changes})
+
+
+def device(number: int, **changes: Any) -> DeviceSnapshot:
+    fields: dict[str, Any] = {
+        "path": f"/ssd{number}/swift-tiers.stripe",
+        "service": "in service",
+        "in_service": True,
+        "reason": "",
+        "capacity_bytes": 2**33,
+        "used_bytes": 2**30,
+        "bytes_read": 10**9,
+        "bytes_written": 2 * 10**9,
+        "reads": 4000,
+        "writes": 8000,
+        "read_errors": 2,
+        "write_errors": 1,
+        "corrupt_units": 1,
+        "in_flight": 2,
+        "latency": latency(0.0001, 0.0002),
+    }
+    return DeviceSnapshot(**{**fields, **changes})
+
+
+def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
+    copies = LinkSnapshot(transfers=100, pages=1600, bytes=10**9, seconds=0.5)
+    fields: dict[str, Any] = {
+        "namespace": "cd" * 16,
+        "rank": "tp0/1 pp0/1 dp0/1 cp0/1",
+        "page_bytes": 368640,
+        "tokens_per_page": 16,
+        "tiers": {"host": tier(), "ssd": tier(capacity_bytes=2**34, read_latency=latency())},
+        "links": dict.fromkeys(("device-host", "host-device", "host-ssd", "ssd-host"), copies),
+        "directory": DirectorySnapshot(
+            pages=2000,
+            host_only_pages=500,
+            ssd_only_pages=544,
+            both_pages=956,
+            deepest_pages=256,
+            first_pages=12,
+            foreign_pages=3,
+        ),
+        "stripe": StripeSnapshot(
+            set_id="ef" * 16,
+            unit_bytes=2**18,
+            devices=devices,
+            missing=1,
+            capacity_units=65536,
+            free_units=60000,
+            queued=4,
+            reads={"ok": 800, "corrupt: checksum": 1},
+        ),
+        "devices": tuple(device(number) for number in range(devices)),
+        "restores": RestoreSnapshot(started=40, completed=36, cut_short=1, expired=2, cancelled=1, failed_loads=1),
+        "io_engine": "io_uring",
+        "write_queue_pages": 3,
+        "events_emitted": 5,
+    }
+    return StackSnapshot(**{**fields, **changes})
+
+
+def request(rid: str, **changes: Any) -> RequestSample:
+    fields: dict[str, Any] = {
+        "rid": rid,
+        "state": RequestState.RUNNING,
+        "arrived": 1_700_000_100.0,
+        "prompt_tokens": 736,
+        "output_tokens": 12,
+        "device_tokens": 192,
+        "host_tokens": 480,
+        "ssd_tokens": 0,
+        "recomputed_tokens": 64,
+        "restore": "completed",
+        "restore_seconds": 0.21,
+        "queue_seconds": 0.25,
+        "first_token_seconds": 0.4,
+        "ended": None,
+        "tiers": (("device", 12), ("host", 30), ("compute", 4)),
+        "block_table": (17, 40, 3, 3, 90, 110),
+    }
+    return RequestSample(**{**fields, **changes})
+
+
+def ended(rid: str, at: float, **changes: Any) -> RequestSample:
+    return request(rid, **{"state": RequestState.FINISHED, "ended": at, "block_table": (), **changes})
+
+
+def engine(*requests: RequestSample, at: float | None = None) -> EngineSample:
+    return EngineSample(
+        time=time.time() if at is None else at,
+        requests=requests,
+        running_requests=len(requests),
+        waiting_requests=1,
+        device=DevicePoolSample(
+            capacity_bytes=2**31,
+            used_bytes=2**30,
+            pages=2900,
+            pinned_pages=100,
+            hits=500,
+            misses=200,
+            bytes_read=10**8,
+            bytes_written=10**7,
+            evictions=60,
+        ),
+        tree=TreeSample(
+            nodes=120,
+            leaves=40,
+            depth=7,
+            deepest_tokens=4096,
+            cached_tokens=8000,
+            evictable_tokens=6000,
+            protected_tokens=2000,
+            reused_tokens=70000,
+            prompt_tokens=100000,
+            evicted_tokens=12000,
+            complete=True,
+        ),
+        sample_seconds=1.5,
+    )
+
+
+PAGE = "ab" * 32
+FACTS = PageFacts(
+    namespace="cd" * 16,
+    depth=12,
+    parent="12" * 32,
+    children=1,
+    bytes=368640,
+    uses=3,
+    pins=0,
+    host_slot=77,
+    ssd_placement=((0, 17), (1, 4)),
+    generation=9,
+)
+
+
+class MadeUp:
+    """A `Telemetry` that says what it is told to."""
+
+    def __init__(self) -> None:
+        self.tiers: StackSnapshot | Exception = stack()
+        self.sample: EngineSample | None = engine(request("one"))
+        self.over: list[RequestSample] = []
+        self.pages: dict[bytes, PageFacts] = {bytes.fromhex(PAGE): FACTS}
+
+    def stack(self) -> StackSnapshot:
+        if isinstance(self.tiers, Exception):
+            raise self.tiers
+        return self.tiers
+
+    def engine(self) -> EngineSample | None:
+        return self.sample
+
+    def ended(self) -> list[RequestSample]:
+        over, self.over = self.over, []
+        return over
+
+    def facts(self, key: bytes) -> PageFacts | None:
+        return self.pages.get(key)
