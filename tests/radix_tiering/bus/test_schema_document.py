@@ -1,0 +1,235 @@
+"""`docs/bus.md` says what is: its table is the contract's, its examples run, its rights suffice and are needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from redis.exceptions import NoPermissionError, ResponseError
+
+from swift_tiers.ops.doctor import bus as doctor_bus
+from swift_tiers.radix_tiering.bus.commands import COMMANDS, Flush, read_command
+from swift_tiers.radix_tiering.bus.publisher import BusPublisher
+from swift_tiers.radix_tiering.bus.reader import BusReader
+from swift_tiers.radix_tiering.bus.redis_binary import find_cli
+from swift_tiers.radix_tiering.bus.schema import KEYS
+from swift_tiers.radix_tiering.bus.schema_document import BEGIN, END, renewed, schema_markdown, unit_of
+from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.errors import BusError
+
+from support.bus import PAGE, HandWritten, documented_fields
+from support.publishing import wait_published
+from support.redis import RealRedis, wait_for
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "bus.md"
+TEXT = DOCUMENT.read_text()
+
+
+@pytest.fixture
+def redis() -> Iterator[RealRedis]:
+    with RealRedis() as server:
+        yield server
+
+
+# ---- the table ----
+
+
+def test_the_table_is_the_contract() -> None:
+    assert renewed(TEXT) == TEXT, "run: python -m swift_tiers.radix_tiering.bus.schema_document docs/bus.md"
+
+
+def test_every_key_and_field_has_a_row() -> None:
+    rows = schema_markdown().splitlines()
+    assert len(rows) == 2 + sum(1 + len(spec.fields) for spec in KEYS)
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {9}
+
+
+def test_a_document_without_its_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="are missing"):
+        renewed("# The bus\n")
+    assert renewed(f"a\n{BEGIN}\nold\n{END}\nb\n") == f"a\n{BEGIN}\n\n{schema_markdown()}\n{END}\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "unit"),
+    [
+        ("time", "s since 1970"), ("restore_seconds", "s"), ("used_bytes", "bytes"), ("bytes_read", "bytes"),
+        ("bytes", "bytes"), ("prompt_tokens", "tokens"), ("host_only_pages", "pages"), ("free_units", "stripe units"),
+        ("nodes", ""), ("refused:*", ""),
+    ],
+)  # fmt: skip
+def test_units_are_in_the_names(field: str, unit: str) -> None:
+    assert unit_of(field) == unit
+
+
+# ---- examples ----
+
+
+def blocks(after: str, before: str) -> list[str]:
+    """The indented blocks between two headings."""
+    section = TEXT.partition(f"## {after}\n")[2].partition(f"## {before}\n")[0]
+    return re.findall(r"(?:^ {4}.*\n)+", section, re.M)
+
+
+PREAMBLE, *EXAMPLES = blocks("Ten questions and their answers", "inspect and control")
+(STEERING,) = blocks("Commands", "Events")
+
+
+@pytest.fixture
+def shell(redis: RealRedis, tmp_path: Path) -> Callable[[str], list[str]]:
+    """Runs an example, on this Redis as the embedded one; the lines that it prints."""
+    home = tmp_path / "swift-tiers"
+    home.mkdir()
+    (home / "redis.sock").symlink_to(redis.socket)
+    cli = find_cli()
+    assert cli is not None
+    environment = {
+        "PATH": f"{cli.parent}:{os.environ['PATH']}",
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "USER": "ann",
+    }
+
+    def run(script: str) -> list[str]:
+        result = subprocess.run(
+            ["sh", "-eu"], input=PREAMBLE + script, capture_output=True, text=True, timeout=60, env=environment
+        )
+        assert result.returncode == 0, result.stderr
+        assert result.stderr == ""
+        assert "ERR" not in result.stdout
+        return result.stdout.splitlines()
+
+    return run
+
+
+def test_there_are_ten_examples() -> None:
+    assert len(EXAMPLES) == 10
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(1, 11))
+def test_examples_answer(redis: RealRedis, shell: Callable[[str], list[str]], example: str) -> None:
+    alpha = HandWritten(redis.admin).write()
+    with alpha.answering():
+        assert any(shell(example))
+
+
+def test_examples_ask_for_fields_that_there_are() -> None:
+    """A field that is not there is just an empty line to redis-cli."""
+    asked = re.findall(r"hm?get swift:\$S:(?:dp0-tp0:)?(\w+)\S* ([\w ]+)", "".join(EXAMPLES))
+    assert {name for name, _ in asked} == {"info", "tier", "tree", "stripe", "ssd", "link"}
+    for name, fields in asked:
+        assert set(fields.split()) <= documented_fields(name)
+
+
+def test_the_example_about_devices_shows_the_sick_one(redis: RealRedis, shell: Callable[[str], list[str]]) -> None:
+    alpha = HandWritten(redis.admin).write()
+    alpha.hash("ssd", {"service": "out", "reason": "no answer for 30 s"}, number="1")
+    lines = shell(EXAMPLES[4])
+    assert lines[:2] == ["/ssd0/swift-tiers-dp0-tp0.stripe", "in service"]
+    assert lines[-7:-4] == ["/ssd1/swift-tiers-dp0-tp0.stripe", "out", "no answer for 30 s"]
+
+
+def test_commands_by_hand(redis: RealRedis, shell: Callable[[str], list[str]]) -> None:
+    alpha = HandWritten(redis.admin).write()
+    with alpha.obeying():
+        lines = shell(STEERING)
+    said = dict(zip(lines[1::2], lines[2::2], strict=True))
+    assert (said["state"], said["author"], said["type"]) == ("done", "ann", "flush")
+
+
+def test_every_command_is_documented_with_json_that_is_one() -> None:
+    examples = re.findall(r"^\| `(\{.*\})` \|", TEXT, re.M)
+    commands = [read_command(example.replace("KEY", PAGE)) for example in examples]
+    assert [type(command) for command in commands] == list(COMMANDS)
+    for example, command in zip(examples, commands, strict=True):
+        given = json.loads(example).keys() - {"type"}
+        assert given == {field.name for field in msgspec.structs.fields(command)}, "every argument is shown"
+
+
+# ---- rights ----
+
+
+def grant(redis: RealRedis, name: str) -> BusConfig:
+    """Give the user the rights that the document says, and take all from the default user."""
+    (line,) = re.findall(rf"^ *ACL SETUSER ({name} .*)$", TEXT, re.M)
+    _, *rules = shlex.split(line.replace(">PASSWORD", "'>secret'"))
+    redis.set_user(name, *rules)
+    redis.set_user("default", "off")
+    password = redis.directory / f"{name}.password"
+    password.write_text("secret\n")
+    password.chmod(0o600)
+    return BusConfig(url=redis.url, username=name, password_file=str(password))
+
+
+def test_the_rights_of_a_server_suffice(redis: RealRedis, publish: Callable[..., BusPublisher]) -> None:
+    config = msgspec.structs.replace(grant(redis, "swift-server"), interval=0.1)
+    publisher = publish(config)
+    wait_for(lambda: redis.admin.exists("swift:alpha:dp0-tp0:rank"), "the publisher")
+    redis.admin.xadd("swift:alpha:questions", {"page": PAGE})
+    wait_for(lambda: redis.admin.exists(f"swift:alpha:dp0-tp0:page:{PAGE}"), "an answer")
+    redis.admin.flushall()
+    wait_for(lambda: redis.admin.exists("swift:alpha:dp0-tp0:rank"), "the publisher's return")
+    wait_published(redis)
+    publisher.close()
+    assert redis.admin.execute_command("ACL", "LOG") == []
+    found = doctor_bus.remote(config)
+    assert found.status in ("ok", "warning"), found
+
+
+def test_the_rights_of_a_reader_suffice_and_do_not_steer(redis: RealRedis) -> None:
+    alpha = HandWritten(redis.admin).write()
+    with BusReader.open(grant(redis, "swift-reader")) as reader:
+        assert reader.snapshot().servers[0].ranks[0].requests
+        assert reader.request("none") == ()
+        cursor = reader.newest_events("alpha").cursor
+        assert reader.events("alpha", cursor).items == ()
+        with pytest.raises(BusError, match="not permitted"):
+            reader.command("alpha", "me", Flush())
+        with pytest.raises(BusError, match="not permitted"):
+            reader.page(PAGE)
+    assert redis.admin.exists(alpha.key("control"), alpha.key("questions")) == 0
+
+
+def test_the_rights_of_an_operator_suffice(redis: RealRedis) -> None:
+    alpha = HandWritten(redis.admin).write()
+    with BusReader.open(grant(redis, "swift-operator")) as reader, alpha.obeying(), alpha.answering():
+        assert reader.command("alpha", "me", Flush()).state == "done"
+        assert reader.page(PAGE).answers
+        assert reader.snapshot().servers
+
+
+@pytest.mark.parametrize("name", ["swift-server", "swift-reader", "swift-operator"])
+def test_no_user_reaches_beyond_the_prefix_or_to_administration(redis: RealRedis, name: str) -> None:
+    grant(redis, name)
+    redis.admin.set("other:key", "1")
+    with redis.client(username=name, password="secret") as client:
+        for command in (
+            ["GET", "other:key"], ["KEYS", "*"], ["FLUSHALL"], ["CONFIG", "GET", "*"], ["SCRIPT", "FLUSH"],
+            ["EVAL", "return 1", "0"], ["ACL", "LIST"], ["MONITOR"], ["PUBLISH", "swift:x", "1"],
+        ):  # fmt: skip
+            with pytest.raises(NoPermissionError):
+                client.execute_command(*command)
+
+
+def test_an_operator_limited_to_asking_and_commanding(redis: RealRedis) -> None:
+    config = grant(redis, "swift-operator")
+    (line,) = re.findall(r"^ *ACL SETUSER swift-operator (.*)$", TEXT, re.M)
+    (selector,) = re.findall(r"`(\(\+xadd [^`]*\))`", TEXT)
+    rules = line.replace(">PASSWORD", ">secret").removesuffix(" +xadd").split()
+    if int(str(redis.admin.info("server")["redis_version"]).partition(".")[0]) < 7:
+        with pytest.raises(ResponseError, match="ACL SETUSER"):
+            redis.set_user("swift-operator", *rules, selector)
+        return
+    redis.set_user("swift-operator", *rules, selector)
+    alpha = HandWritten(redis.admin).write()
+    with BusReader.open(config) as reader, alpha.obeying(), alpha.answering():
+        assert reader.command("alpha", "me", Flush()).state == "done"
+        assert reader.page(PAGE).answers
+    with redis.client(username="swift-operator", password="secret") as client, pytest.raises(NoPermissionError):
+        client.xadd(alpha.key("events"), {"kind": "forged"})
