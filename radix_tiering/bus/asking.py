@@ -116,19 +116,25 @@ def send_command(
     found = _wait_for(final, timeout + PATIENCE_SECONDS)
     if found is None and look() is not None:
         found = _wait_for(final, max(timeout, FINISH_SECONDS))
-        if found is None:
-            raise BusError(
-                f"server {server.server}: accepted the command and has not finished it; see what becomes of it with "
-                f"`redis-cli hgetall {outcome}`"
-            )
     if found is None:
-        raise BusError(
-            f"server {server.server}: nobody answered within {timeout:g} s, after which the command counts no more; "
-            "see `swift-tiers inspect servers`, and send it again"
-        )
+        raise _unfinished(server, look(), outcome, timeout)
     if found.state in ("done", "partly"):
         return _wait_for(complete, STRAGGLER_SECONDS) or look() or found
     return found
+
+
+def _unfinished(server: ServerView, seen: CommandView | None, key: str, timeout: float) -> BusError:
+    if seen is None:
+        return BusError(
+            f"server {server.server}: nobody answered within {timeout:g} s, after which the command counts no more; "
+            "see `swift-tiers inspect servers`, and send it again"
+        )
+    silent = [rank for rank in server.ranks if rank not in seen.ranks]
+    said = f"no word from {', '.join(silent)}" if silent else "every rank has said what it did"
+    return BusError(
+        f"server {server.server}: accepted the command and has not finished it ({said}); see what "
+        f"becomes of it with `redis-cli hgetall {key}`"
+    )
 
 
 def _wait_for(look: Callable[[], Answer | None], seconds: float) -> Answer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import redis as redis_py
 
 from swift_tiers.radix_tiering.bus.commands import CommandError, DrainDevice, Flush, read_order
+from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.bus.reader import EVERYTHING, BusReader, Part
 from swift_tiers.radix_tiering.bus.schema import BY_NAME, Kind
 from swift_tiers.radix_tiering.bus.views import (
@@ -30,9 +32,12 @@ from swift_tiers.radix_tiering.bus.views import (
 )
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.events import EventLog
 
 from support.bus import PAGE, RID, HandWritten, documented_fields
+from support.publishing import wait_published
 from support.redis import RealRedis, free_port, wait_for
+from support.telemetry import MadeUp, ended
 
 VIEWS: dict[str, type[View]] = {
     "info": ServerView,
@@ -283,6 +288,40 @@ def test_another_schema_version_is_refused(reader: BusReader, alpha: HandWritten
     assert alpha.client.exists(alpha.key("control")) == 0
 
 
+# ---- what a publisher writes ----
+
+
+def test_what_a_publisher_writes_is_read_whole(redis: RealRedis, publish: Callable[..., BusPublisher]) -> None:
+    telemetry, log = MadeUp(), EventLog(time.time)
+    telemetry.over = [ended("two", time.time() - 1)]
+    log.emit("device.out", device="/ssd1", pages=12)
+    publish(redis, telemetry, log)
+    wait_published(redis)
+    with BusReader(redis.client()) as reader:
+        (state,) = reader.snapshot().servers
+        (event,) = reader.events("alpha").items
+        ((page,), silent) = reader.page(PAGE)
+    (rank,) = state.ranks
+    views: list[View] = [state.server, *rank.tiers, *rank.devices, *rank.links, *rank.requests, page]
+    views += [view for view in (rank.rank, rank.stripe_set, rank.tree, rank.directory) if view is not None]
+    assert len(views) == 1 + 3 + 2 + 4 + 2 + 1 + 4
+    assert silent == ()
+    missing = {
+        f"{type(view).__name__}.{name}"
+        for view in views
+        for name in view.__struct_fields__
+        if getattr(view, name) in (None, "", (), {})
+    }
+    assert missing == {
+        "TierView.refused", "TierView.restore_p50_seconds", "TierView.restore_p99_seconds", "DeviceView.reason",
+        "RequestView.ended", "RequestView.block_table",
+        # Of the tier `device`, from which nothing is restored.
+        "TierView.restores", "TierView.restore_seconds", "TierView.checksum_failures",
+    }  # fmt: skip
+    assert all(view.age_seconds < 60 for view in views if view.age_seconds is not None)
+    assert (event.kind, event.fields) == ("device.out", {"device": "/ssd1", "pages": 12})  # type: ignore[union-attr]
+
+
 # ---- ages ----
 
 
@@ -432,7 +471,8 @@ def test_a_server_that_accepts_and_never_finishes(
 ) -> None:
     for limit in ("PATIENCE_SECONDS", "FINISH_SECONDS"):
         monkeypatch.setattr(f"swift_tiers.radix_tiering.bus.asking.{limit}", 0.1)
-    with alpha.obeying("accepted"), pytest.raises(BusError, match="has not finished it; see"):
+    said = r"has not finished it \(no word from dp0-tp1\); see .* hgetall swift:alpha:command:"
+    with alpha.obeying("accepted", ranks={"dp0-tp0": "done"}), pytest.raises(BusError, match=said):
         reader.command("alpha", "me", Flush(), timeout=0.1)
 
 
