@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from swift_tiers.radix_tiering.counters import DirectorySnapshot
 from swift_tiers.radix_tiering.held_page import HostState, Page
 
-#: Whole copies of a page, as bits.
-_HOST, _SSD = 1, 2
+#: As what a page is counted, in bits: its whole copies, and whether it is pinned.
+_HOST, _SSD, _PINNED = 1, 2, 4
 
 
 class Directory:
@@ -21,12 +21,12 @@ class Directory:
         self.pages = 0
         self._first = 0
         self._at_depth: list[int] = []  # pages by depth, from 1; the last number is not 0
-        self._by_copies = [0, 0, 0, 0]
+        self._counts = [0] * 8  # by what the pages are counted as
 
     def enter(self, page: Page) -> None:
         """`page` is in the table now. Its parent is."""
         self.pages += 1
-        self._by_copies[0] += 1
+        self._counts[0] += 1
         self._first += page.parent is None
         if page.depth > len(self._at_depth):
             self._at_depth.append(0)
@@ -35,46 +35,57 @@ class Directory:
     def leave(self, page: Page) -> None:
         """`page` is in the table no more, and nothing behind it is."""
         self._recount(page, 0)
-        self._by_copies[0] -= 1
+        self._counts[0] -= 1
         self.pages -= 1
         self._first -= page.parent is None
         self._at_depth[page.depth - 1] -= 1
         while self._at_depth and not self._at_depth[-1]:
             self._at_depth.pop()
 
-    def copies_changed(self, page: Page) -> None:
-        """`page` has gained or lost a whole copy; once it has left, nothing counts."""
+    def changed(self, page: Page) -> None:
+        """`page` has gained or lost a whole copy or its last pin; once it has left, nothing counts."""
         if not page.dropped:
-            self._recount(page, _copies(page))
+            self._recount(page, _count_as(page))
+
+    @property
+    def pinned_on_ssd(self) -> int:
+        """Pinned pages with a copy on ssd."""
+        return self._counts[_SSD + _PINNED] + self._counts[_HOST + _SSD + _PINNED]
+
+    @property
+    def pinned_on_ssd_only(self) -> int:
+        return self._counts[_SSD + _PINNED]
 
     def snapshot(self, own_pages: int) -> DirectorySnapshot:
         """`own_pages`: pages in the table that are of this server's namespace."""
-        return _summary(self.pages, self._by_copies, len(self._at_depth), self._first, own_pages)
+        return _summary(self.pages, self._counts, len(self._at_depth), self._first, own_pages)
 
-    def _recount(self, page: Page, copies: int) -> None:
-        self._by_copies[page.counted_as] -= 1
-        self._by_copies[copies] += 1
-        page.counted_as = copies
+    def check(self, pages: Iterable[Page]) -> None:
+        """Assert that all of this is true of a table with these pages, by looking at every one."""
+        held = list(pages)
+        assert all(page.counted_as == _count_as(page) for page in held)
+        counts = [sum(page.counted_as == kind for page in held) for kind in range(8)]
+        assert counts == self._counts
+        deepest = max((page.depth for page in held), default=0)
+        first = sum(page.parent is None for page in held)
+        assert self.snapshot(0) == _summary(len(held), counts, deepest, first, 0)
 
-
-def recount(pages: Iterable[Page], own_pages: int) -> DirectorySnapshot:
-    """What `Directory.snapshot` must say of a table with these pages, by looking at all of them."""
-    held = list(pages)
-    by_copies = [sum(_copies(page) == copies for page in held) for copies in range(4)]
-    deepest = max((page.depth for page in held), default=0)
-    return _summary(len(held), by_copies, deepest, sum(page.parent is None for page in held), own_pages)
-
-
-def _copies(page: Page) -> int:
-    return _HOST * (page.host is HostState.RESIDENT) + _SSD * (page.stored is not None)
+    def _recount(self, page: Page, kind: int) -> None:
+        self._counts[page.counted_as] -= 1
+        self._counts[kind] += 1
+        page.counted_as = kind
 
 
-def _summary(pages: int, by_copies: list[int], deepest: int, first: int, own_pages: int) -> DirectorySnapshot:
+def _count_as(page: Page) -> int:
+    return _HOST * (page.host is HostState.RESIDENT) + _SSD * (page.stored is not None) + _PINNED * bool(page.pinned)
+
+
+def _summary(pages: int, counts: list[int], deepest: int, first: int, own_pages: int) -> DirectorySnapshot:
     return DirectorySnapshot(
         pages=pages,
-        host_only_pages=by_copies[_HOST],
-        ssd_only_pages=by_copies[_SSD],
-        both_pages=by_copies[_HOST + _SSD],
+        host_only_pages=counts[_HOST] + counts[_HOST + _PINNED],
+        ssd_only_pages=counts[_SSD] + counts[_SSD + _PINNED],
+        both_pages=counts[_HOST + _SSD] + counts[_HOST + _SSD + _PINNED],
         deepest_pages=deepest,
         first_pages=first,
         foreign_pages=pages - own_pages,

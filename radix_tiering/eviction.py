@@ -21,7 +21,7 @@ class EvictionQueue:
     """
 
     def __init__(self, policy: EvictionPolicy, evictable: Callable[[Page], bool]) -> None:
-        self._policy = policy
+        self.policy = policy  # may be replaced: pages get the place that it gives them when they are pushed again
         self._evictable = evictable
         self._heap: list[tuple[tuple[int, ...], int, Page]] = []
         self._tickets: dict[Page, int] = {}
@@ -31,7 +31,7 @@ class EvictionQueue:
         """Enter `page`, or move it to its new place after a use."""
         self._next_ticket += 1
         self._tickets[page] = self._next_ticket
-        heapq.heappush(self._heap, (self._policy.rank(page), self._next_ticket, page))
+        heapq.heappush(self._heap, (self.policy.rank(page), self._next_ticket, page))
         if len(self._heap) > 64 + 4 * len(self._tickets):
             self._heap = [entry for entry in self._heap if self._tickets.get(entry[2]) == entry[1]]
             heapq.heapify(self._heap)

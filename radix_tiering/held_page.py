@@ -26,6 +26,8 @@ class Page:
         "digest",
         "dropped",
         "host",
+        "keep",
+        "kept_children",
         "key",
         "last_use",
         "length",
@@ -53,7 +55,9 @@ class Page:
         self.digest: bytes | None = None  # checksum of the host copy; None: not known yet
         self.stored: StoredPage | None = None
         self.writing = False
-        self.pins = 0
+        self.pins = 0  # requests that are about to read it, and writes from it
+        self.keep = False  # an operator pinned it; see `OperatorPins`
+        self.kept_children = 0  # children that are kept
         self.last_use = 0
         self.uses = 0
         self.dropped = False  # no longer in the table; its slot goes with the last pin
@@ -63,6 +67,16 @@ class Page:
     def record(self) -> PageRecord:
         parent = self.parent.key if self.parent is not None else ROOT_KEY
         return PageRecord(self.key, parent, self.namespace, self.depth, self.length)
+
+    @property
+    def kept(self) -> bool:
+        """Whether an operator pinned it or a page behind it."""
+        return self.keep or self.kept_children > 0
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it may not be evicted, for a request's sake or an operator's."""
+        return self.pins > 0 or self.keep or self.kept_children > 0
 
     @property
     def complete(self) -> bool:

@@ -36,6 +36,7 @@ class HostTier:
         self.slab = allocate(self.slots * geometry.stride_bytes)[: self.slots * geometry.stride_bytes].reshape(
             self.slots, geometry.stride_bytes
         )
+        self.limit_slots = self.slots  # how many may be used; lowered by an operator
         # Popped from the end: low slots first, so that a chain of pages gets neighbouring slots and is copied in
         # long runs.
         self._free = list(range(self.slots - 1, -1, -1))
@@ -50,11 +51,21 @@ class HostTier:
 
     @property
     def free_slots(self) -> int:
-        return len(self._free)
+        """Slots that may still be used."""
+        return max(0, self.limit_slots - self.used_slots)
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.limit_slots * self.geometry.stride_bytes
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit: int) -> None:
+        """Allow only as many slots as fit into `limit` bytes; those in use stay so."""
+        self.limit_slots = min(self.slots, limit // self.geometry.stride_bytes)
 
     def allocate(self) -> int | None:
-        """A slot, its content undefined; None when the tier is full."""
-        return self._free.pop() if self._free else None
+        """A slot, its content undefined; None when the tier is full, or holds as much as it may."""
+        return self._free.pop() if self.used_slots < self.limit_slots else None
 
     def free(self, slot: int) -> None:
         self._free.append(slot)

@@ -18,24 +18,25 @@ def take_snapshot(stack: TierStack) -> StackSnapshot:
         tiers = {
             "host": stack.host_counters.snapshot(
                 capacity_bytes=host.capacity_bytes,
-                limit_bytes=host.capacity_bytes,
+                limit_bytes=host.limit_bytes,
                 used_bytes=host.used_slots * host.geometry.stride_bytes,
                 pages=table.resident_pages,
-                pinned_pages=table.pinned_pages,
+                pinned_pages=table.pinned_in_host,
             )
         }
         directory = table.directory(stack.digest)
-        stored_pages, stored_bytes = table.stored_pages, table.stored_bytes
+        stored_pages, stored_bytes, pinned_on_ssd = table.stored_pages, table.stored_bytes, table.pinned_on_ssd
+        ssd_limit = table.ssd_limit
         backlog = writer.backlog if writer is not None else 0
     stripe, devices = stack.ssd.snapshot() if stack.ssd is not None else (None, ())
     if stripe is not None:
         capacity = sum(device.capacity_bytes for device in devices if device.in_service)
         tiers["ssd"] = stack.ssd_counters.snapshot(
             capacity_bytes=capacity,
-            limit_bytes=capacity,
+            limit_bytes=capacity if ssd_limit is None else min(capacity, ssd_limit),
             used_bytes=stored_bytes,
             pages=stored_pages,
-            pinned_pages=0,
+            pinned_pages=pinned_on_ssd,
         )
     geometry = stack.namespace.geometry
     return StackSnapshot(
@@ -68,7 +69,7 @@ def page_facts(stack: TierStack, key: bytes) -> PageFacts | None:
             children=len(page.children),
             bytes=page.length,
             uses=page.uses,
-            pins=page.pins,
+            pins=page.pins + page.kept,
             host_slot=page.slot if page.host is HostState.RESIDENT else None,
             ssd_placement=page.stored.placement if page.stored is not None else (),
             generation=page.stored.generation if page.stored is not None else None,

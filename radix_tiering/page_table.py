@@ -6,24 +6,31 @@ Every change of a page's state is a method here, made under one lock, so that th
    only when no page behind it is held. A page that is lost (damaged, its device gone) takes its descendants along.
 2. *The SSD tier is closed under prefixes by itself*, since it alone survives a restart: a page without a copy there
    has no descendant with one, except while their writes are in flight.
-3. *A pinned page keeps its copies.* Pins count requests that are about to read the page, and writes from it.
+3. *A pinned page keeps its copies.* Pins count requests that are about to read the page, and writes from it. One that
+   an operator pinned is not evicted either, nor is the path to it; but being flushed, dropped or lost ends such a pin.
 
 States of the host copy: none -> FILLING (slot taken, bytes arriving) -> RESIDENT -> none. Of the SSD copy:
 none -> writing -> stored -> none.
+
+A tier may be given a limit below its capacity. It takes nothing in beyond that. What it holds too much is evicted in
+steps, by somebody else who calls `shed`; what is pinned then leaves when it no longer is.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 
 from swift_tiers.radix_tiering.counters import DirectorySnapshot, TierCounters
-from swift_tiers.radix_tiering.directory import Directory, recount
+from swift_tiers.radix_tiering.directory import Directory
 from swift_tiers.radix_tiering.eviction import EvictionQueue
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.operator_pins import OperatorPins
 from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.policy import EvictionPolicy
+from swift_tiers.radix_tiering.rules import check_rules
 from swift_tiers.radix_tiering.ssd import StoredPage
 
 
@@ -39,19 +46,28 @@ class PageTable:
         ssd_counters: TierCounters,
         release_stored: Callable[[StoredPage], None],
         size_on_ssd: Callable[[int], int] | None = None,
+        pin_lost: Callable[[Page], None] = lambda page: None,
+        too_much: Callable[[], None] = lambda: None,
     ) -> None:
-        """`release_stored` gives the place of an ssd copy back; `size_on_ssd`: page length -> bytes it takes there."""
+        """`release_stored` gives the place of an ssd copy back; `size_on_ssd`: page length -> bytes it takes there;
+        `pin_lost`: a page that an operator pinned has left; `too_much`: pages that a tier holds beyond its limit may
+        leave now, and somebody should call `shed` until it finds none. All are called with the lock held."""
         self.lock = threading.Lock()
         self.host = host
         self.host_counters = host_counters
         self.ssd_counters = ssd_counters
         self._release_stored = release_stored
-        self._size_on_ssd = size_on_ssd or (lambda length: length)
+        self._too_much = too_much
+        self._shed_asked_for = False
+        self.size_on_ssd = size_on_ssd or (lambda length: length)
         self._spaces: dict[bytes, dict[bytes, Page]] = {}
         self._host_queue = EvictionQueue(policy, self._may_leave_host)
         self._ssd_queue = EvictionQueue(policy, self._may_leave_ssd)
         self._time = 0
         self._directory = Directory()
+        self.operator_pins = OperatorPins(self._kept_changed, pin_lost)
+        self.ssd_limit: int | None = None  # bytes that ssd copies may take, if an operator has said so
+        self.writing_bytes = 0  # that ssd copies on their way take
         self.resident_pages = 0
         self.stored_pages = 0
         self.stored_bytes = 0  # that the ssd copies take
@@ -81,7 +97,7 @@ class PageTable:
         page.uses = 1
         if parent is not None:
             parent.children.add(page)
-            self._reconsider(parent)
+            self.reconsider(parent)
         self._spaces.setdefault(record.namespace, {})[record.key] = page
         self._directory.enter(page)
         return page
@@ -99,34 +115,57 @@ class PageTable:
         if page.last_use != now:
             page.last_use = now
             page.uses += 1
-            self._reconsider(page)
+            self.reconsider(page)
 
     def refresh(self, page: Page, now: int) -> None:
         """`page` and the prefix before it were written again or relied upon: as recent as `now`, but not a use."""
         current: Page | None = page
         while current is not None and current.last_use != now:
             current.last_use = now
-            self._reconsider(current)
+            self.reconsider(current)
             current = current.parent
 
     # ---- pins ----
 
     def pin(self, page: Page) -> None:
         page.pins += 1
-        if page.pins == 1:
+        if page.pins == 1 and not page.kept:
             self.pinned_pages += 1
             self._host_queue.remove(page)
             self._ssd_queue.remove(page)
+            self._directory.changed(page)
 
     def unpin(self, page: Page) -> None:
         page.pins -= 1
         if page.pins:
             return
-        self.pinned_pages -= 1
+        if not page.kept:
+            self.pinned_pages -= 1
         if page.dropped:
             self._free_slot(page)
         else:
-            self._reconsider(page)
+            self._directory.changed(page)
+            self.reconsider(page)
+        if self.over_limit and not self._shed_asked_for:
+            self._shed_asked_for = True
+            self._too_much()
+
+    @property
+    def pinned_in_host(self) -> int:
+        """Pinned pages with a copy in host memory, or a slot there that is being filled for the first time."""
+        return self.pinned_pages - self._directory.pinned_on_ssd_only
+
+    @property
+    def pinned_on_ssd(self) -> int:
+        """Pinned pages with a copy on ssd."""
+        return self._directory.pinned_on_ssd
+
+    def _kept_changed(self, page: Page) -> None:
+        if not page.pins:
+            self.pinned_pages += 1 if page.kept else -1
+        if not page.dropped:
+            self._directory.changed(page)
+            self.reconsider(page)
 
     # ---- the host copy ----
 
@@ -137,19 +176,17 @@ class PageTable:
         With None, recency protects nothing: for a request that waits, and has pinned what it needs itself.
         """
         slot = self.host.allocate()
-        while slot is None:
+        if slot is None and self.host.used_slots <= self.host.limit_slots:
             victim = self._host_queue.peek()
-            if victim is None or (now is not None and victim.last_use >= now):
-                return None
-            self.host_counters.evictions += 1
-            self._host_queue.remove(victim)
-            if victim.stored is not None:
-                self._free_slot(victim)
-                self._reconsider(victim)
-            else:
-                self.drop(victim)
-            slot = self.host.allocate()
+            if victim is not None and (now is None or victim.last_use < now):
+                self._evict_from_host(victim)
+                slot = self.host.allocate()
         return slot
+
+    def _evict_from_host(self, victim: Page) -> None:
+        self.host_counters.evictions += 1
+        self._host_queue.remove(victim)
+        self.evict_host(victim)
 
     def begin_fill(self, page: Page, slot: int) -> None:
         """`slot` now belongs to `page`, its bytes arriving; pinned until `end_fill`."""
@@ -166,7 +203,7 @@ class PageTable:
             page.host = HostState.RESIDENT
             page.digest = digest
             self.resident_pages += 1
-            self._directory.copies_changed(page)
+            self._directory.changed(page)
             self.host_counters.bytes_written += page.length
         elif not page.dropped:
             self.host.free(page.slot)
@@ -181,22 +218,35 @@ class PageTable:
             self.drop(page)
         elif page.host is HostState.RESIDENT and not page.pins:
             self._free_slot(page)
-            self._reconsider(page)
+            self.reconsider(page)
 
     # ---- the ssd copy ----
+
+    def begin_write(self, page: Page) -> None:
+        """An ssd copy of `page` is being written; pinned until `end_write`."""
+        page.writing = True
+        self.writing_bytes += self.size_on_ssd(page.length)
+        self.pin(page)
+
+    def end_write(self, page: Page, stored: StoredPage | None) -> None:
+        """The write has ended: `page` has a copy there, or none. Takes back `begin_write`'s pin."""
+        page.writing = False
+        self.writing_bytes -= self.size_on_ssd(page.length)
+        if stored is not None:
+            self.attach_stored(page, stored)
+        self.unpin(page)
 
     def attach_stored(self, page: Page, stored: StoredPage) -> None:
         """`page` now has a complete copy on ssd."""
         page.stored = stored
-        page.writing = False
         self.stored_pages += 1
-        self.stored_bytes += self._size_on_ssd(page.length)
-        self._directory.copies_changed(page)
+        self.stored_bytes += self.size_on_ssd(page.length)
+        self._directory.changed(page)
         if page.parent is not None:
             page.parent.stored_children += 1
-        self._reconsider(page)
+        self.reconsider(page)
         if page.parent is not None:
-            self._reconsider(page.parent)
+            self.reconsider(page.parent)
 
     def detach_stored(self, page: Page) -> list[Page]:
         """`page` and every descendant lose their ssd copies; those without a host copy leave the table.
@@ -210,7 +260,7 @@ class PageTable:
             if one.host is HostState.NONE and not one.dropped:
                 self.drop(one)
             elif not one.dropped:
-                self._reconsider(one)
+                self.reconsider(one)
         return [one for one in affected if not one.dropped]
 
     def ssd_victim(self, now: int) -> Page | None:
@@ -227,23 +277,59 @@ class PageTable:
 
     def drop(self, page: Page) -> None:
         """`page` and its descendants leave the table; copies are freed, pinned host slots with their last pin."""
-        for descendant in reversed(self._descendants(page)):
-            self._drop_leaf(descendant)
-        self._drop_leaf(page)
+        self.drop_some([page])
 
-    def drop_host_copies(self, namespace: bytes | None = None) -> None:
-        """Empty the host tier, of one namespace or of all; pages with an ssd copy stay."""
-        for name, space in list(self._spaces.items()):
-            if namespace in (None, name):
-                for page in list(space.values()):
-                    if not page.dropped:
-                        self.evict_host(page)
-
-    def drop_namespace(self, namespace: bytes) -> None:
-        """Every page of `namespace` leaves every tier."""
-        for page in list(self._spaces.get(namespace, {}).values()):
+    def drop_some(self, pending: list[Page], steps: float = math.inf) -> int:
+        """A bounded part of `drop` of the pages in `pending`, which is changed; how many have left."""
+        dropped = 0
+        while pending and steps > 0:
+            page = pending[-1]
+            steps -= 1
+            if page.children and not page.dropped:
+                pending.append(next(iter(page.children)))
+                continue
+            pending.pop()
             if not page.dropped:
-                self.drop(page)
+                self._drop_leaf(page)
+                dropped += 1
+        return dropped
+
+    # ---- limits ----
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether a tier holds more than it may."""
+        return self.host.used_slots > self.host.limit_slots or not self.ssd_may_take(0)
+
+    def ssd_may_take(self, nbytes: int) -> bool:
+        return self.ssd_limit is None or self.stored_bytes + self.writing_bytes + nbytes <= self.ssd_limit
+
+    def shed(self, count: int) -> int:
+        """Evict up to `count` pages of tiers that hold more than they may; how many that were."""
+        evicted = 0
+        while evicted < count:
+            if self.host.used_slots > self.host.limit_slots and (victim := self._host_queue.peek()) is not None:
+                self._evict_from_host(victim)
+            elif not self.ssd_may_take(0) and (victim := self._ssd_queue.peek()) is not None:
+                self.evict_stored(victim)
+            else:
+                break
+            evicted += 1
+        if not evicted:
+            self._shed_asked_for = False
+        return evicted
+
+    def change_eviction(self, policy: EvictionPolicy) -> None:
+        """Pages get the place that `policy` gives them when they are used, or by `reconsider`."""
+        self._host_queue.policy = self._ssd_queue.policy = policy
+
+    # ---- all pages ----
+
+    def listed(self, namespace: bytes | None = None) -> list[Page]:
+        """The pages there are, of one namespace or of all, each after the one it follows."""
+        if namespace is not None:
+            return list(self._spaces.get(namespace, {}).values())
+        return [page for space in self._spaces.values() for page in list(space.values())]
 
     def all_pages(self) -> Iterable[Page]:
         for space in self._spaces.values():
@@ -268,16 +354,15 @@ class PageTable:
         return order
 
     def _may_leave_host(self, page: Page) -> bool:
-        if page.dropped or page.pins or page.host is not HostState.RESIDENT:
+        if page.dropped or page.pinned or page.host is not HostState.RESIDENT:
             return False
         return page.stored is not None or not page.children
 
     def _may_leave_ssd(self, page: Page) -> bool:
-        if page.dropped or page.pins or page.stored is None or page.stored_children:
-            return False
-        return page.host is HostState.RESIDENT or not page.children
+        # What follows it in host memory alone goes with it, if it has no copy there itself: it is no more recent.
+        return not (page.dropped or page.pinned or page.stored is None or page.stored_children)
 
-    def _reconsider(self, page: Page) -> None:
+    def reconsider(self, page: Page) -> None:
         """Put `page` at its place in the queues that it may be in now."""
         for queue, may_leave in ((self._host_queue, self._may_leave_host), (self._ssd_queue, self._may_leave_ssd)):
             if may_leave(page):
@@ -291,18 +376,18 @@ class PageTable:
         if page.slot >= 0:
             self.host.free(page.slot)
         page.host, page.slot, page.digest = HostState.NONE, -1, None
-        self._directory.copies_changed(page)
+        self._directory.changed(page)
 
     def _forget_stored(self, page: Page) -> None:
         assert page.stored is not None
         self._release_stored(page.stored)
         page.stored = None
         self.stored_pages -= 1
-        self.stored_bytes -= self._size_on_ssd(page.length)
-        self._directory.copies_changed(page)
+        self.stored_bytes -= self.size_on_ssd(page.length)
+        self._directory.changed(page)
         if page.parent is not None:
             page.parent.stored_children -= 1
-            self._reconsider(page.parent)
+            self.reconsider(page.parent)
 
     def _drop_leaf(self, page: Page) -> None:
         page.dropped = True
@@ -310,6 +395,7 @@ class PageTable:
         if not self._spaces[page.namespace]:
             del self._spaces[page.namespace]
         self._directory.leave(page)
+        self.operator_pins.leave(page)
         self._host_queue.remove(page)
         self._ssd_queue.remove(page)
         if page.stored is not None:
@@ -319,31 +405,10 @@ class PageTable:
         if page.parent is not None:
             page.parent.children.discard(page)
             if not page.parent.dropped:
-                self._reconsider(page.parent)
+                self.reconsider(page.parent)
 
     def check(self) -> None:
         """Assert every rule; for tests, since it looks at all pages."""
-        counted = {"resident": 0, "stored": 0, "bytes": 0, "pinned": 0}
-        slots: set[int] = set()
-        for space in self._spaces.values():
-            for key, page in space.items():
-                assert page.key == key
-                assert not page.dropped
-                assert page.parent is None or (not page.parent.dropped and page in page.parent.children)
-                assert page.stored_children == sum(child.stored is not None for child in page.children)
-                assert page.host is not HostState.NONE or page.stored is not None, "a page without a copy"
-                if page.stored is not None and page.parent is not None:
-                    assert page.parent.stored is not None or page.parent.writing, "unreachable after a restart"
-                if page.slot >= 0:
-                    assert page.slot not in slots, "two pages in one slot"
-                    slots.add(page.slot)
-                counted["resident"] += page.host is HostState.RESIDENT
-                counted["stored"] += page.stored is not None
-                counted["bytes"] += self._size_on_ssd(page.length) if page.stored is not None else 0
-                counted["pinned"] += page.pins > 0
-        assert self.directory(b"") == recount(self.all_pages(), own_pages=0)
-        assert counted["resident"] <= self.resident_pages  # dropped pages keep theirs while pinned
-        assert counted["stored"] == self.stored_pages
-        assert counted["bytes"] == self.stored_bytes
-        assert counted["pinned"] <= self.pinned_pages
-        assert len(slots) <= self.host.used_slots
+        self._directory.check(self.all_pages())
+        self.operator_pins.check(self.all_pages())
+        check_rules(self)

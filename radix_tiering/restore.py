@@ -32,7 +32,7 @@ from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
 from swift_tiers.radix_tiering.write_behind import WriteBehind
 
-#: Share of host memory that restores may pin for requests that cannot be admitted yet.
+#: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5
 #: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64
@@ -129,7 +129,6 @@ class Restorer:
         self._checksum = fingerprint
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._deferred: deque[Restore] = deque()
-        self._early_pages = int(host.slots * EARLY_SHARE)
         self._promoting: dict[Page, list[tuple[Restore, int]]] = {}
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = threading.Thread(target=self._run, name="swift-restore", daemon=True)
@@ -142,6 +141,10 @@ class Restorer:
         restore = Restore(keys, prefix_keys, self._clock())
         self._jobs.put(lambda: self._start(restore))
         return restore
+
+    def change_deadline(self, seconds: float) -> None:
+        """How long those who begin to wait from now on will wait."""
+        self._deadline_seconds = seconds
 
     def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
         """A restore of `keys` where nothing is held: ready now, with no page. Counts the misses and the uses."""
@@ -228,7 +231,7 @@ class Restorer:
         with self._table.lock:
             if restore.state is not RestoreState.WAITING:
                 return
-            if not restore.asked_for and self._table.pinned_pages + len(restore.keys) > self._early_pages:
+            if not restore.asked_for and not self._may_start_early(len(restore.keys)):
                 self._deferred.append(restore)
                 return
             restore.state = RestoreState.RUNNING
@@ -244,6 +247,10 @@ class Restorer:
             with self._table.lock:
                 restore.unsettled -= 1
                 self._finish_if_settled(restore)
+
+    def _may_start_early(self, pages: int) -> bool:
+        kept = self._table.operator_pins.kept_pages
+        return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
 
     def abandon(self, page: Page) -> bool:
         """`page` is being read from a device that has gone: whoever waits for it goes on without. Lock held.

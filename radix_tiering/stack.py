@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from swift_tiers.radix_tiering import sweeps
 from swift_tiers.radix_tiering.config import TiersConfig
 from swift_tiers.radix_tiering.counters import (
     DEVICE_LINKS,
@@ -22,6 +23,7 @@ from swift_tiers.radix_tiering.counters import (
     StackSnapshot,
     TierCounters,
 )
+from swift_tiers.radix_tiering.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
@@ -39,6 +41,8 @@ from swift_tiers.radix_tiering.write_behind import WriteBehind
 WRITE_BACK_RESERVE = 0.25
 #: Pages that write-back looks at in one step: bounds how long the page table is locked.
 WRITE_BACK_STEP = 64
+#: How long the end of a stack waits for one step of what an operator has commanded.
+ERRAND_SECONDS = 5.0
 
 
 class Put(NamedTuple):
@@ -72,8 +76,8 @@ class TierStack:
         self.host_counters = TierCounters()
         self.ssd_counters = TierCounters()
         self.links = {name: LinkCounters() for name in (*DEVICE_LINKS, *(SSD_LINKS if ssd is not None else ()))}
-        self._clock = clock
-        self._closed = False
+        self.errands = ErrandThread()
+        self.closed = False
         self.table = PageTable(
             host,
             eviction_policy(config.policy),
@@ -81,6 +85,8 @@ class TierStack:
             ssd_counters=self.ssd_counters,
             release_stored=self._release_stored,
             size_on_ssd=ssd.size_of if ssd is not None else None,
+            pin_lost=self._pin_lost,
+            too_much=self._too_much,
         )
         self.digest = namespace.digest()  # scopes the keys
         # As the stripe set makes it, where there is one: what it computes for a write then also says whether the bytes
@@ -214,16 +220,26 @@ class TierStack:
     # ---- steering ----
 
     def flush(self, *, host: bool, ssd: bool) -> None:
-        """Empty tiers of this namespace's pages. Pinned pages go when their requests are done."""
+        """Empty tiers: `host` of all pages, with `ssd` every tier of this namespace's. Pinned pages go when their
+        requests are done."""
+        sweeps.run(self.flush_steps(host=host, ssd=ssd))
+
+    def flush_steps(self, *, host: bool, ssd: bool) -> sweeps.Sweep:
+        """`flush`, step by step; the last one waits for the devices. Returns how many pages have left a tier.
+
+        A page that comes in meanwhile may stay, and what was written of it until then may be flushed: a miss.
+        """
+        digest, pages = self.digest, 0
         with self.table.lock:
             if self.writer is not None:
                 self.writer.clear()
-            if ssd:
-                self.table.drop_namespace(self.digest)
-            elif host:
-                self.table.drop_host_copies()
-        durable = not ssd or self.stripes is None or self.stripes.flush_namespace(self.digest)
+        if ssd:
+            pages = yield from sweeps.drop_namespace(self.table, digest)
+        elif host:
+            pages = yield from sweeps.empty_host(self.table)
+        durable = not ssd or self.stripes is None or self.stripes.flush_namespace(digest)
         self.events.emit("tiers.flushed", host=host, ssd=ssd, durable=durable)
+        return pages
 
     def change_namespace(self, namespace: Namespace) -> None:
         """The model's weights changed: from now on no page that came before is found.
@@ -236,10 +252,15 @@ class TierStack:
             if self.writer is not None:
                 self.writer.clear()
                 self.writer.enabled = self.writer.paused = True
-            self.table.drop_host_copies(before)
             self.namespace = namespace
             self.digest = digest
             self.restorer.namespace = digest
+            pinned = [page for page in self.table.operator_pins.pinned if before != digest]
+        sweeps.run(sweeps.empty_host(self.table, before))
+        for page in pinned:
+            # Nobody could take such a pin back: no page of the old weights is found by its key.
+            if sweeps.run(sweeps.let_go(self.table, page)):
+                self.events.emit("prefix.unpinned", page=page.key.hex(), reason="the weights changed")
         on_ssd = self._register_soon(namespace)
         if self.stripes is not None and before != digest:
             self.stripes.retire_namespace(before)
@@ -254,9 +275,10 @@ class TierStack:
 
     def close(self, timeout: float = 30.0) -> None:
         """Write what is admitted (at most `timeout` seconds), save the index, release everything. Idempotent."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
+        self.errands.close(min(timeout, ERRAND_SECONDS))
         self.restorer.close()
         if self.ssd is None or self.writer is None:
             return
@@ -298,7 +320,7 @@ class TierStack:
         """With write-back: save the pages that leave host memory next, before their room is needed."""
         if self.writer is None or self.config.policy.write != "back":
             return
-        reserve = max(1, int(self.host.slots * WRITE_BACK_RESERVE))
+        reserve = max(1, int(self.host.limit_slots * WRITE_BACK_RESERVE))
         if self.host.free_slots < reserve:
             count = min(reserve - self.host.free_slots, WRITE_BACK_STEP)
             for page in self.table.coldest_unsaved(count):
@@ -307,6 +329,12 @@ class TierStack:
     def _release_stored(self, stored: StoredPage) -> None:
         if self.stripes is not None:
             self.stripes.release(stored.placement)
+
+    def _pin_lost(self, page: Page) -> None:
+        self.events.emit("prefix.unpinned", page=page.key.hex(), reason="the page was flushed, dropped or lost")
+
+    def _too_much(self) -> None:
+        self.errands.start(sweeps.shed(self.table))
 
     def _register_namespace(self, namespace: Namespace, done: Callable[[bool], None] | None = None) -> None:
         assert self.stripes is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.events import EventLog
@@ -16,10 +16,12 @@ from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.policy import AdmissionPolicy
-from swift_tiers.radix_tiering.ssd import StoredPage, StripeSet
+from swift_tiers.radix_tiering.ssd import Placement, StoredPage, StripeSet
 
 #: Pages whose writes may be in flight together: enough to keep every device busy, few enough that reads pass.
 WRITES_IN_FLIGHT = 16
+#: Pages that may leave the ssd tier for one that enters it: bounds how long the page table is locked.
+EVICTIONS_PER_WRITE = 64
 
 
 class WriteBehind:
@@ -42,7 +44,7 @@ class WriteBehind:
         self._table = table
         self._host = host
         self._stripes = stripes
-        self._admission = admission
+        self.admission = admission  # may be replaced
         self._counters = counters
         self._events = events
         self._host_counters = host_counters
@@ -63,11 +65,14 @@ class WriteBehind:
 
     def offer(self, page: Page) -> None:
         """Write `page`, and what of its prefix is not stored yet, if the admission policy wants it."""
-        if self.enabled and page.stored is None and not page.writing and self._admission.admits(page):
+        if self.enabled and page.stored is None and not page.writing and self.admission.admits(page):
             self.enqueue(page)
 
     def enqueue(self, page: Page) -> None:
         """Write `page` and what of its prefix is not stored yet."""
+        if not self._stripes.capacity_units:
+            self._counters.refuse("full")  # no device takes new pages: its whole prefix need not be looked at
+            return
         chain = []
         current: Page | None = page
         # What is queued or being written has its own prefix queued, being written or stored.
@@ -104,52 +109,62 @@ class WriteBehind:
         if page.parent is not None and page.parent.stored is None and not page.parent.writing:
             self._counters.refuse("prefix not on ssd")
             return
-        placement = self._stripes.reserve(page.length)
-        while placement is None:
-            victim = self._table.ssd_victim(page.last_use)
-            if victim is None:
-                self._counters.refuse("full")
-                return
-            self._table.evict_stored(victim)
-            placement = self._stripes.reserve(page.length)
-        page.writing = True
+        placement = self._place(page)
+        if placement is None:
+            self._counters.refuse("full")
+            return
         self._in_flight += 1
-        self._table.pin(page)
+        self._table.begin_write(page)
         try:
             self._stripes.write(page.record, placement, self._host.block_run(page.slot), self._completion(page))
         except (ValueError, RuntimeError) as error:
-            page.writing = False
             self._in_flight -= 1
             self._stripes.release(placement)
-            self._table.unpin(page)
+            self._table.end_write(page, None)
             self._counters.refuse("write failed")
             self._events.emit("ssd.write_failed", key=page.key.hex(), reason=str(error))
 
+    def _place(self, page: Page) -> Placement | None:
+        """A place for `page`, made by evicting if need be; None if that would take too much, or nothing takes pages."""
+        size = self._table.size_on_ssd(page.length)
+        limit = self._table.ssd_limit
+        if (limit is not None and size > limit) or self._stripes.capacity_units < self._stripes.units(page.length):
+            return None  # whatever were to leave
+        for _ in range(EVICTIONS_PER_WRITE):
+            if self._table.ssd_may_take(size) and (placement := self._stripes.reserve(page.length)) is not None:
+                return placement
+            victim = self._table.ssd_victim(page.last_use)
+            if victim is None:
+                return None
+            self._table.evict_stored(victim)
+        return None
+
     def _completion(self, page: Page) -> Callable[[StoredPage | None, str], None]:
-        started = self._clock()
+        started, slot = self._clock(), page.slot
 
         def done(stored: StoredPage | None, reason: str) -> None:
             # The checksum of what was written: were the bytes still the page's?
             intact = stored is None or not self._verify or page.digest in (None, stored.digest)
             with self._table.lock:
                 self._in_flight -= 1
-                page.writing = False
                 if stored is not None:
                     self._link.count(1, page.length, self._clock() - started)
+                usable = stored is not None and intact and not page.dropped and self._reachable(page)
+                self._table.end_write(page, stored if usable else None)
+                # Children may have been written ahead of this page's completion: nothing leads to them without it.
+                children = () if usable else list(page.children)
+                cut_off = [one for child in children for one in self._table.detach_stored(child)]
                 if stored is None:
-                    self._failed(page, reason)
-                elif not intact:
+                    self._failed(page, reason, cut_off)
+                elif usable:
+                    self._counters.bytes_written += page.length
+                else:
                     self._stripes.release(stored.placement)
+                if not intact:
                     self._host_counters.checksum_failures += 1
-                    self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
+                    self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=slot)
                     if not page.dropped:
                         self._table.drop(page)
-                elif page.dropped or not self._reachable(page):
-                    self._stripes.release(stored.placement)
-                else:
-                    self._table.attach_stored(page, stored)
-                    self._counters.bytes_written += page.length
-                self._table.unpin(page)
                 self.pump()
 
         return done
@@ -159,12 +174,10 @@ class WriteBehind:
         """Whether a restart would find the prefix of `page` on ssd, once the writes in flight are done."""
         return page.parent is None or page.parent.stored is not None or page.parent.writing
 
-    def _failed(self, page: Page, reason: str) -> None:
+    def _failed(self, page: Page, reason: str, cut_off: Sequence[Page]) -> None:
         self._counters.refuse("write failed")
         self._events.emit("ssd.write_failed", key=page.key.hex(), reason=reason)
-        # Children may have been written ahead of this page's completion: nothing leads to them now. A failed write
-        # has taken its device out of service, so trying again ends at the latest when no device is left.
-        cut_off = [one for child in list(page.children) for one in self._table.detach_stored(child)]
+        # A failed write has taken its device out of service, so trying again ends at the latest when no device is left.
         for one in (page, *cut_off):
             if not one.dropped and one.host is HostState.RESIDENT:
                 self.offer(one)

@@ -1,0 +1,40 @@
+"""The page table's rules, asserted over all of its pages; see `page_table`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift_tiers.radix_tiering.held_page import HostState
+
+if TYPE_CHECKING:
+    from swift_tiers.radix_tiering.page_table import PageTable
+
+
+def check_rules(table: PageTable) -> None:
+    """Raise AssertionError where a rule is broken or a count is wrong. The caller holds the table's lock."""
+    resident = stored = stored_bytes = writing_bytes = pinned = 0
+    slots: set[int] = set()
+    for page in table.all_pages():
+        assert table.find(page.namespace, page.key) is page
+        assert not page.dropped
+        assert page.parent is None or (not page.parent.dropped and page in page.parent.children)
+        assert page.stored_children == sum(child.stored is not None for child in page.children)
+        assert page.host is not HostState.NONE or page.stored is not None, "a page without a copy"
+        if page.stored is not None and page.parent is not None:
+            assert page.parent.stored is not None or page.parent.writing, "unreachable after a restart"
+        if page.slot >= 0:
+            assert page.slot not in slots, "two pages in one slot"
+            slots.add(page.slot)
+        size = table.size_on_ssd(page.length)
+        resident += page.host is HostState.RESIDENT
+        stored += page.stored is not None
+        stored_bytes += size if page.stored is not None else 0
+        writing_bytes += size if page.writing else 0
+        pinned += page.pinned
+    assert stored == table.stored_pages
+    assert stored_bytes == table.stored_bytes
+    # Pages that were dropped keep their slots, and are written to their end, while they are pinned.
+    assert resident <= table.resident_pages
+    assert writing_bytes <= table.writing_bytes
+    assert pinned <= table.pinned_pages
+    assert len(slots) <= table.host.used_slots
