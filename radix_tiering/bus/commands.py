@@ -6,6 +6,7 @@ answer wrong: at worst pages are recomputed.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from msgspec import Meta
 
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 
-PageKeyText = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="hex key of a page")]
+PageKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="hex key of a page")]
 
 
 class CommandError(SwiftTiersError):
@@ -81,7 +82,7 @@ AnyCommand = Flush | DrainDevice | AddDevice | Pin | Unpin | Drop | SetPolicy | 
 
 COMMANDS: tuple[type[Command], ...] = (Flush, DrainDevice, AddDevice, Pin, Unpin, Drop, SetPolicy, CapTier)
 
-_ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +97,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 def read_order(entry: dict[str, str]) -> Order:
     """An entry of the control stream. Raises CommandError, which names what is wrong with it."""
     identifier = entry.get("id", "")
-    if not _ID.match(identifier):
+    if not _ID.fullmatch(identifier):
         raise CommandError("id: must be 1 to 64 characters of A-Z a-z 0-9 . _ -")
     author = entry.get("author", "")
     if not author or len(author) > 200 or not author.isprintable():
@@ -104,7 +105,9 @@ def read_order(entry: dict[str, str]) -> Order:
     try:
         deadline = float(entry["deadline"])
     except (KeyError, ValueError):
-        raise CommandError("deadline: must be a time in seconds since 1970 by Redis' clock (TIME)") from None
+        deadline = math.nan
+    if not math.isfinite(deadline):
+        raise CommandError("deadline: must be a time in seconds since 1970 by Redis' clock (TIME)")
     return Order(id=identifier, author=author, deadline=deadline, command=read_command(entry.get("command", "")))
 
 

@@ -13,7 +13,7 @@ MOST_EVENTS = 256
 
 
 class EventFeed:
-    """One thread. Before events are sent, `check` whether the stream still is the one that has those before them."""
+    """One thread. Before each round of `send`, `check` whether the stream still is the one that has what was sent."""
 
     def __init__(self, log: EventLog, key: str, rank: str, length: int) -> None:
         """`length`: entries that the stream is capped at, about."""

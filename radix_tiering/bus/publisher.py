@@ -7,6 +7,7 @@ whatever becomes of Redis, serving goes on.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,10 @@ from collections.abc import Callable
 import redis
 
 from swift_tiers.radix_tiering.bus.batch import Batch
+from swift_tiers.radix_tiering.bus.command_book import CommandBook
+from swift_tiers.radix_tiering.bus.commands import CommandError
 from swift_tiers.radix_tiering.bus.connection import bus_errors, connect, describe
+from swift_tiers.radix_tiering.bus.control_inbox import ControlInbox, HandOn
 from swift_tiers.radix_tiering.bus.event_feed import EventFeed
 from swift_tiers.radix_tiering.bus.faults import Faults
 from swift_tiers.radix_tiering.bus.outage import Outage
@@ -57,6 +61,7 @@ class BusPublisher:
         events: EventLog,
         *,
         facts: PageLookup,
+        on_order: HandOn | None = None,
         leader: bool,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -64,8 +69,10 @@ class BusPublisher:
         """Does nothing yet. `server` is its name on the bus, `rank` this rank's, as `dp0-tp0`.
 
         `telemetry` and `facts` (where a page is; None if it is not held) are called on the publisher's thread. The
-        `leader`, one rank of the server, also speaks for the server as a whole. `wall` is this machine's clock.
-        Raises ConfigError for a directory of the embedded Redis that cannot be.
+        `leader`, one rank of the server, also speaks for the server as a whole. With `bus.control`, `on_order` gets
+        every command that is in order and in time, as the entry of the control stream that it came in, on the
+        publisher's thread; it is for the first rank of each tensor group, which hands it to the others. `wall` is this
+        machine's clock. Raises ConfigError for a directory of the embedded Redis that cannot be.
         """
         self._config = config
         self._server = server
@@ -92,6 +99,14 @@ class BusPublisher:
         )
         self._feed = EventFeed(events, self._keys.of("events", server=server), rank, config.events)
         self._questions = QuestionInbox(self._keys, server, rank, facts, self._faults)
+        self._book = CommandBook(
+            self._keys, server, rank, info.ranks, events, leader=leader, wall=wall, monotonic=monotonic
+        )
+        self._inboxes = [self._questions.inbox]
+        self._control: ControlInbox | None = None
+        if config.control and on_order is not None:
+            self._control = ControlInbox(self._keys, server, self._book, on_order, events, self._faults, leader=leader)
+            self._inboxes.append(self._control.inbox)
         self._embedded = EmbeddedRedis(config.directory) if config.url is None else None
         self._client: redis.Redis | None = None
         self._announced = False  # Redis has, as far as is known, all that was said
@@ -115,6 +130,13 @@ class BusPublisher:
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout)
+
+    def report(self, order: str, outcome: str | CommandError, *, for_group: bool = False) -> None:
+        """Say what became of the command with the id `order` at this rank: a result in words, which may be empty, or
+        why it refused. With `for_group`: at every rank of its tensor group. Any thread; waits for nothing."""
+        if self._config.control:
+            self._book.report(order, outcome, for_group=for_group)
+            self._wake.set()
 
     @property
     def alive(self) -> bool:
@@ -185,9 +207,10 @@ class BusPublisher:
             self._state.publish(batch, self._count(), self._redis_now())
         else:
             self._state.check(batch)
-        if self._feed.waiting:
-            self._feed.check(batch)
-        self._questions.inbox.ask(batch)
+        self._feed.check(batch)
+        for inbox in self._inboxes:
+            inbox.ask(batch)
+        self._book.ask(batch)
         batch.run(client)
         more = self._follow_up(client)
         if publishing:
@@ -201,7 +224,7 @@ class BusPublisher:
             # Redis was emptied without a break in the connection, or evicts keys: then not too often.
             self._announced = False
             return max(SHORTEST_TURN, self._looked + SHORTEST_RETURN - self._monotonic())
-        if more or self._feed.waiting:
+        if more or self._feed.waiting or self._book.hurries:
             return SHORTEST_TURN
         return max(0.0, min(self._stated + interval - self._monotonic(), LONGEST_TURN))
 
@@ -212,8 +235,8 @@ class BusPublisher:
         batch = Batch()
         self._ask_time(batch)
         batch.add("GET", self._keys.of("schema"), reply=schema.append)
-        self._feed.check(batch)
-        self._questions.inbox.place(batch)
+        for inbox in self._inboxes:
+            inbox.place(batch)
         batch.run(client)
         if schema[0] not in (None, str(SCHEMA_VERSION)):
             raise BusError(
@@ -221,6 +244,7 @@ class BusPublisher:
                 f"{SCHEMA_VERSION}); set another bus.prefix, or end them and remove the key {self._keys.of('schema')}"
             )
         self._state.forget()
+        self._book.forget()
         self._looked = self._monotonic()
 
     def _follow_up(self, client: redis.Redis) -> bool:
@@ -228,6 +252,9 @@ class BusPublisher:
         batch = Batch()
         self._feed.send(batch)
         more = self._questions.answer(batch, self._wall())
+        if self._control is not None:
+            more |= self._control.take(self._redis_now())
+        self._book.write(batch, self._redis_now())
         if len(batch) or self._monotonic() - self._renewed >= STREAMS_SECONDS:
             self._keep_streams(batch)
             batch.run(client)
@@ -236,7 +263,7 @@ class BusPublisher:
     def _keep_streams(self, batch: Batch) -> None:
         """They outlive the server, but not for ever."""
         self._renewed = self._monotonic()
-        for stream in ("events", "questions"):
+        for stream in ("events", "questions", "control")[: 3 if self._config.control else 2]:
             batch.add("PEXPIRE", self._keys.of(stream, server=self._server), round(SERVER_TTL * 1000))
 
     def _leave(self) -> None:
@@ -250,6 +277,8 @@ class BusPublisher:
             batch.run(self._client)
             for _ in range(MOST_LAST_BATCHES):
                 batch = Batch()
+                # Whoever has not said by now what became of a command will not.
+                self._book.write(batch, math.inf)
                 self._feed.send(batch)
                 self._keep_streams(batch)
                 batch.run(self._client)

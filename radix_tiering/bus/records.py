@@ -299,10 +299,12 @@ def quantile(latency: LatencySnapshot, share: float) -> float | None:
     return LATENCY_BOUNDS[-1]
 
 
-def shorten(text: str) -> str:
-    """On one line, and not too long."""
+def shorten(text: str, most: int = LONGEST_TEXT) -> str:
+    """On one line, without what a terminal would obey, and not too long."""
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _record(**fields: float | str | None) -> Record:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +16,7 @@ from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.config import BusConfig, parse_config
 from swift_tiers.radix_tiering.events import EventLog
 
-from support.redis import RealRedis, wait_for
+from support.redis import PATIENCE, RealRedis, wait_for
 from support.telemetry import INFO, MadeUp
 
 RANK = "swift:alpha:dp0-tp0:rank"
@@ -45,11 +49,51 @@ def make_publisher(
         msgspec.structs.replace(INFO, ranks=ranks),
         telemetry,
         events or EventLog(wall),
-        facts=telemetry.facts,
+        facts=lambda key: telemetry.facts(key),
         leader=leader,
         wall=wall,
         **options,
     )
+
+
+_PROCESS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from support.publishing import bus_config, make_publisher
+one = make_publisher(bus_config(**json.loads(sys.argv[2])), server=sys.argv[3])
+one.start()
+print("started", flush=True)
+sys.stdin.read()
+one.close()
+"""
+
+
+class PublisherProcess:
+    """A publisher in a process of its own."""
+
+    def __init__(self, server: str, url: str | None, **fields: Any) -> None:
+        """Fields as of `bus_config`. Returns when it was started."""
+        tests = Path(__file__).parents[1]
+        command = [sys.executable, "-c", _PROCESS, str(tests), json.dumps({"url": url, **fields}), server]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "started\n"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self) -> None:
+        """As a server ends that is told to."""
+        self._process.communicate(timeout=PATIENCE)
+
+    def kill(self) -> None:
+        """Safe to call twice, and after `end`."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
 
 
 def publishes(redis: RealRedis, key: str = RANK) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
 from swift_tiers.radix_tiering.errors import BusError
 from swift_tiers.radix_tiering.events import EventLog
 
-from support.publishing import bus_config, wait_published
+from support.publishing import PublisherProcess, bus_config, wait_published
 from support.redis import TLS, RealRedis, free_port, tls_proxy, wait_for
 from support.telemetry import MadeUp, engine, request
 
@@ -327,47 +325,13 @@ def test_tls_with_a_wrong_certificate_then_the_right_one(own_redis, publish, eve
 
 # ---- the embedded Redis ----
 
-SERVER = """
-import sys, time
-sys.path.insert(0, sys.argv[2])
-from support.publishing import bus_config, make_publisher
-one = make_publisher(bus_config(None, directory=sys.argv[1]), server=sys.argv[3])
-one.start()
-print("started", flush=True)
-sys.stdin.read()
-one.close()
-"""
-
-
-class Server:
-    """A publisher in a process of its own, on the embedded Redis of `directory`."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        tests = Path(__file__).parents[2]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(directory), str(tests), name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "started\n"
-
-    def end(self) -> None:
-        """As a server ends that is told to."""
-        self.process.communicate(timeout=20)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
 
 @pytest.fixture
-def serve(directory: Path) -> Iterator[Callable[[str], Server]]:
-    servers: list[Server] = []
+def serve(directory: Path) -> Iterator[Callable[[str], PublisherProcess]]:
+    servers: list[PublisherProcess] = []
 
-    def start(name: str) -> Server:
-        servers.append(Server(directory, name))
+    def start(name: str) -> PublisherProcess:
+        servers.append(PublisherProcess(name, None, directory=str(directory)))
         return servers[-1]
 
     yield start
@@ -403,14 +367,14 @@ def test_the_owner_of_the_embedded_redis_goes_and_another_takes_over(directory, 
     wait_for(lambda: alive("first"), "the first server")
     second = serve("second")
     wait_for(lambda: alive("second"), "the second server")
-    assert owner(directory) == first.process.pid
+    assert owner(directory) == first.pid
     getattr(first, how)()
     wait_for(lambda: alive("second"), "the second server, on its own Redis")
-    wait_for(lambda: owner(directory) == second.process.pid, "the new owner")
+    wait_for(lambda: owner(directory) == second.pid, "the new owner")
     assert not alive("first")
     third = serve("third")
     wait_for(lambda: alive("third"), "the third server")
-    assert owner(directory) == second.process.pid
+    assert owner(directory) == second.pid
     second.end()
     wait_for(lambda: alive("third"), "the third server, on its own Redis")
     third.end()

@@ -156,4 +156,3 @@ def test_a_block_table_is_written_on_from_the_one_before(tables: list[list[tuple
         grown = more if len(table) % 3 == 0 else (*grown[:-1], *(last + 1 for last in grown[-1:]), *more)
         known = grown, block_table_text(grown, known)
         assert known[1] == plain_text(grown)
-
