@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from swift_tiers.radix_tiering.counters import DeviceSnapshot, StripeSnapshot
+from swift_tiers.radix_tiering.device_files import MadeDevice
+from swift_tiers.radix_tiering.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.ssd import DeviceArray, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS, close_array
@@ -31,16 +33,18 @@ class SsdTier:
         stall_seconds: float = STALL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         progress: Callable[[int, int, int], None] | None = None,
+        make_device: Callable[[str, Sequence[str]], MadeDevice] | None = None,
     ) -> None:
         """`paths` name the devices to people. A set that exists keeps its own stripe unit.
 
         `verifiers`: threads that check what was read, beside the one that reads. `stall_seconds`: a device that leaves
-        a request unanswered so long goes out of service, or is left out on opening if others can serve.
+        a request unanswered so long goes out of service, or is left out on opening if others can serve. `make_device`:
+        see `DeviceFiles.make`; None for a tier that no device can be added to.
 
         Raises FormatError or ConfigError, with the array closed, where the devices cannot be one stripe set.
         """
-        self.paths = list(paths)
         self._array = array
+        self._make_device = make_device
         try:
             self.stripes = StripeSet.open(
                 array,
@@ -49,12 +53,17 @@ class SsdTier:
                 verifiers=verifiers,
                 stall_seconds=stall_seconds,
                 clock=clock,
-                names=self.paths,
+                names=paths,
                 progress=progress,
             )
         except BaseException:
             close_array(array)
             raise
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """What people call the devices, by number."""
+        return self.stripes.names
 
     @property
     def description(self) -> str:
@@ -73,6 +82,23 @@ class SsdTier:
     def watch(self, on_device_out: Callable[[int, str, list[StoredPage]], None]) -> None:
         """Hear of devices that leave service: (device, reason, pages that had a part on it). Called on "ssd-io"."""
         self.stripes.on_device_out = on_device_out
+
+    def add_device(self, directory: str) -> tuple[int, str]:
+        """One more device: a file in `directory`, made if need be, that joins the open set; its number and path.
+
+        Waits for the devices. Raises ConfigError, StripeSetBusyError or FormatError; a file made in vain is removed.
+        """
+        if self._make_device is None:
+            raise ConfigError("this ssd tier is of devices that it has no name for another of; restart it with more")
+        made = self._make_device(directory, self.paths)
+        try:
+            return self.stripes.add(made.device, made.path), made.path
+        except FormatError:
+            made.discard(False)  # the array closes it
+            raise
+        except BaseException:
+            made.discard(True)
+            raise
 
     def snapshot(self) -> tuple[StripeSnapshot, tuple[DeviceSnapshot, ...]]:
         """The stripe set and its devices, at one moment."""

@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from swift_tiers.radix_tiering.config import SsdConfig, TiersConfig, parse_config
+from swift_tiers.radix_tiering.device_files import SMALLEST_DEVICE, DeviceFiles, new_device_size
 from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.memory import huge_array
@@ -28,12 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: Share of the free memory that the host tier takes when no size is configured.
 AUTOMATIC_HOST_SHARE = 0.4
-#: Largest device file that is made without a configured size, bytes.
-AUTOMATIC_DEVICE_LIMIT = 256 * 2**30
 #: How often a long scan at start reports, seconds.
 PROGRESS_SECONDS = 2.0
-#: Smallest device file that is of any use, bytes.
-SMALLEST_DEVICE = 16 * 2**20
 
 
 class Rank(NamedTuple):
@@ -136,23 +133,23 @@ def container_room() -> float:
 
 def device_paths(config: SsdConfig, rank: Rank) -> list[Path]:
     """The device files and block devices of one rank."""
-    return [Path(directory) / f"swift-tiers-{rank.name}.stripe" for directory in config.directories] + [
-        Path(device) for device in config.devices
-    ]
+    return DeviceFiles(rank.name, rank.total, config).paths()
 
 
 def open_ssd(config: SsdConfig, rank: Rank) -> SsdTier | None:
     """The SSD tier of one rank, its device files made if need be; None if no directory or device is named."""
     if not config.directories and not config.devices:
         return None
-    paths = device_paths(config, rank)
+    files = DeviceFiles(rank.name, rank.total, config)
+    paths = files.paths()
     for path in paths[: len(config.directories)]:
         if not path.exists():
-            create_device_file(path, new_device_size(config, path.parent, rank.total))
+            create_device_file(path, files.size_in(path.parent))
     array: Any = open_array(paths, engine=config.engine)
     if config.throttle is not None:
         array = ThrottledArray(array, float(config.throttle))
-    return SsdTier(array, [str(path) for path in paths], int(config.stripe_unit), progress=_scan_progress(paths))
+    names = [str(path) for path in paths]
+    return SsdTier(array, names, int(config.stripe_unit), progress=_scan_progress(paths), make_device=files.make)
 
 
 def _scan_progress(paths: Sequence[Path]) -> Callable[[int, int, int], None]:
@@ -166,13 +163,6 @@ def _scan_progress(paths: Sequence[Path]) -> Callable[[int, int, int], None]:
             logger.info("swift-tiers: looking for pages on %s: %d of %d slots", paths[device], done, slots)
 
     return progress
-
-
-def new_device_size(config: SsdConfig, directory: Path, ranks: int) -> int:
-    """Bytes of a new device file in `directory`."""
-    if config.size_per_device is not None:
-        return int(config.size_per_device)
-    return min(AUTOMATIC_DEVICE_LIMIT, shutil.disk_usage(directory).free // 2 // ranks)
 
 
 def check_machine(config: TiersConfig, ranks: int) -> None:

@@ -13,6 +13,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from swift_tiers.radix_tiering.ssd.device_file import DeviceFile
+
+#: A device that is to be added to an array: an open file, or the bytes of one in memory. `size` is in bytes.
+NewDevice = DeviceFile | np.ndarray
+
 
 class Operation(IntEnum):
     READ = 0
@@ -71,6 +76,12 @@ class DeviceArray(Protocol):
     @property
     def in_flight(self) -> int:
         """Requests submitted and not yet reaped."""
+
+    def append(self, device: NewDevice) -> None:
+        """One more device, behind the others; the array closes it from now on. On the thread that uses the array.
+
+        Raises TypeError for a kind of device that the array does not drive.
+        """
 
     def sync(self, device: int) -> int:
         """Make completed writes of one device durable (fdatasync); returns 0 or an errno. Blocks."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.ssd.checking import check_requests
 from swift_tiers.radix_tiering.ssd.device_file import BUFFERED, DIRECT, DeviceFile, open_device_file
-from swift_tiers.radix_tiering.ssd.devices import Request
+from swift_tiers.radix_tiering.ssd.devices import NewDevice, Request
 
 #: Direct I/O resumes at a logical block; 512 is the smallest there is.
 _RESUME_BYTES = 512
@@ -46,6 +46,14 @@ class FileArray:
     @property
     def sizes(self) -> Sequence[int]:
         return self._sizes
+
+    def append(self, device: NewDevice) -> None:
+        if not isinstance(device, DeviceFile):
+            raise TypeError(f"an array of files takes an open file, not {type(device).__name__}")
+        self._files.append(device)
+        self._sizes = (*self._sizes, device.size)
+        self._fds.append(device.fd)
+        self._direct.append(device.direct)
 
     @property
     def paths(self) -> Sequence[Path]:

@@ -108,6 +108,11 @@ class IoThread:
             blocks = aligned_buffer(max(1, len(devices)) * self._depth * BLOCK_BYTES)
             self._headers = list(blocks.reshape(-1, BLOCK_BYTES))
 
+    def add_device(self, state: DeviceState) -> None:
+        """One more device, the last, whose place in the allocator there is already. On the I/O thread, lock held."""
+        self._devices.append(state)
+        self._headers += list(aligned_buffer(self._depth * BLOCK_BYTES).reshape(-1, BLOCK_BYTES))
+
     def call(self, function: Callable[[], Result]) -> Result:
         """Run a function on the I/O thread and wait for it. Raises what it raises."""
         self.check_outside()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from swift_tiers.radix_tiering.ssd.checking import check_requests, copy_in, copy_out
-from swift_tiers.radix_tiering.ssd.devices import Completion, Operation, Request
+from swift_tiers.radix_tiering.ssd.devices import Completion, NewDevice, Operation, Request
 
 
 class MemoryArray:
@@ -37,6 +37,11 @@ class MemoryArray:
     @property
     def sizes(self) -> Sequence[int]:
         return tuple(image.nbytes for image in self.images)
+
+    def append(self, device: NewDevice) -> None:
+        if not isinstance(device, np.ndarray):
+            raise TypeError(f"an array in memory takes bytes, not {type(device).__name__}")
+        self.images.append(device)
 
     @property
     def in_flight(self) -> int:

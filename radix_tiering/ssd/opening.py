@@ -129,6 +129,12 @@ def write_superblock(array: DeviceArray, device: int, copy: int, superblock: Sup
     return error or sync_devices(array, [device], patience)[device]
 
 
+def write_both(array: DeviceArray, device: int, first: Superblock, patience: Patience) -> int:
+    """Both superblock copies of a device that becomes a member, `first` being the older one; 0 or an errno."""
+    error = write_superblock(array, device, 0, first, patience)
+    return error or write_superblock(array, device, 1, first._replace(sequence=first.sequence + 1), patience)
+
+
 def _mark_open(
     array: DeviceArray,
     members: Members,
@@ -172,8 +178,7 @@ def _mark_open(
     for device, fresh in joining.items():
         superblock = fresh._replace(device_count=count)
         error = write_table(array, device, table.encode(), patience)
-        error = error or write_superblock(array, device, 0, superblock, patience)
-        error = error or write_superblock(array, device, 1, superblock._replace(sequence=2), patience)
+        error = error or write_both(array, device, superblock, patience)
         if error:
             reasons[device] = patience.reason(error)
             continue

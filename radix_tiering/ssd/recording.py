@@ -20,7 +20,7 @@ import numpy as np
 
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.ssd.checking import check_requests, copy_out
-from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, NewDevice, Operation, Request
 from swift_tiers.radix_tiering.ssd.wrapping import WrappingArray
 
 
@@ -88,6 +88,13 @@ class RecordingArray(WrappingArray):
     def position(self) -> int:
         """Writes and syncs so far. Keep it when something has been promised, to ask later what a crash left of it."""
         return len(self.writes) + len(self.syncs)
+
+    def append(self, device: NewDevice) -> None:
+        """Only bytes in memory: reading a file here would take the completions of requests under way."""
+        if not isinstance(device, np.ndarray):
+            raise TypeError(f"only bytes in memory can join what is recorded, not {type(device).__name__}")
+        self._initial.append(device.copy())
+        super().append(device)
 
     def submit(self, requests: Sequence[Request]) -> None:
         check_requests(requests, self.sizes)

@@ -74,7 +74,7 @@ class SlotAllocator:
     """Spreads the units of a page over the open devices, round-robin from a rotating start (Swarm, Eq. 7)."""
 
     def __init__(self, maps: Sequence[SlotMap | None]) -> None:
-        self._maps = maps  # by device; None for one that never was in service
+        self._maps = list(maps)  # by device; None for one that never was in service
         self._open = [device for device, slots in enumerate(maps) if slots is not None]
         self._pointer = 0
 
@@ -90,6 +90,12 @@ class SlotAllocator:
 
     def _open_maps(self) -> list[SlotMap]:
         return [slots for device in self._open if (slots := self._maps[device]) is not None]
+
+    def add(self, slots: SlotMap | None) -> None:
+        """One more device, the last; None for one that cannot be used."""
+        if slots is not None:
+            self._open.append(len(self._maps))
+        self._maps.append(slots)
 
     def shut(self, device: int) -> None:
         """Give no more slots of this device."""

@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.page import PageRecord
 from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
 from swift_tiers.radix_tiering.ssd.checkpoint import build_checkpoints, write_checkpoint
 from swift_tiers.radix_tiering.ssd.device_state import DeviceStatus, Service
-from swift_tiers.radix_tiering.ssd.devices import DeviceArray
+from swift_tiers.radix_tiering.ssd.devices import DeviceArray, NewDevice
 from swift_tiers.radix_tiering.ssd.io_thread import IoThread
-from swift_tiers.radix_tiering.ssd.layout import Placement, StoredPage, check_record, unit_count
+from swift_tiers.radix_tiering.ssd.joining import join
+from swift_tiers.radix_tiering.ssd.layout import Geometry, Placement, StoredPage, Superblock, check_record, unit_count
 from swift_tiers.radix_tiering.ssd.members import silent_devices
 from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry
 from swift_tiers.radix_tiering.ssd.opening import Opened, all_blank, create_set, open_set, write_superblock
@@ -76,6 +77,7 @@ class StripeSet:
         self._table = opened.table
         self._table_writer = TableWriter(io, opened.table, opened.devices, opened.superblocks)
         self._next_generation = opened.next_generation
+        self._device_count = opened.device_count
         self._superblocks = opened.superblocks
         self._next_copy = opened.next_copy
         self._outcomes = dict.fromkeys(ReadOutcome, 0)
@@ -351,6 +353,39 @@ class StripeSet:
 
     # Devices.
 
+    def add(self, device: NewDevice, name: str) -> int:
+        """Let one more device, which must be blank, join the open set, durably; returns its number. Waits for devices.
+
+        Raises ConfigError where it is too small and RuntimeError once the stripe set is closed, having taken nothing;
+        FormatError where it cannot be written: the array keeps it until the end, out of service.
+        """
+        self._io.check_outside()
+        geometry = Geometry.of(device.size, self.unit_bytes)
+        return self._io.call(lambda: self._join(device, name, geometry))
+
+    def _join(self, device: NewDevice, name: str, geometry: Geometry) -> int:
+        with self._lock:
+            self._check_open()
+            table, generation = self._table.encode(), self._next_generation
+        number, index = len(self._devices), self._device_count
+        self._io.array.append(device)
+        first = Superblock(self.set_id, 1, index, index + 1, geometry, generation)
+        joined = join(
+            self._io.array, number, first, table, self._usable(), self._superblocks, self._next_copy,
+            self._io.take_out, self._io.patience,
+        )  # fmt: skip
+        with self._lock:
+            self._device_count += joined.index_taken
+            if joined.superblock is not None:
+                self._superblocks[number], self._next_copy[number] = joined.superblock, 0
+            self.missing = self._device_count - len(self._superblocks)
+            self._names.append(name)
+            self._allocator.add(joined.slots)
+            self._io.add_device(joined.state)
+        if joined.superblock is None:
+            raise FormatError(f"{name}: {joined.state.reason}; check the device, or name another")
+        return number
+
     def drain(self, device: int) -> None:
         """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them."""
         with self._lock:
@@ -364,6 +399,12 @@ class StripeSet:
     def description(self) -> str:
         """How the devices are read and written, for people."""
         return self._io.array.description
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What people call the devices, by number."""
+        with self._lock:
+            return tuple(self._names)
 
     def status(self) -> StripeSetStatus:
         with self._lock:

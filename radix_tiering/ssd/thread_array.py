@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from swift_tiers.radix_tiering.ssd.devices import Completion, Operation, Request
+from swift_tiers.radix_tiering.ssd.devices import Completion, NewDevice, Operation, Request
 from swift_tiers.radix_tiering.ssd.file_array import FileArray
 
 
@@ -42,18 +42,24 @@ class ThreadArray(FileArray):
         self._waiting: deque[Request] = deque()
         self._started = 0  # handed to the threads and not yet reaped
         self._stopping = False
-        self._threads = [
-            threading.Thread(target=self._serve, args=(device,), name=f"swift-ssd-{device}.{number}", daemon=True)
-            for device in range(len(self._files))
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-        self.description = f"threads ({threads} per device), {self._mode()}; no io_uring: {reason}"
+        self._per_device = threads
+        self._threads: list[threading.Thread] = []
+        self._reason = reason
+        for device in range(len(self._files)):
+            self._staff(device)
+        self.description = self._describe()
 
     @property
     def in_flight(self) -> int:
         return self._started + len(self._waiting)
+
+    def append(self, device: NewDevice) -> None:
+        super().append(device)
+        with self._lock:
+            self._work_arrived.append(threading.Condition(self._lock))
+            self._work.append(deque())
+        self._staff(len(self._files) - 1)
+        self.description = self._describe()
 
     def submit(self, requests: Sequence[Request]) -> None:
         self._check(requests)
@@ -89,6 +95,17 @@ class ThreadArray(FileArray):
         for thread in self._threads:
             thread.join()
         self._close_files()
+
+    def _staff(self, device: int) -> None:
+        """Give a device its threads."""
+        for number in range(self._per_device):
+            name = f"swift-ssd-{device}.{number}"
+            thread = threading.Thread(target=self._serve, args=(device,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _describe(self) -> str:
+        return f"threads ({self._per_device} per device), {self._mode()}; no io_uring: {self._reason}"
 
     def _hand_out(self) -> None:
         """Move requests from the queue to the threads, within the bound. Called with the lock held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swift_tiers.radix_tiering.ssd.devices import DeviceArray, Request
+from swift_tiers.radix_tiering.ssd.devices import DeviceArray, NewDevice, Request
 from swift_tiers.radix_tiering.ssd.wrapping import Admission, Clock, DelayingArray
 
 #: Requests a rested device serves at once before its rate shows.
@@ -40,8 +40,18 @@ class ThrottledArray(DelayingArray):
         self._rates = rates
         self._latency = latency
         self._passed_at = [float("-inf")] * devices
-        shown = ", ".join(f"{rate / 1e6:g}" for rate in rates)
-        self.description = f"{inner.description}, throttled to {shown} MB/s"
+        self.description = self._describe()
+
+    def append(self, device: NewDevice) -> None:
+        """The new device is as fast as the last one."""
+        super().append(device)
+        self._rates.append(self._rates[-1])
+        self._passed_at.append(float("-inf"))
+        self.description = self._describe()
+
+    def _describe(self) -> str:
+        shown = ", ".join(f"{rate / 1e6:g}" for rate in self._rates)
+        return f"{self.inner.description}, throttled to {shown} MB/s"
 
     def admit(self, number: int, request: Request, now: float) -> Admission:
         seconds = request.length / self._rates[request.device]

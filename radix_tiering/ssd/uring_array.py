@@ -12,7 +12,7 @@ import numpy as np
 
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.ssd.checking import address_of
-from swift_tiers.radix_tiering.ssd.devices import Completion, Operation, Request
+from swift_tiers.radix_tiering.ssd.devices import Completion, NewDevice, Operation, Request
 from swift_tiers.radix_tiering.ssd.file_array import FileArray
 from swift_tiers.radix_tiering.ssd.uring import READV, WRITEV, Ring
 
@@ -53,6 +53,10 @@ class UringArray(FileArray):
     @property
     def in_flight(self) -> int:
         return self._in_flight
+
+    def append(self, device: NewDevice) -> None:
+        super().append(device)
+        self.description = f"io_uring, {self._mode()}"
 
     def submit(self, requests: Sequence[Request]) -> None:
         self._check(requests)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from swift_tiers.radix_tiering.ssd.checking import check_requests
-from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Request
+from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, NewDevice, Request
 
 
 class Clock(Protocol):
@@ -47,6 +47,9 @@ class WrappingArray:
     @property
     def in_flight(self) -> int:
         return self.inner.in_flight
+
+    def append(self, device: NewDevice) -> None:
+        self.inner.append(device)
 
     def submit(self, requests: Sequence[Request]) -> None:
         self.inner.submit(requests)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
@@ -172,3 +173,48 @@ def test_crashes_follow_each_other(rig) -> None:
         workload.flushed = [(0, *flush[1:]) for flush in workload.flushed if flush[0] <= position]
         workload.check(images, position, f"turn {turn}", orderly=False)
         workload.recording = RecordingArray(MemoryArray.from_images(images, seed=turn))
+
+
+@pytest.mark.parametrize("seed", range(20, 23))
+def test_every_crash_point_of_a_device_that_joins(rig, seed: int) -> None:
+    """Opened with the new device and without it: no page is wrong, and the set knows how many members it has."""
+    workload = Workload(rig, seed, devices=2)
+    recording = workload.recording
+    stripes = rig.open(recording)
+    for namespace in (rig.NAMESPACE, rig.OTHER):
+        stripes.register_namespace(namespace, "crash")
+    for _ in range(6):
+        workload.step(stripes)
+    began = len(recording.writes)
+    assert stripes.add(np.zeros(rig.device_bytes(9), np.uint8), "new") == 2
+    joined, joined_writes = recording.position, len(recording.writes)
+    while not any(page.uses(2) for page in workload.live.values()):
+        workload.step(stripes)
+    for _ in range(6):
+        workload.step(stripes)
+    stripes.close(list(workload.live.values()) if seed % 2 else None)
+    positions = [write.position for write in recording.writes] + [recording.position]
+    for point in recording.crash_points(seed, tears=2, losses=2):
+        position = positions[point.writes - 1] + 1 if point.writes else 0
+        workload.check(point.images, position, point.label, orderly=False)
+        workload.check(point.images[:2], position, f"{point.label}, without the new one", orderly=False)
+        if point.writes < began:
+            assert missing(point.images[:2]) == 0, point.label
+        # Another device joins instead, and then the first one turns up again: no two of them have one index.
+        array = MemoryArray.from_images([*point.images[:2], np.zeros(rig.device_bytes(9), np.uint8)])
+        StripeSet.open(array).close(None)
+        assert missing([*array.images, point.images[2]]) <= 1, point.label
+    assert joined_writes - began >= 6, "two tables, two superblocks, and one of each member"
+    for lose in range(8):
+        images = recording.images_at(joined, lose=lose)
+        assert missing(images) == 0, "it was a member when `add` returned"
+        assert missing(images[:2]) == 1, "the others knew it then"
+        assert missing([images[2], images[0]]) == 1, "the new one knows the others"
+
+
+def missing(images) -> int:
+    stripes = StripeSet.open(MemoryArray.from_images(images))
+    try:
+        return stripes.missing
+    finally:
+        stripes.close(None)
