@@ -1,7 +1,9 @@
-"""The tier stack against a dictionary: any order of puts, restores, pins, flushes, device losses, damage and restarts.
+"""The tier stack against a dictionary: any order of puts, restores, flushes, device losses, damage, restarts, and of
+what operators command.
 
 What the model knows is which pages were ever put. The stack may have forgotten any of them, but what it gives must be
-right, whole prefixes, and within its capacity; and when all is quiet nothing may be pinned or leaked.
+right, whole prefixes, and within its capacity and the limits set; when all is quiet nothing may be pinned for a request
+or leaked; and as long as nothing breaks, what an operator pinned stays where it was.
 """
 
 from __future__ import annotations
@@ -11,12 +13,25 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from swift_tiers.radix_tiering.held_page import HostState
+from swift_tiers.radix_tiering.bus.commands import (
+    AddDevice,
+    CapTier,
+    CommandError,
+    DrainDevice,
+    Drop,
+    Pin,
+    SetPolicy,
+    Unpin,
+)
+from swift_tiers.radix_tiering.device_files import MadeDevice
+from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.sweeps import prefix_of
 
-from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, put, settle
+from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, obey, put, settle
 
+NUMBERS = st.integers(0, 999)
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
 
@@ -46,15 +61,19 @@ class StackMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self):
-        ssd = memory_ssd(array=self.array) if self.array is not None else None
+        ssd = memory_ssd(array=self.array, make_device=self.new_device) if self.array is not None else None
         self.stack = make_stack(host_pages=self.host_pages, ssd=ssd, policy=self.policy)
         self.restores = []
+        self.pinned: dict[bytes, list[tuple[Page, bool, bool]]] = {}  # page, whether in host memory, whether on ssd
+        self.broken = False  # a pin may be lost
+        self.limits: dict[str, int] = {}  # bytes
 
-    @rule(path=PATHS)
-    def put(self, path):
-        keys = chain(*path)
-        put(self.stack, keys)
-        self.put_once.update(keys)
+    @rule(paths=st.lists(PATHS, min_size=1, max_size=4))
+    def put(self, paths):
+        for path in paths:
+            keys = chain(*path)
+            put(self.stack, keys)
+            self.put_once.update(keys)
 
     @rule(path=PATHS, cut=st.integers(1, 6))
     def put_tail(self, path, cut):
@@ -93,9 +112,84 @@ class StackMachine(RuleBasedStateMachine):
         self.stack.restorer.release(restore)
         self.restores = [other for other in self.restores if other[0] is not restore]
 
+    def some_page(self, number: int) -> bytes:
+        """One of the pages that were put, for most numbers one that is still held."""
+        with self.stack.table.lock:
+            held = sorted(page.key for page in self.stack.table.listed(self.stack.digest))
+        known = held if held and number % 8 else sorted(self.put_once) or chain("never")
+        return known[number % len(known)]
+
+    @rule(number=NUMBERS)
+    def pin(self, number):
+        key = self.some_page(number)
+        outcome = obey(self.stack, Pin(page=key.hex()))
+        if isinstance(outcome, CommandError):
+            assert "not held" in str(outcome) or "more pages would be pinned" in str(outcome)
+        elif key not in self.pinned:
+            pages = list(prefix_of(self.stack.table.find(self.stack.digest, key)))
+            self.pinned[key] = [(page, page.host is HostState.RESIDENT, page.stored is not None) for page in pages]
+
+    @rule(number=NUMBERS)
+    def unpin(self, number):
+        keys = sorted(self.pinned)
+        key = keys[number % len(keys)] if keys and number % 4 else self.some_page(number)
+        outcome = obey(self.stack, Unpin(page=key.hex()))
+        if not self.broken:
+            assert isinstance(outcome, str) == (key in self.pinned), outcome
+        self.pinned.pop(key, None)
+
+    @rule(number=NUMBERS)
+    def drop(self, number):
+        key = self.some_page(number)
+        outcome = obey(self.stack, Drop(page=key.hex()))
+        assert not self.stack.probe([key]), outcome
+        for pinned, pages in list(self.pinned.items()):
+            if isinstance(outcome, str) and any(page.key == key for page, _, _ in pages):
+                del self.pinned[pinned]
+
+    @rule(tier=st.sampled_from(["host", "ssd"]), pages=st.none() | st.integers(0, 12))
+    def cap(self, tier, pages):
+        outcome = obey(self.stack, CapTier(tier=tier, limit=None if pages is None else pages * 4096))
+        if isinstance(outcome, CommandError):
+            assert "that are pinned" in str(outcome) or (tier == "ssd" and self.array is None), outcome
+            return
+        self.limits.pop(tier, None)
+        if pages is not None and "when they are done" not in outcome:
+            self.limits[tier] = pages * 4096
+
+    @rule(
+        change=st.sampled_from(
+            [
+                ("eviction", "lru"), ("eviction", "lfu"), ("write", "through"), ("write", "back"),
+                ("ssd_admission", "always"), ("ssd_admission", "reuse"), ("ssd_admission", "size"),
+                ("admission_uses", 1), ("admission_tokens", 12), ("restore_deadline", "3s"),
+            ]
+        )
+    )  # fmt: skip
+    def set_policy(self, change):
+        field, value = change
+        assert isinstance(obey(self.stack, SetPolicy(field=field, value=value)), str)
+
+    @rule(device=st.integers(0, 3))
+    def drain(self, device):
+        outcome = obey(self.stack, DrainDevice(device=device))
+        if self.array is not None and device < len(self.array.sizes) and not self.lost_devices:
+            assert isinstance(outcome, str), outcome
+
+    @staticmethod
+    def new_device(directory, known):
+        return MadeDevice(directory, np.zeros(262_144 + 5 * 8192, np.uint8), lambda close: None)
+
+    @rule()
+    def add_device(self):
+        if self.array is not None and len(self.array.sizes) < 4:
+            number = len(self.array.sizes)
+            assert f"device {number}" in obey(self.stack, AddDevice(directory="/new"))
+
     @rule(path=PATHS)
     def damage_host(self, path):
         """A byte of an unpinned page changes in host memory."""
+        self.broken = True
         page = self.stack.table.find(self.stack.namespace.digest(), chain(*path)[-1])
         with self.stack.table.lock:
             if page is not None and page.host is HostState.RESIDENT and not page.pins and page.digest is not None:
@@ -104,11 +198,19 @@ class StackMachine(RuleBasedStateMachine):
     @rule(host=st.booleans(), ssd=st.booleans())
     def flush(self, host, ssd):
         self.stack.flush(host=host, ssd=ssd)
+        if host or ssd:
+            self.broken = True  # pins end with the last copy
+
+    @rule()
+    def quiet(self):
+        """Pins of requests are given back, and with them what was held beyond a limit."""
+        self.stack.restorer.flush()
 
     @rule(device=st.integers(0, 2))
     def lose_device(self, device):
         if self.array is not None and device < len(self.array.sizes) and len(self.lost_devices) < 2:
             self.lost_devices.add(device)
+            self.broken = True
             present = self.array.present
             lost = frozenset(self.lost_devices)
             self.array.present = lambda index: index not in lost and present(index)  # type: ignore[method-assign]
@@ -141,6 +243,16 @@ class StackMachine(RuleBasedStateMachine):
         with self.stack.table.lock:
             self.stack.table.check()
             assert self.stack.host.used_slots <= self.host_pages
+            if "host" in self.limits:
+                assert self.stack.host.used_slots * 4096 <= self.limits["host"]
+            if "ssd" in self.limits:
+                assert self.stack.table.stored_bytes + self.stack.table.writing_bytes <= self.limits["ssd"]
+            if not self.broken:
+                for pages in self.pinned.values():
+                    for page, in_host, on_ssd in pages:
+                        assert not page.dropped, "a pinned page left"
+                        assert page.host is HostState.RESIDENT or not in_host, "a pinned page left host memory"
+                        assert page.stored is not None or not on_ssd, "a pinned page left ssd"
         for restore, keys in self.restores:
             for key, slot in zip(keys, restore.slots, strict=False):
                 assert np.array_equal(self.stack.host.page(int(slot)), content(key)), "a promised page changed"
@@ -155,6 +267,6 @@ class StackMachine(RuleBasedStateMachine):
 
 
 StackMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStack = StackMachine.TestCase

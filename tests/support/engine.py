@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from swift_tiers.radix_tiering.bus.commands import AnyCommand, CommandError
 from swift_tiers.radix_tiering.config import parse_config
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageGeometry
@@ -17,6 +18,7 @@ from swift_tiers.radix_tiering.restore import Restore
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.steering import carry_out
 
 #: How long a thread that has been told to end may take.
 THREAD_SECONDS = 10.0
@@ -83,6 +85,7 @@ def make_stack(
 
 def crash(stack: TierStack) -> None:
     """End a stack as if its process had been killed: its threads are gone, and no index is written."""
+    stack.errands.close(0)
     stack.restorer.close()
     if stack.stripes is not None:
         stack.stripes.close(None)
@@ -158,11 +161,36 @@ def check(stack: TierStack) -> None:
     """Every rule of the page table, and nothing leaked once all is quiet."""
     stack.wait_written(20)
     stack.restorer.flush()
+    assert stack.errands.wait_idle(20)
     with stack.table.lock:
         stack.table.check()
-        assert stack.table.pinned_pages == 0
+        assert stack.table.pinned_pages == stack.table.operator_pins.kept_pages
+        assert stack.table.writing_bytes == 0
+        assert not stack.table.over_limit
         assert stack.host.used_slots == stack.table.resident_pages
     if stack.stripes is not None:
         status = stack.stripes.status()
         units = sum(stack.stripes.units(page.length) for page in stack.table.all_pages() if page.stored is not None)
-        assert status.capacity_units - status.free_units == units, "stripe units leaked"
+        assert sum(device.used_units for device in status.devices) == units, "stripe units leaked"
+
+
+def obey(stack: TierStack, command: AnyCommand) -> str | CommandError:
+    """Carry out an operator's command and wait for its outcome, which must come exactly once."""
+    outcomes: list[str | CommandError] = []
+    told = threading.Event()
+
+    def done(outcome: str | CommandError) -> None:
+        outcomes.append(outcome)
+        told.set()
+
+    carry_out(stack, command, done)
+    assert told.wait(20), "a command was never answered"
+    assert len(outcomes) == 1
+    return outcomes[0]
+
+
+def refusal(stack: TierStack, command: AnyCommand) -> str:
+    """Why a command is not carried out."""
+    outcome = obey(stack, command)
+    assert isinstance(outcome, CommandError), outcome
+    return str(outcome)

@@ -1,0 +1,693 @@
+"""What operators command: pins, limits, policies, drops, drains. What it does, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from swift_tiers.radix_tiering.bus.commands import (
+    CapTier,
+    CommandError,
+    DrainDevice,
+    Drop,
+    Flush,
+    Pin,
+    SetPolicy,
+    Unpin,
+)
+from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.restore import RestoreState
+from swift_tiers.radix_tiering.ssd import Operation
+from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray
+from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.steering import carry_out
+from swift_tiers.radix_tiering.sweeps import STEP_PAGES
+
+from support.engine import (
+    Clock,
+    chain,
+    check,
+    content,
+    get,
+    make_stack,
+    memory_ssd,
+    namespace,
+    obey,
+    put,
+    refusal,
+    settle,
+)
+
+PAGE = 4096
+
+
+def kinds(stack) -> list[str]:
+    return [event.kind for event in stack.events.since() if not event.kind.startswith("ssd.")]
+
+
+def last(stack, kind: str) -> dict:
+    return [event.fields for event in stack.events.since() if event.kind == kind][-1]
+
+
+# ---- flush and drop ----
+
+
+def test_a_flush_of_host_memory_leaves_what_is_on_ssd() -> None:
+    stack = make_stack(ssd=memory_ssd())
+    keys = chain(*"abc")
+    put(stack, keys)
+    stack.wait_written(10)
+    assert obey(stack, Flush()) == "3 pages forgotten in host memory"
+    assert stack.snapshot().directory.ssd_only_pages == 3
+    assert obey(stack, Flush(tiers="all")) == "3 pages forgotten in every tier"
+    assert stack.snapshot().directory.pages == 0
+    assert get(stack, keys) == 0
+    assert kinds(stack) == ["tiers.flushed", "tiers.flushed"]
+    check(stack)
+
+
+def test_a_flush_survives_a_crash() -> None:
+    array = MemoryArray([2**20] * 2, seed=3)
+    stack = make_stack(ssd=memory_ssd(array=array))
+    keys = chain(*"abc")
+    put(stack, keys)
+    stack.wait_written(10)
+    obey(stack, Flush(tiers="all"))
+    again = make_stack(ssd=memory_ssd(array=MemoryArray.from_images(array.images)))
+    assert get(again, keys) == 0
+
+
+def test_a_dropped_page_takes_all_that_follows_it() -> None:
+    stack = make_stack(host_pages=32, ssd=memory_ssd())
+    long, branch, other = chain(*"abcdef"), chain(*"abcxy"), chain(*"az")
+    for keys in (long, branch, other):
+        put(stack, keys)
+    stack.wait_written(10)
+    assert obey(stack, Drop(page=long[2].hex())) == "6 pages forgotten"
+    assert stack.probe(long) == stack.probe(branch) == 2
+    assert stack.probe(other) == 2
+    assert last(stack, "prefix.dropped") == {"page": long[2].hex(), "pages": 6}
+    check(stack)
+    assert put(stack, long) == 4
+    assert get(stack, long) == 6
+
+
+def test_dropping_a_sequence_of_many_steps_takes_all_of_it() -> None:
+    pages = 3 * STEP_PAGES + 5
+    stack = make_stack(host_pages=pages)
+    put(stack, chain(*range(pages)))
+    assert obey(stack, Drop(page=chain(0)[0].hex())) == f"{pages} pages forgotten"
+    assert stack.snapshot().directory.pages == 0
+    assert stack.host.used_slots == 0
+
+
+def test_pages_that_a_request_holds_are_dropped_when_it_is_done() -> None:
+    stack = make_stack()
+    keys = chain(*"abc")
+    put(stack, keys)
+    restore = settle(stack, stack.restore(keys))
+    assert obey(stack, Drop(page=keys[1].hex())) == "2 pages forgotten"
+    assert stack.probe(keys) == 1, "nobody else gets them"
+    assert stack.host.used_slots == 3
+    assert (stack.host.page(int(restore.slots[2])) == content(keys[2])).all()
+    stack.restorer.release(restore)
+    check(stack)
+    assert stack.host.used_slots == 1
+
+
+@pytest.mark.parametrize("command", [Pin, Unpin, Drop])
+def test_a_page_that_is_not_held_is_refused(command) -> None:
+    stack = make_stack()
+    key = chain("a")
+    assert "is not held below the device" in refusal(stack, command(page=key[0].hex()))
+    offered = stack.begin_put(key, ROOT_KEY, 1)
+    assert "is not held below the device" in refusal(stack, command(page=key[0].hex())), "it is not there yet"
+    stack.abort_put(offered)
+    assert kinds(stack) == []
+
+
+# ---- pins ----
+
+
+def test_a_pinned_prefix_is_not_evicted_from_host_memory() -> None:
+    stack = make_stack(host_pages=8)
+    pinned = chain(*"abcd")
+    put(stack, pinned)
+    assert obey(stack, Pin(page=pinned[2].hex())) == "3 pages pinned"
+    assert stack.snapshot().tiers["host"].pinned_pages == 3
+    assert last(stack, "prefix.pinned") == {"page": pinned[2].hex(), "pages": 3}
+    for name in range(5):
+        put(stack, chain(f"new {name}", *range(4)))
+    assert stack.probe(pinned) == 3
+    assert get(stack, pinned) == 3
+    check(stack)
+    assert obey(stack, Unpin(page=pinned[2].hex())) == "unpinned"
+    assert stack.snapshot().tiers["host"].pinned_pages == 0
+    put(stack, chain("last", *range(7)))
+    assert stack.probe(pinned) == 0
+    check(stack)
+
+
+def test_a_pinned_prefix_is_not_evicted_from_ssd() -> None:
+    stack = make_stack(host_pages=16, ssd=memory_ssd(devices=1, size=300_000))
+    room = stack.stripes.capacity_units
+    pinned = chain(*"abc")
+    put(stack, pinned)
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    obey(stack, Pin(page=pinned[2].hex()))
+    tiers = stack.snapshot().tiers
+    assert (tiers["host"].pinned_pages, tiers["ssd"].pinned_pages) == (0, 3)
+    for name in range(room):
+        put(stack, chain(name))
+        stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].evictions > 0
+    assert stack.page_facts(pinned[2]).ssd_placement
+    assert get(stack, pinned) == 3
+    check(stack)
+    assert stack.page_facts(pinned[0]).pins == 1
+    tiers = stack.snapshot().tiers
+    assert (tiers["host"].pinned_pages, tiers["ssd"].pinned_pages) == (3, 3)
+
+
+def test_pins_are_taken_back_one_by_one_where_their_paths_join() -> None:
+    stack = make_stack(host_pages=64)
+    trunk = chain(*"abcd")
+    left, right = chain(*"abcdl"), chain(*"abcdrr")
+    put(stack, left)
+    put(stack, right)
+    for keys, count in ((left, 5), (right, 7), (trunk, 7)):
+        obey(stack, Pin(page=keys[-1].hex()))
+        assert stack.snapshot().tiers["host"].pinned_pages == count
+        check(stack)
+    assert obey(stack, Pin(page=left[-1].hex())) == "it was pinned already"
+    for keys, count in ((right, 5), (left, 4), (trunk, 0)):
+        obey(stack, Unpin(page=keys[-1].hex()))
+        assert stack.snapshot().tiers["host"].pinned_pages == count
+        check(stack)
+
+
+def test_a_long_prefix_is_pinned_and_unpinned_as_a_whole() -> None:
+    pages = 5 * STEP_PAGES + 3
+    stack = make_stack(host_pages=3 * pages)
+    keys = chain(*range(pages))
+    put(stack, keys)
+    stop = keys[2 * STEP_PAGES - 1]  # where a step ends: a pin of its own must survive the longer one
+    obey(stack, Pin(page=stop.hex()))
+    assert obey(stack, Pin(page=keys[-1].hex())) == f"{pages} pages pinned"
+    assert stack.snapshot().tiers["host"].pinned_pages == pages
+    check(stack)
+    obey(stack, Unpin(page=keys[-1].hex()))
+    assert stack.snapshot().tiers["host"].pinned_pages == 2 * STEP_PAGES
+    check(stack)
+    obey(stack, Pin(page=keys[-1].hex()))
+    obey(stack, Unpin(page=stop.hex()))
+    assert stack.snapshot().tiers["host"].pinned_pages == pages
+    obey(stack, Unpin(page=keys[-1].hex()))
+    assert stack.snapshot().tiers["host"].pinned_pages == 0
+    check(stack)
+
+
+def test_unpinning_what_is_not_pinned_is_refused() -> None:
+    stack = make_stack()
+    keys = chain(*"abc")
+    put(stack, keys)
+    obey(stack, Pin(page=keys[2].hex()))
+    assert "is not pinned" in refusal(stack, Unpin(page=keys[1].hex())), "it is only on the way to a pinned one"
+    obey(stack, Unpin(page=keys[2].hex()))
+    assert "is not pinned" in refusal(stack, Unpin(page=keys[2].hex()))
+    assert kinds(stack) == ["prefix.pinned", "prefix.unpinned"]
+
+
+def test_operators_cannot_pin_more_than_half_of_host_memory() -> None:
+    stack = make_stack(host_pages=8)
+    put(stack, chain(*"abcde"))
+    why = refusal(stack, Pin(page=chain(*"abcde")[4].hex()))
+    assert "5 more pages would be pinned" in why
+    assert "at most 4 may be" in why
+    obey(stack, Pin(page=chain(*"abc")[2].hex()))
+    put(stack, chain(*"ax"))
+    assert obey(stack, Pin(page=chain(*"ax")[1].hex())) == "2 pages pinned", "one of them was pinned already"
+    put(stack, chain(*"ay"))
+    assert "1 more pages would be pinned with it, 4 are" in refusal(stack, Pin(page=chain(*"ay")[1].hex()))
+    check(stack)
+
+
+def test_requests_still_come_up_beside_pins() -> None:
+    """Restores that nobody has asked for yet begin while they leave half of what operators do not keep."""
+    stack = make_stack(host_pages=16)
+    pinned = chain(*range(8))
+    put(stack, pinned)
+    obey(stack, Pin(page=pinned[-1].hex()))
+    keys = chain("x", 1, 2, 3)
+    put(stack, keys)
+    restore = stack.restore(keys)
+    stack.restorer.flush()
+    assert restore.state is RestoreState.READY
+    stack.restorer.release(restore)
+    check(stack)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda stack, keys: obey(stack, Drop(page=keys[0].hex())),
+        lambda stack, keys: obey(stack, Flush(tiers="all")),
+        lambda stack, keys: stack.change_namespace(namespace(weights="new")),
+    ],
+    ids=["drop", "flush", "weights"],
+)
+def test_nothing_is_left_of_a_pin_whose_page_has_gone(end) -> None:
+    stack = make_stack(ssd=memory_ssd())
+    keys = chain(*"abcd")
+    put(stack, keys)
+    stack.wait_written(10)
+    obey(stack, Pin(page=keys[2].hex()))
+    end(stack, keys)
+    assert last(stack, "prefix.unpinned")["page"] == keys[2].hex()
+    tiers = stack.snapshot().tiers
+    assert (tiers["host"].pinned_pages, tiers["ssd"].pinned_pages) == (0, 0)
+    assert not stack.table.operator_pins.pinned
+    check(stack)
+
+
+def test_a_damaged_page_goes_although_it_is_pinned() -> None:
+    stack = make_stack()
+    keys = chain(*"abcd")
+    put(stack, keys)
+    obey(stack, Pin(page=keys[3].hex()))
+    page = stack.table.find(stack.namespace.digest(), keys[1])
+    stack.host.page(page.slot)[7] ^= 1
+    assert get(stack, keys) == 1
+    assert stack.probe(keys) == 1
+    check(stack)
+    assert stack.snapshot().tiers["host"].pinned_pages == 0
+    assert kinds(stack)[-1] == "prefix.unpinned"
+
+
+def test_a_flush_of_host_memory_leaves_the_pin_of_what_is_on_ssd() -> None:
+    stack = make_stack(ssd=memory_ssd())
+    keys = chain(*"abc")
+    put(stack, keys)
+    stack.wait_written(10)
+    obey(stack, Pin(page=keys[2].hex()))
+    obey(stack, Flush())
+    assert stack.snapshot().tiers["ssd"].pinned_pages == 3
+    assert obey(stack, Unpin(page=keys[2].hex())) == "unpinned"
+    check(stack)
+
+
+# ---- policy ----
+
+
+def test_another_order_of_eviction_holds_for_pages_that_are_there() -> None:
+    stack = make_stack(host_pages=6)
+    often, lately = chain("often", 1, 2), chain("lately", 1, 2)
+    put(stack, often)
+    get(stack, often)
+    get(stack, often)
+    put(stack, lately)
+    assert obey(stack, SetPolicy(field="eviction", value="lfu")) == "eviction: lru -> lfu"
+    put(stack, chain("new"))
+    assert (stack.probe(often), stack.probe(lately)) == (3, 2)
+    assert obey(stack, SetPolicy(field="eviction", value="lru")) == "eviction: lfu -> lru"
+    put(stack, chain("newer"))
+    assert (stack.probe(often), stack.probe(lately)) == (2, 2)
+    assert obey(stack, SetPolicy(field="eviction", value="lru")) == "eviction was lru already"
+    assert kinds(stack) == ["policy.changed", "policy.changed"]
+    assert last(stack, "policy.changed") == {"field": "eviction", "old": "lfu", "new": "lru"}
+    check(stack)
+
+
+def test_another_admission_holds_from_the_next_page_on() -> None:
+    stack = make_stack(ssd=memory_ssd())
+    obey(stack, SetPolicy(field="ssd_admission", value="size"))
+    obey(stack, SetPolicy(field="admission_tokens", value=12))
+    put(stack, chain("short", 1))
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 0
+    put(stack, chain("long", 1, 2))
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 3
+    obey(stack, SetPolicy(field="ssd_admission", value="reuse"))
+    obey(stack, SetPolicy(field="admission_uses", value=3))
+    get(stack, chain("short", 1))
+    stack.restorer.flush()
+    assert stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 3
+    get(stack, chain("short", 1))
+    stack.restorer.flush()
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 5
+    check(stack)
+
+
+def test_writing_back_instead_of_through() -> None:
+    stack = make_stack(host_pages=16, ssd=memory_ssd())
+    obey(stack, SetPolicy(field="write", value="back"))
+    put(stack, chain(*"abc"))
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 0, "there is room"
+    obey(stack, SetPolicy(field="write", value="through"))
+    put(stack, chain(*"xy"))
+    stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].pages == 2
+
+
+def test_another_deadline_holds_for_those_who_begin_to_wait() -> None:
+    clock = Clock()
+    stack = make_stack(clock=clock)
+    put(stack, chain("a"))
+    stack.restorer._start = lambda restore: None  # a worker that never comes to it
+    waiting = stack.restore(chain("a"))
+    assert not stack.restorer.poll(waiting)
+    obey(stack, SetPolicy(field="restore_deadline", value="5s"))
+    patient = stack.restore(chain("a"))
+    assert not stack.restorer.poll(patient)
+    clock.now += 3
+    assert stack.restorer.poll(waiting)
+    assert not stack.restorer.poll(patient)
+    clock.now += 3
+    assert stack.restorer.poll(patient)
+    for restore in (waiting, patient):
+        stack.restorer.release(restore)
+
+
+def test_what_flush_cache_empties_can_be_changed() -> None:
+    stack = make_stack()
+    obey(stack, SetPolicy(field="flush_cache", value="all"))
+    assert stack.config.policy.flush_cache == "all"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("eviction", "fifo", "policy.eviction: 'fifo' is not one of"),
+        ("write", 3, "policy.write"),
+        ("admission_uses", 0, "policy.admission_uses"),
+        ("admission_uses", "2", "policy.admission_uses"),
+        ("admission_tokens", -1, "policy.admission_tokens"),
+        ("restore_deadline", "soon", "is not a duration"),
+        ("restore_deadline", "0s", "must be above zero"),
+        ("flush_cache", "ssd", "policy.flush_cache: 'ssd' is not one of"),
+    ],
+)
+def test_values_that_the_configuration_would_refuse_are_refused(field, value, why) -> None:
+    stack = make_stack()
+    before = stack.config
+    assert why in refusal(stack, SetPolicy(field=field, value=value))
+    assert stack.config == before
+    assert kinds(stack) == []
+
+
+# ---- limits ----
+
+
+def test_a_capped_host_tier_gives_up_what_is_too_much_and_takes_no_more() -> None:
+    stack = make_stack(host_pages=16)
+    old, new = chain("old", *range(7)), chain("new", *range(7))
+    put(stack, old)
+    put(stack, new)
+    assert obey(stack, CapTier(tier="host", limit=10 * PAGE)) == "host holds at most 40KiB; 6 pages evicted"
+    assert (stack.probe(old), stack.probe(new)) == (2, 8)
+    tier = stack.snapshot().tiers["host"]
+    assert (tier.limit_bytes, tier.used_bytes, tier.capacity_bytes, tier.evictions) == (10 * PAGE, 10 * PAGE, 65536, 6)
+    assert last(stack, "tier.capped") == {"tier": "host", "limit_bytes": 10 * PAGE}
+    for name in range(4):
+        put(stack, chain(name, *range(5)))
+        assert stack.host.used_slots == 10
+    check(stack)
+    assert obey(stack, CapTier(tier="host")) == "host may use its whole capacity"
+    put(stack, chain("more", *range(9)))
+    assert stack.host.used_slots == 16
+    assert stack.snapshot().tiers["host"].limit_bytes == 65536
+    check(stack)
+
+
+def test_limits_are_in_whole_pages_and_never_above_the_capacity() -> None:
+    stack = make_stack(host_pages=16)
+    obey(stack, CapTier(tier="host", limit=5 * PAGE + 100))
+    assert stack.snapshot().tiers["host"].limit_bytes == 5 * PAGE
+    obey(stack, CapTier(tier="host", limit="1GiB"))
+    assert stack.snapshot().tiers["host"].limit_bytes == 16 * PAGE
+    obey(stack, CapTier(tier="host", limit=0))
+    assert put(stack, chain("a")) == 0
+    check(stack)
+
+
+def test_shrinking_by_many_steps_ends_at_the_limit() -> None:
+    pages = 4 * STEP_PAGES
+    stack = make_stack(host_pages=pages)
+    put(stack, chain(*range(pages)))
+    assert obey(stack, CapTier(tier="host", limit=PAGE)).endswith(f"{pages - 1} pages evicted")
+    assert stack.host.used_slots == 1
+    check(stack)
+
+
+def test_what_requests_came_to_hold_while_a_tier_shrinks_leaves_with_them() -> None:
+    stack = make_stack(host_pages=16)
+    keys = chain(*range(8))
+    put(stack, keys)
+    shed, restores = stack.table.shed, []
+
+    def request_comes_first(count):
+        """Between the look at what is pinned and the first eviction."""
+        stack.table.shed = shed
+        for key in keys:
+            stack.table.pin(stack.table.find(stack.digest, key))
+        return shed(count)
+
+    stack.table.shed = request_comes_first
+    assert "leaves when they are done" in obey(stack, CapTier(tier="host", limit=4 * PAGE))
+    restores.append(settle(stack, stack.restore(keys)))
+    assert restores[0].pages == 8
+    assert put(stack, chain("x")) == 0, "nothing comes in while there is too much"
+    with stack.table.lock:
+        for key in keys:
+            stack.table.unpin(stack.table.find(stack.digest, key))
+    assert stack.host.used_slots == 8, "the other request still holds them"
+    stack.restorer.release(restores[0])
+    check(stack)
+    assert stack.host.used_slots == 4
+    assert stack.probe(keys) == 4
+
+
+def test_a_capped_ssd_tier_gives_up_what_is_too_much_and_takes_no_more() -> None:
+    stack = make_stack(host_pages=32, ssd=memory_ssd(unit=8192))
+    old, new = chain("old", *range(7)), chain("new", *range(7))
+    for keys in (old, new):
+        put(stack, keys)
+        stack.wait_written(10)
+    assert obey(stack, CapTier(tier="ssd", limit=10 * 8192)) == "ssd holds at most 80KiB; 6 pages evicted"
+    tier = stack.snapshot().tiers["ssd"]
+    assert (tier.limit_bytes, tier.used_bytes, tier.pages, tier.evictions) == (10 * 8192, 10 * 8192, 10, 6)
+    check(stack)
+    for name in range(4):
+        put(stack, chain(name, *range(3)))
+        stack.wait_written(10)
+        assert stack.snapshot().tiers["ssd"].used_bytes <= 10 * 8192
+    assert stack.probe(chain(3, *range(3))) == 4
+    stack.flush(host=True, ssd=False)
+    assert stack.probe(chain(3, *range(3))) == 4, "the newest are those that are kept"
+    obey(stack, CapTier(tier="ssd"))
+    tier = stack.snapshot().tiers["ssd"]
+    assert tier.limit_bytes == tier.capacity_bytes
+    check(stack)
+
+
+def test_pages_that_only_host_memory_has_do_not_hold_the_ssd_tier_above_its_limit() -> None:
+    """What follows a page that is on ssd alone would keep it there."""
+    stack = make_stack(host_pages=32, ssd=memory_ssd())
+    keys = chain(*"abcd")
+    put(stack, keys[:2])
+    stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    stack.writer.enabled = False
+    put(stack, keys[2:], parent=keys[1], depth=3)
+    assert stack.snapshot().directory.ssd_only_pages == 2
+    assert obey(stack, CapTier(tier="ssd", limit=PAGE)) == "ssd holds at most 4KiB; 1 pages evicted"
+    assert stack.probe(keys) == 1, "no page outlives its prefix"
+    check(stack)
+
+
+def test_writes_under_way_count_against_the_limit() -> None:
+    class Slow(MemoryArray):
+        """Says nothing while it is held."""
+
+        held = False
+
+        def reap(self, at_least, timeout=None):
+            return [] if self.held else super().reap(at_least, timeout)
+
+    array = Slow([2**20] * 2, seed=2)
+    stack = make_stack(host_pages=32, ssd=memory_ssd(array=array))
+    obey(stack, CapTier(tier="ssd", limit=3 * PAGE))
+    array.held = True
+    put(stack, chain(*range(8)))
+    assert stack.table.writing_bytes == 3 * PAGE
+    array.held = False
+    assert stack.wait_written(10)
+    assert stack.snapshot().tiers["ssd"].used_bytes == 3 * PAGE
+    assert stack.snapshot().tiers["ssd"].refusals["full"] > 0
+    check(stack)
+
+
+def test_a_limit_below_what_is_pinned_is_refused() -> None:
+    stack = make_stack(host_pages=16, ssd=memory_ssd())
+    keys = chain(*"abcdef")
+    put(stack, keys)
+    stack.wait_written(10)
+    obey(stack, Pin(page=keys[3].hex()))
+    for tier in ("host", "ssd"):
+        why = refusal(stack, CapTier(tier=tier, limit=3 * PAGE))
+        assert "12KiB is less than the 16KiB of the 4 pages that are pinned" in why
+        obey(stack, CapTier(tier=tier, limit=4 * PAGE))
+    assert stack.snapshot().directory.both_pages == 4
+    assert stack.probe(keys) == 4
+    check(stack)
+
+
+@pytest.mark.parametrize("limit", ["much", -1, "8 bytes"])
+def test_a_limit_that_is_no_size_is_refused(limit) -> None:
+    stack = make_stack()
+    assert "is not a size" in refusal(stack, CapTier(tier="host", limit=limit))
+    assert stack.host.limit_slots == stack.host.slots
+
+
+def test_without_an_ssd_tier_there_is_nothing_to_cap_or_drain() -> None:
+    stack = make_stack()
+    for command in (CapTier(tier="ssd", limit=0), DrainDevice(device=0)):
+        assert "no ssd tier" in refusal(stack, command)
+
+
+# ---- draining ----
+
+
+def test_a_draining_device_serves_its_pages_and_gets_no_new_ones() -> None:
+    stack = make_stack(host_pages=32, ssd=memory_ssd(devices=3))
+    old = chain("old", *range(5))
+    put(stack, old)
+    stack.wait_written(10)
+    before = stack.snapshot().devices[1]
+    assert before.used_bytes > 0
+    assert obey(stack, DrainDevice(device=1)) == "memory1 gets no new pages"
+    put(stack, chain("new", *range(9)))
+    stack.wait_written(10)
+    drained = stack.snapshot().devices[1]
+    assert (drained.service, drained.writes, drained.used_bytes) == ("draining", before.writes, before.used_bytes)
+    stack.flush(host=True, ssd=False)
+    assert get(stack, old) == 6
+    assert last(stack, "device.draining") == {"device": "memory1"}
+    assert obey(stack, DrainDevice(device=1)) == "memory1 was draining already"
+    check(stack)
+
+
+def test_no_page_is_evicted_for_one_that_no_device_takes() -> None:
+    stack = make_stack(host_pages=32, ssd=memory_ssd(devices=1))
+    put(stack, chain("old", *range(5)))
+    stack.wait_written(10)
+    assert obey(stack, DrainDevice(device=0)) == "memory0 gets no new pages; no device is left that does"
+    put(stack, chain("new", *range(5)))
+    assert stack.wait_written(10)
+    tier = stack.snapshot().tiers["ssd"]
+    assert (tier.pages, tier.evictions, tier.refusals) == (6, 0, {"full": 6})
+
+
+def test_a_device_that_cannot_be_drained_is_refused() -> None:
+    array = FaultyArray(MemoryArray([2**20] * 2, seed=4))
+    stack = make_stack(ssd=memory_ssd(array=array))
+    assert refusal(stack, DrainDevice(device=2)) == "device: there is no device 2 here, only 0 to 1"
+    array.add(Fault(Fail(), device=0, operation=Operation.WRITE))
+    put(stack, chain(*"abcd"))
+    stack.wait_written(10)
+    assert "memory0 is out of service: write failed: EIO" in refusal(stack, DrainDevice(device=0))
+
+
+# ---- the end ----
+
+
+def test_a_closed_stack_refuses() -> None:
+    stack = make_stack()
+    put(stack, chain("a"))
+    stack.close()
+    for command in (Flush(), SetPolicy(field="eviction", value="lfu"), Pin(page=chain("a")[0].hex())):
+        assert refusal(stack, command) == "the server is ending"
+
+
+def test_commands_under_way_are_answered_when_the_stack_closes() -> None:
+    stack = make_stack(ssd=memory_ssd())
+    entered, leave = threading.Event(), threading.Event()
+    flush = stack.stripes.flush_namespace
+
+    def hang(digest):
+        entered.set()
+        assert leave.wait(20)
+        return flush(digest)
+
+    stack.stripes.flush_namespace = hang
+    outcomes: list[object] = []
+    for command in (Flush(tiers="all"), Flush(), Flush()):
+        carry_out(stack, command, outcomes.append)
+    assert entered.wait(20)
+    stack.close(timeout=0.1)
+    assert [str(outcome) for outcome in outcomes] == ["the server is ending"] * 3
+    assert all(isinstance(outcome, CommandError) for outcome in outcomes)
+    leave.set()
+
+
+def test_a_command_that_fails_inside_is_answered() -> None:
+    stack = make_stack()
+    keys = chain("a")
+    put(stack, keys)
+    stack.table.drop_some = lambda pending, steps: 1 / 0
+    assert "internal error: ZeroDivisionError" in refusal(stack, Drop(page=keys[0].hex()))
+    stack.table.find = lambda namespace, key: 1 / 0
+    assert "internal error: ZeroDivisionError" in refusal(stack, Drop(page=keys[0].hex()))
+    del stack.table.drop_some, stack.table.find
+    assert obey(stack, Drop(page=keys[0].hex())) == "1 pages forgotten", "the next one is carried out"
+
+
+def test_no_step_holds_the_lock_for_more_than_its_pages() -> None:
+    """Others have their turn between the steps, however many pages a command is about."""
+    pages = 6 * STEP_PAGES
+    stack = make_stack(host_pages=2 * pages + 2)
+    keys = chain(*range(pages))
+    put(stack, keys)
+    longest, handled = 0, 0
+    table = stack.table
+    changed = table._directory.changed
+
+    class Watched:
+        """Counts what changes while the lock is held."""
+
+        def __init__(self, lock):
+            self._lock = lock
+
+        def __enter__(self):
+            nonlocal handled
+            self._lock.acquire()
+            handled = 0
+
+        def __exit__(self, *_):
+            nonlocal longest
+            longest = max(longest, handled)
+            self._lock.release()
+
+    def count(page):
+        nonlocal handled
+        handled += 1
+        changed(page)
+
+    table.lock = Watched(table.lock)
+    table._directory.changed = count
+    for command in (
+        Pin(page=keys[-1].hex()),
+        Unpin(page=keys[-1].hex()),
+        CapTier(tier="host", limit=pages // 2 * PAGE),
+        Drop(page=keys[0].hex()),
+    ):
+        outcome = obey(stack, command)
+        assert isinstance(outcome, str)
+        assert 0 < longest <= 2 * STEP_PAGES, command
+        longest = 0
