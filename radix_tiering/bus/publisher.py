@@ -107,6 +107,8 @@ class BusPublisher:
         if config.control and on_order is not None:
             self._control = ControlInbox(self._keys, server, self._book, on_order, events, self._faults, leader=leader)
             self._inboxes.append(self._control.inbox)
+        names = ["events", "questions", *(["control"] if config.control else [])]
+        self._streams = [self._keys.of(name, server=server) for name in names]
         self._embedded = EmbeddedRedis(config.directory) if config.url is None else None
         self._client: redis.Redis | None = None
         self._announced = False  # Redis has, as far as is known, all that was said
@@ -263,8 +265,8 @@ class BusPublisher:
     def _keep_streams(self, batch: Batch) -> None:
         """They outlive the server, but not for ever."""
         self._renewed = self._monotonic()
-        for stream in ("events", "questions", "control")[: 3 if self._config.control else 2]:
-            batch.add("PEXPIRE", self._keys.of(stream, server=self._server), round(SERVER_TTL * 1000))
+        for stream in self._streams:
+            batch.add("PEXPIRE", stream, round(SERVER_TTL * 1000))
 
     def _leave(self) -> None:
         """Say the last things, if that is possible at once."""

@@ -77,7 +77,8 @@ class RankState:
             ended = self._telemetry.ended()
         now = self._wall()
         if self._leader:
-            self._publish_server(batch, now, redis_now)
+            with self._faults.at("what is told of the server"):
+                self._publish_server(batch, now, redis_now)
         with self._faults.at("what is told of the rank"):
             self._write(batch, records.rank_record(stack, engine, numbers, time=now, pid=os.getpid()), "rank")
         with self._faults.at("what is told of the tiers"):
