@@ -152,7 +152,10 @@ def _stages(view: RequestView) -> list[Stage]:
         Stage("waiting for its turn", max(0.0, queued - restoring), "`inspect servers` (running and waiting requests)"),
     ]
     if view.first_token_seconds is not None:
-        what = f"computing {count(view.recomputed_tokens)} tokens of the prompt"
-        where = "`inspect tiers` (misses, evictions), if these tokens should have been held"
+        what = f"computing {count(view.recomputed_tokens)} tokens of its prompt"
+        if 2 * (view.recomputed_tokens or 0) >= (view.prompt_tokens or 0):
+            where = "`inspect tiers` (misses, evictions), if they had been computed before"
+        else:
+            where = "`inspect requests` (others in the same batches), `inspect links` (its pages are copied meanwhile)"
         stages.append(Stage(what, max(0.0, view.first_token_seconds - queued), where))
     return stages

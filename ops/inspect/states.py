@@ -145,7 +145,9 @@ def _service(device: DeviceView) -> str:
 
 
 def _stripe_set_row(stripe_set: StripeSetView) -> Row:
-    reads = ", ".join(f"{text(outcome)} {count(number)}" for outcome, number in sorted(stripe_set.reads.items()))
+    reads = ", ".join(
+        f"{text(outcome)} {count(number)}" for outcome, number in sorted(stripe_set.reads.items()) if number
+    )
     counts = stripe_set.devices, stripe_set.missing, stripe_set.free_units, stripe_set.capacity_units, stripe_set.queued
     cells = [_place(stripe_set), short(stripe_set.set), size(stripe_set.unit_bytes), *map(count, counts)]
     return Row([stripe_set], [*cells, reads or NONE, _age(stripe_set)])
@@ -154,7 +156,7 @@ def _stripe_set_row(stripe_set: StripeSetView) -> Row:
 def show_links(snapshot: Snapshot, rates: Rates) -> Look:
     troubles = Troubles(snapshot, Part.LINKS)
     links = [link for state in _ranks(snapshot) for link in state.links]
-    columns = " rank| link|transfers|pages|bytes|copying|speed while copying|just now|age"
+    columns = " rank| link|transfers|pages|bytes|time, summed|speed of one|just now|age"
     shown: list[RenderableType] = [table(columns, (_link_row(link, rates) for link in links), troubles)]
     return _look(snapshot, troubles, {"links": links}, shown)
 

@@ -117,7 +117,8 @@ def test_tiers(inspect: Inspect, alpha: HandWritten) -> None:
 def test_devices(inspect: Inspect, alpha: HandWritten) -> None:
     shown = inspect("devices")
     assert "in service" in shown.row("alpha", "/ssd1/swift-tiers-dp0-tp0.stripe")
-    assert "ok 800" in shown.out
+    alpha.hash("stripe", {**STRIPE, "reads:corrupt: checksum": 3, "reads:io error": 0})
+    assert "corrupt: checksum 3, ok 800" in inspect("devices").out
 
 
 def test_a_server_without_an_ssd_tier(inspect: Inspect, alpha: HandWritten) -> None:
@@ -650,6 +651,14 @@ def request(**fields: Any) -> RequestView:
         (
             request(queue_seconds=1.0, restore_seconds=0.0, first_token_seconds=4.0, recomputed_tokens=700),
             "went into computing 700 tokens",
+        ),
+        (
+            request(queue_seconds=0.0, first_token_seconds=4.0, recomputed_tokens=700, prompt_tokens=736),
+            "look: `inspect tiers`",
+        ),
+        (
+            request(queue_seconds=0.0, first_token_seconds=4.0, recomputed_tokens=8, prompt_tokens=736),
+            "look: `inspect requests`",
         ),
         (request(queue_seconds=1.0, restore_seconds=0.5), "no token yet"),
         (request(state="restoring"), "waits for its pages"),
