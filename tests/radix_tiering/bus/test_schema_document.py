@@ -168,15 +168,17 @@ def grant(redis: RealRedis, name: str) -> BusConfig:
 
 
 def test_the_rights_of_a_server_suffice(redis: RealRedis, publish: Callable[..., BusPublisher]) -> None:
-    config = msgspec.structs.replace(grant(redis, "swift-server"), interval=0.1)
-    publisher = publish(config)
-    wait_for(lambda: redis.admin.exists("swift:alpha:dp0-tp0:rank"), "the publisher")
-    redis.admin.xadd("swift:alpha:questions", {"page": PAGE})
-    wait_for(lambda: redis.admin.exists(f"swift:alpha:dp0-tp0:page:{PAGE}"), "an answer")
+    """For publishing, answering, obeying, coming back, and leaving; and for `doctor`."""
+    config = msgspec.structs.replace(grant(redis, "swift-server"), interval=0.1, control=True)
+    told: list[BusPublisher] = []
+    told.append(publish(config, on_order=lambda entry: told[0].report(entry["id"], "")))
+    wait_published(redis)
+    with BusReader(redis.client(username="admin", password="admin")) as operator:
+        assert operator.page(PAGE).answers
+        assert operator.command("alpha", "me", Flush()).state == "done"
     redis.admin.flushall()
     wait_for(lambda: redis.admin.exists("swift:alpha:dp0-tp0:rank"), "the publisher's return")
-    wait_published(redis)
-    publisher.close()
+    told[0].close(20)
     assert redis.admin.execute_command("ACL", "LOG") == []
     found = doctor_bus.remote(config)
     assert found.status in ("ok", "warning"), found
