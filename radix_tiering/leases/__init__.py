@@ -1,0 +1,28 @@
+"""Leases: how a donor lends memory to borrowers, and gets it back. docs/leases.md is the protocol in words.
+
+`Donor` and `Borrower` are state machines without I/O.
+"""
+
+from swift_tiers.radix_tiering.leases.borrower import Borrower
+from swift_tiers.radix_tiering.leases.donor import Donor
+from swift_tiers.radix_tiering.leases.effects import LeaseKey
+from swift_tiers.radix_tiering.leases.lease import LeaseState, Ticket, Use
+from swift_tiers.radix_tiering.leases.link import LinkState
+from swift_tiers.radix_tiering.leases.messages import Extent, Letter, Party
+from swift_tiers.radix_tiering.leases.runs import RunState
+from swift_tiers.radix_tiering.leases.timing import Timing
+
+__all__ = [
+    "Borrower",
+    "Donor",
+    "Extent",
+    "LeaseKey",
+    "LeaseState",
+    "Letter",
+    "LinkState",
+    "Party",
+    "RunState",
+    "Ticket",
+    "Timing",
+    "Use",
+]
