@@ -210,11 +210,13 @@ def _check_bus(bus: BusConfig) -> None:
         raise ConfigError("bus.key_file: has no effect without a certificate; set bus.certificate_file, or remove it")
     if bus.directory is not None and address is not None:
         raise ConfigError("bus.directory: has no effect with bus.url; remove one of the two")
-    for name, value in (("prefix", bus.prefix), ("server", bus.server)):
-        # No character that patterns, `redis-cli` or CLIENT SETNAME treat in a way of their own.
-        if value is not None and not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", value):
+    # No character that patterns, `redis-cli` or CLIENT SETNAME treat in a way of their own. A server's name is one word
+    # of a key, and colons part these.
+    for name, value, marks in (("prefix", bus.prefix, ". _ : -"), ("server", bus.server, ". _ -")):
+        allowed = re.escape(marks.replace(" ", ""))
+        if value is not None and not re.fullmatch(f"[A-Za-z0-9{allowed}]{{1,128}}", value):
             raise ConfigError(
-                f"bus.{name}: {value!r} cannot be in a key; use 1 to 128 letters, digits and any of . _ : -"
+                f"bus.{name}: {value!r} cannot be in a key; use 1 to 128 letters, digits and any of {marks}"
             )
     if not 0.1 <= bus.interval <= 60:
         raise ConfigError(f'bus.interval: {bus.interval} is not between 100ms and 60s; use for example "500ms"')
