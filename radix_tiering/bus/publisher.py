@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from swift_tiers.radix_tiering.bus.connection import bus_errors, connect, descri
 from swift_tiers.radix_tiering.bus.control_inbox import ControlInbox, HandOn
 from swift_tiers.radix_tiering.bus.event_feed import EventFeed
 from swift_tiers.radix_tiering.bus.faults import Faults
+from swift_tiers.radix_tiering.bus.name_guard import NameGuard
 from swift_tiers.radix_tiering.bus.outage import Outage
 from swift_tiers.radix_tiering.bus.question_inbox import PageLookup, QuestionInbox
 from swift_tiers.radix_tiering.bus.records import PublisherNumbers, ServerInfo
@@ -96,6 +98,9 @@ class BusPublisher:
             leader=leader,
             wall=wall,
             monotonic=monotonic,
+        )
+        self._guard = (
+            NameGuard(self._keys.of("info", server=server), server, info.host, os.getpid(), events) if leader else None
         )
         self._feed = EventFeed(events, self._keys.of("events", server=server), rank, config.events)
         self._questions = QuestionInbox(self._keys, server, rank, facts, self._faults)
@@ -205,6 +210,8 @@ class BusPublisher:
             self._look_around(client)
         batch = Batch()
         self._ask_time(batch)
+        if self._announced and self._guard is not None:
+            self._guard.ask(batch)
         if publishing := not self._announced or started - self._stated >= interval:
             self._state.publish(batch, self._count(), self._redis_now())
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,8 +14,9 @@ import pytest
 from swift_tiers.radix_tiering.bus.event_reading import Cursor
 from swift_tiers.radix_tiering.bus.reader import BusReader
 from swift_tiers.radix_tiering.bus.views import Snapshot
+from swift_tiers.radix_tiering.events import Event, EventLog
 
-from support.publishing import PublisherProcess, publishes
+from support.publishing import PublisherProcess, bus_config, make_publisher, publishes, wait_published
 from support.redis import RealRedis, wait_for
 
 SERVERS = ("alpha", "beta", "gamma")
@@ -78,3 +81,40 @@ def incomplete(snapshot: Snapshot) -> list[object]:
         if len(server.ranks) != 1:
             missing.append((name, server.ranks))
     return missing
+
+
+def test_two_servers_of_one_name_are_noticed(redis: RealRedis) -> None:
+    events = EventLog(time.time)
+    ours = make_publisher(bus_config(redis.url), events=events)
+    ours.start()
+    try:
+        wait_for(lambda: publishes(redis) > 1, "our publisher")
+        assert not taken(events)
+        other = PublisherProcess("alpha", redis.url)
+        try:
+            wait_for(lambda: taken(events), "notice of the other")
+            assert taken(events)[0].fields["pid"] == str(other.pid)
+        finally:
+            other.kill()
+    finally:
+        ours.close()
+
+
+def test_a_server_that_is_started_anew_under_its_name_is_alone(redis: RealRedis) -> None:
+    first = PublisherProcess("alpha", redis.url)
+    wait_for(lambda: publishes(redis) > 1, "the first")
+    first.kill()
+    events = EventLog(time.time)
+    second = make_publisher(bus_config(redis.url), events=events)
+    second.start()
+    try:
+        own = str(os.getpid())
+        wait_for(lambda: redis.admin.hget("swift:alpha:info", "pid") == own, "the second")
+        wait_published(redis)
+        assert not taken(events)
+    finally:
+        second.close()
+
+
+def taken(events: EventLog) -> list[Event]:
+    return [event for event in events.since() if event.kind == "bus.name_taken"]
