@@ -34,8 +34,7 @@ class Directory:
 
     def leave(self, page: Page) -> None:
         """`page` is in the table no more, and nothing behind it is."""
-        self._recount(page, 0)
-        self._counts[0] -= 1
+        self._counts[page.counted_as] -= 1
         self.pages -= 1
         self._first -= page.parent is None
         self._at_depth[page.depth - 1] -= 1
@@ -44,8 +43,11 @@ class Directory:
 
     def changed(self, page: Page) -> None:
         """`page` has gained or lost a whole copy or its last pin; once it has left, nothing counts."""
-        if not page.dropped:
-            self._recount(page, _count_as(page))
+        kind = _count_as(page)
+        if kind != page.counted_as and not page.dropped:
+            self._counts[page.counted_as] -= 1
+            self._counts[kind] += 1
+            page.counted_as = kind
 
     @property
     def pinned_on_ssd(self) -> int:
@@ -70,14 +72,13 @@ class Directory:
         first = sum(page.parent is None for page in held)
         assert self.snapshot(0) == _summary(len(held), counts, deepest, first, 0)
 
-    def _recount(self, page: Page, kind: int) -> None:
-        self._counts[page.counted_as] -= 1
-        self._counts[kind] += 1
-        page.counted_as = kind
-
 
 def _count_as(page: Page) -> int:
-    return _HOST * (page.host is HostState.RESIDENT) + _SSD * (page.stored is not None) + _PINNED * bool(page.pinned)
+    # Spelt out: this runs several times for every page that moves.
+    kind = _HOST if page.host is HostState.RESIDENT else 0
+    if page.stored is not None:
+        kind += _SSD
+    return kind + _PINNED if page.pins or page.keep or page.kept_children else kind
 
 
 def _summary(pages: int, counts: list[int], deepest: int, first: int, own_pages: int) -> DirectorySnapshot:

@@ -48,9 +48,8 @@ class OperatorPins:
             current.kept_children -= 1
 
     def leave(self, page: Page) -> None:
-        """`page` leaves the table, and nothing is behind it any more."""
-        if page.keep:
-            self.let_go(page)
+        """`page`, on which `keep` is set, leaves the table, and nothing is behind it any more."""
+        self.let_go(page)
         if page in self.pinned:
             self.pinned.discard(page)
             self._lost(page)

@@ -129,7 +129,7 @@ class PageTable:
 
     def pin(self, page: Page) -> None:
         page.pins += 1
-        if page.pins == 1 and not page.kept:
+        if page.pins == 1 and not page.keep and not page.kept_children:
             self.pinned_pages += 1
             self._host_queue.remove(page)
             self._ssd_queue.remove(page)
@@ -139,14 +139,14 @@ class PageTable:
         page.pins -= 1
         if page.pins:
             return
-        if not page.kept:
+        if not page.keep and not page.kept_children:
             self.pinned_pages -= 1
         if page.dropped:
             self._free_slot(page)
         else:
             self._directory.changed(page)
             self.reconsider(page)
-        if self.over_limit and not self._shed_asked_for:
+        if self._limited and self.over_limit and not self._shed_asked_for:
             self._shed_asked_for = True
             self._too_much()
 
@@ -277,7 +277,10 @@ class PageTable:
 
     def drop(self, page: Page) -> None:
         """`page` and its descendants leave the table; copies are freed, pinned host slots with their last pin."""
-        self.drop_some([page])
+        if page.children:
+            self.drop_some([page])
+        elif not page.dropped:
+            self._drop_leaf(page)
 
     def drop_some(self, pending: list[Page], steps: float = math.inf) -> int:
         """A bounded part of `drop` of the pages in `pending`, which is changed; how many have left."""
@@ -295,6 +298,10 @@ class PageTable:
         return dropped
 
     # ---- limits ----
+
+    @property
+    def _limited(self) -> bool:
+        return self.host.limit_slots < self.host.slots or self.ssd_limit is not None
 
     @property
     def over_limit(self) -> bool:
@@ -354,13 +361,15 @@ class PageTable:
         return order
 
     def _may_leave_host(self, page: Page) -> bool:
-        if page.dropped or page.pinned or page.host is not HostState.RESIDENT:
+        if page.pins or page.host is not HostState.RESIDENT or page.keep or page.kept_children or page.dropped:
             return False
         return page.stored is not None or not page.children
 
     def _may_leave_ssd(self, page: Page) -> bool:
         # What follows it in host memory alone goes with it, if it has no copy there itself: it is no more recent.
-        return not (page.dropped or page.pinned or page.stored is None or page.stored_children)
+        return not (
+            page.pins or page.stored is None or page.stored_children or page.keep or page.kept_children or page.dropped
+        )
 
     def reconsider(self, page: Page) -> None:
         """Put `page` at its place in the queues that it may be in now."""
@@ -395,7 +404,8 @@ class PageTable:
         if not self._spaces[page.namespace]:
             del self._spaces[page.namespace]
         self._directory.leave(page)
-        self.operator_pins.leave(page)
+        if page.keep:
+            self.operator_pins.leave(page)
         self._host_queue.remove(page)
         self._ssd_queue.remove(page)
         if page.stored is not None:
