@@ -8,7 +8,7 @@ device and the host slots that it is given.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -52,6 +52,13 @@ class Put(NamedTuple):
     indices: list[int]
     slots: list[int]
     refused: int  # offered pages that are neither held nor taken in
+
+
+class Flushed(NamedTuple):
+    """What a flush has done."""
+
+    pages: int  # that have left a tier
+    durable: bool  # whether no crash brings them back
 
 
 class TierStack:
@@ -224,8 +231,8 @@ class TierStack:
         requests are done."""
         sweeps.run(self.flush_steps(host=host, ssd=ssd))
 
-    def flush_steps(self, *, host: bool, ssd: bool) -> sweeps.Sweep:
-        """`flush`, step by step; the last one waits for the devices. Returns how many pages have left a tier.
+    def flush_steps(self, *, host: bool, ssd: bool) -> Generator[None, None, Flushed]:
+        """`flush`, step by step; the last one waits for the devices.
 
         A page that comes in meanwhile may stay, and what was written of it until then may be flushed: a miss.
         """
@@ -239,7 +246,7 @@ class TierStack:
             pages = yield from sweeps.empty_host(self.table)
         durable = not ssd or self.stripes is None or self.stripes.flush_namespace(digest)
         self.events.emit("tiers.flushed", host=host, ssd=ssd, durable=durable)
-        return pages
+        return Flushed(pages, durable)
 
     def change_namespace(self, namespace: Namespace) -> None:
         """The model's weights changed: from now on no page that came before is found.

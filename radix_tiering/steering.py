@@ -87,7 +87,7 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
             return _set_policy(stack, field, value)
         case CapTier(tier=tier, limit=limit):
             size = None if limit is None else _size(limit)
-            return _cap_host(stack, size) if tier == "host" else _cap_ssd(stack, size)
+            return _cap_host(stack, size) if tier == "host" else _cap_ssd(stack, _ssd(stack), size)
         case _:
             assert_never(command)
 
@@ -105,8 +105,11 @@ def _held(stack: TierStack, key: str) -> Page:
 
 
 def _flush(stack: TierStack, *, ssd: bool) -> Errand:
-    pages = yield from stack.flush_steps(host=True, ssd=ssd)
-    return f"{pages} pages forgotten in {'every tier' if ssd else 'host memory'}"
+    flushed = yield from stack.flush_steps(host=True, ssd=ssd)
+    text = f"{flushed.pages} pages forgotten in {'every tier' if ssd else 'host memory'}"
+    return (
+        text if flushed.durable else f"{text}; no device is left to write this down, so a restart may find some again"
+    )
 
 
 def _drop(stack: TierStack, page: Page) -> Errand:
@@ -180,24 +183,24 @@ def _size(limit: str | int) -> int:
         raise CommandError(f"limit: {error}") from None
 
 
-def _cap_host(stack: TierStack, limit: int | None) -> str | Errand:
+def _cap_host(stack: TierStack, limit: int | None) -> Errand:
     table, host = stack.table, stack.host
     with table.lock:
         pinned = table.pinned_pages * host.geometry.stride_bytes
         if limit is not None and limit < pinned:
             raise _too_low(limit, table.pinned_pages, pinned)
         host.limit_bytes = host.capacity_bytes if limit is None else limit
-    return _shed(stack, "host", limit, host.limit_bytes)
+    return (yield from _shed(stack, "host", limit, host.limit_bytes))
 
 
-def _cap_ssd(stack: TierStack, limit: int | None) -> str | Errand:
-    table, ssd = stack.table, _ssd(stack)
+def _cap_ssd(stack: TierStack, ssd: SsdTier, limit: int | None) -> Errand:
+    table = stack.table
     with table.lock:
         pinned = table.pinned_on_ssd * ssd.size_of(stack.namespace.geometry.page_bytes)
         if limit is not None and limit < pinned:
             raise _too_low(limit, table.pinned_on_ssd, pinned)
         table.ssd_limit = limit
-    return _shed(stack, "ssd", limit, 0 if limit is None else limit)
+    return (yield from _shed(stack, "ssd", limit, limit or 0))
 
 
 def _too_low(limit: int, pages: int, pinned: int) -> CommandError:
@@ -207,18 +210,15 @@ def _too_low(limit: int, pages: int, pinned: int) -> CommandError:
     )
 
 
-def _shed(stack: TierStack, tier: str, limit: int | None, effective: int) -> str | Errand:
+def _shed(stack: TierStack, tier: str, limit: int | None, effective: int) -> Errand:
+    """`effective`: the limit in force, bytes."""
     stack.events.emit("tier.capped", tier=tier, limit_bytes=limit)
+    pages = yield from sweeps.shed(stack.table)
     if limit is None:
         return f"{tier} may use its whole capacity"
-    return _shed_to(stack, f"{tier} holds at most {format_size(effective)}")
-
-
-def _shed_to(stack: TierStack, text: str) -> Errand:
-    pages = yield from sweeps.shed(stack.table)
     with stack.table.lock:
         rest = stack.table.over_limit
-    text = f"{text}; {pages} pages evicted"
+    text = f"{tier} holds at most {format_size(effective)}; {pages} pages evicted"
     return f"{text}; what running requests hold beyond that leaves when they are done" if rest else text
 
 

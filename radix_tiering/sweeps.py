@@ -7,23 +7,26 @@ meanwhile may stay. It returns how many pages it has changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar
 
 from swift_tiers.radix_tiering.held_page import Page
 from swift_tiers.radix_tiering.page_table import PageTable
 
+Result = TypeVar("Result")
 Sweep = Generator[None, None, int]
 
 #: Pages handled in one step.
 STEP_PAGES = 64
 
 
-def run(sweep: Sweep) -> int:
+def run(steps: Generator[None, None, Result]) -> Result:
     """All of it at once, on this thread."""
     while True:
         try:
-            next(sweep)
+            next(steps)
         except StopIteration as end:
-            return int(end.value)
+            result: Result = end.value
+            return result
 
 
 def drop(table: PageTable, page: Page) -> Sweep:

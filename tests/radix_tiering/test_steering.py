@@ -78,6 +78,19 @@ def test_a_flush_survives_a_crash() -> None:
     assert get(again, keys) == 0
 
 
+def test_a_flush_that_no_device_could_write_down_says_so() -> None:
+    array = FaultyArray(MemoryArray([2**20] * 2, seed=3))
+    stack = make_stack(ssd=memory_ssd(array=array))
+    put(stack, chain(*"abc"))
+    stack.wait_written(10)
+    array.add(Fault(Fail(), operation=Operation.WRITE))
+    assert obey(stack, Flush(tiers="all")) == (
+        "3 pages forgotten in every tier; no device could write this down: a restart may find some again"
+    )
+    assert stack.snapshot().directory.pages == 0
+    check(stack)
+
+
 def test_a_dropped_page_takes_all_that_follows_it() -> None:
     stack = make_stack(host_pages=32, ssd=memory_ssd())
     long, branch, other = chain(*"abcdef"), chain(*"abcxy"), chain(*"az")
