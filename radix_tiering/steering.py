@@ -107,9 +107,7 @@ def _held(stack: TierStack, key: str) -> Page:
 def _flush(stack: TierStack, *, ssd: bool) -> Errand:
     flushed = yield from stack.flush_steps(host=True, ssd=ssd)
     text = f"{flushed.pages} pages forgotten in {'every tier' if ssd else 'host memory'}"
-    return (
-        text if flushed.durable else f"{text}; no device is left to write this down, so a restart may find some again"
-    )
+    return text if flushed.durable else f"{text}; no device could write this down: a restart may find some again"
 
 
 def _drop(stack: TierStack, page: Page) -> Errand:
