@@ -8,6 +8,9 @@ keeps what the user gave.
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import socket
 import sys
 from typing import Any, NoReturn
 
@@ -21,6 +24,8 @@ from swift_tiers.sglang_ext.build import check_machine
 
 #: Tokens of a page unless `--page-size` says otherwise: with SGLang's default of 1, everything is per token.
 DEFAULT_PAGE_SIZE = 16
+#: Characters of a server's name on the bus.
+LONGEST_NAME = 128
 _LINKER = {"linker": "SwiftLinker", "linker_module_path": "swift_tiers.sglang_ext.linker"}
 _SOURCE = "swift-tiers"
 
@@ -79,13 +84,31 @@ def translate_arguments(server_args: Any, previous: Any) -> None:
             "unified_cache_external_linker_backend": "dynamic",
             "unified_cache_external_linker_config": {
                 **_LINKER,
-                "linker_extra_config": dump_config(parse_config(read_source(view.swift_tiers_config))),
+                "linker_extra_config": _effective_config(view),
             },
         }
         if view.page_size is None:
             fields["page_size"] = DEFAULT_PAGE_SIZE
         declare_resolution(server_args, _SOURCE, **fields)
     previous(server_args)
+
+
+def _effective_config(view: Any) -> dict[str, Any]:
+    """The configuration as all ranks get it: with a name for the server, which must be the same for all of them."""
+    content = dump_config(parse_config(read_source(view.swift_tiers_config)))
+    if content["bus"]["server"] is None:
+        content["bus"]["server"] = server_name(view.port, view.dist_init_addr, view.nnodes)
+    return content
+
+
+def server_name(port: int, dist_init_addr: str | None, nodes: int) -> str:
+    """The name on the bus of a server that was given none.
+
+    On one machine it is of the host, the port and this process; over several ones of what all of them are given, the
+    address where they meet.
+    """
+    words = dist_init_addr if nodes > 1 and dist_init_addr else f"{socket.gethostname()}-{port}-{os.getpid()}"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", words)[-LONGEST_NAME:]
 
 
 def _check(view: Any) -> None:
@@ -118,6 +141,10 @@ def _check(view: Any) -> None:
             f"--page-size: {page_size} does not divide --chunked-prefill-size {chunk}; use {chunk} // n for some n"
         )
     check_machine(config, ranks=view.tp_size * view.dp_size)
+    if config.bus.enabled:
+        from swift_tiers.radix_tiering.bus.connection import check
+
+        check(config.bus)
 
 
 def _exit(error: Exception) -> NoReturn:

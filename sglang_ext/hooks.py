@@ -110,6 +110,7 @@ def swift_linker(scheduler: Any) -> Any:
 
 def scheduler_hooks() -> tuple[Hook, ...]:
     """Every reach into the scheduler's process, as it is applied and as `swift-tiers doctor` checks it."""
+    from swift_tiers.sglang_ext.orders import after_pull
     from swift_tiers.sglang_ext.page_hash import around_native_hash
 
     return (
@@ -126,6 +127,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             after_scheduler_init,
             ("self", "server_args", "port_args"),
             "let requests wait for a slow tier without blocking others: offered only to SGLang's own storage tiers",
+        ),
+        Hook(
+            f"{_COMPONENTS}.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
+            HookType.AFTER,
+            after_pull,
+            ("self",),
+            "let operators' commands reach all ranks in the same step: only requests do, by this way",
         ),
         Hook(
             f"{_SCHEDULER}.Scheduler.send_abort_output",

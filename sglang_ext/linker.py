@@ -297,10 +297,12 @@ class SwiftLinker(UnifiedCacheLinker):
         self._quiesce()
         self._closed = True
         if self.reporting is not None:
-            self.reporting.close()
+            self.reporting.stop_orders()
         self.loader.close()
         self.offloader.close()
         self.stack.close(timeout=8.0)
+        if self.reporting is not None:
+            self.reporting.close()
 
     def wait_offloads(self, timeout: float = QUIESCE_SECONDS) -> bool:
         """Wait until nothing is copied out of the device any more; False on timeout."""

@@ -1,44 +1,96 @@
-"""What one scheduler tells the outside about its tiers, from its start to its end."""
+"""What one scheduler tells the outside about its tiers, and hears from there, from its start to its end."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from swift_tiers.sglang_ext.telemetry import SchedulerTelemetry, watch
+from sglang.srt.runtime_context import get_parallel
+
+from swift_tiers.sglang_ext.bus import RankPublisher
+from swift_tiers.sglang_ext.orders import Orders, install
+from swift_tiers.sglang_ext.sampler import Sampler
+from swift_tiers.sglang_ext.telemetry import SchedulerTelemetry
 
 if TYPE_CHECKING:
     from swift_tiers.sglang_ext.metrics import MetricsUpdater
 
 logger = logging.getLogger(__name__)
 
+Part = TypeVar("Part")
+
 
 class Reporting:
-    """Made when the scheduler is complete, closed by the linker before it closes the tiers. Nothing here raises."""
+    """Made when the scheduler is complete, closed by the linker. A part that cannot be started is left out, with one
+    log entry and an event: serving does without."""
 
     def __init__(self, scheduler: Any, linker: Any) -> None:
-        self.telemetry: SchedulerTelemetry = watch(scheduler, linker)
+        self._scheduler = scheduler
+        self._linker = linker
         self._stack = linker.stack
-        self._metrics = self._start_metrics(scheduler)
+        sampler = self._try(self._sample)
+        self.telemetry = SchedulerTelemetry(self._stack, sampler)
+        self.metrics: MetricsUpdater | None = self._try(self._update_metrics)
+        self.orders: Orders | None = self._try(self._take_orders)
+        self.publisher: RankPublisher | None = self._try(self._publish)
+
+    def stop_orders(self) -> None:
+        """Nothing is commanded any more: the tiers are about to be closed."""
+        if self.orders is not None:
+            self.orders.close()
 
     def close(self) -> None:
         """Say the last, and end the threads. Idempotent."""
-        if self._metrics is not None:
-            self._metrics.close()
+        self.stop_orders()
+        for teller in (self.metrics, self.publisher):
+            if teller is not None:
+                teller.close()
 
-    def _start_metrics(self, scheduler: Any) -> MetricsUpdater | None:
-        collector = scheduler.metrics_collector
+    def _try(self, start: Callable[[], Part | None]) -> Part | None:
+        try:
+            return start()
+        except Exception as error:
+            logger.exception("swift-tiers: going on without: %s", start.__doc__)
+            self._stack.events.emit("reporting.failed", part=start.__doc__, error=repr(error))
+            return None
+
+    def _sample(self) -> Sampler | None:
+        """samples of requests and tree"""
+        bus = self._stack.config.bus
+        if not (bus.enabled and bus.requests_interval):
+            return None
+        sampler = Sampler(self._scheduler, self._linker, float(bus.requests_interval))
+        self._scheduler.tree_cache.sampler = sampler
+        return sampler
+
+    def _update_metrics(self) -> MetricsUpdater | None:
+        """the tiers' series on /metrics"""
+        collector = self._scheduler.metrics_collector
         if collector is None:
             return None
-        try:
-            from swift_tiers.sglang_ext.metrics import MetricsUpdater, TierMetrics
+        from swift_tiers.sglang_ext.metrics import MetricsUpdater, TierMetrics
 
-            # SGLang's own labels, so that series can be joined; its priority is of requests, and we have none.
-            labels = {name: value for name, value in collector.labels.items() if name != "priority"}
-            updater = MetricsUpdater(TierMetrics(labels), self._stack.snapshot)
-            updater.start()
-        except Exception as error:
-            logger.exception("swift-tiers: nothing of the tiers will be on /metrics")
-            self._stack.events.emit("metrics.failed", error=repr(error))
-            return None
+        # SGLang's own labels, so that series can be joined; its priority is of requests, and we have none.
+        labels = {name: value for name, value in collector.labels.items() if name != "priority"}
+        updater = MetricsUpdater(TierMetrics(labels), self._stack.snapshot)
+        updater.start()
         return updater
+
+    def _take_orders(self) -> Orders | None:
+        """commands of operators"""
+        bus = self._stack.config.bus
+        if not (bus.enabled and bus.control):
+            return None
+        parallel = get_parallel()
+        orders = Orders(self._stack, leads=parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0)
+        install(self._scheduler, orders)
+        return orders
+
+    def _publish(self) -> RankPublisher | None:
+        """state and events on the bus"""
+        if not self._stack.config.bus.enabled:
+            return None
+        publisher = RankPublisher(self._scheduler.server_args, self._stack, self.telemetry, self.orders)
+        publisher.start()
+        return publisher

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from swift_tiers.radix_tiering.counters import StackSnapshot
@@ -40,15 +38,6 @@ class SchedulerTelemetry:
             for _ in range(len(self._sampler.ended)):
                 ended.append(self._sampler.ended.popleft())
         return ended
-
-
-def watch(scheduler: Any, linker: Any) -> SchedulerTelemetry:
-    """Begin to sample a scheduler, as its configuration says."""
-    bus = linker.stack.config.bus
-    sampler = None
-    if bus.enabled and bus.requests_interval:
-        sampler = scheduler.tree_cache.sampler = Sampler(scheduler, linker, float(bus.requests_interval))
-    return SchedulerTelemetry(linker.stack, sampler)
 
 
 def _with_tables(captured: Captured) -> EngineSample:

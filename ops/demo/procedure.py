@@ -10,15 +10,16 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from swift_tiers.ops.demo.replay import Answer, ReplayError, ask, settle
+from swift_tiers.ops.demo.bus import SHOWN_LINES, DemoBus, Tried
+from swift_tiers.ops.demo.replay import Answer, ReplayError, ask
 from swift_tiers.ops.demo.report import (
     DemoReport,
     TurnReport,
@@ -35,7 +36,10 @@ from swift_tiers.ops.demo.workload import token_counter as make_token_counter
 from swift_tiers.ops.errors import FAILURE, USAGE, CommandError
 from swift_tiers.ops.model import demo_model
 from swift_tiers.ops.progress import note, progress
-from swift_tiers.radix_tiering.counters import StackSnapshot
+from swift_tiers.radix_tiering.bus.views import RankState
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: Seconds that both servers take to start on two quiet cores: only the bar's length depends on it.
 USUAL_START = 50.0
@@ -49,7 +53,7 @@ class Replay(NamedTuple):
     """What came out of asking all turns."""
 
     turns: list[TurnReport]
-    lives: list[StackSnapshot]  # the counters at the end of each life of the server with tiers
+    lives: list[RankState]  # what the bus said at the end of each life of the server with tiers
     stop_seconds: float
     restart_seconds: float
 
@@ -74,7 +78,8 @@ def run_demo(options: argparse.Namespace) -> int:
     with _terminable(), _work_directory(options.keep) as work, contextlib.ExitStack() as children:
         ports = free_ports(2)
         common = common_arguments(model, options.dtype, sizes, options.server_arguments)
-        config = tiers_config(work, sizes)
+        bus = children.enter_context(DemoBus())
+        config = tiers_config(work, sizes, bus.settings)
         tiers_log, plain_log = work / "server-with-tiers.log", work / "server-without-tiers.log"
         with_tiers = [*common, "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config)]
         tiers = children.enter_context(Server("with tiers", with_tiers, ports[0], tiers_log))
@@ -84,14 +89,47 @@ def run_demo(options: argparse.Namespace) -> int:
             server.start()
         _wait("starting two servers, with tiers and without", [tiers, plain], options.start_timeout)
         start_seconds = time.monotonic() - starting
-        replay = replay_plan(plan, tiers, plain, options.max_tokens, options.start_timeout)
-        with progress("ending the servers"):
-            children.close()
-    report = make_report(replay, model.name, sizes, start_seconds, time.monotonic() - started)
-    show(report, Console(highlight=False))
-    if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        replay = replay_plan(plan, tiers, plain, bus, options.max_tokens, options.start_timeout)
+        tried = bus.try_lines(request_name(replay.turns[-1].number))
+        if not options.stay:
+            with progress("ending the servers"):
+                children.close()
+        report = make_report(replay, model.name, sizes, start_seconds, time.monotonic() - started)
+        console = Console(highlight=False)
+        show(report, console)
+        show_lines(tried, console)
+        if options.json is not None:
+            options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        if options.stay:
+            stay(bus, tiers, console)
     return conclude(report)
+
+
+def show_lines(tried: list[Tried], console: Console) -> None:
+    """Three lines for redis-cli, with the beginning of what each printed."""
+    console.print("\nThe tables were read from the bus; redis-cli alone shows it (docs/bus.md has every key).")
+    console.print("With --stay the server and its bus stay up, and these three lines can be tried:")
+    for line, output in tried:
+        console.print(f"\n  {line}", style="bold", markup=False, soft_wrap=True)
+        for text in output[:SHOWN_LINES]:
+            console.print(f"    {text}", markup=False, overflow="ellipsis", no_wrap=True)
+        if len(output) > SHOWN_LINES:
+            console.print(f"    ... {len(output) - SHOWN_LINES} more lines")
+
+
+def stay(bus: DemoBus, tiers: Server, console: Console) -> None:
+    """Keep the server with tiers and its bus until Ctrl-C."""
+    console.print(
+        f"\nThe server stays at http://127.0.0.1:{tiers.port}, its bus at {bus.socket}. Ctrl-C ends both.",
+        soft_wrap=True,
+    )
+    try:
+        while True:
+            tiers.check_alive()
+            bus.keep_up()
+            time.sleep(1)
+    except KeyboardInterrupt:
+        console.print()
 
 
 def conclude(report: DemoReport) -> int:
@@ -127,7 +165,7 @@ def common_arguments(model: Path, dtype: str, sizes: Sizes, more: list[str]) -> 
     ]  # fmt: skip
 
 
-def tiers_config(work: Path, sizes: Sizes) -> dict[str, dict[str, object]]:
+def tiers_config(work: Path, sizes: Sizes, bus: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
     """The configuration of the server with tiers; makes the directories that act as SSDs."""
     directories = [work / f"ssd{number}" for number in range(1, sizes.ssd_devices + 1)]
     for directory in directories:
@@ -141,18 +179,21 @@ def tiers_config(work: Path, sizes: Sizes) -> dict[str, dict[str, object]]:
         },
         # The demo shows where tokens come from; on a machine with much else to do the default would rather recompute.
         "policy": {"restore_deadline": RESTORE_DEADLINE},
+        "bus": bus,
     }
 
 
-def replay_plan(plan: Plan, tiers: Server, plain: Server, max_tokens: int, start_timeout: float) -> Replay:
+def replay_plan(
+    plan: Plan, tiers: Server, plain: Server, bus: DemoBus, max_tokens: int, start_timeout: float
+) -> Replay:
     """Ask every turn of both servers, and restart the one with tiers in between."""
     turns: list[TurnReport] = []
     warm_up(tiers, plain)
     with progress("asking", total=len(plan.turns), unit=" turns") as bar:
         for turn in plan.before:
-            turns.append(ask_both(len(turns) + 1, turn, tiers, plain, max_tokens, after_restart=False))
+            turns.append(ask_both(len(turns) + 1, turn, tiers, plain, bus, max_tokens, after_restart=False))
             bar.update(len(turns), text=f"asked {_last(turns)}")
-    first_life = settle(tiers.port)
+    first_life = bus.settled()
     started = time.monotonic()
     with progress("ending the server with tiers"):
         stop_seconds = tiers.stop()
@@ -162,13 +203,13 @@ def replay_plan(plan: Plan, tiers: Server, plain: Server, max_tokens: int, start
     warm_up(tiers)
     with progress("asking", total=len(plan.turns), unit=" turns") as bar:
         for turn in plan.after:
-            turns.append(ask_both(len(turns) + 1, turn, tiers, plain, max_tokens, after_restart=True))
+            turns.append(ask_both(len(turns) + 1, turn, tiers, plain, bus, max_tokens, after_restart=True))
             bar.update(len(turns), text=f"asked {_last(turns)}")
-    return Replay(turns, [first_life, settle(tiers.port)], stop_seconds, restart_seconds)
+    return Replay(turns, [first_life, bus.settled()], stop_seconds, restart_seconds)
 
 
 def ask_both(
-    number: int, turn: Turn, tiers: Server, plain: Server, max_tokens: int, *, after_restart: bool
+    number: int, turn: Turn, tiers: Server, plain: Server, bus: DemoBus, max_tokens: int, *, after_restart: bool
 ) -> TurnReport:
     """Ask one turn of one server, then of the other.
 
@@ -180,16 +221,27 @@ def ask_both(
     order = ["tiers", "plain"] if number.bit_count() % 2 else ["plain", "tiers"]
     for name in order:
         try:
-            answers[name] = ask(servers[name].port, turn.text, max_tokens)
+            answers[name] = ask(servers[name].port, turn.text, max_tokens, request_name(number))
         except ReplayError as error:
             servers[name].check_alive()
             problem = f"turn {number}, server {servers[name].name}: {error}; its log: {servers[name].log}"
             raise ReplayError(problem, detail=log_tail(servers[name].log, LOG_LINES)) from error
         if name == "tiers":
-            settle(tiers.port)
+            bus.settled()
     return make_turn(
-        number, turn, after_restart=after_restart, asked_first=order[0], tiers=answers["tiers"], plain=answers["plain"]
+        number,
+        turn,
+        after_restart=after_restart,
+        asked_first=order[0],
+        tiers=answers["tiers"],
+        seen=bus.request(request_name(number)),
+        plain=answers["plain"],
     )
+
+
+def request_name(number: int) -> str:
+    """What the request of a turn is called on the bus."""
+    return f"turn-{number}"
 
 
 def warm_up(*servers: Server) -> None:
@@ -199,7 +251,8 @@ def warm_up(*servers: Server) -> None:
 
 def make_report(replay: Replay, model: str, sizes: Sizes, start_seconds: float, seconds: float) -> DemoReport:
     verdicts = judge(replay.turns)
-    last = replay.lives[-1]
+    last = replay.lives[-1].rank
+    assert last is not None, "a life is kept only with its rank"
     return DemoReport(
         ok=all(verdict.holds for verdict in verdicts),
         verdicts=verdicts,
@@ -207,8 +260,8 @@ def make_report(replay: Replay, model: str, sizes: Sizes, start_seconds: float, 
         versions={name: version(name) for name in ("swift-tiers", "sglang", "torch")},
         sizes=sizes,
         io_engine=last.io_engine,
-        page_bytes=last.page_bytes,
-        tokens_per_page=last.tokens_per_page,
+        page_bytes=last.page_bytes or 0,
+        tokens_per_page=last.page_tokens or 0,
         turns=tuple(replay.turns),
         with_reuse=summarise(replay.turns),
         tiers=add_tiers(replay.lives),

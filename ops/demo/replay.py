@@ -1,4 +1,4 @@
-"""One turn: a streamed chat completion over the OpenAI-compatible endpoint, and the counters behind it.
+"""One turn: a streamed chat completion over the OpenAI-compatible endpoint.
 
 Time to first token is from the first byte sent to the first event of the stream; SGLang sends that with the first
 token. Token ids and the tiers that served come with the same answer, in the `sglext` event that ends the stream.
@@ -15,12 +15,9 @@ from typing import Any
 import msgspec
 
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.counters import StackSnapshot
 
 #: Seconds until a request that gets no byte is given up.
 REQUEST_SECONDS = 180.0
-#: Seconds that pages may take from host memory to ssd before the next turn is asked all the same.
-SETTLE_SECONDS = 15.0
 
 
 class ReplayError(CommandError):
@@ -43,8 +40,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt_tokens - self.device - self.host - self.ssd
 
 
-def ask(port: int, text: str, max_tokens: int) -> Answer:
-    """Send `text` as the user's message, greedily, and read the answer. Raises ReplayError."""
+def ask(port: int, text: str, max_tokens: int, rid: str | None = None) -> Answer:
+    """Send `text` as the user's message, greedily, and read the answer. Raises ReplayError.
+
+    `rid`: what the request is called on the bus; the server finds a name where none is given.
+    """
     body = {
         "model": "default",
         "messages": [{"role": "user", "content": text}],
@@ -55,6 +55,7 @@ def ask(port: int, text: str, max_tokens: int) -> Answer:
         "stream_options": {"include_usage": True},
         "return_cached_tokens_details": True,
         "return_output_ids_in_sglext": True,
+        **({} if rid is None else {"rid": rid}),
     }
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
     try:
@@ -112,27 +113,3 @@ def read_answer(first: float, total: float, usage: dict[str, Any], extension: di
         ssd=ssd,
         token_ids=tuple(token_ids),
     )
-
-
-def snapshot(port: int) -> StackSnapshot:
-    """The tiers' counters of the server on `port`. Raises ReplayError."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
-    try:
-        connection.request("GET", "/server_info")
-        response = connection.getresponse()
-        content = json.loads(response.read())
-        return msgspec.convert(content["internal_states"][0]["swift_tiers"], StackSnapshot)
-    except (OSError, http.client.HTTPException, LookupError, ValueError, msgspec.ValidationError) as error:
-        raise ReplayError(f"no counters from the server on port {port}: {type(error).__name__}: {error}") from error
-    finally:
-        connection.close()
-
-
-def settle(port: int, timeout: float = SETTLE_SECONDS) -> StackSnapshot:
-    """Wait until nothing is on its way to ssd: such writes would slow the other server's turn. Raises ReplayError."""
-    deadline = time.monotonic() + timeout
-    while True:
-        now = snapshot(port)
-        if not now.write_queue_pages or time.monotonic() > deadline:
-            return now
-        time.sleep(0.05)

@@ -10,7 +10,7 @@ import msgspec
 
 from swift_tiers.ops.demo.replay import Answer
 from swift_tiers.ops.demo.workload import Sizes, Turn
-from swift_tiers.radix_tiering.counters import StackSnapshot
+from swift_tiers.radix_tiering.bus.views import RankState, RequestView
 from swift_tiers.radix_tiering.units import format_size
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TurnReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn. device + host + ssd + recomputed == prompt_tokens; tokens, of the server with tiers."""
+    """One turn. device + host + ssd + recomputed == prompt_tokens: of the server with tiers, as its bus says."""
 
     number: int  # from 1, in the order in which they were asked
     session: int  # from 1
@@ -31,6 +31,7 @@ class TurnReport(msgspec.Struct, frozen=True, kw_only=True):
     host: int
     ssd: int
     recomputed: int
+    answered: tuple[int, int, int]  # device, host, ssd as the answer itself says
     plain_device: int  # prompt tokens that the server without tiers found on its device
     ttft_tiers_seconds: float
     ttft_plain_seconds: float
@@ -40,6 +41,13 @@ class TurnReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def equal(self) -> bool:
         return self.token_ids_tiers == self.token_ids_plain
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the bus says of the turn what its answer says."""
+        return self.answered == (self.device, self.host, self.ssd) and self.prompt_tokens == (
+            self.device + self.host + self.ssd + self.recomputed
+        )
 
     @property
     def reused(self) -> int:
@@ -109,8 +117,9 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_turn(
-    number: int, turn: Turn, *, after_restart: bool, asked_first: str, tiers: Answer, plain: Answer
+    number: int, turn: Turn, *, after_restart: bool, asked_first: str, tiers: Answer, seen: RequestView, plain: Answer
 ) -> TurnReport:
+    """`seen`: the request of the server with tiers, as the bus shows it."""
     return TurnReport(
         number=number,
         session=turn.session + 1,
@@ -118,10 +127,11 @@ def make_turn(
         after_restart=after_restart,
         asked_first=asked_first,
         prompt_tokens=tiers.prompt_tokens,
-        device=tiers.device,
-        host=tiers.host,
-        ssd=tiers.ssd,
-        recomputed=tiers.recomputed,
+        device=seen.device_tokens or 0,
+        host=seen.host_tokens or 0,
+        ssd=seen.ssd_tokens or 0,
+        recomputed=seen.recomputed_tokens or 0,
+        answered=(tiers.device, tiers.host, tiers.ssd),
         plain_device=plain.device,
         ttft_tiers_seconds=tiers.ttft_seconds,
         ttft_plain_seconds=plain.ttft_seconds,
@@ -136,6 +146,7 @@ def judge(turns: Sequence[TurnReport]) -> tuple[Verdict, ...]:
     where = ", ".join(f"{turn.number} (session {turn.session}, turn {turn.turn})" for turn in different[:3])
     after = sum(turn.ssd for turn in turns if turn.after_restart)
     host, ssd = sum(turn.host for turn in turns), sum(turn.ssd for turn in turns)
+    disputed = [turn.number for turn in turns if not turn.agrees]
     return (
         Verdict(
             "every answer has the token ids of the server without tiers",
@@ -146,6 +157,11 @@ def judge(turns: Sequence[TurnReport]) -> tuple[Verdict, ...]:
         Verdict("tokens were served from ssd", ssd > 0, "no token was served from ssd"),
         Verdict(
             "tokens were served from ssd after the restart", after > 0, "no token was served from ssd after the restart"
+        ),
+        Verdict(
+            "the bus says of every turn what its answer says",
+            not disputed,
+            f"the bus says something else than the answer of turns {disputed[:5]}",
         ),
     )
 
@@ -165,30 +181,34 @@ def summarise(turns: Iterable[TurnReport]) -> Summary | None:
     )
 
 
-def add_tiers(lives: Sequence[StackSnapshot]) -> tuple[TierReport, ...]:
-    """The tiers' counters, summed over the lives of a server that was restarted."""
+def add_tiers(lives: Sequence[RankState]) -> tuple[TierReport, ...]:
+    """The counters of the tiers below the device, summed over the lives of a server that was restarted."""
+    by_name = [{tier.tier: tier for tier in life.tiers} for life in lives]
     return tuple(
         TierReport(
             name=name,
-            capacity_bytes=tier.capacity_bytes,
-            bytes_written=sum(life.tiers[name].bytes_written for life in lives),
-            bytes_read=sum(life.tiers[name].bytes_read for life in lives),
-            pages_served=sum(life.tiers[name].hits for life in lives),
-            evictions=sum(life.tiers[name].evictions for life in lives),
-            checksum_failures=sum(life.tiers[name].checksum_failures for life in lives),
+            capacity_bytes=tier.capacity_bytes or 0,
+            bytes_written=sum(life[name].bytes_written or 0 for life in by_name),
+            bytes_read=sum(life[name].bytes_read or 0 for life in by_name),
+            pages_served=sum(life[name].hits or 0 for life in by_name),
+            evictions=sum(life[name].evictions or 0 for life in by_name),
+            checksum_failures=sum(life[name].checksum_failures or 0 for life in by_name),
         )
-        for name, tier in lives[-1].tiers.items()
+        for name, tier in by_name[-1].items()
+        if name != "device"
     )
 
 
-def add_devices(lives: Sequence[StackSnapshot]) -> tuple[DeviceReport, ...]:
+def add_devices(lives: Sequence[RankState]) -> tuple[DeviceReport, ...]:
     """The devices' counters, summed likewise."""
     return tuple(
         DeviceReport(
             path=device.path,
-            bytes_written=sum(life.devices[index].bytes_written for life in lives),
-            bytes_read=sum(life.devices[index].bytes_read for life in lives),
-            errors=sum(life.devices[index].errors for life in lives),
+            bytes_written=sum(life.devices[index].bytes_written or 0 for life in lives),
+            bytes_read=sum(life.devices[index].bytes_read or 0 for life in lives),
+            errors=sum(
+                (life.devices[index].read_errors or 0) + (life.devices[index].write_errors or 0) for life in lives
+            ),
         )
         for index, device in enumerate(lives[-1].devices)
     )

@@ -31,14 +31,7 @@ from swift_tiers.ops.demo.workload import (
     read_shape,
 )
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.counters import (
-    DeviceSnapshot,
-    DirectorySnapshot,
-    LatencySnapshot,
-    RestoreSnapshot,
-    StackSnapshot,
-    TierSnapshot,
-)
+from swift_tiers.radix_tiering.bus.views import DeviceView, RankState, RankView, RequestView, TierView
 
 # ---- workload ----
 
@@ -156,6 +149,20 @@ def answer(ttft: float = 0.2, *, device: int = 0, host: int = 0, ssd: int = 0, i
     )
 
 
+def seen(tiers: Answer) -> RequestView:
+    """What the bus says of a turn with this answer."""
+    return RequestView(
+        server="demo",
+        rank="dp0-tp0",
+        rid="turn",
+        prompt_tokens=tiers.prompt_tokens,
+        device_tokens=tiers.device,
+        host_tokens=tiers.host,
+        ssd_tokens=tiers.ssd,
+        recomputed_tokens=tiers.recomputed,
+    )
+
+
 def turns(*, host: int = 900, ssd: int = 800, late_ssd: int = 960, ids: Sequence[int] = (1, 2)) -> list[TurnReport]:
     answers = [answer(2.0), answer(host=host), answer(ssd=ssd, device=16), answer(0.4, ssd=late_ssd)]
     return [
@@ -165,65 +172,42 @@ def turns(*, host: int = 900, ssd: int = 800, late_ssd: int = 960, ids: Sequence
             after_restart=number > 3,
             asked_first="tiers",
             tiers=tiers,
+            seen=seen(tiers),
             plain=answer(2.0, device=16, ids=ids),
         )
         for number, tiers in enumerate(answers, 1)
     ]
 
 
-def tier(count: int) -> TierSnapshot:
-    return TierSnapshot(
+WHO = {"server": "demo", "rank": "dp0-tp0"}
+
+
+def tier(name: str, count: int) -> TierView:
+    return TierView(
+        **WHO,
+        tier=name,
         capacity_bytes=2**20,
-        limit_bytes=2**20,
-        used_bytes=0,
-        pages=0,
-        pinned_pages=0,
         hits=count,
-        misses=0,
         bytes_read=count * 1000,
         bytes_written=count * 500,
         evictions=1,
-        refusals={},
         checksum_failures=0,
-        read_latency=LatencySnapshot(counts=(), sum_seconds=0),
     )
 
 
-def life(count: int = 1) -> StackSnapshot:
-    device = DeviceSnapshot(
-        path="/ssd1/file",
-        service="in service",
-        in_service=True,
-        reason="",
-        capacity_bytes=1,
-        used_bytes=1,
-        bytes_read=count * 1000,
-        bytes_written=count * 500,
-        reads=1,
-        writes=1,
-        read_errors=0,
-        write_errors=0,
-        corrupt_units=0,
-        in_flight=0,
-        latency=LatencySnapshot(counts=(), sum_seconds=0),
-    )
-    restores = RestoreSnapshot(started=0, completed=0, cut_short=0, expired=0, cancelled=0, failed_loads=0)
-    return StackSnapshot(
-        namespace="00",
-        rank="tp0/1",
-        page_bytes=737280,
-        tokens_per_page=16,
-        tiers={"host": tier(count), "ssd": tier(2 * count)},
-        links={},
-        directory=DirectorySnapshot(
-            pages=0, host_only_pages=0, ssd_only_pages=0, both_pages=0, deepest_pages=0, first_pages=0, foreign_pages=0
-        ),
-        stripe=None,
-        devices=(device, msgspec.structs.replace(device, path="/ssd2/file")),
-        restores=restores,
-        io_engine="io_uring",
-        write_queue_pages=0,
-        events_emitted=0,
+def life(count: int = 1) -> RankState:
+    devices = tuple(
+        DeviceView(
+            **WHO, number=number, path=f"/ssd{number}/file", bytes_read=count * 1000, bytes_written=count * 500,
+            read_errors=0, write_errors=0,
+        )
+        for number in (1, 2)
+    )  # fmt: skip
+    return RankState(
+        name="dp0-tp0",
+        rank=RankView(**WHO, page_bytes=737280, page_tokens=16, io_engine="io_uring", write_queue_pages=0),
+        tiers=(tier("device", 7), tier("host", count), tier("ssd", 2 * count)),
+        devices=devices,
     )
 
 
@@ -278,6 +262,16 @@ def test_one_wrong_answer_is_enough() -> None:
     first = judge(some)[0]
     assert not first.holds
     assert "number 3 (session 2, turn 2)" in first.problem
+
+
+def test_a_bus_that_says_something_else_than_the_answers_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    some = turns()
+    some[1] = msgspec.structs.replace(some[1], host=some[1].host - 16, recomputed=some[1].recomputed + 16)
+    assert procedure.conclude(report(some)) == 1
+    assert "the bus says something else than the answer of turns [2]" in capsys.readouterr().err
+    some = turns()
+    some[3] = msgspec.structs.replace(some[3], recomputed=0)
+    assert procedure.conclude(report(some)) == 1
 
 
 def test_without_reuse_there_is_no_summary() -> None:

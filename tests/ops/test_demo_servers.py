@@ -14,13 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from swift_tiers.ops.demo import replay
 from swift_tiers.ops.demo.replay import ReplayError, ask, read_answer
 from swift_tiers.ops.demo.servers import Server, ServerError, free_ports, log_tail
-from swift_tiers.radix_tiering.counters import RestoreSnapshot, StackSnapshot
 
 # ---- answers ----
 
@@ -111,13 +108,14 @@ def test_a_stream_is_timed_and_read(canned: tuple[int, type[CannedServer]]) -> N
         event(choices=[], usage=usage(90, 80)),
         "data: [DONE]\n\n",
     )
-    answer = ask(port, "hello", 2)
+    answer = ask(port, "hello", 2, "turn-1")
     assert 0.2 <= answer.ttft_seconds < 0.45
     assert answer.total_seconds >= 0.5
     assert (answer.host, answer.ssd, answer.recomputed, answer.token_ids) == (64, 16, 10, (7, 8))
     (body,) = handler.bodies
     assert body["temperature"] == 0
     assert body["max_tokens"] == 2
+    assert body["rid"] == "turn-1"
 
 
 def test_errors_of_a_server_are_errors(canned: tuple[int, type[CannedServer]]) -> None:
@@ -128,41 +126,9 @@ def test_errors_of_a_server_are_errors(canned: tuple[int, type[CannedServer]]) -
     handler.status = 503
     with pytest.raises(ReplayError, match="503"):
         ask(port, "hello", 2)
-    with pytest.raises(ReplayError, match="no counters"):
-        replay.snapshot(port)
     (closed,) = free_ports(1)
     with pytest.raises(ReplayError, match="no answer"):
         ask(closed, "hello", 2)
-
-
-def empty_stack(queued: int) -> StackSnapshot:
-    """Counters of a stack that has no tier, and some pages on their way to one."""
-    restores = RestoreSnapshot(started=0, completed=0, cut_short=0, expired=0, cancelled=0, failed_loads=0)
-    return StackSnapshot(
-        namespace="00",
-        rank="tp0/1",
-        page_bytes=1,
-        tokens_per_page=16,
-        tiers={},
-        devices=(),
-        restores=restores,
-        io_engine="",
-        write_queue_pages=queued,
-        events_emitted=0,
-    )
-
-
-def test_settling_waits_for_the_writes(canned: tuple[int, type[CannedServer]]) -> None:
-    port, handler = canned
-    stacks = [empty_stack(queued) for queued in (3, 1, 0)]
-
-    def do_get(self: CannedServer) -> None:
-        self.script = [json.dumps({"internal_states": [{"swift_tiers": msgspec.to_builtins(stacks.pop(0))}]})]
-        CannedServer.do_GET(self)
-
-    handler.do_GET = do_get  # type: ignore[method-assign]
-    assert replay.settle(port) == empty_stack(0)
-    assert not stacks
 
 
 # ---- children ----

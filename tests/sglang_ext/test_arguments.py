@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import subprocess
 import sys
 
@@ -71,12 +72,18 @@ def test_command_lines(model, tmp_path):
     def ssd(*directories, **more):
         return ["--swift-tiers-config", json.dumps({"ssd": {"directories": [str(d) for d in directories], **more}})]
 
+    def bus(**fields):
+        return ["--swift-tiers-config", json.dumps({"bus": fields})]
+
     accepted = {
         "off": base,
         "on": ours,
         "file": [*ours, "--swift-tiers-config", f"@{file}"],
         "page size": [*ours, "--page-size", "64"],
         "ssd": [*ours, *ssd(good, size_per_device="32MiB")],
+        "no bus": [*ours, *bus(enabled=False, url="redis://x", password_file=str(tmp_path / "missing"))],
+        "named": [*ours, *bus(server="alpha")],
+        "two machines": [*ours, "--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "10.0.0.1:20000"],
     }
     refused = {
         "host.sise": [*ours, "--swift-tiers-config", '{"host": {"sise": 1}}'],
@@ -89,6 +96,9 @@ def test_command_lines(model, tmp_path):
         "--page-size": [*ours, "--page-size", "48", "--chunked-prefill-size", "1024"],
         "--disable-radix-cache": [*ours, "--disable-radix-cache"],
         "--enable-hierarchical-cache": [*ours, "--enable-hierarchical-cache"],
+        "bus.password_file": [*ours, *bus(url="redis://x", password_file=str(tmp_path / "missing"))],
+        "bus.url": [*ours, *bus(url="http://x")],
+        "bus.directory": [*ours, *bus(directory=str(file))],
         "--swift-tiers-config: has no effect": [*base, "--swift-tiers-config", '{"host": {}}'],
     }
     results = resolve([*accepted.values(), *refused.values()])
@@ -105,6 +115,16 @@ def test_command_lines(model, tmp_path):
     assert fields["file"]["swift_tiers_config"] == {"host": {"size": "64MiB"}}
     extra = fields["file"]["unified_cache_external_linker_config"]["linker_extra_config"]
     assert extra["host"]["size"] == 64 * 2**20
+    names = {
+        name: found["unified_cache_external_linker_config"]["linker_extra_config"]["bus"]["server"]
+        for name, found in fields.items()
+        if found["enable_swift_tiers"]
+    }
+    assert names["named"] == "alpha"
+    assert names["two machines"] == "10.0.0.1-20000", "another one would be known by another name on each machine"
+    # The port is SGLang's default, the process the one that resolved it.
+    assert re.fullmatch(r"[A-Za-z0-9._-]+-30000-[0-9]+", names["on"])
+    assert fields["on"]["swift_tiers_config"] is None, "the record keeps what the user gave"
     for field, result in zip(refused, results[len(accepted) :], strict=True):
         assert result["code"] == 2, (field, result)
         lines = [line for line in result["errors"].splitlines() if line.startswith("swift-tiers: error: ")]

@@ -546,6 +546,7 @@ def scheduler(tmp_path_factory, directories):
         "host": {"size": "1MiB"},
         "ssd": {"directories": directories, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
         "policy": {"restore_deadline": "20s"},
+        "bus": {"enabled": False},
     }
     arguments = [
         "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32",

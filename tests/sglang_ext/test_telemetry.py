@@ -30,10 +30,16 @@ def fill_device(s, seed: int) -> None:
         s.generate(prompt(1000 * seed + number))
 
 
+def unlock(s) -> None:
+    """Nothing on the device is locked for being copied out any more."""
+    s.linker.wait_offloads()
+    s.step()  # takes the results
+
+
 def empty_device(s) -> None:
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-    s.step()  # takes the results of what was copied out, so that nothing is locked for it
+    unlock(s)
     s.cache.evict(EvictParams(num_tokens=DEVICE_TOKENS))
 
 
@@ -87,6 +93,11 @@ def tiers_that_do_not_answer(s):
 # ---- in the scheduler's process ----
 
 
+def nobody_else_listens(s):
+    """What the publisher has been told is not told again."""
+    s.linker.reporting.publisher.close()
+
+
 def a_request_from_its_arrival_to_its_end(s):
     s.linker.reporting.telemetry.ended()
     before = time.time()
@@ -133,7 +144,6 @@ def every_token_of_a_prompt_is_told_from_where_it_came(s):
     s.linker.stack.wait_written(20)
     s.linker.stack.flush(host=True, ssd=False)
     s.generate(question[:320])  # on the device and in host memory again: 20 pages
-    s.linker.wait_offloads()
     empty_device(s)
     s.generate(question[:160])  # 10 of them on the device
     s.linker.reporting.telemetry.ended()
@@ -318,6 +328,7 @@ def the_device_pool_and_the_tree(s):
     assert (found.tree.nodes, found.tree.leaves, found.tree.cached_tokens, found.tree.depth) == (0, 0, 0, 0)
     assert found.device.capacity_bytes == DEVICE_TOKENS // PAGE * s.linker.pool.geometry.page_bytes
     s.generate(prompt(9, 160), max_new_tokens=1)
+    unlock(s)
     found = sample(s)
     assert (found.tree.nodes, found.tree.leaves, found.tree.depth) == (1, 1, 1)
     assert (found.tree.deepest_tokens, found.tree.cached_tokens, found.tree.evictable_tokens) == (160, 160, 160)
@@ -325,6 +336,7 @@ def the_device_pool_and_the_tree(s):
     # A branch after half of it.
     running = s.add(prompt(9, 160)[:80] + prompt(99, 160), max_new_tokens=30)
     s.run(until=lambda: len(running.output_ids) > 1)
+    unlock(s)
     found = sample(s)
     assert (found.tree.nodes, found.tree.leaves, found.tree.depth) == (3, 2, 2)
     assert found.tree.protected_tokens == 240
@@ -332,7 +344,6 @@ def the_device_pool_and_the_tree(s):
     s.run()
     evicted = sample(s).tree.evicted_tokens
     cached = sample(s).tree.cached_tokens
-    s.linker.wait_offloads()
     empty_device(s)
     found = sample(s)
     assert found.tree.evicted_tokens - evicted == cached
@@ -345,7 +356,7 @@ def the_tree_is_known_without_a_walk(s):
     core = s.cache.tree_core
     generator = random.Random(7)
     sequences: list[list[int]] = [[]]
-    for step in range(120):
+    for step in range(60):
         base = generator.choice(sequences)
         sequence = base[: generator.randrange(len(base) + 1)] + prompt(10_000 + step, generator.choice([20, 90, 250]))
         if len(sequence) > 1200:
@@ -426,7 +437,7 @@ def samples_are_taken_by_the_scheduler_at_set_times(s):
 # ---- the tests ----
 
 
-def arguments(tmp_path_factory, **bus) -> list[str]:
+def arguments(tmp_path_factory) -> list[str]:
     from swift_tiers.ops.model import tiny_model
 
     directories = [str(tmp_path_factory.mktemp(f"ssd{number}")) for number in range(2)]
@@ -434,7 +445,7 @@ def arguments(tmp_path_factory, **bus) -> list[str]:
         "host": {"size": "1MiB"},
         "ssd": {"directories": directories, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
         "policy": {"restore_deadline": "20s"},
-        "bus": bus,
+        "bus": {"requests_interval": "60s", "directory": str(tmp_path_factory.mktemp("bus"))},
     }
     return [
         "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32",
@@ -445,7 +456,8 @@ def arguments(tmp_path_factory, **bus) -> list[str]:
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory):
-    with SchedulerProcess(arguments(tmp_path_factory, requests_interval="60s")) as process:
+    with SchedulerProcess(arguments(tmp_path_factory)) as process:
+        process(nobody_else_listens)
         yield process
 
 
@@ -474,5 +486,6 @@ def test_scenario(scheduler, scenario):
 def test_the_tree_is_known_without_a_walk(tmp_path_factory):
     """On SGLang's tree of Python, which can be walked; what is read of it is the same interface."""
     environment = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
-    with SchedulerProcess(arguments(tmp_path_factory, requests_interval="60s"), environment) as process:
-        process(the_tree_is_known_without_a_walk)
+    with SchedulerProcess(arguments(tmp_path_factory), environment) as process:
+        process(nobody_else_listens)
+        process(the_tree_is_known_without_a_walk, timeout=240)

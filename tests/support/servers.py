@@ -70,6 +70,7 @@ class Site:
         self.directories = [root / f"ssd{number}" for number in range(3)]
         for directory in self.directories:
             directory.mkdir()
+        self.bus = root / "bus"  # of an embedded Redis that nobody else uses
 
     def server(self, name: str, *arguments: str, tiers: dict[str, Any] | None = None, **changes: str) -> Server:
         options = {
@@ -87,4 +88,5 @@ class Site:
         return {
             "host": {"size": host},
             "ssd": {"directories": named, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
+            "bus": {"directory": str(self.bus)},
         }

@@ -1,0 +1,242 @@
+"""Two tensor-parallel ranks of a real server, as an operator with nothing but a Redis client sees and steers them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+import redis
+
+from support.servers import (
+    START_SECONDS,
+    Site,
+    call,
+    fill_device,
+    generate,
+    prompt,
+    snapshot,
+    wait_written,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+NAME = "alpha"
+RANKS = ("dp0-tp0", "dp0-tp1")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return Site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def server(site):
+    tiers = site.tiers(host="2MiB")
+    tiers["bus"] |= {"server": NAME, "control": True, "requests_interval": "100ms", "interval": "100ms"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+        with site.server("bus", "--tp-size", "2", tiers=tiers) as server:
+            server.start()
+            server.wait_ready(START_SECONDS)
+            yield server
+
+
+@pytest.fixture(scope="module")
+def bus(site, server) -> Iterator[redis.Redis]:
+    with redis.Redis(unix_socket_path=f"{site.bus}/redis.sock", decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def answers(server):
+    return [generate(server, prompt(seed))[0] for seed in range(4)]
+
+
+def key(*words: str) -> str:
+    return ":".join(("swift", NAME, *words))
+
+
+def until(look: Any, what: str, seconds: float = 30) -> Any:
+    limit = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < limit, what
+        time.sleep(0.05)
+    return found
+
+
+_ids = count()
+
+
+def command(bus: redis.Redis, *, seconds: float = 20, **words: Any) -> dict[str, str]:
+    """Send a command; what has become of it once that is settled."""
+    identifier = f"test-{next(_ids)}"
+    now, _ = bus.time()
+    bus.xadd(
+        key("control"),
+        {"id": identifier, "author": "a test", "deadline": now + seconds, "command": json.dumps(words)},
+    )
+
+    def settled() -> dict[str, str] | None:
+        found = bus.hgetall(key("command", identifier))
+        return found if found.get("state") in ("done", "refused", "expired", "partly") else None
+
+    return until(settled, f"{words}: {bus.hgetall(key('command', identifier))}", seconds + 60)
+
+
+def test_the_server_is_there_with_all_of_its_ranks(server, bus):
+    info = until(lambda: bus.hgetall(key("info")), "no server")
+    assert info["ranks"].split(",") == list(RANKS)
+    assert info["address"] == f"127.0.0.1:{server.port}"
+    assert info["control"] == "1"
+    assert json.loads(info["configuration"])["bus"]["server"] == NAME
+    for rank in RANKS:
+        said = until(lambda rank=rank: bus.hgetall(key(rank, "rank")), rank)
+        assert said["page_tokens"] == "16"
+    namespaces = {bus.hget(key(rank, "rank"), "namespace") for rank in RANKS}
+    assert len(namespaces) == 2, "the ranks hold different heads"
+
+
+def test_the_bus_says_what_the_server_says(server, bus, answers):
+    fill_device(server, 1)
+    for seed, answer in enumerate(answers):
+        assert generate(server, prompt(seed))[0] == answer
+    wait_written(server)
+
+    def equal() -> bool:
+        state = snapshot(server)
+        said = {tier: bus.hgetall(key(RANKS[0], "tier", tier)) for tier in state["tiers"]}
+        return all(
+            int(said[tier].get(field, -1)) == counts[field]
+            for tier, counts in state["tiers"].items()
+            for field in ("hits", "misses", "bytes_read", "bytes_written", "evictions", "pages", "used_bytes")
+        )
+
+    until(equal, "the bus differs from /server_info")
+    hits = [[bus.hget(key(rank, "tier", tier), "hits") for tier in ("host", "ssd")] for rank in RANKS]
+    assert hits[0] == hits[1] != ["0", "0"]
+    assert int(bus.hget(key(RANKS[0], "tier", "device"), "hits")) >= 0
+
+
+def test_a_request_is_seen_from_its_arrival_to_its_end(server, bus):
+    body = {
+        "rid": "seen", "input_ids": prompt(50, 320),
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True},
+    }  # fmt: skip
+    client = threading.Thread(target=call, args=(server, "/generate", body))
+    client.start()
+    try:
+        for rank in RANKS:
+            until(lambda rank=rank: bus.hget(key(rank, "request", "seen"), "state") == "running", rank)
+            running = bus.hgetall(key(rank, "request", "seen"))
+            assert running["block_table"]
+            assert float(running["queue_seconds"]) >= 0
+    finally:
+        call(server, "/abort_request", {"rid": "seen"})
+        client.join()
+    for rank in RANKS:
+        until(lambda rank=rank: bus.hget(key(rank, "request", "seen"), "state") == "aborted", rank)
+        ended = bus.hgetall(key(rank, "request", "seen"))
+        assert ended["block_table"] == ""
+        tokens = sum(int(ended[f"{name}_tokens"]) for name in ("device", "host", "ssd", "recomputed"))
+        assert tokens == int(ended["prompt_tokens"]) == 320
+
+
+def test_commands_are_carried_out_by_every_rank(server, bus, answers):
+    generate(server, prompt(0))
+    wait_written(server)
+    done = command(bus, type="flush", tiers="all")
+    assert done["state"] == "done", done
+    assert all(done[f"rank:{rank}"].startswith("done: ") for rank in RANKS)
+    for rank in RANKS:
+        pages = key(rank, "directory")
+        until(lambda pages=pages: bus.hget(pages, "pages") == "0", rank)
+    call(server, "/flush_cache", {})
+    assert generate(server, prompt(0)) == (answers[0], {}), "nothing is left of it"
+
+    refused = command(bus, type="drop", page="00" * 32)
+    assert (refused["state"], refused["author"], refused["type"]) == ("refused", "a test", "drop")
+    assert refused["reason"].startswith("page: ")
+    expired = command(bus, seconds=-5, type="flush", tiers="all")
+    assert expired["state"] == "expired"
+
+    done = command(bus, type="set_policy", field="restore_deadline", value="7s")
+    assert done["state"] == "done"
+    until(
+        lambda: json.loads(bus.hget(key("info"), "configuration"))["policy"]["restore_deadline"] == "7s",
+        "the configuration on the bus is the old one",
+    )
+
+    def audited() -> bool:
+        kinds = [fields["kind"] for _, fields in bus.xrange(key("events"))]
+        return [kinds.count(f"command.{state}") for state in ("done", "refused", "expired")] == [2, 1, 1]
+
+    until(audited, "commands are not in the event stream")
+
+
+def test_commands_under_load_leave_every_answer_right(server, bus, answers):
+    stop, wrong = threading.Event(), []
+
+    def ask(start: int) -> None:
+        for seed in count(start):
+            if stop.is_set():
+                return
+            if generate(server, prompt(seed % 4))[0] != answers[seed % 4]:
+                wrong.append(seed)
+
+    clients = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
+    for client in clients:
+        client.start()
+    try:
+        for number in range(6):
+            for words in (
+                {"type": "flush", "tiers": ("host", "all")[number % 2]},
+                {"type": "cap_tier", "tier": "host", "limit": "1MiB"},
+                {"type": "set_policy", "field": "eviction", "value": ("lfu", "lru")[number % 2]},
+                {"type": "cap_tier", "tier": "host"},
+            ):
+                done = command(bus, **words)
+                assert done["state"] in ("done", "refused"), done
+                # Ranks decide alike, since all of them do so in the same turn.
+                assert len({done[f"rank:{rank}"].partition(":")[0] for rank in RANKS}) == 1
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+    assert not wrong
+    until(lambda: snapshot(server)["tiers"]["host"]["pinned_pages"] == 0, "pins leaked")
+
+
+def test_no_text_of_a_client_is_on_the_bus(server, bus):
+    marker = "Xylophon-Geheimnis-4711"
+    body = {"text": f"{marker} " * 20, "sampling_params": {"max_new_tokens": 4}, "cache_salt": f"salt {marker}"}
+    call(server, "/generate", body)
+    call(server, "/v1/chat/completions", {"model": "any", "messages": [{"role": "user", "content": marker}]})
+    time.sleep(0.5)  # five publishings
+    dump = []
+    for name in bus.scan_iter():
+        kind = bus.type(name)
+        dump.append(name)
+        if kind == "hash":
+            dump += [text for pair in bus.hgetall(name).items() for text in pair]
+        elif kind == "stream":
+            dump += [text for _, fields in bus.xrange(name) for pair in fields.items() for text in pair]
+        elif kind == "zset":
+            dump += bus.zrange(name, 0, -1)
+        else:
+            dump.append(str(bus.get(name)))
+    assert len(dump) > 100
+    assert not [text for text in dump if marker in text or "Geheimnis" in text]
+
+
+def test_a_server_that_ends_says_so(server, bus):
+    server.stop()
+    # With it goes the embedded Redis, which was its own, or what it had said there.
+    try:
+        assert until(lambda: not bus.exists(key("info")), "it is still announced")
+    except redis.ConnectionError:
+        pass

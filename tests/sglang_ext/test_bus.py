@@ -1,0 +1,25 @@
+"""Which ranks of a server are on the same Redis."""
+
+from __future__ import annotations
+
+import pytest
+
+from swift_tiers.sglang_ext.build import Rank
+from swift_tiers.sglang_ext.bus import ranks_here
+
+
+@pytest.mark.parametrize(
+    ("tensor_size", "data_size", "nodes", "node", "shared", "expected"),
+    [
+        (1, 1, 1, 0, False, ["dp0-tp0"]),
+        (2, 1, 1, 0, False, ["dp0-tp0", "dp0-tp1"]),
+        (2, 2, 1, 0, False, ["dp0-tp0", "dp0-tp1", "dp1-tp0", "dp1-tp1"]),
+        # Two machines: with a Redis for both, with one on each.
+        (4, 1, 2, 1, True, ["dp0-tp0", "dp0-tp1", "dp0-tp2", "dp0-tp3"]),
+        (4, 1, 2, 0, False, ["dp0-tp0", "dp0-tp1"]),
+        (4, 1, 2, 1, False, ["dp0-tp2", "dp0-tp3"]),
+    ],
+)
+def test_ranks_on_one_redis(tensor_size, data_size, nodes, node, shared, expected):
+    rank = Rank(0, tensor_size, 0, data_size)
+    assert list(ranks_here(rank, nodes, node, shared=shared)) == expected

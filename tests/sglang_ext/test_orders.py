@@ -1,0 +1,263 @@
+"""Operators' orders on their way through SGLang's real scheduler; what ranks do together is in tests/e2e.
+
+Functions whose first parameter is a `StepScheduler` run in the scheduler's process; the tests below call them there.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import threading
+import time
+
+import pytest
+
+from support.scheduler_process import SchedulerProcess
+
+DEVICE_TOKENS = 2048
+#: By Redis' clock.
+NOW = 1_700_000_000.0
+
+
+def prompt(seed: int, tokens: int = 700) -> list[int]:
+    return random.Random(seed).choices(range(1, 250), k=tokens)
+
+
+def empty_device(s) -> None:
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    s.linker.wait_offloads()
+    s.step()  # takes the results, so that nothing is locked for them
+    s.cache.evict(EvictParams(num_tokens=DEVICE_TOKENS))
+
+
+class Told:
+    """What was told of orders, and a way to wait for it."""
+
+    def __init__(self, s) -> None:
+        self.s = s
+        self.outcomes: dict[str, list[str]] = {}
+        self.of_group: set[str] = set()
+        self._changed = threading.Condition()
+        s.linker.reporting.orders.told = self
+        s.linker.reporting.orders.redis_time = lambda: NOW
+
+    def __call__(self, order, outcome, *, for_group: bool = False) -> None:
+        with self._changed:
+            text = f"refused: {outcome}" if isinstance(outcome, Exception) else f"done: {outcome}"
+            self.outcomes.setdefault(order.id, []).append(text)
+            if for_group:
+                self.of_group.add(order.id)
+            self._changed.notify_all()
+
+    def of(self, identifier: str) -> str:
+        """Turns the scheduler's loop until the order's fate is told."""
+        limit = time.monotonic() + 30
+        while identifier not in self.outcomes:
+            assert time.monotonic() < limit, "nothing was told"
+            self.s.scheduler.ingest_requests()
+            with self._changed:
+                self._changed.wait(0.01)
+        (outcome,) = self.outcomes[identifier]
+        return outcome
+
+
+def order(identifier: str, *, seconds: float = 60, **command) -> dict[str, str]:
+    return {
+        "id": identifier, "author": "a test", "deadline": str(NOW + seconds), "command": json.dumps(command)
+    }  # fmt: skip
+
+
+# ---- in the scheduler's process ----
+
+
+def nobody_else_listens(s):
+    s.linker.reporting.publisher.close()
+
+
+def an_order_is_carried_out_and_told(s):
+    told, orders = Told(s), s.linker.reporting.orders
+    assert orders.leads
+    orders.submit(order("one", type="set_policy", field="flush_cache", value="all"))
+    assert told.outcomes == {}, "it is carried out in a turn of the scheduler, not at once"
+    assert s.linker.stack.config.policy.flush_cache == "host"
+    assert told.of("one").startswith("done: ")
+    question = prompt(1)
+    s.generate(question)
+    s.linker.stack.wait_written(20)
+    assert s.scheduler.flush_cache()
+    assert s.linker.stack.snapshot().tiers["ssd"].pages == 0, "flush_cache empties every tier from now on"
+    orders.submit(order("two", type="set_policy", field="flush_cache", value="host"))
+    orders.submit(order("three", type="drop", page="00" * 32))
+    assert told.of("two").startswith("done: ")
+    assert told.of("three").startswith("refused: page: ")
+    assert not told.of_group, "every rank tells for itself"
+
+
+def an_order_that_comes_too_late_is_not_carried_out(s):
+    told, orders = Told(s), s.linker.reporting.orders
+    s.generate(prompt(2))
+    s.linker.wait_offloads()
+    pages = s.linker.stack.snapshot().tiers["host"].pages
+    assert pages > 0
+    orders.submit(order("late", seconds=-0.001, type="flush", tiers="all"))
+    orders.submit(order("in-time", type="set_policy", field="admission_uses", value=3))
+    assert told.of("late").startswith("refused: its deadline passed")
+    assert told.of_group == {"late"}, "the other ranks hear nothing of it"
+    assert told.of("in-time").startswith("done")
+    assert s.linker.stack.snapshot().tiers["host"].pages == pages
+
+
+def what_was_promised_to_a_waiting_request_survives_a_flush(s):
+    told, orders = Told(s), s.linker.reporting.orders
+    question = prompt(3, 400)
+    answer = s.generate(question)
+    s.linker.stack.wait_written(20)
+    empty_device(s)
+    req = s.add(question)
+    restore, limit = s.linker.claims[req.rid].restore, time.monotonic() + 30
+    while restore.ended is None:
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+    assert restore.pages == 24, "its pages are up and pinned, and it is not admitted yet"
+    orders.submit(order("flush", type="flush", tiers="all"))
+    assert told.of("flush").startswith("done")
+    s.run()
+    assert list(req.output_ids) == answer
+    empty_device(s)
+    s.linker.stack.flush(host=True, ssd=True)
+    again = s.add(question)
+    s.run()
+    assert (list(again.output_ids), s.details(again)) == (answer, {})
+    with s.linker.stack.table.lock:
+        s.linker.stack.table.check()
+        assert s.linker.stack.table.pinned_pages == 0
+
+
+def a_flush_while_pages_come_up(s):
+    told, orders = Told(s), s.linker.reporting.orders
+    question = prompt(4)
+    answer = s.generate(question)
+    s.linker.stack.wait_written(20)
+    for number in range(20):
+        empty_device(s)
+        req = s.add(question)
+        orders.submit(order(f"flush-{number}", type="flush", tiers="host"))
+        s.scheduler.ingest_requests()
+        s.run()
+        assert list(req.output_ids) == answer
+        assert told.of(f"flush-{number}").startswith("done")
+    s.linker.stack.restorer.flush()
+    with s.linker.stack.table.lock:
+        s.linker.stack.table.check()
+        assert s.linker.stack.table.pinned_pages == 0
+
+
+def a_sleeping_scheduler_wakes_for_an_order(s):
+    told, orders = Told(s), s.linker.reporting.orders
+    sleeper = s.scheduler.idle_sleeper
+    s.scheduler.ingest_requests()
+    assert sleeper.poller.poll(0) == []
+    timer = threading.Timer(0.1, orders.submit, (order("wake", type="set_policy", field="admission_uses", value=2),))
+    timer.start()
+    assert [fd for fd, _ in sleeper.poller.poll(60_000)] == [orders.fileno()]
+    timer.join()
+    told.of("wake")
+    assert sleeper.poller.poll(0) == [], "it goes back to sleep"
+
+
+def nothing_raises_on_the_schedulers_thread(s):
+    from swift_tiers.sglang_ext.orders import OrderMessage
+
+    orders = s.linker.reporting.orders
+
+    def fail(order, outcome, *, for_group=False):
+        raise RuntimeError("injected")
+
+    orders.told = fail
+    orders.submit(order("a", type="set_policy", field="admission_uses", value=4))
+    orders.submit(order("b", seconds=-1, type="set_policy", field="admission_uses", value=5))
+    s.scheduler.ingest_requests()
+    assert s.linker.stack.config.policy.admission_uses == 4
+    orders.submit({"id": "not an order"})
+    s.scheduler.ingest_requests()
+    # Another release of ours on another rank cannot be, but it must not end the server.
+    assert s.scheduler._request_dispatcher(OrderMessage({"id": "?"})) is None
+
+
+def orders_that_wait_at_the_end_are_refused(s):
+    told, orders = Told(s), s.linker.reporting.orders
+    orders.submit(order("waiting", type="flush"))
+    orders.close()
+    orders.submit(order("after", type="flush"))
+    orders.close()
+    assert told.outcomes == {name: ["refused: the server is ending"] for name in ("waiting", "after")}
+    assert told.of_group == {"waiting", "after"}
+    s.scheduler.ingest_requests()
+    assert told.outcomes.keys() == {"waiting", "after"}
+
+
+def what_ranks_send_each_other_is_text(s):
+    """SGLang pickles it between its own ranks."""
+    from swift_tiers.sglang_ext.orders import OrderMessage
+
+    sent = order("x", type="cap_tier", tier="host", limit="1GiB")
+    (arrived,) = pickle.loads(pickle.dumps([OrderMessage(sent)]))
+    assert arrived.entry == sent
+    assert {type(value) for value in arrived.entry.values()} == {str}
+
+
+def nobody_may_steer(s):
+    assert s.linker.reporting.orders is None
+    s.scheduler.ingest_requests()
+
+
+# ---- the tests ----
+
+
+def arguments(tmp_path_factory, control: bool) -> list[str]:
+    from swift_tiers.ops.model import tiny_model
+
+    directories = [str(tmp_path_factory.mktemp(f"ssd{number}")) for number in range(2)]
+    config = {
+        "host": {"size": "1MiB"},
+        "ssd": {"directories": directories, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
+        "policy": {"restore_deadline": "20s"},
+        "bus": {"control": control, "directory": str(tmp_path_factory.mktemp("bus"))},
+    }
+    return [
+        "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32",
+        "--max-total-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8", "--chunked-prefill-size", "512",
+        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config), "--sleep-on-idle",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory):
+    with SchedulerProcess(arguments(tmp_path_factory, control=True)) as process:
+        process(nobody_else_listens)
+        yield process
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        an_order_is_carried_out_and_told,
+        an_order_that_comes_too_late_is_not_carried_out,
+        what_was_promised_to_a_waiting_request_survives_a_flush,
+        a_flush_while_pages_come_up,
+        a_sleeping_scheduler_wakes_for_an_order,
+        nothing_raises_on_the_schedulers_thread,
+        what_ranks_send_each_other_is_text,
+        orders_that_wait_at_the_end_are_refused,
+    ],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_scenario(scheduler, scenario):
+    scheduler(scenario)
+
+
+def test_off_unless_it_is_switched_on(tmp_path_factory):
+    with SchedulerProcess(arguments(tmp_path_factory, control=False)) as process:
+        process(nobody_may_steer)
