@@ -128,16 +128,20 @@ class WriteBehind:
         """A place for `page`, made by evicting if need be; None if that would take too much, or nothing takes pages."""
         size = self._table.size_on_ssd(page.length)
         limit = self._table.ssd_limit
-        if (limit is not None and size > limit) or self._stripes.capacity_units < self._stripes.units(page.length):
-            return None  # whatever were to leave
-        for _ in range(EVICTIONS_PER_WRITE):
+        for tried in range(EVICTIONS_PER_WRITE):
             if self._table.ssd_may_take(size) and (placement := self._stripes.reserve(page.length)) is not None:
                 return placement
+            if not tried and ((limit is not None and size > limit) or not self._fits(page)):
+                return None
             victim = self._table.ssd_victim(page.last_use)
             if victim is None:
                 return None
             self._table.evict_stored(victim)
         return None
+
+    def _fits(self, page: Page) -> bool:
+        """Whether the devices that take new pages have room for `page`, whatever were to leave."""
+        return self._stripes.units(page.length) <= self._stripes.capacity_units
 
     def _completion(self, page: Page) -> Callable[[StoredPage | None, str], None]:
         started, slot = self._clock(), page.slot
