@@ -1,15 +1,17 @@
 """Leases: how a donor lends memory to borrowers, and gets it back. docs/leases.md is the protocol in words.
 
-`Donor` and `Borrower` are state machines without I/O.
+`Donor` and `Borrower` are state machines without I/O; `LeaseService` drives them with real time and ZeroMQ.
 """
 
+from swift_tiers.radix_tiering.leases.addresses import ipc_address
 from swift_tiers.radix_tiering.leases.borrower import Borrower
 from swift_tiers.radix_tiering.leases.donor import Donor
-from swift_tiers.radix_tiering.leases.effects import LeaseKey
+from swift_tiers.radix_tiering.leases.effects import LeaseKey, LeaseView
 from swift_tiers.radix_tiering.leases.lease import LeaseState, Ticket, Use
 from swift_tiers.radix_tiering.leases.link import LinkState
 from swift_tiers.radix_tiering.leases.messages import Extent, Letter, Party
 from swift_tiers.radix_tiering.leases.runs import RunState
+from swift_tiers.radix_tiering.leases.service import LeaseService
 from swift_tiers.radix_tiering.leases.timing import Timing
 
 __all__ = [
@@ -17,7 +19,9 @@ __all__ = [
     "Donor",
     "Extent",
     "LeaseKey",
+    "LeaseService",
     "LeaseState",
+    "LeaseView",
     "Letter",
     "LinkState",
     "Party",
@@ -25,4 +29,5 @@ __all__ = [
     "Ticket",
     "Timing",
     "Use",
+    "ipc_address",
 ]

@@ -6,7 +6,7 @@ import itertools
 import math
 from random import Random
 
-from swift_tiers.radix_tiering.leases.effects import DonorLeft, LeaseKey
+from swift_tiers.radix_tiering.leases.effects import DonorLeft, LeaseKey, LeaseView
 from swift_tiers.radix_tiering.leases.lease import Ticket, Use
 from swift_tiers.radix_tiering.leases.link import Link, LinkState, Outputs
 from swift_tiers.radix_tiering.leases.messages import Extents, Letter, Party
@@ -93,6 +93,14 @@ class Borrower:
         """The active leases of a donor."""
         link = self._links.get(donor)
         return {} if link is None else link.table()
+
+    def leases(self, now: float) -> list[LeaseView]:
+        """All leases that are not returned and forgotten, as an operator sees them."""
+        return [
+            LeaseView(Party(donor, link.epoch), self.party, number, lease.bytes, lease.state.value, lease.end - now)
+            for donor, link in self._links.items()
+            for number, lease in link.leases.items()
+        ]
 
     def keys(self) -> list[LeaseKey]:
         """The leases that are not returned yet, of all donors."""

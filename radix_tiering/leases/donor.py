@@ -12,6 +12,7 @@ from swift_tiers.radix_tiering.leases.effects import (
     BorrowerLeft,
     DonorEffect,
     Fence,
+    LeaseView,
     Reclaimed,
     Send,
 )
@@ -175,6 +176,14 @@ class Donor:
         """What this life of a borrower holds, by lease."""
         session = self._borrowers.get(borrower)
         return {lease: run.extents for lease, run in session.leases.items()} if session else {}
+
+    def leases(self, now: float) -> list[LeaseView]:
+        """All leases, as an operator sees them."""
+        return [
+            LeaseView(self.party, party, run.lease, run.bytes, run.state.value, run.deadline - now)
+            for party, session in self._borrowers.items()
+            for run in session.leases.values()
+        ]
 
     @property
     def borrowers(self) -> list[Party]:

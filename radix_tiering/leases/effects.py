@@ -16,6 +16,17 @@ class LeaseKey(NamedTuple):
     lease: int
 
 
+class LeaseView(NamedTuple):
+    """A lease as an operator sees it, on either side."""
+
+    donor: Party
+    borrower: Party
+    lease: int
+    bytes: int
+    state: str  # of the run at its donor, of the lease at its borrower
+    seconds_left: float  # of the term, as the side that was asked counts; negative if that is over
+
+
 class Send(NamedTuple):
     """Send a letter to the life `to` of a borrower, or to the donor of that name."""
 
