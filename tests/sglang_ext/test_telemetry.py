@@ -13,6 +13,7 @@ import threading
 import time
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from support.scheduler_process import SchedulerProcess
@@ -416,6 +417,32 @@ def what_fails_in_a_sampling_stays_there(s):
     assert sample(s).requests == ()
 
 
+def what_cannot_be_started_is_left_out(s):
+    """Serving goes on without the bus, without orders, without samples: whatever it is that fails."""
+    import swift_tiers.sglang_ext.reporting as reporting
+
+    def fail(*_, **__):
+        raise OSError("injected")
+
+    names = ("RankPublisher", "Orders", "Sampler")
+    originals = {name: getattr(reporting, name) for name in names}
+    config, sampler = s.linker.stack.config, s.cache.sampler
+    s.linker.stack.config = msgspec.structs.replace(config, bus=msgspec.structs.replace(config.bus, control=True))
+    for name in names:
+        setattr(reporting, name, fail)
+    try:
+        found = reporting.Reporting(s.scheduler, s.linker)
+    finally:
+        for name, original in originals.items():
+            setattr(reporting, name, original)
+        s.linker.stack.config, s.cache.sampler = config, sampler
+    assert (found.publisher, found.orders, found.telemetry.engine(), found.telemetry.ended()) == (None, None, None, [])
+    assert len(events(s, "reporting.failed")) == 3
+    assert found.telemetry.stack().tiers
+    s.generate(prompt(13))
+    found.close()
+
+
 def samples_are_taken_by_the_scheduler_at_set_times(s):
     sampler = s.cache.sampler
     interval, sampler._interval = sampler._interval, 0.05
@@ -475,6 +502,7 @@ def scheduler(tmp_path_factory):
         the_device_pool_and_the_tree,
         a_tree_that_is_too_large_is_told_as_such,
         what_fails_in_a_sampling_stays_there,
+        what_cannot_be_started_is_left_out,
         samples_are_taken_by_the_scheduler_at_set_times,
     ],
     ids=lambda scenario: scenario.__name__,
