@@ -68,6 +68,7 @@ class Restore:
         "prefix_keys",
         "released",
         "settled",
+        "short",
         "slots",
         "sources",
         "started",
@@ -89,6 +90,7 @@ class Restore:
         self.settled: list[bool] = []  # per claimed page: its fate is known
         self.arrived: list[bool] = []  # per claimed page: in host memory and verified
         self.unsettled = 0
+        self.short = False  # a page was found that could not be claimed
         self.pages = 0  # final when READY
         self.slots: np.ndarray = np.empty(0, dtype=np.int64)  # host slots of those pages
         self.released = False
@@ -339,6 +341,7 @@ class Restorer:
             if slot is None:
                 self._table.unpin(page)
                 self._host_counters.refuse("no room for promotion")
+                restore.short = True
                 return False
             self._table.begin_fill(page, slot)
             try:
@@ -346,6 +349,7 @@ class Restorer:
             except RuntimeError:  # the stripe set was closed meanwhile
                 self._table.end_fill(page, complete=False)
                 self._table.unpin(page)
+                restore.short = True
                 return False
             # In time for `_read_done`, which needs the lock that is held here.
             self._promoting[page] = [(restore, index)]
@@ -426,11 +430,12 @@ class Restorer:
 
     def _finish_if_settled(self, restore: Restore) -> None:
         if restore.state is RestoreState.RUNNING and restore.unsettled <= 0:
-            whole = len(restore.claimed) and all(restore.arrived)
-            self._end(restore, "completed" if whole or not restore.claimed else "cut_short")
+            self._end(restore, "completed" if all(restore.arrived) and not restore.short else "cut_short")
             self._finish(restore)
 
     def _end(self, restore: Restore, outcome: str) -> None:
+        if restore.state is RestoreState.WAITING:
+            self._counts["started"] += 1  # the worker has not come to it: without this, more would end than begin
         self._counts[outcome] += 1
         restore.outcome = outcome
         restore.ended = self._clock()

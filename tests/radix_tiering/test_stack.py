@@ -9,6 +9,7 @@ import pytest
 from swift_tiers.radix_tiering.errors import FormatError
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.restore import RestoreState, Source
+from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
 from support.engine import (
     Clock,
@@ -130,8 +131,6 @@ def test_pages_evicted_from_host_memory_come_back_from_ssd():
 
 
 def test_everything_comes_back_after_a_restart():
-    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-
     array = MemoryArray([2**20] * 3, seed=3)
     stack = make_stack(ssd=memory_ssd(array=array))
     sequences = [chain(name, 1, 2, 3) for name in range(5)]
@@ -147,8 +146,6 @@ def test_everything_comes_back_after_a_restart():
 
 
 def test_another_namespace_never_hits_and_both_survive():
-    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-
     array = MemoryArray([2**20] * 2, seed=3)
     keys = chain(*"abc")
     first = make_stack(ssd=memory_ssd(array=array))
@@ -165,8 +162,6 @@ def test_another_namespace_never_hits_and_both_survive():
 
 
 def test_a_full_ssd_evicts_pages_of_other_namespaces_too():
-    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-
     array = MemoryArray([300_000], seed=3)
     old = make_stack(host_pages=64, ssd=memory_ssd(array=array))
     room = old.stripes.capacity_units
@@ -342,30 +337,47 @@ def test_a_restore_says_how_it_ended():
     stack.restorer.release(ended_first)
     stack.restorer.release(whole)
     assert (whole.outcome, ended_first.outcome) == ("completed", "cancelled")
+    counts = stack.snapshot().restores
+    assert (counts.started, counts.completed, counts.cancelled) == (2, 1, 1), "no more end than begin"
     check(stack)
 
 
 def test_restores_larger_than_host_memory_bring_up_what_fits():
-    stack = make_stack(host_pages=4, ssd=memory_ssd())
-    keys = chain(*range(4))
-    put(stack, keys)
-    stack.wait_written(10)
-    # The rest of the chain is written by way of the same four slots.
-    longer = chain(*range(8))
-    for index in range(4, 8):
-        put(stack, [longer[index]], parent=longer[index - 1], depth=index + 1)
-        stack.wait_written(10)
-    restore = settle(stack, stack.restore(longer))
-    assert restore.pages == 4
+    array = MemoryArray([2**20] * 2, seed=5)
+    before = make_stack(host_pages=8, ssd=memory_ssd(array=array))
+    keys = chain(*range(8))
+    put(before, keys)
+    before.wait_written(10)
+    stack = make_stack(host_pages=4, ssd=memory_ssd(array=MemoryArray.from_images(array.images)))
+    assert stack.probe(keys) == 8
+    restore = settle(stack, stack.restore(keys))
+    assert (restore.pages, restore.outcome) == (4, "cut_short")
     assert put(stack, chain("other")) == 0
+    second = settle(stack, stack.restore([*keys[:4], *chain("else")]))
+    assert (second.pages, second.outcome) == (4, "completed"), "all that was found"
+    stack.restorer.release(second)
     stack.restorer.release(restore)
+    check(stack)
+
+
+def test_a_restore_that_finds_no_room_at_all_is_cut_short():
+    stack = make_stack(host_pages=4, ssd=memory_ssd())
+    first, other = chain(*range(4)), chain("other", *range(3))
+    for keys in (first, other):
+        put(stack, keys)
+        stack.wait_written(10)
+    holds_all = settle(stack, stack.restore(first))
+    without = settle(stack, stack.restore(other))
+    assert (holds_all.outcome, without.pages, without.outcome) == ("completed", 0, "cut_short")
+    counts = stack.snapshot().restores
+    assert (counts.started, counts.completed, counts.cut_short) == (2, 1, 1)
+    stack.restorer.release(without)
+    stack.restorer.release(holds_all)
     check(stack)
 
 
 @pytest.mark.parametrize("write", ["through", "back"])
 def test_a_clean_end_saves_what_is_in_host_memory(write):
-    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-
     array = MemoryArray([2**20] * 2, seed=5)
     stack = make_stack(ssd=memory_ssd(array=array), policy={"write": write})
     keys = chain(*"abcdef")
@@ -442,8 +454,6 @@ def test_counters_balance():
 
 def test_a_byte_that_flips_before_the_write_is_never_blessed():
     """The stripe set gives what it is handed a checksum of its own; it must not be handed damaged bytes."""
-    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-
     array = MemoryArray([2**20] * 2, seed=8)
     stack = make_stack(ssd=memory_ssd(array=array), policy={"write": "back"})
     keys = chain(*"abcd")
@@ -487,7 +497,6 @@ def test_a_namespace_that_the_devices_refuse_stays_in_host_memory():
 
 def test_a_silent_device_keeps_nobody_waiting():
     """Its reads and writes never come back: requests, new copies of its pages and other devices go on."""
-    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
     class Silent(MemoryArray):
         """Device 0 swallows requests when told to."""
@@ -579,8 +588,6 @@ def test_ssd_pages_leave_from_the_end_of_a_sequence():
 
 
 def test_a_failed_write_is_tried_on_the_devices_that_are_left():
-    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-
     class Broken(MemoryArray):
         """Writes to device 0 fail once the stripe set is made."""
 
@@ -607,6 +614,4 @@ def test_a_failed_write_is_tried_on_the_devices_that_are_left():
 
 def _reopened(array):
     """A new array over what `array` holds: a process that ended and one that starts."""
-    from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-
     return MemoryArray.from_images([image.copy() for image in array.images], seed=9)
