@@ -212,13 +212,17 @@ class PageTable:
                 self.drop(page)
         self.unpin(page)
 
-    def evict_host(self, page: Page) -> None:
-        """Give up the host copy; without an ssd copy the page and its descendants leave."""
+    def evict_host(self, page: Page) -> bool:
+        """Give up the host copy; without an ssd copy the page and its descendants leave. False if there is no host
+        copy, or it is pinned."""
         if page.stored is None:
             self.drop(page)
-        elif page.host is HostState.RESIDENT and not page.pins:
-            self._free_slot(page)
-            self.reconsider(page)
+            return True
+        if page.host is not HostState.RESIDENT or page.pins:
+            return False
+        self._free_slot(page)
+        self.reconsider(page)
+        return True
 
     # ---- the ssd copy ----
 

@@ -176,7 +176,7 @@ def _requeue(stack: TierStack, text: str) -> Errand:
 
 def _size(limit: str | int) -> int:
     try:
-        return Size.parse(limit)
+        return int(Size.parse(limit))  # a `Size` would stand on the bus as "8MiB"
     except ValueError as error:
         raise CommandError(f"limit: {error}") from None
 

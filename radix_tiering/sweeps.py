@@ -45,7 +45,8 @@ def drop_namespace(table: PageTable, namespace: bytes) -> Sweep:
 
 
 def empty_host(table: PageTable, namespace: bytes | None = None) -> Sweep:
-    """Host copies leave, of one namespace or of all; pages with an ssd copy stay, and so do pinned slots."""
+    """Host copies leave, of one namespace or of all; pages with an ssd copy stay, and so do pinned slots. Returns how
+    many have left."""
     return _each(table, namespace, table.evict_host)
 
 
@@ -122,16 +123,16 @@ def prefix_of(page: Page) -> Iterator[Page]:
         current = current.parent
 
 
-def _each(table: PageTable, namespace: bytes | None, change: Callable[[Page], object]) -> Sweep:
-    """`change` every page that is there now, those behind before those they follow."""
+def _each(table: PageTable, namespace: bytes | None, change: Callable[[Page], bool | None]) -> Sweep:
+    """`change` every page that is there now, those behind before those they follow. One of which it says False is not
+    counted: there was nothing to change."""
     with table.lock:
         pages = table.listed(namespace)
     changed = 0
     for stop in range(len(pages), 0, -STEP_PAGES):
         with table.lock:
             for page in reversed(pages[max(0, stop - STEP_PAGES) : stop]):
-                if not page.dropped:
-                    change(page)
+                if not page.dropped and change(page) is not False:
                     changed += 1
         yield
     return changed

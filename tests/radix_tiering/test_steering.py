@@ -16,6 +16,7 @@ from swift_tiers.radix_tiering.bus.commands import (
     SetPolicy,
     Unpin,
 )
+from swift_tiers.radix_tiering.bus.records import tier_record
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.restore import RestoreState
 from swift_tiers.radix_tiering.ssd import Operation
@@ -60,10 +61,11 @@ def test_a_flush_of_host_memory_leaves_what_is_on_ssd() -> None:
     stack.wait_written(10)
     assert obey(stack, Flush()) == "3 pages forgotten in host memory"
     assert stack.snapshot().directory.ssd_only_pages == 3
+    assert obey(stack, Flush()) == "0 pages forgotten in host memory", "those on ssd only are none of them"
     assert obey(stack, Flush(tiers="all")) == "3 pages forgotten in every tier"
     assert stack.snapshot().directory.pages == 0
     assert get(stack, keys) == 0
-    assert kinds(stack) == ["tiers.flushed", "tiers.flushed"]
+    assert kinds(stack) == ["tiers.flushed"] * 3
     check(stack)
 
 
@@ -484,6 +486,13 @@ def test_what_requests_came_to_hold_while_a_tier_shrinks_leaves_with_them() -> N
     check(stack)
     assert stack.host.used_slots == 4
     assert stack.probe(keys) == 4
+
+
+@pytest.mark.parametrize("tier", ["host", "ssd"])
+def test_a_limit_stands_on_the_bus_in_bytes(tier: str) -> None:
+    stack = make_stack(host_pages=16, ssd=memory_ssd())
+    obey(stack, CapTier(tier=tier, limit="32KiB"))
+    assert tier_record(stack.snapshot().tiers[tier], time=1.5)["limit_bytes"] == "32768"
 
 
 def test_a_capped_ssd_tier_gives_up_what_is_too_much_and_takes_no_more() -> None:
