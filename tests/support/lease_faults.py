@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 #: How long things go wrong, seconds of true time. A lease's term is 2 s.
-CHAOS_SECONDS = 12.0
+CHAOS_SECONDS = 10.0
 #: The clocks' rates are within `1 - DRIFT` and `1 + DRIFT`.
 DRIFT = 0.05
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from support.lease_world import World
 
 BLOCK_BYTES = 1024
-TIMING = Timing(drift=DRIFT, margin=0.001, silence=3.0)
+TIMING = Timing(drift=DRIFT, margin=0.001, silence=2.0, heartbeat=1.0)
 
 
 class Violation(AssertionError):

@@ -83,8 +83,10 @@ class World:
         for process in self._processes.values():
             if not process.alive:
                 process.start()
-        # A session that was refused is sought again after the time of silence; then one round of asking.
-        self._until(self.now + TIMING.silence + 3 * TIMING.term)
+        for donor in self.donors.values():
+            donor.do(donor.machine.set_limit(None, donor.now))
+        # A session that was refused is sought again after the time of silence; then old leases end, and new ones begin.
+        self._until(self.now + TIMING.silence + 2 * TIMING.term)
         self._compare()
         self._end()
         return self
