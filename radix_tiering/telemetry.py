@@ -40,6 +40,7 @@ class RequestSample(msgspec.Struct, frozen=True, kw_only=True):
     first_token_seconds: float | None
     ended: float | None
     tiers: tuple[tuple[str, int], ...]  # runs of pages, in order: (("device", 12), ("host", 30), ("compute", 4))
+    last_page: str  # hex key of the last whole page of its prompt; empty if there is none, or it is not known yet
     block_table: tuple[int, ...]  # device pages in order, as pairs first, last of runs; empty unless it is running
 
 

@@ -80,6 +80,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             node = result.last_device_node
             prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
         if tail or prefix:
+            facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
             self.cache_linker.arrive(rid, tail, prefix)
             if (claim := self.cache_linker.claims.get(rid)) is not None:
                 facts.follow(claim.restore)

@@ -21,10 +21,11 @@ _WORDS = {"cut_short": "cut short"}
 class RequestFacts:
     """Scheduler's thread, but for the fields of a restore, which other threads set."""
 
-    __slots__ = ("_outcome", "_restore", "_waited", "counted", "ended", "runs")
+    __slots__ = ("_outcome", "_restore", "_waited", "counted", "ended", "last_page", "runs")
 
     def __init__(self) -> None:
         self.runs: Runs = ()  # pages of the prompt that were loaded from below, from the first admission on
+        self.last_page = ""  # hex key of the last page of its prompt that may be found
         self.counted = False  # among the prompts that the sums are over
         self.ended = False  # its end has been told
         self._restore: Restore | None = None

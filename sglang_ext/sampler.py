@@ -177,6 +177,7 @@ class Sampler:
             first_token_seconds=stats.prefill_finished_time - arrived if stats.prefill_finished_time else None,
             ended=ended,
             tiers=tuple(self._runs(device, facts.runs, prompt - cached)) if admitted else (),
+            last_page=facts.last_page,
             block_table=(),
         )
 

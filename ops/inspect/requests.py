@@ -94,7 +94,7 @@ def show_request(views: Sequence[RequestView]) -> Look:
 FACTS = (
     "state", "arrived", "prompt tokens", "  found on the device", "  loaded from host", "  loaded from ssd",
     "  computed", "output tokens", "restore", "  waited for pages", "queued", "first token after", "ended after",
-    "pages", "  where they were", "  on the device now", "seen",
+    "pages", "  where they were", "  on the device now", "last page of its prompt", "seen",
 )  # fmt: skip
 
 
@@ -111,7 +111,8 @@ def _facts(view: RequestView) -> list[Text]:
         *(f"{count(tokens)} ({share(tokens, view.prompt_tokens)})" for tokens in sources), count(view.output_tokens),
         text(view.restore) or UNKNOWN, seconds(view.restore_seconds), _when(view.queue_seconds),
         _when(view.first_token_seconds), _when(lasted), count(view.pages), runs(view.tiers),
-        (table_runs or NONE) + (f" and {more} more runs" if more > 0 else ""), f"{seconds(view.age_seconds)} ago",
+        (table_runs or NONE) + (f" and {more} more runs" if more > 0 else ""),
+        text(view.last_page) or NONE, f"{seconds(view.age_seconds)} ago",
     )  # fmt: skip
     return [Text(value) for value in values]
 

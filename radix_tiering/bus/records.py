@@ -232,6 +232,7 @@ def request_record(request: RequestSample, block_table: str, *, time: float) -> 
         ended=request.ended,
         pages=sum(table[1::2]) - sum(table[::2]) + len(table) // 2,
         tiers=", ".join(f"{tier} {pages}" for tier, pages in request.tiers),
+        last_page=request.last_page,
         block_table=block_table,
     )
 

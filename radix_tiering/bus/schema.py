@@ -254,6 +254,7 @@ KEYS: tuple[KeySpec, ...] = (
             Field("ended", "time; empty while it is there"),
             Field("pages", "of its block table"),
             Field("tiers", "where its pages were when it was admitted, as runs: `device 12, host 30, compute 4`"),
+            Field("last_page", "hex key of the last whole page of its prompt; empty until it is known, or without one"),
             Field("block_table", "device pages in order, as runs: `17-40 3 90-95`; empty unless it is running"),
         ),
         f"{_STATE}; 300 s after its end, at most 256 ended ones", "every rank, each sampling", _EVERYONE,

@@ -200,6 +200,7 @@ class RequestView(RankedView, frozen=True):
     ended: float | None = None  # by the server's clock
     pages: int | None = None
     tiers: tuple[tuple[str, int], ...] = ()  # runs of pages in order: (("device", 12), ("host", 30))
+    last_page: str = ""  # key
     block_table: tuple[tuple[int, int], ...] = ()  # runs of device pages in order: first and last
 
     @property

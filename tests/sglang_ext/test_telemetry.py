@@ -16,6 +16,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from swift_tiers.radix_tiering.observing import page_facts
+
 from support.scheduler_process import SchedulerProcess
 
 PAGE = 16
@@ -133,8 +135,27 @@ def a_request_from_its_arrival_to_its_end(s):
     assert (end.rid, end.state.value, end.output_tokens, end.block_table) == (req.rid, "finished", 20, ())
     assert before - 1 < end.arrived <= end.ended < time.time() + 1
     assert (end.queue_seconds, end.first_token_seconds) == (one.queue_seconds, one.first_token_seconds)
-    assert sample(s).requests == ()
-    assert s.linker.reporting.telemetry.ended() == []
+
+
+def the_key_of_a_prompt_from_its_arrival_on(s):
+    """An operator finds, pins and drops a prompt's pages by it."""
+    s.linker.reporting.telemetry.ended()
+    req = s.add(prompt(2), max_new_tokens=40)
+    before = of(sample(s), req).last_page
+    s.run()
+    s.linker.wait_offloads()
+    facts = page_facts(s.linker.stack, bytes.fromhex(before))
+    assert facts is not None
+    assert facts.depth == 700 // PAGE, "output follows it"
+    empty_device(s)
+    found_below = s.add(prompt(2))
+    s.run()
+    found_on_device = s.add([*prompt(2), *prompt(3, 2)])
+    short = s.add(prompt(4, PAGE - 1))
+    s.run()
+    assert found_below.cached_tokens == found_on_device.cached_tokens == facts.depth * PAGE
+    ends = {end.rid: end.last_page for end in s.linker.reporting.telemetry.ended()}
+    assert ends == {req.rid: before, found_below.rid: before, found_on_device.rid: before, short.rid: ""}
 
 
 def every_token_of_a_prompt_is_told_from_where_it_came(s):
@@ -492,6 +513,7 @@ def scheduler(tmp_path_factory):
     "scenario",
     [
         a_request_from_its_arrival_to_its_end,
+        the_key_of_a_prompt_from_its_arrival_on,
         every_token_of_a_prompt_is_told_from_where_it_came,
         a_request_whose_pages_come_up,
         a_deadline_that_passed_is_told,

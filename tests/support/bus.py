@@ -228,7 +228,7 @@ REQUEST: Fields = {
     "state": "running", "prompt_tokens": 736, "output_tokens": 12, "device_tokens": 192, "host_tokens": 480,
     "ssd_tokens": 0, "recomputed_tokens": 64, "restore": "completed", "restore_seconds": 0.21, "queue_seconds": 0.25,
     "first_token_seconds": 0.4, "ended": "", "pages": 46, "tiers": "device 12, host 30, compute 4",
-    "block_table": "17-40 3 90-110",
+    "last_page": "ef" * 32, "block_table": "17-40 3 90-110",
 }  # fmt: skip
 ANSWER: Fields = {
     "held": 1, "namespace": "cd" * 16, "depth": 12, "parent": "12" * 32, "children": 1, "bytes": 368640, "uses": 3,

@@ -138,6 +138,7 @@ def request(rid: str, **changes: Any) -> RequestSample:
         "first_token_seconds": 0.4,
         "ended": None,
         "tiers": (("device", 12), ("host", 30), ("compute", 4)),
+        "last_page": "ef" * 32,
         "block_table": (17, 40, 3, 3, 90, 110),
     }
     return RequestSample(**{**fields, **changes})
