@@ -236,11 +236,13 @@ def tree_troubles(tree: TreeView) -> Iterator[Trouble]:
 def request_troubles(request: RequestView) -> Iterator[Trouble]:
     part = f"request {text(request.rid)}"
     if request.restore in ("expired", "cut short"):
-        why = "its pages did not come up in time" if request.restore == "expired" else "some pages did not come up"
-        yield Trouble(
-            Mark.WARNING, request, f"{why}: {count(request.recomputed_tokens)} tokens were recomputed",
-            "`inspect devices` shows slow ones", part,
-        )  # fmt: skip
+        if request.restore == "expired":
+            why, where = "its pages did not come up in time", "`inspect devices` shows slow ones"
+        else:
+            why = "some pages did not come up"
+            where = "`inspect tiers` shows whether host memory had no room, `inspect devices` failing ones"
+        recomputed = f"{why}: {count(request.recomputed_tokens)} tokens were recomputed"
+        yield Trouble(Mark.WARNING, request, recomputed, where, part)
     waited = request.queue_seconds
     if request.state in ("waiting", "restoring") and waited is None and _age(request) > LONG_WAIT:
         yield Trouble(

@@ -251,6 +251,8 @@ def troubled(alpha: HandWritten, what: str) -> None:
         alpha.hash("ssd", {**DEVICE, "latency_p99_seconds": 1.5}, number="1")
     elif what == "large tree":
         alpha.hash("tree", {**TREE, "complete": 0})
+    elif what == "cut short":
+        alpha.request(RID, restore="cut short", recomputed_tokens=300)
     elif what == "expired":
         alpha.request(RID, restore="expired", recomputed_tokens=700)
     elif what == "waiting":
@@ -284,6 +286,7 @@ def troubled(alpha: HandWritten, what: str) -> None:
         ("slow", "devices", "warning", "is slow: its slowest hundredth takes 1.5 s, the others' 1 ms"),
         ("large tree", "tree", "note", "too large to be walked"),
         ("expired", "requests", "warning", "700 tokens were recomputed"),
+        ("cut short", "requests", "warning", "300 tokens were recomputed"),
         ("waiting", "requests", "warning", "has been waiting for 50"),
         ("aborted", "requests", "note", "was aborted"),
     ],
@@ -305,6 +308,15 @@ def test_what_is_wrong_comes_first_with_its_place(
     content = json.loads(inspect(subject, "--json").out)
     assert any(said in one["what"] or said in f"{one['place']}: {one['what']}" for one in content["troubles"])
     assert {"mark", "place", "what", "remedy"} == set(content["troubles"][0])
+
+
+@pytest.mark.parametrize(("restore", "subject"), [("cut short", "inspect tiers"), ("expired", "inspect devices")])
+def test_what_was_recomputed_leads_to_its_cause(
+    inspect: Inspect, alpha: HandWritten, restore: str, subject: str
+) -> None:
+    alpha.request(RID, restore=restore)
+    (trouble,) = json.loads(inspect("requests", "--json").out)["troubles"]
+    assert trouble["remedy"].startswith(f"`{subject}`")
 
 
 def test_devices_of_equal_speed_are_not_slow(inspect: Inspect, alpha: HandWritten) -> None:
