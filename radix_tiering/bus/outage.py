@@ -21,14 +21,23 @@ class Outage:
         self._events = events
         self._monotonic = monotonic
         self._since: float | None = None
+        self._first: float | None = None  # when the first try failed that is not an outage yet
         self._tries = 0
 
     @property
     def lasts(self) -> bool:
         return self._since is not None
 
-    def failed(self, error: Exception) -> float:
-        """A try failed; the seconds to wait before the next one. `error` says what to do about it."""
+    def failed(self, error: Exception, patience: float = 0.0) -> float:
+        """A try failed; the seconds to wait before the next one. `error` says what to do about it.
+
+        For the first `patience` seconds that is no outage: somebody else is about to start Redis.
+        """
+        if self._since is None and patience:
+            now = self._monotonic()
+            self._first = now if self._first is None else self._first
+            if now - self._first < patience:
+                return SHORTEST_PAUSE
         self.failures += 1
         self._tries += 1
         if self._since is None:
@@ -39,6 +48,7 @@ class Outage:
 
     def succeeded(self) -> None:
         """The bus was written."""
+        self._first = None
         if self._since is None:
             return
         seconds = round(self._monotonic() - self._since, 3)

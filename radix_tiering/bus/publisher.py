@@ -46,6 +46,8 @@ SHORTEST_TURN = 0.05
 SHORTEST_RETURN = 0.5
 #: Batches of events that are sent at the end; no event waits longer than that takes.
 MOST_LAST_BATCHES = 16
+#: How long the embedded Redis may take at a start before that is called an outage, seconds.
+START_PATIENCE = 2.0
 #: How often the TTL of this server's streams is renewed, seconds.
 STREAMS_SECONDS = 60.0
 
@@ -115,6 +117,7 @@ class BusPublisher:
         names = ["events", "questions", *(["control"] if config.control else [])]
         self._streams = [self._keys.of(name, server=server) for name in names]
         self._embedded = EmbeddedRedis(config.directory) if config.url is None else None
+        self._awaits_owner = False  # the embedded Redis is another participant's, to run or to start
         self._client: redis.Redis | None = None
         self._announced = False  # Redis has, as far as is known, all that was said
         # When it was last done, by the monotonic clock.
@@ -185,17 +188,22 @@ class BusPublisher:
                 return self._turn()
         except (BusError, ConfigError) as error:
             self._disconnect()
-            return self._outage.failed(error)
+            return self._outage.failed(error, self._patience())
         except Exception:
             # What was sent is not known: with a new connection, everything is said anew.
             self._disconnect()
             raise
 
+    def _patience(self) -> float:
+        """At a start, ranks come a moment before the Redis that one of them starts."""
+        return START_PATIENCE if self._awaits_owner and not self._numbers.publishes else 0.0
+
     def _ensure(self) -> None:
         """The embedded Redis runs, and there is a connection."""
         now = self._monotonic()
         if self._embedded is not None and (self._client is None or now - self._ensured >= LONGEST_TURN):
-            self._embedded.ensure()
+            self._awaits_owner = False
+            self._awaits_owner = not self._embedded.ensure()
             self._ensured = now
         if self._client is None:
             self._client = connect(self._config, self._server)

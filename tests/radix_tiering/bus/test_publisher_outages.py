@@ -110,6 +110,18 @@ def test_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert outage.failures == 5
 
 
+def test_what_is_about_to_be_started_is_not_lost_yet() -> None:
+    events, now = EventLog(lambda: 0.0), [100.0]
+    outage = Outage(events, lambda: now[0])
+    for _ in range(3):
+        outage.failed(BusError("x"), patience=2.0)
+        now[0] += 0.6
+    assert not events.since()
+    now[0] += 0.3
+    outage.failed(BusError("x"), patience=2.0)
+    assert [event.kind for event in events.since()] == ["bus.lost"]
+
+
 # ---- Redis ----
 
 
@@ -390,6 +402,24 @@ def test_an_embedded_redis_that_is_killed_is_started_again(directory, publish, a
         killed = alive("alpha")
         os.kill(killed, signal.SIGKILL)
     wait_for(lambda: alive("alpha") not in (0, killed), "the server")
+
+
+def test_a_rank_that_comes_before_the_owner_of_its_redis_has_lost_nothing(
+    directory, publish, events, alive, monkeypatch
+) -> None:
+    tries = 0
+    ensure = EmbeddedRedis.ensure
+
+    def too_early(self: EmbeddedRedis) -> bool:
+        nonlocal tries
+        tries += 1
+        return ensure(self) if tries > 3 else False
+
+    monkeypatch.setattr(EmbeddedRedis, "ensure", too_early)
+    publish(bus_config(None, directory=str(directory)), events=events)
+    wait_for(lambda: alive("alpha"), "the server")
+    assert tries > 3
+    assert "bus.lost" not in [event.kind for event in events.since()]
 
 
 def test_an_embedded_redis_that_cannot_be_started(directory, publish, events, caplog, monkeypatch) -> None:
