@@ -45,7 +45,7 @@ class AddDevice(Command, frozen=True, tag="add_device"):
 
 
 class Pin(Command, frozen=True, tag="pin"):
-    """A page and its prefix are not evicted from where they are until they are unpinned."""
+    """A page and its prefix are not evicted from where they are until they are unpinned; a flush takes them too."""
 
     page: PageKeyText
 
