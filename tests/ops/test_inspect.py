@@ -453,7 +453,15 @@ def test_what_clients_made_up_does_not_reach_the_terminal(inspect: Inspect, alph
 def start(redis: RealRedis, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "swift_tiers.ops", "inspect", *words, "--url", redis.url]
     environment = {**os.environ, "COLUMNS": "150", "TERM": "xterm", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment)
+    return subprocess.Popen(
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        # As from a terminal: a shell that runs the tests in the background has them ignore Ctrl-C, children too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 class Reading:
