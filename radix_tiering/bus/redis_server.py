@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from swift_tiers.radix_tiering.bus import redis_child
 from swift_tiers.radix_tiering.bus.redis_binary import child_environment, find_server
 from swift_tiers.radix_tiering.errors import BusError, ConfigError
+from swift_tiers.radix_tiering.private_directory import open_private_directory
 
 #: Memory that Redis may take; beyond it, it refuses what would need more (OOM). A server's state takes a few MiB.
 MEMORY_BYTES = 256 * 2**20
@@ -23,6 +23,7 @@ FILE_BYTES = 2**20
 #: How long a new Redis may take until it listens. It takes some 50 ms.
 START_SECONDS = 5.0
 
+_DIRECTORY_FIELD = "bus.directory"
 _SOCKET = "redis.sock"
 _LOCK = "redis.lock"
 _LOG = "redis.log"
@@ -57,7 +58,7 @@ class EmbeddedRedis:
         listen, at most `START_SECONDS`. Raises ConfigError for the directory, BusError where no Redis can be started.
         """
         try:
-            directory = _open_directory(self.path.parent, create=True)
+            directory = open_private_directory(self.path.parent, _DIRECTORY_FIELD, create=True)
             try:
                 return self._ensure(directory)
             finally:
@@ -215,36 +216,7 @@ def socket_path(directory: str | Path | None = None) -> Path:
 def check_directory(directory: Path) -> None:
     """Raise ConfigError unless `directory` is absent, or is of this user alone."""
     if os.path.lexists(directory):
-        os.close(_open_directory(directory, create=False))
-
-
-def _open_directory(directory: Path, *, create: bool) -> int:
-    """An O_PATH descriptor of `directory`, of which everything below was checked: what it names cannot be changed."""
-    try:
-        if create:
-            try:
-                os.mkdir(directory, 0o700)
-            except FileExistsError:
-                pass
-        opened = os.open(directory, os.O_PATH | os.O_NOFOLLOW)
-    except OSError as error:
-        raise ConfigError(
-            f"bus.directory: {directory} cannot be used ({error.strerror}); name one that this user can make"
-        ) from None
-    details = os.fstat(opened)
-    trouble = ""
-    if stat.S_ISLNK(details.st_mode):
-        trouble = "is a symbolic link; name the directory itself"
-    elif not stat.S_ISDIR(details.st_mode):
-        trouble = "is not a directory; remove it, or name another"
-    elif details.st_uid != os.geteuid():
-        trouble = f"belongs to uid {details.st_uid}, not to {os.geteuid()} who runs this; name another directory"
-    elif details.st_mode & 0o077:
-        trouble = f"is open to others (mode {stat.S_IMODE(details.st_mode):04o}); run `chmod 700` on it"
-    if trouble:
-        os.close(opened)
-        raise ConfigError(f"bus.directory: {directory} {trouble}")
-    return opened
+        os.close(open_private_directory(directory, _DIRECTORY_FIELD, create=False))
 
 
 def _take_lock(directory: int) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import stat
 from pathlib import Path
 
 from swift_tiers.radix_tiering.errors import ConfigError
@@ -36,27 +35,6 @@ def ipc_path(address: str) -> Path | None:
     if _TCP.fullmatch(address):
         return None
     raise ConfigError(f"lease address: {address!r} is neither ipc:///PATH nor tcp://HOST:PORT; use one of these")
-
-
-def check_directory(directory: Path) -> None:
-    """Make `directory` if it is not there. Raises ConfigError unless it is of this user alone.
-
-    So nobody else can put a socket there, or reach one.
-    """
-    trouble = ""
-    try:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        details = os.lstat(directory)
-        if not stat.S_ISDIR(details.st_mode):
-            trouble = "is not a directory; remove it, or name another"
-        elif details.st_uid != os.geteuid():
-            trouble = f"belongs to uid {details.st_uid}, not to {os.geteuid()} who runs this; name another directory"
-        elif details.st_mode & 0o077:
-            trouble = f"is open to others (mode {stat.S_IMODE(details.st_mode):04o}); run `chmod 700` on it"
-    except OSError as error:
-        trouble = f"cannot be used ({error.strerror}); name one that this user can make"
-    if trouble:
-        raise ConfigError(f"lease directory: {directory} {trouble}")
 
 
 def take_path(path: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.leases.addresses import check_directory, ipc_path, take_path
+from swift_tiers.radix_tiering.leases.addresses import ipc_path, take_path
 from swift_tiers.radix_tiering.leases.curve import CurveKeys, Gate
 from swift_tiers.radix_tiering.leases.effects import Send
 from swift_tiers.radix_tiering.leases.messages import (
@@ -28,6 +28,7 @@ from swift_tiers.radix_tiering.leases.messages import (
     encode,
 )
 from swift_tiers.radix_tiering.leases.watch import ProcessWatch
+from swift_tiers.radix_tiering.private_directory import open_private_directory
 
 #: Letters that wait in either direction of one connection. What does not fit is dropped by its sender: the protocol
 #: says everything again that matters, and what waits for long is not worth much.
@@ -132,7 +133,7 @@ class Wire:
         """Receive letters for this donor. Raises ConfigError."""
         path = ipc_path(address)
         if path is not None:
-            check_directory(path.parent)
+            os.close(open_private_directory(path.parent, "lease directory", create=True))
             self._lock = take_path(path)
         elif self._gate is None:
             raise ConfigError(f"lease address: {address} is open to the network; give CURVE keys, or use ipc://")
@@ -157,7 +158,7 @@ class Wire:
         """
         path = ipc_path(address)
         if path is not None:
-            check_directory(path.parent)
+            os.close(open_private_directory(path.parent, "lease directory", create=True))
         elif self._keys is None or server_key is None:
             raise ConfigError(f"lease address: {address} needs CURVE keys and the donor's public key; or use ipc://")
         socket = self._socket(zmq.DEALER, local=path is not None)
