@@ -14,7 +14,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from swift_tiers.ops.errors import FAILURE, USAGE, CommandError
-from swift_tiers.ops.inspect.bus import add_bus_arguments, bus_config
+from swift_tiers.ops.inspect.bus import add_bus_arguments, bus_config, seconds_argument
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.bus.commands import AnyCommand, Command
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_bus_arguments(parser)
     parser.add_argument("--author", help="who wants it, for the audit (default: user@host)")
     parser.add_argument(
-        "--timeout", type=_timeout, default=10.0, metavar="SECONDS",
+        "--timeout", type=seconds_argument, default=10.0, metavar="SECONDS",
         help="after that the server must not begin with it any more (default: 10)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="the outcome as JSON")
@@ -125,13 +125,3 @@ def show(name: str, outcome: CommandView) -> None:
     print(f"{state} {name} on {text(outcome.server)}{reason} (command {text(outcome.id)})")
     for rank, became in sorted(outcome.ranks.items()):
         print(f"  {text(rank)}  {text(became)}")
-
-
-def _timeout(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
-    return seconds

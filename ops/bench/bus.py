@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from swift_tiers.ops.bench.two_servers import arguments, measure, show
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.radix_tiering.bus.reader import BusReader
 from swift_tiers.radix_tiering.bus.views import RankView
+from swift_tiers.radix_tiering.bus.waiting import wait_for
 from swift_tiers.radix_tiering.config import BusConfig
 
 BOUND = 0.99
@@ -66,14 +66,11 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
 
 def _said(place: str) -> RankView:
     """What the one rank on the bus says about itself, as soon as it says something."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
     with BusReader.open(BusConfig(directory=place), "bench") as reader:
-        while time.monotonic() < deadline:
-            ranks = reader.ranks()
-            if ranks:
-                return ranks[0]
-            time.sleep(0.05)
-    raise CommandError(f"the server said nothing on the bus within {PATIENCE_SECONDS:g} s")
+        ranks = wait_for(lambda: reader.ranks() or None, PATIENCE_SECONDS)
+    if ranks is None:
+        raise CommandError(f"the server said nothing on the bus within {PATIENCE_SECONDS:g} s")
+    return ranks[0]
 
 
 def _grown(before: RankView, after: RankView, counter: str) -> float:

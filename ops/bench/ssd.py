@@ -24,7 +24,7 @@ from typing import Any
 from swift_tiers.ops.bench.report import Figure, finish, parser, ratio, spread, take_turns
 
 FILES, FILE_BYTES = 4, 512 * 2**20
-UNIT, BLOCK = 256 * 2**10, 4096  # bytes of a stripe unit, and of the header before it
+UNIT = 256 * 2**10  # bytes of a stripe unit
 #: One unit a device: two neighbours on one device would become one request of twice the size in the block layer.
 PAGE_UNITS = FILES
 #: Requests in flight on all devices together. The tier's land in as many pages as that takes, twice over for the lower
@@ -105,7 +105,8 @@ def _fio_speed(paths: Sequence[Path], depth: int) -> float:
     """As `_read_speed`, by fio: its requests carry header and payload, as the tier's do, and only payload counts."""
     from swift_tiers.ops.bench.ssd_raw import Workload, run_fio
 
-    return run_fio(paths, Workload(UNIT, depth)).bytes_per_second * UNIT / (UNIT + BLOCK)
+    workload = Workload(UNIT, depth)
+    return run_fio(paths, workload).bytes_per_second * UNIT / workload.request_bytes
 
 
 def _open(array: Any, depth: int = 32) -> tuple[Any, Any]:
@@ -177,41 +178,19 @@ def _read(stripes: Any, pages: Sequence[Any], seed: int, window: int = 32) -> fl
 
 
 def _look_speed(paths: Sequence[Path], depth: int) -> float:
-    """As `_read_speed`, with nothing but the array, loading one word of every cache line."""
+    """Likewise, with nothing but the array, loading one word of every cache line."""
     import numpy as np
 
-    from swift_tiers.radix_tiering.memory import huge_array
-    from swift_tiers.radix_tiering.ssd.devices import Operation, Request
+    from swift_tiers.ops.bench.ssd_raw import Workload, run_array
     from swift_tiers.radix_tiering.ssd.files import open_array
 
-    slot_bytes = BLOCK + UNIT
+    workload = Workload(UNIT, depth)
     array = open_array(paths)
-    slots = np.random.default_rng(depth).permutation(FILE_BYTES // slot_bytes)
-    places = [(device, int(slot) * slot_bytes) for slot in slots for device in range(FILES)]
-    buffers = huge_array(depth * slot_bytes).reshape(depth, slot_bytes)
-    words = buffers.view(np.uint64)[:, ::8]
-    free = list(range(depth))
-    used: dict[int, int] = {}
-    started = time.perf_counter()
-    sent = ended = 0
-    while ended < len(places):
-        requests = []
-        while free and sent < len(places):
-            device, offset = places[sent]
-            used[sent] = free.pop()
-            requests.append(Request(sent, Operation.READ, device, offset, (buffers[used[sent]],)))
-            sent += 1
-        if requests:
-            array.submit(requests)
-        for completion in array.reap(1):
-            assert not completion.error, completion
-            buffer = used.pop(completion.tag)
-            words[buffer].sum()
-            free.append(buffer)
-            ended += 1
-    seconds = time.perf_counter() - started
-    array.close()
-    return len(places) * UNIT / seconds
+    try:
+        speed = run_array(array, workload, lambda block: block.view(np.uint64)[::8].sum())
+    finally:
+        array.close()
+    return speed.bytes_per_second * UNIT / workload.request_bytes
 
 
 def _scaling(folder: Path) -> dict[int, float]:

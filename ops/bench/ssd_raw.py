@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -156,10 +156,12 @@ def parse_fio(output: str) -> Speed:
     return Speed(float(job["read"]["bw_bytes"]), (job["usr_cpu"] + job["sys_cpu"]) / 100)
 
 
-def run_array(array: DeviceArray, workload: Workload) -> Speed:
+def run_array(
+    array: DeviceArray, workload: Workload, use: Callable[[np.ndarray], object] = lambda block: None
+) -> Speed:
     """Read through an array for a while: each request a 4 KiB header and a payload, as pages are stored.
 
-    Raises OSError on any failed request.
+    `use` gets what each request has read. Raises OSError on any failed request.
     """
     devices, size = len(array.sizes), workload.request_bytes
     pool = huge_array(workload.depth * size)
@@ -190,6 +192,7 @@ def run_array(array: DeviceArray, workload: Workload) -> Speed:
         for completion in completions:
             if completion.error:
                 raise OSError(completion.error, os.strerror(completion.error), f"device {completion.device}")
+            use(slots[completion.tag])
         count += len(completions)
         passed = time.perf_counter() - started
         if measuring and passed >= workload.seconds:

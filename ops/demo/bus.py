@@ -7,30 +7,28 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from swift_tiers.ops.errors import CommandError
+from swift_tiers.ops.inspect.bus import redis_cli_words
 from swift_tiers.radix_tiering.bus.reader import BusReader, Part
-from swift_tiers.radix_tiering.bus.redis_binary import find_cli
 from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
+from swift_tiers.radix_tiering.bus.schema import Keys
 from swift_tiers.radix_tiering.bus.views import RankState, RequestView
+from swift_tiers.radix_tiering.bus.waiting import wait_for
 from swift_tiers.radix_tiering.config import BusConfig, parse_config
 
-#: What the server with tiers is called on the bus.
-SERVER = "demo"
+#: What the server with tiers and its one rank are called on the bus.
+SERVER, RANK = "demo", "dp0-tp0"
 #: How often it publishes: a turn is shown once it has.
 INTERVAL = "200ms"
 #: How long the bus may take to say what has happened, seconds.
 PATIENCE_SECONDS = 30.0
 #: How long pages may take from host memory to ssd before the next turn is asked all the same, seconds.
 SETTLE_SECONDS = 15.0
-POLL_SECONDS = 0.05
 #: Lines of an answer of redis-cli that are shown.
 SHOWN_LINES = 8
-
-Found = TypeVar("Found")
 
 
 class Tried(NamedTuple):
@@ -87,7 +85,7 @@ class DemoBus:
             found = [view for view in self._ask().request(rid, SERVER) if view.ended is not None]
             return found[0] if found else None
 
-        view = self._wait(ended, PATIENCE_SECONDS)
+        view = wait_for(ended, PATIENCE_SECONDS)
         if view is None:
             raise CommandError(f"the bus does not say within {PATIENCE_SECONDS:.0f} s how request {rid} ended")
         return view
@@ -110,31 +108,33 @@ class DemoBus:
                     return None if state.rank.write_queue_pages else state
             return None
 
-        state = self._wait(quiet, SETTLE_SECONDS) or newest
+        state = wait_for(quiet, SETTLE_SECONDS) or newest
         if state is None:
             raise CommandError(f"the bus says nothing about the server {SERVER} since {SETTLE_SECONDS:.0f} s")
         return state
 
     def try_lines(self, rid: str) -> list[Tried]:
         """Three lines that an operator would type, and what they print now."""
-        cli = find_cli()
-        if cli is None:
-            return []
-        rank = f"swift:{SERVER}:dp0-tp0"
+        try:
+            cli = redis_cli_words(self._config)
+        except CommandError:
+            return []  # there is no redis-cli
+        if shutil.which("redis-cli") == cli[0]:
+            cli[0] = "redis-cli"
+        keys, of = Keys(self._config.prefix), {"server": SERVER, "rank": RANK}
         tried = []
         for words in (
-            ["ZRANGE", f"{rank}:requests", "0", "-1"],
-            ["HGETALL", f"{rank}:request:{rid}"],
-            ["HGETALL", f"{rank}:tier:host"],
+            ["ZRANGE", keys.of("requests", **of), "0", "-1"],
+            ["HGETALL", keys.of("request", **of, rid=rid)],
+            ["HGETALL", keys.of("tier", **of, tier="host")],
         ):
-            command = [str(cli), "-s", str(self.socket), *words]
+            command = [*cli, *words]
             answer = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
             lines = (answer.stdout or answer.stderr).splitlines()
             if words[0] == "HGETALL":
                 # redis-cli prints a field and its value below each other.
                 lines = [f"{name} {value}" for name, value in zip(lines[::2], lines[1::2], strict=False)]
-            name = "redis-cli" if shutil.which("redis-cli") == str(cli) else str(cli)
-            tried.append(Tried(shlex.join([name, *command[1:]]), lines))
+            tried.append(Tried(shlex.join(command), lines))
         return tried
 
     def keep_up(self) -> None:
@@ -144,11 +144,3 @@ class DemoBus:
     def _ask(self) -> BusReader:
         assert self._reader is not None, "the bus is entered before it is asked"
         return self._reader
-
-    def _wait(self, look: Callable[[], Found | None], seconds: float) -> Found | None:
-        deadline = time.monotonic() + seconds
-        while True:
-            found = look()
-            if found is not None or time.monotonic() > deadline:
-                return found
-            time.sleep(POLL_SECONDS)

@@ -11,7 +11,7 @@ import argparse
 import re
 
 from swift_tiers.ops.errors import USAGE, CommandError
-from swift_tiers.ops.inspect.bus import add_bus_arguments
+from swift_tiers.ops.inspect.bus import add_bus_arguments, seconds_argument
 
 SUMMARY = "show what the servers say on the bus"
 SUBJECTS = ("servers", "tiers", "devices", "links", "tree", "requests", "request", "page", "events")
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="NAME", help="this server only")
     parser.add_argument("--json", action="store_true", help="JSON on stdout in place of tables; see docs/bus.md")
     parser.add_argument(
-        "--watch", nargs="?", type=_interval, const=1.0, metavar="SECONDS",
+        "--watch", nargs="?", type=seconds_argument, const=1.0, metavar="SECONDS",
         help="look again and again until Ctrl-C (default: each second); events: as they come",
     )  # fmt: skip
     parser.add_argument(
@@ -52,16 +52,6 @@ def run(options: argparse.Namespace) -> int:
     if options.subject == "page" and not re.fullmatch("[0-9a-fA-F]{64}", options.name):
         raise CommandError(f"inspect page: {options.name[:80]!r} is no page's key; give its 64 digits, 0-9 a-f", USAGE)
     return run_inspect(options)
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
-    return seconds
 
 
 def _limit(text: str) -> int:

@@ -21,6 +21,17 @@ def add_bus_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--directory", metavar="DIR", help="bus.directory of servers with an embedded Redis")
 
 
+def seconds_argument(text: str) -> float:
+    """argparse's type for a span of time."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return seconds
+
+
 def bus_config(options: argparse.Namespace) -> BusConfig:
     """The section `bus` that the options name. Raises ConfigError; CommandError if that bus is off."""
     from swift_tiers.radix_tiering.config import dump_config, load_config, parse_config

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from swift_tiers.radix_tiering.bus.commands import AnyCommand, Order, read_order, write_order
 from swift_tiers.radix_tiering.bus.round_trips import RoundTrips
 from swift_tiers.radix_tiering.bus.views import CommandView, PageView, ServerView, aged, family_of, read_view
+from swift_tiers.radix_tiering.bus.waiting import wait_for
 from swift_tiers.radix_tiering.errors import BusError
 
 #: Entries that the streams which readers write are kept at, about.
@@ -19,16 +19,12 @@ STREAM_ENTRIES = 1000
 FRESH_SECONDS = 1.0
 #: How long a server may take to look at what is asked of it, seconds: it does so once a second at least.
 PATIENCE_SECONDS = 3.0
-#: Between two looks for an answer, seconds.
-POLL_SECONDS = 0.05
 #: How long a command may take once its deadline has passed, if it was accepted before, seconds; at least its timeout.
 FINISH_SECONDS = 5.0
 #: How long ranks that have not said anything are waited for when a command is done, seconds.
 STRAGGLER_SECONDS = 1.0
 
 _PAGE_KEY = re.compile(r"[0-9a-f]{64}")
-
-Answer = TypeVar("Answer")
 
 
 class PageAnswers(NamedTuple):
@@ -63,7 +59,7 @@ def ask_page(bus: RoundTrips, servers: Sequence[ServerView], page: str, timeout:
                 answered[key] = _page_view(fields, *homes[key], page, now)
         return True if len(answered) == len(homes) else None
 
-    _wait_for(gather, timeout)
+    wait_for(gather, timeout)
     silent = tuple((one.server, rank) for key, (one, rank) in homes.items() if key not in answered)
     return PageAnswers(tuple(answered[key] for key in homes if key in answered), silent)
 
@@ -113,13 +109,13 @@ def send_command(
         return view if view is not None and set(server.ranks) <= set(view.ranks) else None
 
     # Until the deadline, and then until the server can have seen that it has passed, and said so.
-    found = _wait_for(final, timeout + PATIENCE_SECONDS)
+    found = wait_for(final, timeout + PATIENCE_SECONDS)
     if found is None and look() is not None:
-        found = _wait_for(final, max(timeout, FINISH_SECONDS))
+        found = wait_for(final, max(timeout, FINISH_SECONDS))
     if found is None:
         raise _unfinished(server, look(), outcome, timeout)
     if found.state in ("done", "partly"):
-        return _wait_for(complete, STRAGGLER_SECONDS) or look() or found
+        return wait_for(complete, STRAGGLER_SECONDS) or look() or found
     return found
 
 
@@ -135,13 +131,3 @@ def _unfinished(server: ServerView, seen: CommandView | None, key: str, timeout:
         f"server {server.server}: accepted the command and has not finished it ({said}); see what "
         f"becomes of it with `redis-cli hgetall {key}`"
     )
-
-
-def _wait_for(look: Callable[[], Answer | None], seconds: float) -> Answer | None:
-    """What `look` finds, looking once at least; None if that is nothing for so long."""
-    end = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found is not None or time.monotonic() >= end:
-            return found
-        time.sleep(POLL_SECONDS)

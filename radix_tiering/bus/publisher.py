@@ -218,9 +218,9 @@ class BusPublisher:
             self._look_around(client)
         batch = Batch()
         self._ask_time(batch)
-        if self._announced and self._guard is not None:
-            self._guard.ask(batch)
         if publishing := not self._announced or started - self._stated >= interval:
+            if self._announced and self._guard is not None:
+                self._guard.ask(batch)
             self._state.publish(batch, self._count(), self._redis_now())
         else:
             self._state.check(batch)

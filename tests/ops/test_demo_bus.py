@@ -11,11 +11,10 @@ import pytest
 import redis
 
 from swift_tiers.ops.demo import bus as module
-from swift_tiers.ops.demo.bus import SERVER, DemoBus
+from swift_tiers.ops.demo.bus import RANK, SERVER, DemoBus
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.radix_tiering.bus.schema import SCHEMA_VERSION, Keys
 
-RANK = "dp0-tp0"
 KEYS = Keys("swift")
 
 
