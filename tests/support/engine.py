@@ -154,6 +154,7 @@ def get(stack: TierStack, keys: Sequence[bytes]) -> int:
     for key, slot in zip(keys, restore.slots, strict=False):
         assert np.array_equal(stack.host.page(int(slot)), content(key)), "wrong bytes"
     stack.restorer.release(restore)
+    stack.restorer.flush()  # its worker unpins; until it has, the pages cannot leave
     return restore.pages
 
 
