@@ -5,7 +5,7 @@ is installed) reading the same files with the same request size and as many requ
 
 A third reader tells what verifying costs from what looking at the bytes costs: the bare device array, which loads one
 word of every cache line it has read and does nothing else. On a virtual machine whose disk is copied into memory by the
-host, that alone may take a third of the speed: the copy has to fetch every line back from the cache of the one who
+host, that alone takes up to a third of the speed: the copy has to fetch every line back from the cache of the one who
 looked. fio never looks. Scaling: 1 to 4 devices throttled to one speed each.
 """
 
