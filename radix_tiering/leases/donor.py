@@ -135,7 +135,8 @@ class Donor:
     def withdraw(self, wanted_bytes: int, now: float) -> Outputs:
         """Get back at least so many bytes, those counted that are already recalled; all if there are not so many.
 
-        What is not lent comes back at once. Then leases are recalled, the youngest first, of who holds most.
+        What is not lent comes back at once. Then leases are recalled, the youngest first, of who holds most; those
+        that are pinned only when no others are left.
         """
         short = wanted_bytes - self._runs.bytes_in(RunState.RECALLED)
         outputs: Outputs = []
@@ -158,6 +159,13 @@ class Donor:
         beyond = 0 if limit_bytes is None else self._runs.bytes_in(RunState.LENT) - limit_bytes
         return self._recall(self._pick(beyond), now)
 
+    def pin(self, lease: int, pinned: bool) -> bool:
+        """Have a lease recalled last, or no longer. False if there is no such lease."""
+        run = self._leases.get(lease)
+        if run is not None:
+            run.pinned = pinned
+        return run is not None
+
     def gone(self, borrower: Party) -> Outputs:
         """The borrower's process has ended, for certain: what it held comes back at once."""
         session = self._borrowers.get(borrower)
@@ -172,6 +180,10 @@ class Donor:
         run = self._leases.get(lease)
         return run is not None and run.borrower == borrower
 
+    def lent_to(self, borrower: Party, lease: int) -> Extents | None:
+        """What this life of a borrower holds by the lease; None if it does not hold it."""
+        return self._leases[lease].extents if self.holds(borrower, lease) else None
+
     def table(self, borrower: Party) -> dict[int, Extents]:
         """What this life of a borrower holds, by lease."""
         session = self._borrowers.get(borrower)
@@ -180,7 +192,7 @@ class Donor:
     def leases(self, now: float) -> list[LeaseView]:
         """All leases, as an operator sees them."""
         return [
-            LeaseView(self.party, party, run.lease, run.bytes, run.state.value, run.deadline - now)
+            LeaseView(self.party, party, run.lease, run.bytes, run.state.value, run.deadline - now, run.pinned)
             for party, session in self._borrowers.items()
             for run in session.leases.values()
         ]
@@ -366,19 +378,21 @@ class Donor:
         return chosen
 
     def _pick(self, wanted_bytes: int) -> list[Run]:
-        """Leases of so many bytes to recall: the youngest of who holds most, by turns."""
+        """Leases of so many bytes to recall: the youngest of who holds most, by turns; those that are pinned last."""
         lent = {
             party: [run for run in session.leases.values() if run.state is RunState.LENT]
             for party, session in self._borrowers.items()
         }
         held = {party: sum(run.bytes for run in runs) for party, runs in lent.items()}
         picked: list[Run] = []
-        while wanted_bytes > 0 and any(lent.values()):
-            most = max((party for party in lent if lent[party]), key=lambda party: held[party])
-            run = lent[most].pop()
-            held[most] -= run.bytes
-            wanted_bytes -= run.bytes
-            picked.append(run)
+        for pinned in (False, True):
+            left = {party: [run for run in runs if run.pinned is pinned] for party, runs in lent.items()}
+            while wanted_bytes > 0 and any(left.values()):
+                most = max((party for party in left if left[party]), key=lambda party: held[party])
+                run = left[most].pop()
+                held[most] -= run.bytes
+                wanted_bytes -= run.bytes
+                picked.append(run)
         return picked
 
     # Telling

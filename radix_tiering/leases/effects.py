@@ -25,6 +25,7 @@ class LeaseView(NamedTuple):
     bytes: int
     state: str  # of the run at its donor, of the lease at its borrower
     seconds_left: float  # of the term, as the side that was asked counts; negative if that is over
+    pinned: bool = False  # by an operator of its donor; its borrower does not know
 
 
 class Send(NamedTuple):

@@ -33,6 +33,7 @@ class Run:
         self.deadline = math.inf
         self.recall_until = math.inf
         self.recall_again = math.inf
+        self.pinned = False  # recalled last
 
 
 class RunTable:

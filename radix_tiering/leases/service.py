@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.leases.effects import (
     Send,
 )
 from swift_tiers.radix_tiering.leases.lease import Ticket, Use
-from swift_tiers.radix_tiering.leases.messages import Extent, Party
+from swift_tiers.radix_tiering.leases.messages import Extent, Extents, Party
 from swift_tiers.radix_tiering.leases.runs import RunState
 from swift_tiers.radix_tiering.leases.wire import (
     BorrowerGone,
@@ -110,10 +110,26 @@ class LeaseService:
         """See `Donor.set_limit`."""
         self._lend(lambda donor, now: donor.set_limit(limit_bytes, now))
 
+    def pin(self, lease: int, pinned: bool) -> bool:
+        """See `Donor.pin`."""
+        with self._lock:
+            return self._donor is not None and self._donor.pin(lease, pinned)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The most that is lent; see `Donor.set_limit`."""
+        with self._lock:
+            return self._donor.limit_bytes if self._donor else None
+
     def holds(self, borrower: Party, lease: int) -> bool:
         """See `Donor.holds`."""
         with self._lock:
             return self._donor is not None and self._donor.holds(borrower, lease)
+
+    def lent_to(self, borrower: Party, lease: int) -> Extents | None:
+        """See `Donor.lent_to`."""
+        with self._lock:
+            return self._donor.lent_to(borrower, lease) if self._donor else None
 
     def bytes_in(self, *states: RunState) -> int:
         """See `Donor.bytes_in`."""
@@ -142,6 +158,10 @@ class LeaseService:
     def disconnect(self, donor: str) -> None:
         """See `Borrower.disconnect`."""
         self._borrow(lambda borrower, now: borrower.disconnect(donor, now))
+
+    def lost(self, donor: Party) -> None:
+        """See `Borrower.gone`; for who notices by other means than this service's that a donor has gone."""
+        self._borrow(lambda borrower, now: borrower.gone(donor, now))
 
     def want(self, wanted_bytes: int) -> None:
         """See `Borrower.want`."""

@@ -221,6 +221,47 @@ def test_recalls_are_taken_from_who_holds_most() -> None:
     assert not pair.told("c", LeaseRecalled)
 
 
+def test_pinned_leases_are_recalled_last() -> None:
+    pair = Pair("b", "c")
+    pair.stock(4)
+    pair.want(3 * RUN, "b")
+    pair.want(RUN, "c")
+    *others, youngest = sorted(pair.donor.table(pair.borrower.party))
+    (single,) = pair.donor.table(pair.machines["c"].party)
+    assert pair.donor.pin(youngest, True)
+    assert pair.donor.pin(single, True)
+    assert {view.lease for view in pair.donor.leases(pair.now) if view.pinned} == {youngest, single}
+    pair.hold = {Return}
+    pair.do("d", pair.donor.withdraw(2 * RUN, pair.now))
+    assert {effect.key.lease for effect in pair.told("b", LeaseRecalled)} == set(others)
+    assert not pair.told("c", LeaseRecalled), "it holds less, but what it holds is pinned"
+    pair.do("d", pair.donor.withdraw(3 * RUN, pair.now))
+    assert [effect.key.lease for effect in pair.told("b", LeaseRecalled)] == [youngest], "of who holds most"
+    pair.do("d", pair.donor.withdraw(4 * RUN, pair.now))
+    assert [effect.key.lease for effect in pair.told("c", LeaseRecalled)] == [single]
+
+
+def test_a_pin_is_taken_back_does_not_keep_from_a_recall_by_number_and_ends_with_its_lease() -> None:
+    pair = Pair()
+    pair.stock(2)
+    pair.want(2 * RUN)
+    older, younger = sorted(pair.donor.table(pair.borrower.party))
+    assert pair.donor.pin(younger, True)
+    assert pair.donor.pin(younger, False)
+    pair.want(0)
+    pair.do("d", pair.donor.withdraw(RUN, pair.now))
+    pair.advance(1.0)
+    assert list(pair.donor.table(pair.borrower.party)) == [older], "the youngest again"
+    assert pair.donor.pin(older, True)
+    pair.do("d", pair.donor.recall([older], pair.now))
+    pair.advance(1.0)
+    assert pair.donor.leases(pair.now) == []
+    assert not pair.donor.pin(older, True)
+    pair.stock()
+    pair.want(RUN)
+    assert [view.pinned for view in pair.donor.leases(pair.now)] == [False]
+
+
 def test_no_more_than_the_limit_is_lent() -> None:
     pair = Pair(limit_bytes=2 * RUN)
     pair.stock(5)

@@ -1,0 +1,139 @@
+"""An operator's hand on real services: what it shows of both sides, and what it does to the donor's leases."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseService, RunState, Timing, ipc_address
+from swift_tiers.radix_tiering.leases.hand import ServiceHand
+
+from support.redis import wait_for
+
+PAGE = 256
+LENDER, BORROWER = "web-1.dp0-tp0", "web-2.dp0-tp0"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Short enough for a socket, which pytest's own are not."""
+    with tempfile.TemporaryDirectory(prefix="swift-lease-") as name:
+        yield Path(name)
+
+
+class Both:
+    """A donor with four runs, and a borrower that holds three of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.address = ipc_address(directory, LENDER)
+        timing = Timing(term=60.0)
+        self.donor = LeaseService(donor=Donor(LENDER, PAGE, Random(1), timing=timing), listen=self.address)
+        self.borrower = LeaseService(borrower=Borrower(BORROWER, PAGE, Random(2)))
+        for run in range(1, 5):
+            self.donor.stock(run, [Extent(0, run * PAGE, PAGE)])
+            self.donor.fenced(run)
+        self.borrower.connect(LENDER, self.address)
+        self.borrower.want(3 * PAGE)
+        self.lending = ServiceHand(LENDER, lender=self.donor, address=self.address)
+        self.borrowing = ServiceHand(BORROWER, borrower=self.borrower)
+        wait_for(lambda: len(self.borrowing.leases()) == 3, "the leases")
+
+    def numbers(self) -> list[int]:
+        return sorted(view.lease for view in self.lending.leases())
+
+
+@pytest.fixture
+def both(directory: Path) -> Iterator[Both]:
+    made = Both(directory)
+    yield made
+    made.borrower.close()
+    made.donor.close()
+
+
+def test_both_sides_show_the_same_leases(both: Both) -> None:
+    lending, borrowing = both.lending.snapshot(), both.borrowing.snapshot()
+    assert (lending.name, lending.address, borrowing.address) == (LENDER, both.address, "")
+    assert {view.lease for view in lending.lent} == {view.lease for view in borrowing.borrowed}
+    assert [view.bytes for view in lending.lent] == [PAGE] * 3
+    assert {(view.donor.name, view.borrower.name) for view in lending.lent} == {(LENDER, BORROWER)}
+    assert (lending.borrowed, borrowing.lent) == ((), ())
+    assert (lending.lendable_bytes, lending.limit_bytes, borrowing.lendable_bytes) == (PAGE, None, 0)
+
+
+def test_a_service_that_does_both_is_asked_once(directory: Path) -> None:
+    address = ipc_address(directory, LENDER)
+    service = LeaseService(
+        donor=Donor(LENDER, PAGE, Random(1)), listen=address, borrower=Borrower(LENDER, PAGE, Random(2))
+    )
+    other = LeaseService(borrower=Borrower(BORROWER, PAGE, Random(3)))
+    try:
+        service.stock(1, [Extent(0, 0, PAGE)])
+        service.fenced(1)
+        other.connect(LENDER, address)
+        other.want(PAGE)
+        hand = ServiceHand(LENDER, lender=service, address=address, borrower=service)
+        wait_for(hand.leases, "a lease")
+        assert len(hand.snapshot().lent) == 1
+    finally:
+        other.close()
+        service.close()
+
+
+def test_a_lease_is_recalled_by_its_number(both: Both) -> None:
+    both.borrower.want(0)
+    first, *others = both.numbers()
+    assert both.lending.recall([first, 4711]) == 1
+    wait_for(lambda: both.numbers() == others, "the return")
+    wait_for(lambda: len(both.borrowing.leases()) == 2, "the borrower's word for it")
+
+
+def test_all_leases_of_one_borrower_are_recalled(both: Both) -> None:
+    both.borrower.want(0)
+    assert both.lending.recall(borrower="web-3.dp0-tp0") == 0
+    pinned = both.numbers()[0]
+    assert both.lending.pin(pinned, True)
+    assert both.lending.recall(borrower=BORROWER) == 3, "a pin keeps nothing from being recalled by command"
+    wait_for(lambda: both.numbers() == [], "the return")
+
+
+def test_those_that_are_recalled_already_do_not_count(both: Both) -> None:
+    both.borrower.want(0)
+    first = both.numbers()[0]
+    assert both.lending.recall([first]) == 1
+    assert both.lending.recall([first]) == 0
+    assert both.lending.recall() == 2
+
+
+def test_what_is_lent_can_be_capped(both: Both) -> None:
+    both.lending.cap(PAGE)
+    wait_for(lambda: len(both.numbers()) == 1, "the return of what is beyond")
+    assert both.lending.snapshot().limit_bytes == PAGE
+    both.lending.cap(None)
+    assert both.lending.snapshot().limit_bytes is None
+
+
+def test_who_made_the_lender_may_take_the_cap(both: Both) -> None:
+    caps: list[int | None] = []
+    hand = ServiceHand(LENDER, lender=both.donor, address=both.address, on_cap=caps.append)
+    hand.cap(PAGE)
+    assert caps == [PAGE]
+    assert both.donor.bytes_in(RunState.LENT) == 3 * PAGE
+
+
+def test_a_pin_is_shown_at_its_donor(both: Both) -> None:
+    first = both.numbers()[0]
+    assert both.lending.pin(first, True)
+    assert [view.lease for view in both.lending.leases() if view.pinned] == [first]
+    assert both.lending.pin(first, False)
+    assert not any(view.pinned for view in both.lending.leases())
+    assert not both.lending.pin(4711, True)
+
+
+def test_who_lends_nothing_has_nothing_to_recall(both: Both) -> None:
+    for act in (both.borrowing.recall, lambda: both.borrowing.pin(1, True), lambda: both.borrowing.cap(None)):
+        with pytest.raises(ValueError, match="does not lend"):
+            act()
