@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from msgspec import Meta
 
+from swift_tiers.radix_tiering.donation.bounds import donation_bounds
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.redis_address import parse_url
@@ -150,6 +151,40 @@ class BusConfig(Section, frozen=True):
     control: Annotated[bool, Meta(description="Obey the commands in this server's control stream")] = False
 
 
+class PeerConfig(Section, frozen=True):
+    """Memory that servers on one machine lend each other. Off unless `donate` or `borrow` is set; needs the bus."""
+
+    donate: Annotated[
+        bool | str,
+        Meta(
+            description="Lend idle memory of the device pool to other servers: true (all but what the last minute "
+            'needed), or a range of the pool such as "0..60%"'
+        ),
+    ] = False
+    borrow: Annotated[bool, Meta(description="Keep pages in memory that other servers of this machine lend")] = False
+    borrow_limit: Annotated[
+        Size | None, Meta(description="The most that each rank borrows, from all donors together; unset: no limit")
+    ] = None
+    window: Annotated[
+        Duration, Meta(description="A donor lends what it has not needed for so long (t of SwiftCache's Algorithm 1)")
+    ] = Duration(60.0)
+    term: Annotated[Duration, Meta(description="How long a lease lasts without being renewed")] = Duration(2.0)
+    recall_bound: Annotated[
+        Duration, Meta(description="How soon a borrower gives back what its donor recalls, 10ms to 5s")
+    ] = Duration(0.05)
+    bandwidth: Annotated[
+        Size | None,
+        Meta(description="Bytes per second that one borrower moves to and from this donor's memory; unset: no limit"),
+    ] = None
+    directory: Annotated[
+        str | None,
+        Meta(
+            description="Where donors have their sockets, a directory of this user alone; "
+            "unset: as bus.directory when that is unset"
+        ),
+    ] = None
+
+
 class TiersConfig(Section, frozen=True):
     """The whole configuration. With no field set: a host tier sized from free memory, no ssd tier."""
 
@@ -158,6 +193,7 @@ class TiersConfig(Section, frozen=True):
     policy: PolicyConfig = msgspec.field(default_factory=PolicyConfig)
     identity: IdentityConfig = msgspec.field(default_factory=IdentityConfig)
     bus: BusConfig = msgspec.field(default_factory=BusConfig)
+    peer: PeerConfig = msgspec.field(default_factory=PeerConfig)
 
 
 def _decode(kind: type, value: object) -> object:
@@ -193,7 +229,26 @@ def parse_config(content: dict[str, Any]) -> TiersConfig:
     if config.ssd.throttle is not None and config.ssd.throttle < 2**20:
         raise ConfigError('ssd.throttle: below 1MiB per second is unusable; use for example "200MiB", or remove it')
     _check_bus(config.bus)
+    _check_peer(config)
     return config
+
+
+def _check_peer(config: TiersConfig) -> None:
+    peer = config.peer
+    donation_bounds(peer.donate)
+    if (peer.borrow or peer.donate) and not config.bus.enabled:
+        raise ConfigError("peer: servers find each other through the bus; set bus.enabled = true, or remove peer")
+    if not 0.01 <= peer.recall_bound <= 5:
+        raise ConfigError(f'peer.recall_bound: {peer.recall_bound} is not between 10ms and 5s; use for example "50ms"')
+    if not 4 * peer.recall_bound <= peer.term <= 60:
+        raise ConfigError(
+            f"peer.term: {peer.term} is not between four times peer.recall_bound ({peer.recall_bound}) and 60s; "
+            'use for example "2s"'
+        )
+    if not 0 < peer.window <= 3600:
+        raise ConfigError(f'peer.window: {peer.window} is not above zero and up to 1h; use for example "60s"')
+    if peer.bandwidth is not None and peer.bandwidth < 2**20:
+        raise ConfigError('peer.bandwidth: below 1MiB per second is unusable; use for example "2GiB", or remove it')
 
 
 def _check_bus(bus: BusConfig) -> None:

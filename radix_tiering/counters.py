@@ -64,28 +64,37 @@ class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     pages: int
     bytes: int
     seconds: float  # from handing a copy over to its end, summed; copies side by side count each
+    latency: LatencySnapshot  # of one copy, likewise
 
 
 class LinkCounters:
     """The growing part of a link. Counted by one thread, or under the page table's lock."""
 
-    __slots__ = ("bytes", "pages", "seconds", "transfers")
+    __slots__ = ("bytes", "latency", "pages", "seconds", "transfers")
 
     def __init__(self) -> None:
         self.transfers = 0
         self.pages = 0
         self.bytes = 0
         self.seconds = 0.0
+        self.latency = LatencyHistogram()
 
     def count(self, pages: int, nbytes: int, seconds: float) -> None:
-        """One copy has ended well."""
+        """One copy has ended well. `seconds`: from handing it over to its end."""
         self.transfers += 1
         self.pages += pages
         self.bytes += nbytes
         self.seconds += seconds
+        self.latency.observe(seconds)
 
     def snapshot(self) -> LinkSnapshot:
-        return LinkSnapshot(transfers=self.transfers, pages=self.pages, bytes=self.bytes, seconds=self.seconds)
+        return LinkSnapshot(
+            transfers=self.transfers,
+            pages=self.pages,
+            bytes=self.bytes,
+            seconds=self.seconds,
+            latency=self.latency.snapshot(),
+        )
 
 
 class DirectorySnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +103,8 @@ class DirectorySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     pages: int  # each once, wherever its copies are
     host_only_pages: int
     ssd_only_pages: int
-    both_pages: int  # with a copy in each
+    peer_only_pages: int
+    both_pages: int  # with copies in two tiers or more
     deepest_pages: int  # pages before and with the deepest one
     first_pages: int  # beginnings of sequences
     foreign_pages: int  # of other namespaces
@@ -199,6 +209,7 @@ class PageFacts(msgspec.Struct, frozen=True, kw_only=True):
     uses: int  # requests that used it
     pins: int  # requests and operators that hold it
     host_slot: int | None
+    peer: str  # "DONOR lease N slot N" of the copy in lent memory, or empty
     ssd_placement: tuple[tuple[int, int], ...]  # device number and slot of each stripe unit
     generation: int | None  # of the copy on ssd
 

@@ -11,7 +11,8 @@ from swift_tiers.radix_tiering.counters import DirectorySnapshot
 from swift_tiers.radix_tiering.held_page import HostState, Page
 
 #: As what a page is counted, in bits: its whole copies, and whether it is pinned.
-_HOST, _SSD, _PINNED = 1, 2, 4
+_HOST, _SSD, _PEER, _PINNED = 1, 2, 4, 8
+_KINDS = 16
 
 
 class Directory:
@@ -21,7 +22,7 @@ class Directory:
         self.pages = 0
         self._first = 0
         self._at_depth: list[int] = []  # pages by depth, from 1; the last number is not 0
-        self._counts = [0] * 8  # by what the pages are counted as
+        self._counts = [0] * _KINDS  # by what the pages are counted as
 
     def enter(self, page: Page) -> None:
         """`page` is in the table now. Its parent is."""
@@ -52,11 +53,17 @@ class Directory:
     @property
     def pinned_on_ssd(self) -> int:
         """Pinned pages with a copy on ssd."""
-        return self._counts[_SSD + _PINNED] + self._counts[_HOST + _SSD + _PINNED]
+        return _with(self._counts, _SSD + _PINNED)
 
     @property
-    def pinned_on_ssd_only(self) -> int:
-        return self._counts[_SSD + _PINNED]
+    def pinned_at_peers(self) -> int:
+        """Pinned pages with a copy in lent memory."""
+        return _with(self._counts, _PEER + _PINNED)
+
+    @property
+    def pinned_elsewhere(self) -> int:
+        """Pinned pages with a copy, but none in host memory."""
+        return sum(self._counts[kind + _PINNED] for kind in (_SSD, _PEER, _SSD + _PEER))
 
     def snapshot(self, own_pages: int) -> DirectorySnapshot:
         """`own_pages`: pages in the table that are of this server's namespace."""
@@ -66,7 +73,7 @@ class Directory:
         """Assert that all of this is true of a table with these pages, by looking at every one."""
         held = list(pages)
         assert all(page.counted_as == _count_as(page) for page in held)
-        counts = [sum(page.counted_as == kind for page in held) for kind in range(8)]
+        counts = [sum(page.counted_as == kind for page in held) for kind in range(_KINDS)]
         assert counts == self._counts
         deepest = max((page.depth for page in held), default=0)
         first = sum(page.parent is None for page in held)
@@ -78,15 +85,23 @@ def _count_as(page: Page) -> int:
     kind = _HOST if page.host is HostState.RESIDENT else 0
     if page.stored is not None:
         kind += _SSD
+    if page.peer is not None:
+        kind += _PEER
     return kind + _PINNED if page.pins or page.keep or page.kept_children else kind
 
 
+def _with(counts: list[int], bits: int) -> int:
+    return sum(count for kind, count in enumerate(counts) if kind & bits == bits)
+
+
 def _summary(pages: int, counts: list[int], deepest: int, first: int, own_pages: int) -> DirectorySnapshot:
+    alone = {kind: counts[kind] + counts[kind + _PINNED] for kind in (0, _HOST, _SSD, _PEER)}
     return DirectorySnapshot(
         pages=pages,
-        host_only_pages=counts[_HOST] + counts[_HOST + _PINNED],
-        ssd_only_pages=counts[_SSD] + counts[_SSD + _PINNED],
-        both_pages=counts[_HOST + _SSD] + counts[_HOST + _SSD + _PINNED],
+        host_only_pages=alone[_HOST],
+        ssd_only_pages=alone[_SSD],
+        peer_only_pages=alone[_PEER],
+        both_pages=sum(counts) - sum(alone.values()),
         deepest_pages=deepest,
         first_pages=first,
         foreign_pages=pages - own_pages,

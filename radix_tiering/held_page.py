@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.ssd import StoredPage
+
+if TYPE_CHECKING:
+    from swift_tiers.radix_tiering.peer_copies import PeerCopy
 
 
 class HostState(Enum):
@@ -33,7 +37,10 @@ class Page:
         "length",
         "namespace",
         "parent",
+        "peer",
         "pins",
+        "reach",
+        "sharing",
         "slot",
         "stored",
         "stored_children",
@@ -55,6 +62,9 @@ class Page:
         self.digest: bytes | None = None  # checksum of the host copy; None: not known yet
         self.stored: StoredPage | None = None
         self.writing = False
+        self.peer: PeerCopy | None = None  # the copy in memory that another server lends
+        self.sharing = False  # such a copy is being made
+        self.reach = self.depth  # pages of the longest sequence that it was used in, as far as known
         self.pins = 0  # requests that are about to read it, and writes from it
         self.keep = False  # an operator pinned it; see `OperatorPins`
         self.kept_children = 0  # children that are kept
@@ -81,4 +91,14 @@ class Page:
     @property
     def complete(self) -> bool:
         """Whether there is a whole copy somewhere: what is only on its way in does not exist for anybody."""
-        return self.host is HostState.RESIDENT or self.stored is not None
+        return self.host is HostState.RESIDENT or self.stored is not None or self.peer is not None
+
+    @property
+    def shared(self) -> bool:
+        """Whether memory that another server lends has a copy."""
+        return self.peer is not None
+
+    @property
+    def saved(self) -> bool:
+        """Whether a copy is left when the one in host memory goes."""
+        return self.stored is not None or self.peer is not None

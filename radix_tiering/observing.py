@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swift_tiers.radix_tiering.counters import PageFacts, StackSnapshot
-from swift_tiers.radix_tiering.held_page import HostState
+from swift_tiers.radix_tiering.held_page import HostState, Page
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.stack import TierStack
@@ -27,6 +27,7 @@ def take_snapshot(stack: TierStack) -> StackSnapshot:
         directory = table.directory(stack.digest)
         stored_pages, stored_bytes, pinned_on_ssd = table.stored_pages, table.stored_bytes, table.pinned_on_ssd
         ssd_limit = table.ssd_limit
+        shared_pages, pinned_at_peers = table.peer_copies.pages, table.pinned_at_peers
         backlog = writer.backlog if writer is not None else 0
     stripe, devices = stack.ssd.snapshot() if stack.ssd is not None else (None, ())
     if stripe is not None:
@@ -39,13 +40,25 @@ def take_snapshot(stack: TierStack) -> StackSnapshot:
             pinned_pages=pinned_on_ssd,
         )
     geometry = stack.namespace.geometry
+    links = {name: link.snapshot() for name, link in stack.links.items()}
+    if stack.peer is not None:
+        capacity = stack.peer.capacity_bytes
+        most = stack.config.peer.borrow_limit
+        tiers["peer"] = stack.peer_counters.snapshot(
+            capacity_bytes=capacity,
+            limit_bytes=capacity if most is None else most,
+            used_bytes=shared_pages * geometry.page_bytes,
+            pages=shared_pages,
+            pinned_pages=pinned_at_peers,
+        )
+        links |= {name: link.snapshot() for name, link in stack.peer.links.items()}
     return StackSnapshot(
         namespace=stack.digest.hex(),
         rank=stack.namespace.rank,
         page_bytes=geometry.page_bytes,
         tokens_per_page=geometry.tokens,
         tiers=tiers,
-        links={name: link.snapshot() for name, link in stack.links.items()},
+        links=links,
         directory=directory,
         stripe=stripe,
         devices=devices,
@@ -71,6 +84,14 @@ def page_facts(stack: TierStack, key: bytes) -> PageFacts | None:
             uses=page.uses,
             pins=page.pins + page.kept,
             host_slot=page.slot if page.host is HostState.RESIDENT else None,
+            peer=_place_text(page),
             ssd_placement=page.stored.placement if page.stored is not None else (),
             generation=page.stored.generation if page.stored is not None else None,
         )
+
+
+def _place_text(page: Page) -> str:
+    if page.peer is None:
+        return ""
+    key, slot = page.peer.place
+    return f"{key.donor} lease {key.lease} slot {slot}"

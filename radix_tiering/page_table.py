@@ -10,7 +10,7 @@ Every change of a page's state is a method here, made under one lock, so that th
    an operator pinned is not evicted either, nor is the path to it; but being flushed, dropped or lost ends such a pin.
 
 States of the host copy: none -> FILLING (slot taken, bytes arriving) -> RESIDENT -> none. Of the SSD copy:
-none -> writing -> stored -> none.
+none -> writing -> stored -> none. Of the copy in lent memory: see `PeerCopies`.
 
 A tier may be given a limit below its capacity. It takes nothing in beyond that. What it holds too much is evicted in
 steps, by somebody else who calls `shed`; what is pinned then leaves when it no longer is.
@@ -29,7 +29,9 @@ from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.operator_pins import OperatorPins
 from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
-from swift_tiers.radix_tiering.policy import EvictionPolicy
+from swift_tiers.radix_tiering.peer_copies import PeerCopies
+from swift_tiers.radix_tiering.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.policy import EvictionPolicy, HostOrder
 from swift_tiers.radix_tiering.rules import check_rules
 from swift_tiers.radix_tiering.ssd import StoredPage
 
@@ -46,10 +48,13 @@ class PageTable:
         ssd_counters: TierCounters,
         release_stored: Callable[[StoredPage], None],
         size_on_ssd: Callable[[int], int] | None = None,
+        peer_counters: TierCounters | None = None,
+        release_peer: Callable[[PeerPlace], None] = lambda place: None,
         pin_lost: Callable[[Page], None] = lambda page: None,
         too_much: Callable[[], None] = lambda: None,
     ) -> None:
         """`release_stored` gives the place of an ssd copy back; `size_on_ssd`: page length -> bytes it takes there;
+        `release_peer` gives a place in lent memory back;
         `pin_lost`: a page that an operator pinned has left; `too_much`: pages that a tier holds beyond its limit may
         leave now, and somebody should call `shed` until it finds none. All are called with the lock held."""
         self.lock = threading.Lock()
@@ -61,10 +66,11 @@ class PageTable:
         self._shed_asked_for = False
         self.size_on_ssd = size_on_ssd or (lambda length: length)
         self._spaces: dict[bytes, dict[bytes, Page]] = {}
-        self._host_queue = EvictionQueue(policy, self._may_leave_host)
+        self._host_queue = EvictionQueue(HostOrder(policy), self._may_leave_host)
         self._ssd_queue = EvictionQueue(policy, self._may_leave_ssd)
         self._time = 0
         self._directory = Directory()
+        self.peer_copies = PeerCopies(self, peer_counters or TierCounters(), release_peer)
         self.operator_pins = OperatorPins(self._kept_changed, pin_lost)
         self.ssd_limit: int | None = None  # bytes that ssd copies may take, if an operator has said so
         self.writing_bytes = 0  # that ssd copies on their way take
@@ -110,11 +116,12 @@ class PageTable:
         self.attach_stored(page, stored)
         return page
 
-    def use(self, page: Page, now: int) -> None:
-        """Count a request's use of `page` at logical time `now`."""
+    def use(self, page: Page, now: int, reach: int = 0) -> None:
+        """Count a use of `page` at logical time `now` by a request of `reach` whole pages."""
         if page.last_use != now:
             page.last_use = now
             page.uses += 1
+            page.reach = max(page.reach, reach)
             self.reconsider(page)
 
     def refresh(self, page: Page, now: int) -> None:
@@ -133,6 +140,7 @@ class PageTable:
             self.pinned_pages += 1
             self._host_queue.remove(page)
             self._ssd_queue.remove(page)
+            self.peer_copies.pause(page)
             self._directory.changed(page)
 
     def unpin(self, page: Page) -> None:
@@ -153,12 +161,17 @@ class PageTable:
     @property
     def pinned_in_host(self) -> int:
         """Pinned pages with a copy in host memory, or a slot there that is being filled for the first time."""
-        return self.pinned_pages - self._directory.pinned_on_ssd_only
+        return self.pinned_pages - self._directory.pinned_elsewhere
 
     @property
     def pinned_on_ssd(self) -> int:
         """Pinned pages with a copy on ssd."""
         return self._directory.pinned_on_ssd
+
+    @property
+    def pinned_at_peers(self) -> int:
+        """Pinned pages with a copy in lent memory."""
+        return self._directory.pinned_at_peers
 
     def _kept_changed(self, page: Page) -> None:
         if not page.pins:
@@ -208,14 +221,14 @@ class PageTable:
         elif not page.dropped:
             self.host.free(page.slot)
             page.host, page.slot = HostState.NONE, -1
-            if page.stored is None:
+            if not page.saved:
                 self.drop(page)
         self.unpin(page)
 
     def evict_host(self, page: Page) -> bool:
-        """Give up the host copy; without an ssd copy the page and its descendants leave. False if there is no host
+        """Give up the host copy; without another copy the page and its descendants leave. False if there is no host
         copy, or it is pinned."""
-        if page.stored is None:
+        if not page.saved:
             self.drop(page)
             return True
         if page.host is not HostState.RESIDENT or page.pins:
@@ -223,6 +236,20 @@ class PageTable:
         self._free_slot(page)
         self.reconsider(page)
         return True
+
+    def evict_memory(self, page: Page) -> bool:
+        """Give up every copy in memory, a server's that lends some included. False if there was none, or it is pinned.
+
+        The pin of a request does not keep the copy in lent memory: who reads it finds it gone.
+        """
+        shared = page.peer is not None
+        self.peer_copies.end(page)
+        return (not page.dropped and self.evict_host(page)) or shared
+
+    def copies_changed(self, page: Page) -> None:
+        """`page` has gained or lost a copy outside of host memory."""
+        self._directory.changed(page)
+        self.reconsider(page)
 
     # ---- the ssd copy ----
 
@@ -261,7 +288,7 @@ class PageTable:
         for one in reversed(affected):
             self._forget_stored(one)
         for one in affected:
-            if one.host is HostState.NONE and not one.dropped:
+            if one.host is HostState.NONE and one.peer is None and not one.dropped:
                 self.drop(one)
             elif not one.dropped:
                 self.reconsider(one)
@@ -332,7 +359,8 @@ class PageTable:
 
     def change_eviction(self, policy: EvictionPolicy) -> None:
         """Pages get the place that `policy` gives them when they are used, or by `reconsider`."""
-        self._host_queue.policy = self._ssd_queue.policy = policy
+        self._host_queue.policy = HostOrder(policy)
+        self._ssd_queue.policy = policy
 
     # ---- all pages ----
 
@@ -352,7 +380,7 @@ class PageTable:
 
     def coldest_unsaved(self, count: int) -> list[Page]:
         """Up to `count` pages that leave host memory next and would be lost by it."""
-        return [page for page in self._host_queue.coldest(count) if page.stored is None and not page.writing]
+        return [page for page in self._host_queue.coldest(count) if not page.saved and not page.writing]
 
     # ---- rules ----
 
@@ -367,10 +395,10 @@ class PageTable:
     def _may_leave_host(self, page: Page) -> bool:
         if page.pins or page.host is not HostState.RESIDENT or page.keep or page.kept_children or page.dropped:
             return False
-        return page.stored is not None or not page.children
+        return page.saved or not page.children
 
     def _may_leave_ssd(self, page: Page) -> bool:
-        # What follows it in host memory alone goes with it, if it has no copy there itself: it is no more recent.
+        # What follows it in memory alone goes with it, if it has no copy there itself: it is no more recent.
         return not (
             page.pins or page.stored is None or page.stored_children or page.keep or page.kept_children or page.dropped
         )
@@ -382,6 +410,7 @@ class PageTable:
                 queue.push(page)
             else:
                 queue.remove(page)
+        self.peer_copies.reconsider(page)
 
     def _free_slot(self, page: Page) -> None:
         if page.host is HostState.RESIDENT:
@@ -412,6 +441,7 @@ class PageTable:
             self.operator_pins.leave(page)
         self._host_queue.remove(page)
         self._ssd_queue.remove(page)
+        self.peer_copies.forget(page)
         if page.stored is not None:
             self._forget_stored(page)
         if not page.pins:

@@ -13,6 +13,12 @@ class PageUse(Protocol):
     depth: int  # position in its sequence, in pages, from 1
     last_use: int  # logical time of the last request that used it; equal for all pages of one request
     uses: int  # requests that used it, the one that wrote it included
+    reach: int  # pages of the longest sequence that it was used in
+
+    @property
+    def shared(self) -> bool:
+        """Whether another server's memory has a copy."""
+        ...
 
 
 class EvictionPolicy(Protocol):
@@ -21,7 +27,7 @@ class EvictionPolicy(Protocol):
     name: str
 
     def rank(self, page: PageUse) -> tuple[int, ...]:
-        """The page of the lowest rank leaves first. Must not change unless the page is used."""
+        """The page of the lowest rank leaves first. Must not change unless the page is used, or where it is changes."""
 
 
 class LeastRecentlyUsed:
@@ -44,6 +50,34 @@ class LeastFrequentlyUsed:
 
     def rank(self, page: PageUse) -> tuple[int, ...]:
         return (page.uses, page.last_use, -page.depth)
+
+
+class HostOrder:
+    """Host memory's: what another server's memory has, too, leaves first; then as the `inner` policy says."""
+
+    def __init__(self, inner: EvictionPolicy) -> None:
+        self._inner = inner
+        self.name = inner.name
+
+    def rank(self, page: PageUse) -> tuple[int, ...]:
+        return (not page.shared, *self._inner.rank(page))
+
+
+class PeerOrder:
+    """Which pages are worth a place in another server's memory: hot ones, of long prefixes, lately used.
+
+    A page counts as if it had been used later than it was: by so many requests if it was used again at all, and by
+    some for each doubling of the sequence it belongs to, since recomputing a long one costs more than in proportion.
+    The sum, unlike an order of the three, lets every page grow old.
+    """
+
+    name = "peer"
+    #: In requests.
+    REUSED, DOUBLED = 64, 8
+
+    def rank(self, page: PageUse) -> tuple[int, ...]:
+        worth = self.DOUBLED * page.reach.bit_length() + (self.REUSED if page.uses > 1 else 0)
+        return (page.last_use + worth, -page.depth)
 
 
 class AdmissionPolicy(Protocol):

@@ -29,7 +29,10 @@ from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.page_table import PageTable
-from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
+from swift_tiers.radix_tiering.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.peer_writer import PeerWriter
+from swift_tiers.radix_tiering.promotion import Promotions, Source
+from swift_tiers.radix_tiering.ssd import StripeSet
 from swift_tiers.radix_tiering.write_behind import WriteBehind
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
@@ -43,13 +46,6 @@ class RestoreState(Enum):
     RUNNING = auto()
     READY = auto()
     CANCELLED = auto()
-
-
-class Source(Enum):
-    """Where a page was found."""
-
-    HOST = "host"
-    SSD = "ssd"
 
 
 class Restore:
@@ -95,6 +91,11 @@ class Restore:
         self.slots: np.ndarray = np.empty(0, dtype=np.int64)  # host slots of those pages
         self.released = False
 
+    @property
+    def reach(self) -> int:
+        """Whole pages of its request, as far as known."""
+        return len(self.prefix_keys) + len(self.keys)
+
 
 class Restorer:
     """Runs restores on one worker thread ("swift-restore"); SSD reads complete on the stripe set's thread."""
@@ -106,9 +107,12 @@ class Restorer:
         host: HostTier,
         stripes: StripeSet | None,
         writer: WriteBehind | None,
+        sharer: PeerWriter | None,
         *,
         host_counters: TierCounters,
         ssd_counters: TierCounters,
+        peer: PeerMemory | None,
+        peer_counters: TierCounters,
         link: LinkCounters,
         events: EventLog,
         clock: Callable[[], float],
@@ -121,9 +125,11 @@ class Restorer:
         self._host = host
         self._stripes = stripes
         self._writer = writer
+        self._sharer = sharer
         self._host_counters = host_counters
         self._ssd_counters = ssd_counters
-        self._link = link
+        self._peer = peer
+        self._peer_counters = peer_counters
         self._events = events
         self._clock = clock
         self._deadline_seconds = deadline_seconds
@@ -131,7 +137,10 @@ class Restorer:
         self._checksum = fingerprint
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._deferred: deque[Restore] = deque()
-        self._promoting: dict[Page, list[tuple[Restore, int]]] = {}
+        self._promotions: Promotions[tuple[Restore, int]] = Promotions(
+            table, host, stripes, peer, host_counters=host_counters, ssd_counters=ssd_counters,
+            peer_counters=peer_counters, link=link, events=events, clock=clock, settled=self._promoted,
+        )  # fmt: skip
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = threading.Thread(target=self._run, name="swift-restore", daemon=True)
         self._thread.start()
@@ -199,6 +208,7 @@ class Restorer:
             length = restore.claimed[0].length if restore.claimed else 0
             self._host_counters.hits += by_source[Source.HOST]
             self._ssd_counters.hits += by_source[Source.SSD]
+            self._peer_counters.hits += by_source[Source.PEER]
             self._host_counters.bytes_read += pages * length
             self._host_counters.read_latency.observe(seconds)
 
@@ -241,7 +251,7 @@ class Restorer:
             self._counts["started"] += 1
             now = self._table.tick()
         try:
-            self._use(restore.prefix_keys, now)
+            self._use(restore.prefix_keys, now, restore.reach)
             self._claim(restore, now)
             if self._verify:
                 self._verify_resident(restore)
@@ -255,20 +265,8 @@ class Restorer:
         return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
 
     def abandon(self, page: Page) -> bool:
-        """`page` is being read from a device that has gone: whoever waits for it goes on without. Lock held.
-
-        The slot stays taken until the read really ends: until then the device may still write to it. False if the
-        page is not being read.
-        """
-        waiters = self._promoting.pop(page, None)
-        if waiters is None:
-            return False
-        if not page.dropped:
-            self._table.drop(page)
-        for restore, index in waiters:
-            self._settle(restore, index, arrived=False)
-            self._finish_if_settled(restore)
-        return True
+        """See `Promotions.abandon`. Lock held."""
+        return self._promotions.abandon(page)
 
     def _give_back(self, claimed: Sequence[Page]) -> None:
         """Unpin, then go on with the restores that were put off for want of room, in their order."""
@@ -284,25 +282,29 @@ class Restorer:
     def _miss(self, restore: Restore) -> None:
         with self._table.lock:
             now = self._table.tick()
-            self._count_misses(len(restore.keys), 0)
-        self._use(restore.prefix_keys, now)
+            self._count_misses(len(restore.keys), 0, 0)
+        self._use(restore.prefix_keys, now, restore.reach)
 
-    def _count_misses(self, nowhere: int, on_ssd: int) -> None:
-        self._host_counters.misses += nowhere + on_ssd
+    def _count_misses(self, nowhere: int, on_ssd: int, at_peers: int) -> None:
+        self._host_counters.misses += nowhere + on_ssd + at_peers
         self._ssd_counters.misses += nowhere if self._stripes is not None else 0
+        self._peer_counters.misses += nowhere + on_ssd if self._peer is not None else 0
 
-    def _use(self, keys: Sequence[bytes], now: int) -> None:
+    def _use(self, keys: Sequence[bytes], now: int, reach: int) -> None:
         """Count a use of pages that the device has."""
         for start in range(0, len(keys), PAGES_PER_HOLD):
             with self._table.lock:
                 for key in keys[start : start + PAGES_PER_HOLD]:
                     if (page := self._table.find(self.namespace, key)) is not None:
-                        self._touch(page, now)
+                        self._touch(page, now, reach)
 
-    def _touch(self, page: Page, now: int) -> None:
-        self._table.use(page, now)
-        if self._writer is not None and page.stored is None and page.host is HostState.RESIDENT:
-            self._writer.offer(page)
+    def _touch(self, page: Page, now: int, reach: int) -> None:
+        self._table.use(page, now, reach)
+        if page.host is HostState.RESIDENT:
+            if self._writer is not None and page.stored is None:
+                self._writer.offer(page)
+            if self._sharer is not None:
+                self._sharer.offer(page)
 
     def _claim(self, restore: Restore, now: int) -> None:
         """Pin the chain as far as it goes, and start reading what is on ssd."""
@@ -322,41 +324,28 @@ class Restorer:
             if taken < len(batch):
                 break
         with self._table.lock:
-            self._count_misses(len(restore.keys) - found, restore.sources.count(Source.SSD))
+            on_ssd, at_peers = restore.sources.count(Source.SSD), restore.sources.count(Source.PEER)
+            self._count_misses(len(restore.keys) - found, on_ssd, at_peers)
 
     def _claim_page(self, restore: Restore, page: Page, now: int) -> bool:
         index = len(restore.claimed)
-        waiters = self._promoting.get(page)
         if page.host is HostState.RESIDENT:
             self._table.pin(page)
             self._add_claim(restore, page, Source.HOST, settled=not self._verify)
-        elif waiters is not None:
-            # Another request is bringing the same page up: share its read.
+        elif (source := self._promotions.join(page, (restore, index))) is not None:
             self._table.pin(page)
-            waiters.append((restore, index))
-            self._add_claim(restore, page, Source.SSD, settled=False)
-        elif page.stored is not None and self._stripes is not None:
+            self._add_claim(restore, page, source, settled=False)
+        elif page.saved:
             self._table.pin(page)
-            slot = self._table.take_slot(None)
-            if slot is None:
-                self._table.unpin(page)
-                self._host_counters.refuse("no room for promotion")
-                restore.short = True
-                return False
-            self._table.begin_fill(page, slot)
-            try:
-                self._stripes.read(page.stored, self._host.block_run(slot), self._read_done(page))
-            except RuntimeError:  # the stripe set was closed meanwhile
-                self._table.end_fill(page, complete=False)
+            source = self._promotions.begin(page, (restore, index))
+            if source is None:
                 self._table.unpin(page)
                 restore.short = True
                 return False
-            # In time for `_read_done`, which needs the lock that is held here.
-            self._promoting[page] = [(restore, index)]
-            self._add_claim(restore, page, Source.SSD, settled=False)
+            self._add_claim(restore, page, source, settled=False)
         else:
             return False
-        self._touch(page, now)
+        self._touch(page, now, restore.reach)
         return True
 
     def _add_claim(self, restore: Restore, page: Page, source: Source, *, settled: bool) -> None:
@@ -389,38 +378,13 @@ class Restorer:
                     self._table.drop(page)
                 self._settle(restore, index, arrived=not page.dropped)
 
-    def _read_done(self, page: Page) -> Callable[[ReadOutcome], None]:
-        started = self._clock()
-
-        def done(outcome: ReadOutcome) -> None:
-            with self._table.lock:
-                waiters = self._promoting.pop(page, [])
-                complete = outcome is ReadOutcome.OK and not page.dropped
-                # The stripe set has verified the bytes against this checksum.
-                digest = page.stored.digest if page.stored is not None else None
-                self._table.end_fill(page, complete=complete, digest=digest)
-                if complete:
-                    seconds = self._clock() - started
-                    self._ssd_counters.bytes_read += page.length
-                    self._ssd_counters.read_latency.observe(seconds)
-                    self._link.count(1, page.length, seconds)
-                elif not page.dropped:
-                    self._lost(page, outcome)
-                for restore, index in waiters:
-                    self._settle(restore, index, arrived=complete)
-                    self._finish_if_settled(restore)
-
-        return done
-
-    def _lost(self, page: Page, outcome: ReadOutcome) -> None:
-        """What is on ssd cannot be used: a miss, for ever."""
-        if outcome.corrupt:
-            self._ssd_counters.checksum_failures += 1
-            self._events.emit("page.corrupt", tier="ssd", key=page.key.hex(), reason=outcome.value)
-        elif outcome is not ReadOutcome.CANCELLED:
-            self._events.emit("page.unreadable", tier="ssd", key=page.key.hex(), reason=outcome.value)
-        if outcome is not ReadOutcome.CANCELLED:
-            self._table.detach_stored(page)
+    def _promoted(self, waiter: tuple[Restore, int], source: Source, arrived: bool) -> None:
+        """A page that was on its way up is there, or will not come. Lock held."""
+        restore, index = waiter
+        if index < len(restore.sources):
+            restore.sources[index] = source
+        self._settle(restore, index, arrived=arrived)
+        self._finish_if_settled(restore)
 
     def _settle(self, restore: Restore, index: int, *, arrived: bool) -> None:
         if not restore.settled[index]:

@@ -19,7 +19,7 @@ def check_rules(table: PageTable) -> None:
         assert not page.dropped
         assert page.parent is None or (not page.parent.dropped and page in page.parent.children)
         assert page.stored_children == sum(child.stored is not None for child in page.children)
-        assert page.host is not HostState.NONE or page.stored is not None, "a page without a copy"
+        assert page.host is not HostState.NONE or page.saved, "a page without a copy"
         if page.stored is not None and page.parent is not None:
             assert page.parent.stored is not None or page.parent.writing, "unreachable after a restart"
         if page.slot >= 0:
@@ -33,6 +33,7 @@ def check_rules(table: PageTable) -> None:
         pinned += page.pinned
     assert stored == table.stored_pages
     assert stored_bytes == table.stored_bytes
+    table.peer_copies.check()
     # Pages that were dropped keep their slots, and are written to their end, while they are pinned.
     assert resident <= table.resident_pages
     assert writing_bytes <= table.writing_bytes

@@ -1,4 +1,4 @@
-"""The tier stack of one rank: host memory, and beneath it the SSDs, behind one door.
+"""The tier stack of one rank: memory of other servers, host memory, and beneath it the SSDs, behind one door.
 
 The engine knows nothing of SGLang and of devices: it takes pages in (`begin_put`, `commit_put`), brings chains of
 pages up (`restore`), and says what it holds (`probe`, `snapshot`). Whoever drives it copies the bytes between the
@@ -8,7 +8,7 @@ device and the host slots that it is given.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -28,9 +28,12 @@ from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.observing import page_facts, take_snapshot
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageRecord, page_digest
 from swift_tiers.radix_tiering.page_table import PageTable
+from swift_tiers.radix_tiering.peer_memory import PeerMemory, PeerPlace
+from swift_tiers.radix_tiering.peer_writer import PeerEvents, PeerWriter
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.restore import Restore, Restorer
 from swift_tiers.radix_tiering.ssd import StoredPage
@@ -70,6 +73,7 @@ class TierStack:
         config: TiersConfig,
         host: HostTier,
         ssd: SsdTier | None = None,
+        peer: PeerMemory | None = None,
         *,
         events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -78,10 +82,16 @@ class TierStack:
         self.config = config
         self.host = host
         self.ssd = ssd
+        self.peer = peer
+        #: For operators, where this server lends or borrows; set by whoever made it so.
+        self.lease_hand: LeaseHand | None = None
+        #: Told who lends, by lease name with the address, where somebody wants to know; on the publisher's thread.
+        self.on_neighbours: Callable[[Mapping[str, str]], None] | None = None
         self.stripes = stripes = ssd.stripes if ssd is not None else None
         self.events = events or EventLog(time.time)
         self.host_counters = TierCounters()
         self.ssd_counters = TierCounters()
+        self.peer_counters = TierCounters()
         self.links = {name: LinkCounters() for name in (*DEVICE_LINKS, *(SSD_LINKS if ssd is not None else ()))}
         self.errands = ErrandThread()
         self.closed = False
@@ -92,6 +102,8 @@ class TierStack:
             ssd_counters=self.ssd_counters,
             release_stored=self._release_stored,
             size_on_ssd=ssd.size_of if ssd is not None else None,
+            peer_counters=self.peer_counters,
+            release_peer=self._release_peer,
             pin_lost=self._pin_lost,
             too_much=self._too_much,
         )
@@ -116,14 +128,27 @@ class TierStack:
             )
             self._register_namespace(namespace)
             self._recover(stripes.recovered)
+        self.sharer: PeerWriter | None = None
+        if peer is not None:
+            self.sharer = PeerWriter(
+                self.table,
+                host,
+                peer,
+                counters=self.peer_counters,
+                events=self.events,
+                most_bytes=config.peer.borrow_limit,
+            )
         self.restorer = Restorer(
             self.digest,
             self.table,
             host,
             stripes,
             self.writer,
+            self.sharer,
             host_counters=self.host_counters,
             ssd_counters=self.ssd_counters,
+            peer=peer,
+            peer_counters=self.peer_counters,
             link=self.links.get("ssd-host", LinkCounters()),
             events=self.events,
             clock=clock,
@@ -131,6 +156,8 @@ class TierStack:
             verify=config.host.verify,
             fingerprint=self._fingerprint,
         )
+        if peer is not None and self.sharer is not None:
+            peer.watch(PeerEvents(self, self.sharer))
         if ssd is not None:
             ssd.watch(self._device_out)
             for device in ssd.snapshot()[1]:
@@ -194,6 +221,10 @@ class TierStack:
                 for page in put.pages:
                     if not page.dropped:
                         self.writer.offer(page)
+            if self.sharer is not None:
+                for page in put.pages:
+                    if not page.dropped:
+                        self.sharer.offer(page)
             self._write_back()
 
     def abort_put(self, put: Put) -> None:
@@ -227,8 +258,8 @@ class TierStack:
     # ---- steering ----
 
     def flush(self, *, host: bool, ssd: bool) -> None:
-        """Empty tiers: `host` of all pages, with `ssd` every tier of this namespace's. Pinned pages go when their
-        requests are done."""
+        """Empty tiers: `host`, and what other servers lend, of all pages, with `ssd` every tier of this namespace's.
+        Pinned pages go when their requests are done."""
         sweeps.run(self.flush_steps(host=host, ssd=ssd))
 
     def flush_steps(self, *, host: bool, ssd: bool) -> Generator[None, None, Flushed]:
@@ -240,10 +271,12 @@ class TierStack:
         with self.table.lock:
             if self.writer is not None:
                 self.writer.clear()
+            if self.sharer is not None:
+                self.sharer.clear()
         if ssd:
             pages = yield from sweeps.drop_namespace(self.table, digest)
         elif host:
-            pages = yield from sweeps.empty_host(self.table)
+            pages = yield from sweeps.empty_memory(self.table)
         durable = not ssd or self.stripes is None or self.stripes.flush_namespace(digest)
         self.events.emit("tiers.flushed", host=host, ssd=ssd, durable=durable)
         return Flushed(pages, durable)
@@ -263,7 +296,7 @@ class TierStack:
             self.digest = digest
             self.restorer.namespace = digest
             pinned = [page for page in self.table.operator_pins.pinned if before != digest]
-        sweeps.run(sweeps.empty_host(self.table, before))
+        sweeps.run(sweeps.empty_memory(self.table, before))
         for page in pinned:
             # Nobody could take such a pin back: no page of the old weights is found by its key.
             if sweeps.run(sweeps.let_go(self.table, page)):
@@ -287,6 +320,8 @@ class TierStack:
         self.closed = True
         self.errands.close(min(timeout, ERRAND_SECONDS))
         self.restorer.close()
+        if self.peer is not None:
+            self.peer.close()
         if self.ssd is None or self.writer is None:
             return
         with self.table.lock:
@@ -332,6 +367,10 @@ class TierStack:
             count = min(reserve - self.host.free_slots, WRITE_BACK_STEP)
             for page in self.table.coldest_unsaved(count):
                 self.writer.offer(page)
+
+    def _release_peer(self, place: PeerPlace) -> None:
+        if self.peer is not None:
+            self.peer.release(place)
 
     def _release_stored(self, stored: StoredPage) -> None:
         if self.stripes is not None:

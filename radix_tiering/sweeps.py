@@ -44,10 +44,10 @@ def drop_namespace(table: PageTable, namespace: bytes) -> Sweep:
     return _each(table, namespace, table.drop)
 
 
-def empty_host(table: PageTable, namespace: bytes | None = None) -> Sweep:
-    """Host copies leave, of one namespace or of all; pages with an ssd copy stay, and so do pinned slots. Returns how
-    many have left."""
-    return _each(table, namespace, table.evict_host)
+def empty_memory(table: PageTable, namespace: bytes | None = None) -> Sweep:
+    """Copies in host memory and at peers leave, of one namespace or of all; pages with an ssd copy stay, and so do
+    pinned slots. Returns how many pages have left."""
+    return _each(table, namespace, table.evict_memory)
 
 
 def requeue(table: PageTable) -> Sweep:

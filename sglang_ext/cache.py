@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from swift_tiers.radix_tiering.restore import Source
+from swift_tiers.radix_tiering.promotion import Source
 from swift_tiers.sglang_ext.linker import SwiftLinker
 from swift_tiers.sglang_ext.request_facts import RequestFacts
 from swift_tiers.sglang_ext.sampler import Sampler

@@ -18,19 +18,40 @@ def directory(stack) -> DirectorySnapshot:
 def test_the_directory_says_how_many_pages_are_where_and_how_deep() -> None:
     stack = make_stack(host_pages=8, ssd=memory_ssd())
     assert directory(stack) == DirectorySnapshot(
-        pages=0, host_only_pages=0, ssd_only_pages=0, both_pages=0, deepest_pages=0, first_pages=0, foreign_pages=0
+        pages=0,
+        host_only_pages=0,
+        ssd_only_pages=0,
+        peer_only_pages=0,
+        both_pages=0,
+        deepest_pages=0,
+        first_pages=0,
+        foreign_pages=0,
     )
     put(stack, chain(*"abcde"))
     put(stack, chain(*"abx"))
     put(stack, chain(*"y"))
     stack.wait_written(10)
     assert directory(stack) == DirectorySnapshot(
-        pages=7, host_only_pages=0, ssd_only_pages=0, both_pages=7, deepest_pages=5, first_pages=2, foreign_pages=0
+        pages=7,
+        host_only_pages=0,
+        ssd_only_pages=0,
+        peer_only_pages=0,
+        both_pages=7,
+        deepest_pages=5,
+        first_pages=2,
+        foreign_pages=0,
     )
     stack.flush(host=True, ssd=False)
     assert get(stack, chain(*"abx")) == 3
     assert directory(stack) == DirectorySnapshot(
-        pages=7, host_only_pages=0, ssd_only_pages=4, both_pages=3, deepest_pages=5, first_pages=2, foreign_pages=0
+        pages=7,
+        host_only_pages=0,
+        ssd_only_pages=4,
+        peer_only_pages=0,
+        both_pages=3,
+        deepest_pages=5,
+        first_pages=2,
+        foreign_pages=0,
     )
     check(stack)
 
@@ -125,7 +146,7 @@ def test_a_page_says_where_it_is() -> None:
     facts = stack.page_facts(keys[1])
     assert facts == PageFacts(
         namespace=space, depth=2, parent=keys[0].hex(), children=2, bytes=4096, uses=1, pins=0,
-        host_slot=1, ssd_placement=(), generation=None,
+        host_slot=1, peer="", ssd_placement=(), generation=None,
     )  # fmt: skip
     first = stack.page_facts(keys[0])
     assert (first.depth, first.parent, first.children) == (1, "", 1)

@@ -25,11 +25,12 @@ from swift_tiers.radix_tiering.bus.commands import (
 )
 from swift_tiers.radix_tiering.device_files import MadeDevice
 from swift_tiers.radix_tiering.held_page import HostState, Page
-from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.page import ROOT_KEY, page_digest
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.sweeps import prefix_of
 
 from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, obey, put, settle
+from support.model_peer import ModelPeer
 
 NUMBERS = st.integers(0, 999)
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
@@ -46,9 +47,11 @@ class StackMachine(RuleBasedStateMachine):
         admission=st.sampled_from(["always", "reuse", "size"]),
         eviction=st.sampled_from(["lru", "lfu"]),
         with_ssd=st.booleans(),
+        with_peer=st.booleans(),
     )
-    def start(self, host_pages, device_pages, devices, write, admission, eviction, with_ssd):
+    def start(self, host_pages, device_pages, devices, write, admission, eviction, with_ssd, with_peer):
         self.host_pages = host_pages
+        self.with_peer = with_peer
         self.policy = {
             "write": write, "ssd_admission": admission, "admission_tokens": 8, "eviction": eviction,
         }  # fmt: skip
@@ -62,7 +65,9 @@ class StackMachine(RuleBasedStateMachine):
 
     def open(self):
         ssd = memory_ssd(array=self.array, make_device=self.new_device) if self.array is not None else None
-        self.stack = make_stack(host_pages=self.host_pages, ssd=ssd, policy=self.policy)
+        self.peer = ModelPeer(4096, ssd.fingerprint if ssd is not None else page_digest) if self.with_peer else None
+        self.leases = []
+        self.stack = make_stack(host_pages=self.host_pages, ssd=ssd, policy=self.policy, lent=self.peer)
         self.restores = []
         self.pinned: dict[bytes, list[tuple[Page, bool, bool]]] = {}  # page, whether in host memory, whether on ssd
         self.broken = False  # a pin may be lost
@@ -194,6 +199,39 @@ class StackMachine(RuleBasedStateMachine):
         with self.stack.table.lock:
             if page is not None and page.host is HostState.RESIDENT and not page.pins and page.digest is not None:
                 self.stack.host.page(page.slot)[3] ^= 0x40
+
+    @rule(slots=st.integers(1, 12), donor=st.sampled_from(["d1", "d2"]))
+    def lend(self, slots, donor):
+        if self.peer is not None:
+            self.leases.append(self.peer.lend(slots, donor))
+
+    @rule(number=NUMBERS, way=st.sampled_from(["recall", "late", "end"]))
+    def take_back(self, number, way):
+        if self.peer is not None and self.leases:
+            self.broken = True  # what was nowhere else may be lost, pinned or not
+            lease = self.leases.pop(number % len(self.leases))
+            if way == "end":
+                self.peer.end(lease)
+            else:
+                self.peer.recall(lease, in_time=way == "recall")
+
+    @rule(paths=st.lists(PATHS, min_size=1, max_size=4), number=NUMBERS, way=st.sampled_from(["recall", "late", "end"]))
+    def put_while_peer_is_slow(self, paths, number, way):
+        """What is asked of lent memory piles up for a while, and a lease goes meanwhile."""
+        if self.peer is not None:
+            self.peer.hold(True)
+            self.put(paths)
+            self.take_back(number, way)
+            self.peer.hold(False)
+
+    @rule(number=NUMBERS)
+    def damage_peer(self, number):
+        if self.peer is not None:
+            with self.stack.table.lock:
+                shared = [page.peer.place for page in self.stack.table.all_pages() if page.peer is not None]
+                if shared:
+                    self.broken = True
+                    self.peer.damage(shared[number % len(shared)])
 
     @rule(host=st.booleans(), ssd=st.booleans())
     def flush(self, host, ssd):

@@ -14,6 +14,7 @@ from swift_tiers.radix_tiering.bus.commands import AnyCommand, CommandError
 from swift_tiers.radix_tiering.config import parse_config
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageGeometry
+from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.restore import Restore
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
@@ -73,12 +74,17 @@ def memory_ssd(devices: int = 2, size: int = 2**20, unit: int = 4096, array: Any
 
 
 def make_stack(
-    host_pages: int = 16, ssd: SsdTier | None = None, clock: Any = None, space: Namespace | None = None, **config: Any
+    host_pages: int = 16,
+    ssd: SsdTier | None = None,
+    clock: Any = None,
+    space: Namespace | None = None,
+    lent: PeerMemory | None = None,
+    **config: Any,
 ) -> TierStack:
     """A stack with room for `host_pages` in host memory. `config`: sections of the configuration."""
     space = space or namespace()
     host = HostTier(space.geometry, host_pages * space.geometry.stride_bytes)
-    stack = TierStack(space, parse_config(config), host, ssd, clock=clock or Clock())
+    stack = TierStack(space, parse_config(config), host, ssd, lent, clock=clock or Clock())
     _stacks.append(stack)
     return stack
 
@@ -87,6 +93,8 @@ def crash(stack: TierStack) -> None:
     """End a stack as if its process had been killed: its threads are gone, and no index is written."""
     stack.errands.close(0)
     stack.restorer.close()
+    if stack.peer is not None:
+        stack.peer.close()
     if stack.stripes is not None:
         stack.stripes.close(None)
     _stacks.remove(stack)
@@ -164,6 +172,7 @@ def check(stack: TierStack) -> None:
     stack.restorer.flush()
     assert stack.errands.wait_idle(20)
     with stack.table.lock:
+        assert stack.sharer is None or stack.sharer.wait_idle(20), "copies at peers never end"
         stack.table.check()
         assert stack.table.pinned_pages == stack.table.operator_pins.kept_pages
         assert stack.table.writing_bytes == 0

@@ -1,0 +1,97 @@
+"""Memory of other servers, as the tier stack sees it: places for pages that may be taken away at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from swift_tiers.radix_tiering.counters import LinkCounters
+from swift_tiers.radix_tiering.leases import LeaseKey
+from swift_tiers.radix_tiering.ssd import ReadOutcome
+
+
+class PeerPlace(NamedTuple):
+    """Room for one page in lent memory."""
+
+    key: LeaseKey
+    slot: int  # from 0, within the lease's run
+
+
+class PeerWatcher(Protocol):
+    """What is told of leases, on the peer memory's own thread."""
+
+    def lease_began(self) -> None:
+        """There is more room."""
+        ...
+
+    def lease_recalled(self, key: LeaseKey, until: float) -> None:
+        """Nothing new goes there. What is to be saved is read with `demote`, before `until` by the clock of leases;
+        then `give_up` returns the lease."""
+        ...
+
+    def lease_ended(self, key: LeaseKey) -> None:
+        """Nothing under this lease can be read any more. Every read and write of it has been answered."""
+        ...
+
+
+class PeerMemory(Protocol):
+    """Places for pages of one size. Any thread may call; nothing here waits, and answers come on a thread of its own.
+
+    Every `read` and `write` is answered exactly once, never from within the call. They raise RuntimeError once it is
+    closed.
+    """
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of the active leases, in whole pages."""
+        ...
+
+    @property
+    def links(self) -> Mapping[str, LinkCounters]:
+        """What was copied: by all donors together ("peer-host", "host-peer"), and for each."""
+        ...
+
+    def watch(self, watcher: PeerWatcher) -> None:
+        """Tell `watcher` from now on."""
+        ...
+
+    def reserve(self) -> PeerPlace | None:
+        """A free place; None if there is none."""
+        ...
+
+    def release(self, place: PeerPlace) -> None:
+        """Give a place back. Nothing else comes there while a read or write of it is under way."""
+        ...
+
+    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None]) -> None:
+        """Put a page there: uint8 [page_bytes], unchanged until `done(whether it is there, why not)`."""
+        ...
+
+    def read(
+        self,
+        place: PeerPlace,
+        into: np.ndarray,
+        digest: bytes,
+        done: Callable[[ReadOutcome], None],
+        *,
+        demote: bool = False,
+    ) -> None:
+        """Fetch a page: uint8 [page_bytes]. OK only if the bytes have this checksum and the lease has lasted.
+
+        `demote`: to save the page from a lease that was recalled. CANCELLED: the lease is over.
+        """
+        ...
+
+    def want(self, wanted_bytes: int) -> None:
+        """How much is to be borrowed, from all donors together."""
+        ...
+
+    def give_up(self, key: LeaseKey) -> None:
+        """Return a lease. Nothing of it is needed any more."""
+        ...
+
+    def close(self) -> None:
+        """Return everything and end. Idempotent."""
+        ...

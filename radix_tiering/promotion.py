@@ -1,0 +1,174 @@
+"""Pages on their way up to host memory, from other servers' memory or from ssd; each is read once for all who wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Generic, TypeVar
+
+from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
+from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.held_page import Page
+from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.page_table import PageTable
+from swift_tiers.radix_tiering.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
+
+Waiter = TypeVar("Waiter")
+
+
+class Source(Enum):
+    """Where a page was found."""
+
+    PEER = "peer"
+    HOST = "host"
+    SSD = "ssd"
+
+
+class Promotions(Generic[Waiter]):
+    """Used under the page table's lock. `settled(waiter, source, arrived)` is called under it, once for each waiter,
+    on the thread of whoever has read."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        host: HostTier,
+        stripes: StripeSet | None,
+        peer: PeerMemory | None,
+        *,
+        host_counters: TierCounters,
+        ssd_counters: TierCounters,
+        peer_counters: TierCounters,
+        link: LinkCounters,
+        events: EventLog,
+        clock: Callable[[], float],
+        settled: Callable[[Waiter, Source, bool], None],
+    ) -> None:
+        self._table = table
+        self._host = host
+        self._stripes = stripes
+        self._peer = peer
+        self._host_counters = host_counters
+        self._counters = {Source.PEER: peer_counters, Source.SSD: ssd_counters}
+        self._link = link
+        self._events = events
+        self._clock = clock
+        self._settled = settled
+        self._waiting: dict[Page, list[Waiter]] = {}
+        self._sources: dict[Page, Source] = {}
+
+    def join(self, page: Page, waiter: Waiter) -> Source | None:
+        """Wait with the others for `page`; None if it is not on its way."""
+        waiters = self._waiting.get(page)
+        if waiters is None:
+            return None
+        waiters.append(waiter)
+        return self._sources[page]
+
+    def begin(self, page: Page, waiter: Waiter) -> Source | None:
+        """Start to read `page`, which the caller has pinned, into a slot of its own; None if that cannot be."""
+        slot = self._table.take_slot(None)
+        if slot is None:
+            self._host_counters.refuse("no room for promotion")
+            return None
+        self._table.begin_fill(page, slot)
+        # In time for the answer, which needs the lock that is held here.
+        self._waiting[page] = [waiter]
+        if self._read_from_peer(page) or self._read_from_ssd(page):
+            return self._sources[page]
+        del self._waiting[page]
+        self._table.end_fill(page, complete=False)
+        return None
+
+    def abandon(self, page: Page) -> bool:
+        """`page` is being read from a device that has gone: whoever waits for it goes on without.
+
+        The slot stays taken until the read really ends: until then the device may still write to it. False if the
+        page is not being read from a device.
+        """
+        if self._sources.get(page) is not Source.SSD:
+            return False
+        if not page.dropped:
+            self._table.drop(page)
+        self._tell(page, False)
+        return True
+
+    def _tell(self, page: Page, arrived: bool) -> None:
+        source = self._sources.pop(page, Source.SSD)
+        for waiter in self._waiting.pop(page, ()):
+            self._settled(waiter, source, arrived)
+
+    def _read_from_ssd(self, page: Page) -> bool:
+        if page.stored is None or self._stripes is None:
+            return False
+        try:
+            self._stripes.read(page.stored, self._host.block_run(page.slot), self._ssd_done(page))
+        except RuntimeError:  # the stripe set was closed meanwhile
+            return False
+        self._sources[page] = Source.SSD
+        return True
+
+    def _read_from_peer(self, page: Page) -> bool:
+        if page.peer is None or self._peer is None:
+            return False
+        place, digest = page.peer
+        try:
+            self._peer.read(place, self._host.page(page.slot), digest, self._peer_done(page, digest))
+        except RuntimeError:  # it was closed meanwhile
+            return False
+        self._sources[page] = Source.PEER
+        return True
+
+    def _arrived(self, page: Page, source: Source, seconds: float) -> None:
+        self._counters[source].bytes_read += page.length
+        self._counters[source].read_latency.observe(seconds)
+
+    def _ssd_done(self, page: Page) -> Callable[[ReadOutcome], None]:
+        started = self._clock()
+
+        def done(outcome: ReadOutcome) -> None:
+            with self._table.lock:
+                complete = outcome is ReadOutcome.OK and not page.dropped
+                # The stripe set has verified the bytes against this checksum.
+                digest = page.stored.digest if page.stored is not None else None
+                self._table.end_fill(page, complete=complete, digest=digest)
+                if complete:
+                    seconds = self._clock() - started
+                    self._arrived(page, Source.SSD, seconds)
+                    self._link.count(1, page.length, seconds)
+                elif not page.dropped:
+                    self._lost_on_ssd(page, outcome)
+                self._tell(page, complete)
+
+        return done
+
+    def _peer_done(self, page: Page, digest: bytes) -> Callable[[ReadOutcome], None]:
+        started, copy = self._clock(), page.peer
+
+        def done(outcome: ReadOutcome) -> None:
+            with self._table.lock:
+                complete = outcome is ReadOutcome.OK and not page.dropped
+                if outcome is not ReadOutcome.OK and not page.dropped:
+                    if outcome is not ReadOutcome.CANCELLED:
+                        self._counters[Source.PEER].checksum_failures += 1
+                        self._events.emit("page.corrupt", tier="peer", key=page.key.hex(), reason=outcome.value)
+                    if page.peer is copy:
+                        self._table.peer_copies.end(page)
+                    if self._read_from_ssd(page):
+                        return
+                self._table.end_fill(page, complete=complete, digest=digest)
+                if complete:
+                    self._arrived(page, Source.PEER, self._clock() - started)
+                self._tell(page, complete)
+
+        return done
+
+    def _lost_on_ssd(self, page: Page, outcome: ReadOutcome) -> None:
+        """What is on ssd cannot be used: a miss, for ever."""
+        if outcome.corrupt:
+            self._counters[Source.SSD].checksum_failures += 1
+            self._events.emit("page.corrupt", tier="ssd", key=page.key.hex(), reason=outcome.value)
+        elif outcome is not ReadOutcome.CANCELLED:
+            self._events.emit("page.unreadable", tier="ssd", key=page.key.hex(), reason=outcome.value)
+        if outcome is not ReadOutcome.CANCELLED:
+            self._table.detach_stored(page)
