@@ -1,8 +1,10 @@
 """Memory that one process exports and others map, on a machine without GPUs: sealed memfds.
 
 A donor keeps its KV pool in a `SharedArena`; a borrower that was given the file descriptor (over a unix socket) maps
-the same pages as an `AttachedArena` and reads them at the speed of memory. Sealing is what makes that safe: a file that
-can shrink under a mapping kills whoever touches it (SIGBUS).
+the same pages as an `AttachedArena` and reads them at the speed of memory. Sealing is what makes that safe on both
+sides: a file that can shrink under a mapping kills whoever touches it (SIGBUS), and a borrower that could write might
+be stopped in the middle of a copy and finish it when the memory is somebody else's. So each process writes to its own
+arenas alone, and nobody else can.
 
 The memory outlives its donor for as long as anybody maps it. That a donor has died must therefore be learnt elsewhere
 (its socket closes), and the lease be declared lost then: what is still readable is nobody's any more.
@@ -21,7 +23,11 @@ import numpy as np
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.memory import available_memory
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+#: F_SEAL_FUTURE_WRITE of linux/fcntl.h, which Python does not name yet: mappings made before it may write, later ones
+#: may not. Linux 5.1.
+_SEAL_FUTURE_WRITE = 0x0010
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_SEALS = _SIZE_SEALS | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 
 
 class ArenaError(SwiftTiersError):
@@ -29,7 +35,7 @@ class ArenaError(SwiftTiersError):
 
 
 class SharedArena:
-    """Memory of this process that others may map. Its content and its size are resident and fixed from the start."""
+    """Memory of this process that others may map, for reading. Resident and of a fixed size from the start."""
 
     def __init__(
         self, size: int, name: str = "swift-tiers", available: Callable[[], int | None] = available_memory
@@ -46,15 +52,20 @@ class SharedArena:
         try:
             # Takes the memory now: a page that cannot be had when it is first touched is a SIGBUS.
             os.posix_fallocate(self.fd, 0, size)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-            self._mapping = mmap.mmap(self.fd, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
+            mapping = mmap.mmap(self.fd, size)
         except OSError as error:
             os.close(self.fd)
             raise ArenaError(
                 f"{size} bytes of shared memory cannot be had ({error.strerror}); make the pool smaller"
             ) from None
-        #: uint8 [size].
-        self.array: np.ndarray = np.frombuffer(self._mapping, np.uint8)
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        except OSError:
+            os.close(self.fd)
+            raise ArenaError("this kernel cannot share memory for reading alone; lending needs Linux 5.1") from None
+        #: uint8 [size]. The memory is mapped for as long as this array, or a part of it, is referred to.
+        self.array: np.ndarray = np.frombuffer(mapping, np.uint8)
 
     def close(self) -> None:
         """Give up this process' descriptor; the memory goes with the last mapping of it. Idempotent."""
@@ -64,25 +75,30 @@ class SharedArena:
 
 
 class AttachedArena:
-    """An arena of another process, mapped here for reading and writing."""
+    """An arena of another process, mapped here for reading."""
 
     def __init__(self, fd: int, size: int) -> None:
-        """Takes `fd` over and closes it. Raises ArenaError for memory that could be taken away under the mapping, or
-        is not of this size."""
+        """Takes `fd` over and closes it. Raises ArenaError for memory that could be taken away under the mapping, that
+        others than its donor may write to, or that is not of this size."""
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or _seals(fd) & _SEALS != _SEALS:
                 raise ArenaError("what was offered is not a sealed memfd: its donor could take it away under our hands")
             if size < 1 or status.st_size != size:
                 raise ArenaError(f"what was offered has {status.st_size} bytes, not the {size} that were agreed on")
-            self._mapping = mmap.mmap(fd, size)
+            mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         except OSError as error:
             raise ArenaError(f"what was offered cannot be mapped ({error.strerror})") from None
         finally:
             os.close(fd)
         self.size = size
-        #: uint8 [size].
-        self.array: np.ndarray = np.frombuffer(self._mapping, np.uint8)
+        #: uint8 [size], read-only. The memory is mapped for as long as this array, or a part of it, is referred to: a
+        #: read under way keeps it, whatever becomes of this object.
+        self.array: np.ndarray = np.frombuffer(mapping, np.uint8)
+
+    def close(self) -> None:
+        """Unmap it, as soon as no part of the array is in use any more. Idempotent."""
+        self.array = self.array[:0].copy()
 
 
 def _seals(fd: int) -> int:

@@ -177,13 +177,18 @@ class Wire:
 
     def add(self, donor: str, dealer: Dealer) -> None:
         """Talk to this donor from now on."""
+        self._drop(donor)  # it may have been left and joined again within one round
         self._dealers[donor] = dealer
         self._poller.register(dealer.socket, zmq.POLLIN)
 
     def keep(self, donors: Collection[str]) -> None:
         """Close the ways to all other donors."""
         for donor in [name for name in self._dealers if name not in donors]:
-            dealer = self._dealers.pop(donor)
+            self._drop(donor)
+
+    def _drop(self, donor: str) -> None:
+        dealer = self._dealers.pop(donor, None)
+        if dealer is not None:
             self._answers(dealer, None)
             self._poller.unregister(dealer.socket)
             dealer.socket.close()

@@ -1,7 +1,8 @@
-"""Memory shared between real processes, and what its donor can and cannot do to a borrower."""
+"""Memory shared between real processes, and what either side can and cannot do to the other."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import socket
@@ -10,8 +11,8 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.donation.arena import ArenaError, AttachedArena, SharedArena
@@ -58,7 +59,25 @@ def test_both_see_the_same_bytes_and_the_donor_cannot_take_them_away(donor) -> N
     link.send(b"x")
     assert link.recv(16) == b"refused"
     assert arena.array[0] == 8
-    arena.array[1] = 9
+
+
+def test_only_the_donor_can_write(donor) -> None:
+    _, _, fd = donor
+    again = os.dup(fd)
+    arena = AttachedArena(fd, SIZE)
+    with pytest.raises(ValueError, match="read-only"):
+        arena.array[1] = 9
+    # Nor by any other way that its descriptor opens.
+    with pytest.raises(PermissionError):
+        mmap.mmap(again, SIZE)
+    with pytest.raises(PermissionError):
+        os.pwrite(again, b"9", 1)
+    reopened = os.open(f"/proc/self/fd/{again}", os.O_RDWR)
+    with pytest.raises(PermissionError):
+        mmap.mmap(reopened, SIZE)
+    os.close(reopened)
+    os.close(again)
+    assert (arena.array == 7).all()
 
 
 def test_a_donor_that_is_killed_leaves_the_mapping_readable_and_closes_its_link(donor) -> None:
@@ -92,11 +111,28 @@ def test_a_size_that_was_not_agreed_on_is_refused_and_no_descriptor_leaks() -> N
             AttachedArena(os.dup(arena.fd), size)
     attached = AttachedArena(os.dup(arena.fd), SIZE)
     # The mapping keeps one of its own.
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
-    attached.array[:4] = np.arange(4)
-    assert arena.array[:4].tolist() == [0, 1, 2, 3]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    arena.array[:4] = range(4)
+    assert attached.array[:4].tolist() == [0, 1, 2, 3]
+    attached.close()
+    assert len(os.listdir("/proc/self/fd")) == before
     arena.close()
     arena.close()
+
+
+def test_an_arena_is_unmapped_when_the_last_read_of_it_has_ended() -> None:
+    name = f"unmapped-{os.getpid()}"
+    arena = SharedArena(SIZE, name)
+    arena.array[:] = 5
+    mapped = Path("/proc/self/maps").read_text().count(name)
+    attached = AttachedArena(os.dup(arena.fd), SIZE)
+    reading = attached.array[100:200]
+    attached.close()
+    attached.close()
+    assert Path("/proc/self/maps").read_text().count(name) == mapped + 1
+    assert (reading == 5).all()
+    del reading
+    assert Path("/proc/self/maps").read_text().count(name) == mapped
 
 
 def test_more_memory_than_there_is_is_refused() -> None:

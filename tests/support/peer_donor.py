@@ -1,0 +1,112 @@
+"""A real donor in the test's own process: it lends pages of a shared arena, and answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+from swift_tiers.radix_tiering.donation.arena import SharedArena
+from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.leases import Donor, Extent, LeaseService, RunState, Timing, ipc_address
+from swift_tiers.radix_tiering.leases.effects import Reclaimed
+
+PAGE = 4096
+#: What the donor's own bytes are, in memory that is not lent.
+OWN = 0xDD
+
+
+class LocalDonor:
+    """`pages` pages of `page_bytes`, lent as runs of `run_pages`, each cut into as many extents as there are `planes`.
+
+    What comes back is kept in `reclaimed`, and lent again only by `restock`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str = "d",
+        *,
+        pages: int = 32,
+        page_bytes: int = PAGE,
+        run_pages: int = 8,
+        planes: int = 1,
+        bandwidth: float | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        assert pages % run_pages == 0
+        assert page_bytes % planes == 0
+        self.name = name
+        self.address = ipc_address(directory, name)
+        self.reclaimed: list[Reclaimed] = []
+        self._run_pages, self._planes = run_pages, planes
+        self._plane_bytes = page_bytes // planes
+        self._runs: dict[int, int] = {}  # number -> first page
+        self._last_run = 0
+        self.arena = SharedArena(pages * page_bytes)
+        self.arena.array[:] = OWN
+        donor = Donor(name, page_bytes, SystemRandom(), timing=timing)
+        self.party = donor.party
+        self.service = LeaseService(donor=donor, listen=self.address, on_donor=self._on_effect)
+        self.server = ArenaServer(
+            self.address,
+            donor.party,
+            self.arena,
+            self.service.lent_to,
+            bandwidth=bandwidth,
+        )
+        for first in range(0, pages, run_pages):
+            self._stock(first)
+
+    def recall(self, nbytes: int) -> None:
+        """Want so much back. It comes into `reclaimed`."""
+        self.service.withdraw(nbytes)
+
+    def restock(self) -> None:
+        """Take what came back, overwrite it, and lend it again."""
+        while self.reclaimed:
+            first = self._runs.pop(self.reclaimed.pop(0).run)
+            self.server.wait_for_copy()
+            for extent in self.extents(first):
+                self.bytes_of(extent)[:] = OWN
+            self._stock(first)
+
+    def extents(self, first_page: int) -> list[Extent]:
+        """Where the run that begins with this page lies."""
+        length, plane = self._run_pages * self._plane_bytes, self.arena.size // self._planes
+        return [Extent(0, i * plane + first_page * self._plane_bytes, length) for i in range(self._planes)]
+
+    def bytes_of(self, extent: Extent) -> Any:
+        """The donor's own view of an extent."""
+        return self.arena.array[extent.offset : extent.offset + extent.length]
+
+    @property
+    def lent_bytes(self) -> int:
+        return self.service.bytes_in(RunState.LENT, RunState.RECALLED)
+
+    def close(self) -> None:
+        self.service.close()
+        self.server.close()
+        self.arena.close()
+
+    def _stock(self, first_page: int) -> None:
+        self._last_run += 1
+        self._runs[self._last_run] = first_page
+        self.service.stock(self._last_run, self.extents(first_page))
+        self.service.fenced(self._last_run)
+
+    def _on_effect(self, effect: Any) -> None:
+        if isinstance(effect, Reclaimed):
+            self.reclaimed.append(effect)
+
+
+@contextmanager
+def local_donor(directory: Path, name: str = "d", **options: Any) -> Iterator[LocalDonor]:
+    """See `LocalDonor`. `directory` must be of this user alone and its name short: a socket's path is 107 bytes."""
+    donor = LocalDonor(directory, name, **options)
+    try:
+        yield donor
+    finally:
+        donor.close()
