@@ -5,31 +5,73 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
-import msgspec
+from swift_tiers.radix_tiering.leases.messages import Extent
 
-
-class Extent(msgspec.Struct, frozen=True, array_like=True):
-    """A run of bytes in one of a donor's buffers."""
-
-    buffer: int  # number of the buffer, as the donor counts them
-    offset: int  # bytes from its start
-    length: int  # bytes
+#: Bytes of an extent at which one DMA transfer is worth its setup.
+EXTENT_BYTES = 2 * 2**20
+#: A pool is cut into at least so many spans, so that a small one can lend at all.
+LEAST_SPANS = 64
 
 
-def pool_extents(first_page: int, pages: int, plane_bytes: int, planes: int) -> list[Extent]:
-    """Neighbouring pages of a layer-major pool: one extent in each of its planes, buffers 0 to `planes` - 1.
+class Span(NamedTuple):
+    """Neighbouring pages of a pool that are lent, and come back, together. One or several make a run."""
 
-    `plane_bytes`: of one page in one plane. A run of pages is lent as a whole so that each extent is long enough for
-    one DMA transfer, whatever a single page takes in one layer.
+    first: int  # page
+    pages: int
+
+
+class PoolLayout(NamedTuple):
+    """Where a pool's pages lie in the one buffer that its donor exports.
+
+    A layer-major pool has a plane for K and one for V of every layer; a block-major one has a single plane.
     """
-    return [Extent(plane, first_page * plane_bytes, pages * plane_bytes) for plane in range(planes)]
+
+    planes: tuple[int, ...]  # where each begins, bytes from the buffer's start
+    plane_bytes: int  # of one page in one plane
+
+    @property
+    def page_bytes(self) -> int:
+        return len(self.planes) * self.plane_bytes
+
+    def extents(self, spans: Iterable[Span]) -> list[Extent]:
+        """The bytes of these spans: one extent in each plane, neighbouring spans joined."""
+        joined: list[Span] = []
+        for span in sorted(spans):
+            if joined and joined[-1].first + joined[-1].pages == span.first:
+                joined[-1] = Span(joined[-1].first, joined[-1].pages + span.pages)
+            else:
+                joined.append(span)
+        return [
+            Extent(0, start + span.first * self.plane_bytes, span.pages * self.plane_bytes)
+            for span in joined
+            for start in self.planes
+        ]
 
 
-def run_pages(plane_bytes: int, unit_pages: int, wanted_bytes: int = 2 * 2**20) -> int:
-    """Pages of a run: the fewest whole elastic units whose extents are at least `wanted_bytes` long."""
-    least = -(-wanted_bytes // plane_bytes)
-    return -(-least // unit_pages) * unit_pages
+class RunShape(NamedTuple):
+    """How a pool is cut for lending: a run is whole elastic units, and whole spans, which need not be neighbours."""
+
+    span_pages: int
+    spans: int
+
+    @property
+    def pages(self) -> int:
+        return self.span_pages * self.spans
+
+
+def run_shape(layout: PoolLayout, unit_pages: int, pool_pages: int) -> RunShape:
+    """The shortest spans whose extents are at least `EXTENT_BYTES` long, and the shortest run of them.
+
+    A unit longer than that is made of several spans: short ones are found sooner in a pool that is in use. In a pool
+    that would have less than `LEAST_SPANS` of them they are shorter.
+    """
+    least = min(-(-EXTENT_BYTES // layout.plane_bytes), max(1, pool_pages // LEAST_SPANS))
+    if least > unit_pages:
+        return RunShape(-(-least // unit_pages) * unit_pages, 1)
+    span = next(pages for pages in range(least, unit_pages + 1) if unit_pages % pages == 0)
+    return RunShape(span, unit_pages // span)
 
 
 class CutRun:

@@ -33,32 +33,41 @@ def pages_for(tokens: int, page_tokens: int) -> int:
     return -(-tokens // page_tokens)
 
 
+def missing_pages(pages: int, page_tokens: int, unit_pages: int, tokens: int) -> int:
+    """Pages that a donor which has `pages` lacks to hold `tokens`, in whole units of `unit_pages`, rounded up."""
+    missing = max(0, pages_for(tokens, page_tokens) - pages)
+    return -(-missing // unit_pages) * unit_pages
+
+
+def spare_pages(pages: int, page_tokens: int, unit_pages: int, tokens: int) -> int:
+    """Pages that a donor which has `pages` does not need to hold `tokens`, in whole units of `unit_pages`."""
+    return max(0, pages - pages_for(tokens, page_tokens)) // unit_pages * unit_pages
+
+
+def _exchange(pages: int, unit: ElasticUnit) -> Resize:
+    return Resize(pages, pages // unit.donor_pages * unit.borrower_pages)
+
+
 def scale_up(pages: int, page_tokens: int, unit: ElasticUnit, tokens: int) -> Resize:
     """What a donor that has `pages` takes back to hold `tokens` (Algorithm 1, lines 10-19): enough, in whole units."""
-    missing = pages_for(tokens, page_tokens) - pages
-    if missing <= 0:
-        return NOTHING
-    units = -(-missing // unit.donor_pages)
-    return Resize(units * unit.donor_pages, units * unit.borrower_pages)
+    return _exchange(missing_pages(pages, page_tokens, unit.donor_pages, tokens), unit)
 
 
 def scale_down(pages: int, page_tokens: int, unit: ElasticUnit, longest_tokens: int) -> Resize:
     """What a donor that has `pages` can give when the last seconds took `longest_tokens` (lines 21-31): whole units."""
-    spare = pages - pages_for(longest_tokens, page_tokens)
-    if spare <= 0:
-        return NOTHING
-    units = spare // unit.donor_pages
-    return Resize(units * unit.donor_pages, units * unit.borrower_pages)
+    return _exchange(spare_pages(pages, page_tokens, unit.donor_pages, longest_tokens), unit)
 
 
 class ElasticSizer:
     """Decides how many pages a donor lends. Pure: it is told the time and what is needed, and says what to change.
 
-    *Bounds.* It never lends more than `most_lent` pages, and lends less than `least_lent` only while its own requests
-    need the memory.
-    *Hysteresis.* It takes back at once, and gives only what has been spare for a whole window and is worth it: at least
-    `step_units` elastic units. `reserve` of what the window needed stays on top, so that an ordinary wave takes nothing
-    back. What was taken back is not given again before a window has passed.
+    *Bounds.* It never lends more than `most_lent` pages. Up to `least_lent` it lends whatever is not needed right now;
+    beyond, what has not been needed for a whole window.
+    *Hysteresis.* It takes back at once, and gives only what is worth it: at least `step_units` units. `reserve` of what
+    the window needed stays on top, so that an ordinary wave takes nothing back. After something was taken back nothing
+    is given before a window has passed.
+
+    `unit_pages`, the smallest amount that changes hands, may be set at any time: it depends on who borrows.
 
     Not thread-safe; used on the scheduler's thread.
     """
@@ -67,7 +76,7 @@ class ElasticSizer:
         self,
         total_pages: int,
         page_tokens: int,
-        unit: ElasticUnit,
+        unit_pages: int = 1,
         *,
         least_lent: int = 0,
         most_lent: int | None = None,
@@ -79,17 +88,18 @@ class ElasticSizer:
         most_lent = total_pages if most_lent is None else most_lent
         if not 0 <= least_lent <= most_lent <= total_pages:
             raise ValueError(f"0 <= {least_lent} <= {most_lent} <= {total_pages} pages does not hold")
-        if reserve < 0 or step_units < 1:
-            raise ValueError("reserve must not be negative, step_units at least 1")
+        if reserve < 0 or step_units < 1 or unit_pages < 1:
+            raise ValueError("reserve must not be negative, step_units and unit_pages at least 1")
         self.total_pages = total_pages
         self.page_tokens = page_tokens
-        self.unit = unit
+        self.unit_pages = unit_pages
         self.least_lent = least_lent
         self.most_lent = most_lent
-        self.lent = 0  # pages, whole units
+        self.lent = 0  # pages
         self._reserve = reserve
-        self._step = step_units * unit.donor_pages
-        self._demand = WindowMaximum(window_seconds)
+        self._step_units = step_units
+        self._needed = 0  # tokens, as last told
+        self._window = WindowMaximum(window_seconds)
         self._taken_back_at: float | None = None
 
     @property
@@ -97,40 +107,46 @@ class ElasticSizer:
         """What the donor has for itself."""
         return self.total_pages - self.lent
 
-    def demand(self, tokens: int, now: float) -> Resize:
-        """So many tokens must fit now: what to take back for them. The caller takes it back, then says so.
+    def demand(self, tokens: int, now: float) -> int:
+        """So many tokens must fit now: pages to take back for them, in whole units, at most all that are lent.
 
-        At most what is lent; a demand beyond the whole pool is the scheduler's to refuse.
+        The caller takes them back, and says so when they are there. Asked again before that, the answer is the same.
         """
-        self._demand.observe(tokens, now)
-        need = scale_up(self.own_pages, self.page_tokens, self.unit, tokens)
-        return self._at_most(need, self.lent)
+        self._needed = tokens
+        self._window.observe(tokens, now)
+        pages = min(self.lent, missing_pages(self.own_pages, self.page_tokens, self.unit_pages, tokens))
+        if pages:
+            self._taken_back_at = now
+        return pages
 
-    def spare(self, now: float) -> Resize:
-        """What can be lent in addition, looked at from time to time. The caller lends it, then says so."""
-        if self._taken_back_at is not None and now - self._taken_back_at < self._demand.seconds:
-            return NOTHING
-        kept_tokens = int(self._demand.maximum(now) * (1 + self._reserve))
-        room = scale_down(self.own_pages, self.page_tokens, self.unit, kept_tokens)
-        change = self._at_most(room, self.most_lent - self.lent)
-        wanted = self.unit.donor_pages if self.lent < self.least_lent else self._step
-        return change if change.donor_pages >= wanted else NOTHING
+    def spare(self, now: float) -> int:
+        """Pages that can be lent in addition, in whole units, looked at from time to time. The caller says what of them
+        it lends."""
+        if self._taken_back_at is not None and now - self._taken_back_at < self._window.seconds:
+            return 0
+        unit, own = self.unit_pages, self.own_pages
+        kept_tokens = int(self._window.maximum(now) * (1 + self._reserve))
+        idle = min(spare_pages(own, self.page_tokens, unit, kept_tokens), self.most_lent - self.lent)
+        least = min(self.least_lent, self.most_lent)
+        if self.lent < least:
+            promised = min(spare_pages(own, self.page_tokens, unit, self._needed), least - self.lent)
+            return max(idle, promised) // unit * unit
+        idle = max(0, idle) // unit * unit
+        return idle if idle >= self._step_units * unit else 0
 
     def gave(self, pages: int) -> None:
         """So many pages, in whole units, are lent now in addition. Raises ValueError if that cannot be."""
-        self._check(pages, self.most_lent - self.lent)
+        if pages % self.unit_pages or not 0 <= pages <= self.most_lent - self.lent:
+            limit = max(0, self.most_lent - self.lent)
+            raise ValueError(f"{pages} pages are not 0 to {limit} in units of {self.unit_pages}")
         self.lent += pages
 
-    def took_back(self, pages: int, now: float) -> None:
-        """So many pages, in whole units, are the donor's again. Raises ValueError if that cannot be."""
-        self._check(pages, self.lent)
+    def came_back(self, pages: int) -> None:
+        """So many pages are the donor's again, for whatever reason. Raises ValueError if they were not lent."""
+        if not 0 <= pages <= self.lent:
+            raise ValueError(f"{pages} pages came back, {self.lent} were lent")
         self.lent -= pages
+
+    def rest(self, now: float) -> None:
+        """Give nothing before a window has passed, as after a demand: somebody else has wanted memory back."""
         self._taken_back_at = now
-
-    def _at_most(self, change: Resize, pages: int) -> Resize:
-        units = min(change.donor_pages, max(0, pages)) // self.unit.donor_pages
-        return Resize(units * self.unit.donor_pages, units * self.unit.borrower_pages)
-
-    def _check(self, pages: int, limit: int) -> None:
-        if pages < 0 or pages > limit or pages % self.unit.donor_pages:
-            raise ValueError(f"{pages} pages are not 0 to {limit} in units of {self.unit.donor_pages}")

@@ -202,6 +202,11 @@ class Donor:
         """All sessions."""
         return list(self._borrowers)
 
+    @property
+    def wanted_bytes(self) -> int:
+        """What all borrowers together would like more, as they last said; other donors may be asked for the same."""
+        return sum(session.wanted for session in self._borrowers.values())
+
     def bytes_in(self, *states: RunState) -> int:
         """Bytes of the runs in these states."""
         return self._runs.bytes_in(*states)

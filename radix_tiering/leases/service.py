@@ -131,6 +131,11 @@ class LeaseService:
         with self._lock:
             return self._donor.lent_to(borrower, lease) if self._donor else None
 
+    def wanted_bytes(self) -> int:
+        """See `Donor.wanted_bytes`."""
+        with self._lock:
+            return self._donor.wanted_bytes if self._donor else 0
+
     def bytes_in(self, *states: RunState) -> int:
         """See `Donor.bytes_in`."""
         with self._lock:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.donation.elastic_unit import elastic_unit
-from swift_tiers.radix_tiering.donation.extents import CutRun, Extent, pool_extents, run_pages
+from swift_tiers.radix_tiering.donation.extents import CutRun, Extent, PoolLayout, RunShape, Span, run_shape
 from swift_tiers.radix_tiering.page import PageGeometry
 
 shapes = st.builds(
@@ -20,24 +20,37 @@ shapes = st.builds(
 )
 
 
-@given(shapes, shapes, st.integers(0, 3), st.integers(1, 3))
+@given(shapes, shapes, st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True))
 def test_a_run_of_whole_units_is_cut_without_a_rest(
-    donor: PageGeometry, borrower: PageGeometry, first: int, units: int
+    donor: PageGeometry, borrower: PageGeometry, block_major: bool, places: list[int]
 ) -> None:
     unit = elastic_unit(donor, borrower)
     planes, plane_bytes = donor.layers * donor.planes, donor.tokens * donor.row_bytes
-    run = CutRun(pool_extents(first, units * unit.donor_pages, plane_bytes, planes), borrower.page_bytes)
-    assert run.slots == units * unit.borrower_pages
+    pool_pages = 10 * unit.donor_pages
+    layout = PoolLayout((0,), donor.page_bytes)
+    if not block_major:
+        layout = PoolLayout(tuple(plane * pool_pages * plane_bytes for plane in range(planes)), plane_bytes)
+    assert layout.page_bytes == donor.page_bytes
+    spans = [Span(place * unit.donor_pages, unit.donor_pages) for place in places]
+    extents = layout.extents(spans)
+    run = CutRun(extents, borrower.page_bytes)
+    assert run.slots == len(places) * unit.borrower_pages
     # Number every byte of the donor's pool, and look at what the slots cover.
-    pages = first + units * unit.donor_pages
-    used = np.zeros((planes, pages * plane_bytes), dtype=int)
+    used = np.zeros(pool_pages * donor.page_bytes, dtype=int)
     for slot in range(run.slots):
         pieces = run.pieces(slot)
         assert sum(piece.length for piece in pieces) == borrower.page_bytes
         for piece in pieces:
-            used[piece.buffer, piece.offset : piece.offset + piece.length] += 1
-    assert (used[:, first * plane_bytes :] == 1).all()
-    assert (used[:, : first * plane_bytes] == 0).all()
+            assert piece.buffer == 0
+            used[piece.offset : piece.offset + piece.length] += 1
+    lent = np.zeros(pool_pages, dtype=int)
+    for span in spans:
+        lent[span.first : span.first + span.pages] = 1
+    # A page's bytes are one piece, or one in each plane.
+    assert (used.reshape(len(layout.planes), pool_pages, -1) == lent[None, :, None]).all()
+    # What lies together is one extent.
+    neighbours = sum(place + 1 in places for place in places)
+    assert len(extents) == (len(places) - neighbours) * len(layout.planes)
 
 
 @given(st.data())
@@ -68,7 +81,22 @@ def test_what_cannot_be_is_refused() -> None:
             run.pieces(slot, start, length)
 
 
-def test_runs_are_long_enough_for_one_transfer_in_each_plane() -> None:
+def test_extents_are_long_enough_for_one_transfer() -> None:
     # Qwen3-14B, pages of 64 tokens: 128 KiB in a plane, so 2 MiB take 16 pages, here in units of 5.
-    assert run_pages(128 * 2**10, unit_pages=5) == 20
-    assert run_pages(4 * 2**20, unit_pages=3) == 3
+    layer_major = PoolLayout((0, 1), 128 * 2**10)
+    assert run_shape(layer_major, 5, 10_000) == RunShape(20, 1)
+    # A longer unit is made of several spans of at least so many pages.
+    assert run_shape(layer_major, 60, 10_000) == RunShape(20, 3)
+    assert run_shape(layer_major, 61, 10_000) == RunShape(61, 1)
+    # In a small pool they are shorter.
+    assert run_shape(layer_major, 5, 500) == RunShape(10, 1)
+    assert run_shape(layer_major, 1, 10) == RunShape(1, 1)
+    # Block-major, a page is long enough.
+    assert run_shape(PoolLayout((0,), 4 * 2**20), 3, 10_000) == RunShape(1, 3)
+
+
+@given(st.integers(1, 10**7), st.integers(1, 5000), st.integers(1, 10**6))
+def test_runs_are_whole_units_of_whole_spans(plane_bytes: int, unit_pages: int, pool_pages: int) -> None:
+    shape = run_shape(PoolLayout((0, 1), plane_bytes), unit_pages, pool_pages)
+    assert shape.pages % unit_pages == 0
+    assert shape.span_pages * plane_bytes >= 2 * 2**20 or shape.span_pages >= pool_pages // 64

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swift_tiers.radix_tiering.donation.elastic_unit import ElasticUnit
-from swift_tiers.radix_tiering.donation.sizing import NOTHING, ElasticSizer, Resize, pages_for, scale_down, scale_up
+from swift_tiers.radix_tiering.donation.sizing import (
+    NOTHING,
+    ElasticSizer,
+    Resize,
+    missing_pages,
+    pages_for,
+    scale_down,
+    scale_up,
+    spare_pages,
+)
 from swift_tiers.radix_tiering.donation.window import WindowMaximum
 
 UNIT = ElasticUnit(bytes=4 * 4096, donor_pages=4, borrower_pages=3)
@@ -61,48 +70,89 @@ def test_the_window_is_the_largest_value_of_its_seconds(steps: list[tuple[float,
     assert window.maximum(now) == max((value for when, value in seen if when > now - 30.0), default=0)
 
 
+@given(st.integers(0, 5000), st.integers(1, 128), st.integers(1, 50), st.integers(0, 200_000))
+def test_one_side_is_told_the_same_as_both(pages: int, page_tokens: int, unit_pages: int, tokens: int) -> None:
+    unit = ElasticUnit(bytes=1, donor_pages=unit_pages, borrower_pages=7)
+    assert missing_pages(pages, page_tokens, unit_pages, tokens) == scale_up(pages, page_tokens, unit, tokens)[0]
+    assert spare_pages(pages, page_tokens, unit_pages, tokens) == scale_down(pages, page_tokens, unit, tokens)[0]
+
+
 def sizer(**options: object) -> ElasticSizer:
-    return ElasticSizer(1000, 16, UNIT, window_seconds=60.0, reserve=0.0, **options)  # type: ignore[arg-type]
+    return ElasticSizer(1000, 16, 4, window_seconds=60.0, reserve=0.0, **options)  # type: ignore[arg-type]
 
 
 def test_nothing_is_lent_that_the_window_needed() -> None:
     donor = sizer()
     donor.demand(400 * 16, now=0.0)
-    assert donor.spare(now=1.0) == Resize(600, 450)
+    assert donor.spare(now=1.0) == 600
     donor.gave(600)
-    assert donor.spare(now=2.0) == NOTHING
-    assert donor.spare(now=61.0) == Resize(400, 300)  # the demand has left the window
+    assert donor.spare(now=2.0) == 0
+    assert donor.spare(now=61.0) == 400  # the demand has left the window
 
 
 def test_demand_takes_back_at_once_and_what_was_taken_back_stays_for_a_window() -> None:
     donor = sizer()
     donor.gave(900)
-    assert donor.demand(300 * 16, now=10.0) == Resize(200, 150)
-    donor.took_back(200, now=10.0)
-    assert donor.spare(now=69.0) == NOTHING
-    assert donor.spare(now=71.0) == Resize(300, 225)
+    assert donor.demand(300 * 16, now=10.0) == 200
+    assert donor.demand(300 * 16, now=10.1) == 200  # it is not there yet
+    donor.came_back(200)
+    assert donor.demand(300 * 16, now=10.2) == 0
+    assert donor.spare(now=70.0) == 0
+    assert donor.spare(now=71.0) == 300
+
+
+def test_what_borrowers_return_can_be_lent_again_at_once_and_what_others_recalled_cannot() -> None:
+    donor = sizer()
+    donor.gave(1000)
+    donor.came_back(500)
+    assert donor.spare(now=1.0) == 500
+    donor.rest(now=1.0)
+    assert donor.spare(now=60.0) == 0
+    assert donor.spare(now=61.0) == 500
 
 
 def test_bounds_hold() -> None:
     donor = sizer(least_lent=100, most_lent=500)
-    assert donor.spare(now=0.0) == Resize(500, 375)
+    assert donor.spare(now=0.0) == 500
     donor.gave(500)
-    assert donor.spare(now=0.0) == NOTHING
-    assert donor.demand(10_000 * 16, now=1.0) == Resize(500, 375)  # never more than is lent
-    with pytest.raises(ValueError, match="units of 4"):
-        donor.took_back(3, now=1.0)
+    assert donor.spare(now=0.0) == 0
+    assert donor.demand(10_000 * 16, now=1.0) == 500  # never more than is lent
+    with pytest.raises(ValueError, match="501 pages came back, 500 were lent"):
+        donor.came_back(501)
     with pytest.raises(ValueError, match="0 to 0"):
         donor.gave(4)
+    with pytest.raises(ValueError, match="units of 4"):
+        sizer().gave(3)
     with pytest.raises(ValueError, match="does not hold"):
         sizer(least_lent=600, most_lent=500)
 
 
+def test_the_lower_bound_is_lent_unless_it_is_needed_now() -> None:
+    donor = sizer(least_lent=100)
+    donor.demand(1000 * 16, now=0.0)
+    assert donor.spare(now=1.0) == 0
+    donor.demand(950 * 16, now=2.0)
+    assert donor.spare(now=2.0) == 48  # of the 50 that are not needed
+    donor.demand(10 * 16, now=3.0)
+    assert donor.spare(now=3.0) == 100  # the window's maximum counts for all beyond
+    donor.most_lent = 40
+    assert donor.spare(now=3.0) == 40
+
+
+def test_what_is_left_of_another_unit_is_taken_back_too() -> None:
+    donor = sizer()
+    donor.gave(12)
+    donor.unit_pages = 8
+    assert donor.demand(1000 * 16, now=0.0) == 12
+    assert donor.demand(989 * 16, now=0.0) == 8
+
+
 def test_a_wave_within_the_reserve_takes_nothing_back() -> None:
-    donor = ElasticSizer(1000, 16, UNIT, reserve=0.25)
+    donor = ElasticSizer(1000, 16, 4, reserve=0.25)
     donor.demand(400 * 16, now=0.0)
-    donor.gave(donor.spare(now=0.0).donor_pages)
+    donor.gave(donor.spare(now=0.0))
     assert donor.own_pages >= 500
-    assert donor.demand(480 * 16, now=1.0) == NOTHING
+    assert donor.demand(480 * 16, now=1.0) == 0
 
 
 class Sizing(RuleBasedStateMachine):
@@ -112,7 +162,7 @@ class Sizing(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.last_taken = float("-inf")
-        self.sizer = ElasticSizer(997, 16, UNIT, least_lent=40, most_lent=800, window_seconds=60.0)
+        self.sizer = ElasticSizer(997, 16, 4, least_lent=40, most_lent=800, window_seconds=60.0)
 
     @rule(pause=st.floats(0, 100))
     def wait(self, pause: float) -> None:
@@ -120,23 +170,26 @@ class Sizing(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(0, 20_000))
     def need(self, tokens: int) -> None:
-        change = self.sizer.demand(tokens, self.now)
-        if change.donor_pages:
-            self.sizer.took_back(change.donor_pages, self.now)
+        pages = self.sizer.demand(tokens, self.now)
+        if pages:
+            self.sizer.came_back(pages)
             self.last_taken = self.now
         assert self.sizer.own_pages >= min(pages_for(tokens, 16), 997) or self.sizer.lent == 0
 
     @rule()
     def lend(self) -> None:
-        change = self.sizer.spare(self.now)
-        if change.donor_pages:
+        pages = self.sizer.spare(self.now)
+        if pages:
             assert self.now - self.last_taken >= 60.0
-        self.sizer.gave(change.donor_pages)
+        self.sizer.gave(pages)
+
+    @rule(unit=st.integers(1, 30))
+    def others_borrow(self, unit: int) -> None:
+        self.sizer.unit_pages = unit
 
     @invariant()
     def accounts_balance(self) -> None:
         assert 0 <= self.sizer.lent <= 800
-        assert self.sizer.lent % UNIT.donor_pages == 0
         assert self.sizer.own_pages + self.sizer.lent == 997
 
 

@@ -1,0 +1,682 @@
+"""The lender between a model of an allocator, which knows who has each page, and the real machines of the protocol."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from swift_tiers.radix_tiering.donation.extents import PoolLayout, Span
+from swift_tiers.radix_tiering.donation.free_spans import FreeSpans
+from swift_tiers.radix_tiering.donation.lender import LEND_SECONDS, LOOK_SECONDS, SCATTERED_SECONDS, Lender
+from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
+from swift_tiers.radix_tiering.leases.effects import DonorEffect, Reclaimed, Send
+from swift_tiers.radix_tiering.leases.messages import Extent
+from swift_tiers.radix_tiering.leases.runs import RunState
+from swift_tiers.radix_tiering.leases.timing import Timing
+
+from support.lease_pair import Pair
+
+PAGE_BYTES, PAGE_TOKENS, PAGES = 256, 16, 200
+FREE, CACHED, IN_USE, LENT = "free", "cached", "in use", "lent"
+
+
+class ModelPool:
+    """Knows of every page who has it. Page 0 is nobody's, as in SGLang."""
+
+    def __init__(self, pages: int = PAGES) -> None:
+        self.pages = pages
+        self.owner = dict.fromkeys(range(1, pages + 1), FREE)
+        self.cache: deque[list[int]] = deque()  # prefixes, least valuable first
+        self.evicted = 0
+        self.searches = 0
+        self._spans: FreeSpans | None = None
+        self._list: list[int] = list(self.owner)
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._list) + (self._spans.pages if self._spans is not None else 0)
+
+    def arrange(self, span_pages: int) -> None:
+        if self._spans is not None:
+            self._list += self._spans.all_pages().tolist()
+        self._spans = FreeSpans(span_pages) if span_pages else None
+
+    def take(self, spans: int) -> list[Span]:
+        assert self._spans is not None
+        self.searches += 1
+        self._list = self._spans.gather(np.array(self._list, np.int64)).tolist()
+        taken = self._spans.take_highest(spans)
+        for span in taken:
+            self._move(range(span.first, span.first + span.pages), FREE, LENT)
+        return taken
+
+    def put_back(self, spans: Collection[Span]) -> None:
+        for span in spans:
+            self._move(range(span.first, span.first + span.pages), LENT, FREE)
+        others = self._spans.put(spans) if self._spans is not None else spans
+        self._list += [page for span in others for page in range(span.first, span.first + span.pages)]
+
+    def evict(self, pages: int) -> None:
+        while pages > 0 and self.cache:
+            prefix = self.cache.popleft()
+            self._move(prefix, CACHED, FREE)
+            self._list += prefix
+            self.evicted += len(prefix)
+            pages -= len(prefix)
+
+    # What the server does
+
+    def alloc(self, pages: int) -> list[int] | None:
+        """For a request; evicts for it as SGLang does."""
+        if pages > self.free_pages:
+            self.evict(pages - self.free_pages)
+        if pages > self.free_pages:
+            return None
+        if pages > len(self._list):
+            assert self._spans is not None
+            self._list += self._spans.take_lowest(pages - len(self._list)).tolist()
+        taken, self._list = self._list[:pages], self._list[pages:]
+        self._move(taken, FREE, IN_USE)
+        return taken
+
+    def finish(self, pages: list[int], *, keep: bool) -> None:
+        """A request has ended; its pages stay as a cached prefix, or not."""
+        self._move(pages, IN_USE, CACHED if keep else FREE)
+        if keep:
+            self.cache.append(pages)
+        else:
+            self._list = [*pages, *self._list]
+
+    def flush(self) -> None:
+        """/flush_cache: all that is not lent is free."""
+        self.cache.clear()
+        for page, owner in self.owner.items():
+            assert owner != IN_USE
+            if owner == CACHED:
+                self.owner[page] = FREE
+        span_pages = self._spans.span_pages if self._spans is not None else 0
+        self._spans = None
+        self._list = [page for page, owner in self.owner.items() if owner == FREE]
+        self.arrange(span_pages)
+
+    def count(self, owner: str) -> int:
+        return Counter(self.owner.values())[owner]
+
+    def check(self) -> None:
+        """The list and the spans are the free pages, each once."""
+        listed = [*self._list, *(self._spans.all_pages().tolist() if self._spans is not None else [])]
+        assert sorted(listed) == [page for page, owner in self.owner.items() if owner == FREE]
+
+    def _move(self, pages: Collection[int], before: str, after: str) -> None:
+        for page in pages:
+            assert self.owner[page] == before, f"page {page} is {self.owner[page]}, not {before}"
+            self.owner[page] = after
+
+
+class PairLending:
+    """The donor of a `Pair` as the lender sees it: what a `LeaseService` does, with a clock moved by hand."""
+
+    def __init__(self, pair: Pair, effects: deque[DonorEffect]) -> None:
+        self.pair = pair
+        self.effects = effects
+        self.extents: dict[int, list[Extent]] = {}
+        self.withdrawn = 0
+        do = pair.do
+
+        def keep(name: str, outputs: list[Any]) -> None:
+            # As in the service: what the donor tells is put away, and taken in by the scheduler's thread.
+            if name == "d":
+                for output in outputs:
+                    if not isinstance(output, Send):
+                        effects.append(output)
+            do(name, outputs)
+
+        pair.do = keep  # type: ignore[method-assign]
+
+    def stock(self, run: int, extents: Collection[Extent]) -> None:
+        self.extents[run] = list(extents)
+        self._do(self.pair.donor.stock(run, extents))
+
+    def fenced(self, run: int) -> None:
+        self._do(self.pair.donor.fenced(run))
+
+    def withdraw(self, wanted_bytes: int) -> None:
+        self.withdrawn += 1
+        self._do(self.pair.donor.withdraw(wanted_bytes, self.pair.now))
+
+    def set_limit(self, limit_bytes: int | None) -> None:
+        self._do(self.pair.donor.set_limit(limit_bytes, self.pair.now))
+
+    def wanted_bytes(self) -> int:
+        return self.pair.donor.wanted_bytes
+
+    def bytes_in(self, *states: RunState) -> int:
+        return self.pair.donor.bytes_in(*states)
+
+    def runs(self) -> list[int]:
+        """That are with the machine, or have come back without the lender knowing yet."""
+        with_machine = [number for state in RunState for number in self.pair.donor._runs._runs[state]]
+        return with_machine + [effect.run for effect in self.effects if isinstance(effect, Reclaimed)]
+
+    def _do(self, outputs: list[Any]) -> None:
+        self.pair.do("d", outputs)
+
+
+class Server:
+    """A donor: the lender, its pool, and what its requests need."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = PAGES,
+        window: float = 60.0,
+        layout: PoolLayout | None = None,
+        least: int = 0,
+        most: int | None = None,
+    ) -> None:
+        self.pair = Pair()
+        self.pair.do("d", self.pair.donor.gone(self.pair.machines.pop("b").party))
+        self.pool = ModelPool(pages)
+        self.needed = 0  # tokens
+        self.forward = 0  # forwards that have ended
+        self.under_way = 0  # forwards that have begun
+        self.copies_waited_for = 0
+        effects: deque[DonorEffect] = deque()
+        self.lending = PairLending(self.pair, effects)
+        self.sizer = ElasticSizer(
+            pages, PAGE_TOKENS, window_seconds=window, reserve=0.0, least_lent=least, most_lent=most
+        )
+        self.lender = Lender(
+            self.pool,
+            self.sizer,
+            layout or PoolLayout((0,), PAGE_BYTES),
+            self.lending,
+            effects,
+            demand=lambda: self.needed,
+            fence=self._fence,
+            wait_for_copy=self._wait_for_copy,
+        )
+
+    def _fence(self) -> Callable[[], bool]:
+        begun = self.under_way
+        return lambda: self.forward >= begun
+
+    def _wait_for_copy(self) -> None:
+        self.copies_waited_for += 1
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.pair.advance(seconds)
+        self.lender.tick(self.pair.now)
+        self.pair.settle()
+
+    def run(self, seconds: float, step: float = LOOK_SECONDS) -> None:
+        """So many seconds of scheduling rounds."""
+        for _ in range(math.ceil(seconds / step)):
+            self.tick(step)
+
+    def borrow(self, size: int, name: str = "b", page_bytes: int = PAGE_BYTES) -> None:
+        if name not in self.pair.machines:
+            self.pair.add(name, page_bytes)
+        self.pair.want(size, name)
+
+    def held(self, name: str = "b") -> int:
+        held: int = self.pair.machines[name].held_bytes
+        return held
+
+    def check(self) -> None:
+        self.pool.check()
+        lent = [
+            page
+            for run in self.lending.runs()
+            for extent in self.lending.extents[run]
+            for page in range(extent.offset // PAGE_BYTES, (extent.offset + extent.length) // PAGE_BYTES)
+        ]
+        assert sorted(lent) == [page for page, owner in self.pool.owner.items() if owner == LENT], "lent twice, or lost"
+        assert self.lender.lent_pages == len(lent)
+
+
+def test_nothing_leaves_the_pool_while_nobody_borrows_or_nobody_wants_anything() -> None:
+    server = Server()
+    server.run(5)
+    assert server.lender.lent_pages == 0
+    server.borrow(0)
+    server.run(5)
+    assert server.lender.lent_pages == 0
+    assert server.lending.withdrawn == 0
+    server.check()
+
+
+def test_as_much_is_lent_as_is_wanted_and_spare() -> None:
+    server = Server()
+    server.needed = 50 * PAGE_TOKENS
+    server.run(1)
+    server.borrow(10 * PAGE_BYTES)
+    server.run(3)
+    # The pool is cut into spans of three pages here.
+    assert server.held() == server.lender.lent_pages * PAGE_BYTES == 12 * PAGE_BYTES
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(10)
+    assert server.held() == server.lender.lent_pages * PAGE_BYTES == 150 * PAGE_BYTES
+    server.check()
+
+
+def test_the_youngest_and_the_largest_pages_are_taken_back_at_once_when_a_request_needs_them() -> None:
+    server = Server()
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(10)
+    lent = server.lender.lent_pages
+    assert lent >= 190
+    server.needed = 100 * PAGE_TOKENS
+    server.lender.arrived()
+    server.tick()  # asks
+    server.tick(Timing().recall_bound)  # is there
+    assert 100 <= server.sizer.own_pages <= 103
+    assert server.pool.free_pages >= 100
+    assert server.copies_waited_for >= 1
+    server.check()
+    # Not given again before a window has passed.
+    server.needed = 0
+    server.run(59)
+    assert server.sizer.own_pages >= 100
+    server.run(70, step=0.25)
+    assert server.lender.lent_pages == lent
+
+
+def test_from_a_borrower_that_says_nothing_memory_comes_back_when_its_lease_ends() -> None:
+    server = Server()
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(10)
+    del server.pair.machines["b"]  # stopped
+    server.pair.deliver = lambda send: None  # type: ignore[method-assign]
+    server.needed = PAGES * PAGE_TOKENS
+    server.lender.arrived()
+    server.tick()
+    server.run(2.1)
+    assert server.lender.lent_pages == 0
+    assert server.pool.free_pages == PAGES
+    server.check()
+
+
+def test_pages_are_offered_only_when_what_had_begun_before_has_ended() -> None:
+    server = Server()
+    server.under_way = 1
+    server.borrow(10 * PAGE_BYTES)
+    server.run(1)
+    assert server.lender.lent_pages > 0
+    assert server.held() == 0
+    server.forward = 1
+    server.run(1)
+    assert server.held() > 0
+
+
+def test_cached_prefixes_are_evicted_for_what_is_wanted_least_valuable_first_and_used_pages_never() -> None:
+    server = Server()
+    used = server.pool.alloc(20)
+    prefixes = [server.pool.alloc(20) for _ in range(9)]
+    for prefix in prefixes:
+        assert prefix is not None
+        server.pool.finish(prefix, keep=True)
+    assert used is not None
+    assert server.pool.free_pages == 0
+    server.needed = 20 * PAGE_TOKENS
+    server.borrow(30 * PAGE_BYTES)
+    server.run(5)
+    assert server.held() >= 27 * PAGE_BYTES
+    assert server.pool.evicted <= 60
+    assert prefixes[8] in server.pool.cache
+    assert all(server.pool.owner[page] == IN_USE for page in used)
+    server.check()
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(20)
+    assert all(server.pool.owner[page] == IN_USE for page in used)
+    server.check()
+
+
+def test_a_cache_is_not_given_away_for_a_few_pages_that_happen_to_lie_together() -> None:
+    server = Server()
+    pages = server.pool.alloc(PAGES)
+    assert pages is not None
+    # Every prefix has one page of three spans each: eviction frees no neighbours.
+    order = sorted(pages, key=lambda page: page % 3)
+    for start in range(0, PAGES, 10):
+        server.pool.finish(order[start : start + 10], keep=True)
+    server.borrow(12 * PAGE_BYTES)
+    server.run(SCATTERED_SECONDS / 2)
+    assert server.pool.evicted <= 30
+    assert server.lender.lent_pages == 0
+    server.check()
+
+    assert server.pool.searches <= 3, "the whole free list is looked through too often"
+
+
+def test_twice_as_much_is_evicted_where_the_first_pages_are_scattered() -> None:
+    server = Server()
+    pages = server.pool.alloc(PAGES)
+    assert pages is not None
+    odd, even = ([page for page in pages if page < 120 and page % 2 == rest] for rest in (1, 0))
+    for prefix in (odd, even, [page for page in pages if page >= 120]):
+        server.pool.finish(prefix, keep=True)
+    server.borrow(57 * PAGE_BYTES)
+    server.run(1)
+    assert server.held() == 57 * PAGE_BYTES
+    assert server.pool.evicted == len(odd) + len(even)
+    server.check()
+
+
+def test_what_is_no_whole_run_stays_in_the_pool() -> None:
+    server = Server()
+    used = server.pool.alloc(PAGES)
+    assert used is not None
+    # Three whole spans of three pages; a run for these pages is two of them.
+    apart = {*range(30, 33), *range(60, 63), *range(90, 93)}
+    server.pool.finish([page for page in used if page in apart], keep=False)
+    server.borrow(1000 * PAGE_BYTES, page_bytes=6 * PAGE_BYTES)
+    server.run(5)
+    assert server.held() == 6 * PAGE_BYTES
+    assert server.pool.free_pages == 3
+    server.check()
+
+
+def offered_but_not_lent() -> Server:
+    """A server whose runs nobody gets: a forward that has begun does not end."""
+    server = Server()
+    server.under_way = 1
+    server.borrow(60 * PAGE_BYTES)
+    server.run(5)
+    assert server.lender.lent_pages == 60, "more than is wanted"
+    assert server.held() == 0
+    return server
+
+
+def test_what_is_not_lent_is_back_in_the_same_round() -> None:
+    server = offered_but_not_lent()
+    server.needed = PAGES * PAGE_TOKENS
+    server.lender.arrived()
+    server.lender.tick(server.pair.now)
+    assert server.pool.free_pages == PAGES
+
+
+def test_a_cap_counts_what_is_not_lent_yet() -> None:
+    server = offered_but_not_lent()
+    server.lender.cap(30 * PAGE_BYTES)
+    server.tick()
+    assert server.lender.lent_pages <= 30
+    server.check()
+
+
+def test_what_was_cut_for_others_and_is_not_lent_is_cut_anew() -> None:
+    server = offered_but_not_lent()
+    server.borrow(0)
+    server.borrow(60 * PAGE_BYTES, "c", page_bytes=320)
+    server.run(1)
+    server.forward = 1
+    server.run(1)
+    assert server.held("c") == 60 * PAGE_BYTES
+    assert server.lender.lent_pages == 60
+
+
+def test_three_models_share_a_pool() -> None:
+    server = Server()
+    for name, page_bytes in (("b", 320), ("c", 96), ("e", PAGE_BYTES)):
+        server.borrow(0, name, page_bytes)
+    for name in "bce":
+        server.borrow(30 * PAGE_BYTES, name)
+    server.run(5)
+    assert [server.held(name) for name in "bce"] == [30 * PAGE_BYTES] * 3
+    server.check()
+
+
+def test_a_flush_takes_nothing_that_is_lent() -> None:
+    server = Server()
+    server.borrow(60 * PAGE_BYTES)
+    server.run(5)
+    lent = server.lender.lent_pages
+    assert lent >= 60
+    server.pool.flush()
+    server.check()
+    server.run(1)
+    assert server.lender.lent_pages == lent
+    server.needed = PAGES * PAGE_TOKENS
+    server.lender.arrived()
+    server.tick()
+    server.tick(Timing().recall_bound)
+    assert server.pool.free_pages == PAGES
+    server.check()
+
+
+def test_borrowers_with_other_pages_get_whole_units_of_both() -> None:
+    server = Server()
+    server.borrow(60 * PAGE_BYTES)
+    server.run(5)
+    assert server.held() >= 60 * PAGE_BYTES
+    server.borrow(60 * PAGE_BYTES, "c", page_bytes=5 * 64)  # common unit: 5 of the donor's pages
+    server.run(5)
+    assert server.held("c") > 0
+    assert server.held("c") % (5 * PAGE_BYTES) == 0
+    assert server.held() >= 60 * PAGE_BYTES, "what was lent before stays lent"
+    server.check()
+    server.needed = PAGES * PAGE_TOKENS
+    server.lender.arrived()
+    server.tick()
+    server.tick(Timing().recall_bound)
+    assert server.lender.lent_pages == 0
+    server.check()
+
+
+def test_a_borrower_whose_pages_have_no_unit_with_the_others_gets_nothing_and_the_others_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server()
+    server.borrow(10 * PAGE_BYTES)
+    server.borrow(10 * PAGE_BYTES, "c", page_bytes=331)
+    server.run(5)
+    assert server.held() >= 10 * PAGE_BYTES
+    assert server.held("c") == 0
+    assert "nothing can be lent to c" in caplog.text
+
+
+def test_what_nobody_borrows_any_more_is_the_pools_again() -> None:
+    server = Server()
+    server.borrow(60 * PAGE_BYTES)
+    server.run(5)
+    server.pair.do("b", server.pair.borrower.disconnect("d", server.pair.now))
+    server.run(10)
+    assert server.lender.lent_pages == 0
+    assert server.pool.free_pages == PAGES
+    server.check()
+    # And is a plain free list again.
+    assert server.pool._spans is None
+
+
+def test_bounds_and_caps_hold() -> None:
+    server = Server(most=90)
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(10)
+    assert server.held() == 90 * PAGE_BYTES
+    server.lender.cap(40 * PAGE_BYTES)
+    server.run(1)
+    assert server.held() <= 40 * PAGE_BYTES
+    assert server.lender.lent_pages <= 40
+    server.lender.cap(None)
+    server.run(10)
+    assert server.held() == 90 * PAGE_BYTES
+    server.check()
+
+
+def test_what_an_operator_recalled_is_not_lent_again_at_once() -> None:
+    server = Server()
+    server.borrow(60 * PAGE_BYTES)
+    server.run(5)
+    leases = [view.lease for view in server.pair.donor.leases(server.pair.now)]
+    server.pair.do("d", server.pair.donor.recall(leases, server.pair.now))
+    server.lender.rest()
+    server.run(10)
+    assert server.held() == 0
+    server.run(60, step=0.25)
+    assert server.held() >= 60 * PAGE_BYTES
+
+
+def test_what_a_borrower_returns_by_itself_can_be_lent_to_another_at_once() -> None:
+    server = Server(most=60)
+    server.borrow(60 * PAGE_BYTES)
+    server.run(5)
+    server.pair.want(0, "b")
+    for key in list(server.pair.borrower.keys()):
+        server.pair.do("b", server.pair.borrower.release(key, server.pair.now))
+    server.borrow(60 * PAGE_BYTES, "c")
+    server.run(2)
+    assert server.held("c") == 60 * PAGE_BYTES
+    server.check()
+
+
+def test_a_refused_request_gets_everything_whatever_was_reckoned() -> None:
+    server = Server()
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(10)
+    server.lender.refused()
+    server.tick()
+    server.tick(Timing().recall_bound)
+    assert server.lender.lent_pages == 0
+    server.lender.refused()  # it is not the lender who stands in the way
+    server.tick()
+    server.check()
+
+
+def test_nothing_is_lent_after_closing() -> None:
+    server = Server()
+    server.lender.close()
+    server.borrow(60 * PAGE_BYTES)
+    server.run(5)
+    assert server.lender.lent_pages == 0
+
+
+class Lending(RuleBasedStateMachine):
+    """Any history of a server and its borrowers."""
+
+    @initialize(
+        least=st.sampled_from([0, 20]),
+        most=st.sampled_from([60, 150, PAGES]),
+        window=st.sampled_from([1.0, 5.0]),
+    )
+    def begin(self, least: int, most: int, window: float) -> None:
+        self.server = Server(least=least, most=most, window=window)
+        self.requests: list[list[int]] = []
+        self.waiting = 0  # pages
+        self.most = most
+
+    def _need(self) -> None:
+        self.server.needed = (sum(map(len, self.requests)) + self.waiting) * PAGE_TOKENS
+
+    @rule(seconds=st.floats(0, 3))
+    def time_passes(self, seconds: float) -> None:
+        self.server.run(seconds, step=0.1)
+
+    @rule()
+    def rounds(self) -> None:
+        for _ in range(3):
+            self.server.tick(LEND_SECONDS)
+
+    @rule(pages=st.integers(1, 80))
+    def request(self, pages: int) -> None:
+        """Arrives, and is admitted at once if it fits. What does not gets its memory within the bound."""
+        server = self.server
+        self.waiting = min(pages, PAGES - sum(map(len, self.requests)))
+        if not self.waiting:
+            return
+        self._need()
+        server.lender.arrived()
+        server.tick()
+        got = server.pool.alloc(self.waiting)
+        if got is None:
+            # Every borrower answers: the recall's bound is enough.
+            server.tick(Timing().recall_bound)
+            got = server.pool.alloc(self.waiting)
+        assert got is not None, f"{self.waiting} pages wanted, {server.pool.free_pages} free, {server.sizer.lent} lent"
+        self.requests.append(got)
+        self.waiting = 0
+        self._need()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), keep=st.booleans())
+    def ends(self, data: st.DataObject, keep: bool) -> None:
+        which = data.draw(st.integers(0, len(self.requests) - 1))
+        self.server.pool.finish(self.requests.pop(which), keep=keep)
+        self._need()
+
+    @precondition(lambda self: not self.requests)
+    @rule()
+    def flush(self) -> None:
+        self.server.pool.flush()
+
+    @rule(name=st.sampled_from("bce"), page=st.sampled_from([256, 320, 96, 1536]), pages=st.integers(0, 300))
+    def wants(self, name: str, page: int, pages: int) -> None:
+        self.server.borrow(pages * page, name, page)
+
+    @rule(name=st.sampled_from("bce"))
+    def returns(self, name: str) -> None:
+        machine = self.server.pair.machines.get(name)
+        if machine is not None:
+            self.server.pair.want(0, name)
+            for key in list(machine.keys()):
+                self.server.pair.do(name, machine.release(key, self.server.pair.now))
+
+    @rule(name=st.sampled_from("bce"))
+    def dies(self, name: str) -> None:
+        machine = self.server.pair.machines.pop(name, None)
+        if machine is not None:
+            self.server.pair.do("d", self.server.pair.donor.gone(machine.party))
+
+    @rule()
+    def forward_begins(self) -> None:
+        self.server.under_way = self.server.forward + 1
+
+    @rule()
+    def forward_ends(self) -> None:
+        self.server.forward = self.server.under_way
+
+    @rule(pages=st.none() | st.integers(0, 100))
+    def cap(self, pages: int | None) -> None:
+        self.server.lender.cap(None if pages is None else pages * PAGE_BYTES)
+
+    @rule()
+    def rest(self) -> None:
+        self.server.lender.rest()
+
+    @invariant()
+    def every_page_is_in_one_place(self) -> None:
+        self.server.check()
+        assert self.server.pool.count(IN_USE) == sum(map(len, self.requests))
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        assert self.server.lender.lent_pages <= self.most
+        for name in "bce":
+            machine = self.server.pair.machines.get(name)
+            if machine is not None:
+                assert machine.held_bytes <= self.server.lender.lent_pages * PAGE_BYTES
+
+    def teardown(self) -> None:
+        """In the end everything comes back."""
+        if not hasattr(self, "server"):
+            return
+        self.server.forward = self.server.under_way
+        self.server.lender.close()
+        self.server.needed = PAGES * PAGE_TOKENS
+        self.server.lender.arrived()
+        self.server.tick()
+        self.server.tick(Timing().recall_bound)
+        assert self.server.lender.lent_pages == 0
+        assert self.server.pool.count(LENT) == 0
+        self.server.check()
+
+
+TestLending = Lending.TestCase
+TestLending.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
