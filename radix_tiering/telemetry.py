@@ -31,6 +31,7 @@ class RequestSample(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     device_tokens: int  # of the prompt, by where they came from
+    peer_tokens: int
     host_tokens: int
     ssd_tokens: int
     recomputed_tokens: int

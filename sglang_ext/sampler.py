@@ -31,6 +31,8 @@ from swift_tiers.sglang_ext.tree_shape import TreeShape
 MOST_REQUESTS = 512
 #: Ended requests that are kept until they are asked for.
 MOST_ENDED = 1024
+#: The tiers that pages of a prompt are loaded from.
+BELOW = ("peer", "host", "ssd")
 
 
 class Captured(NamedTuple):
@@ -158,8 +160,8 @@ class Sampler:
         prompt = len(req.origin_input_ids)
         admitted = stats.forward_entry_time > 0
         cached = min(req.cached_tokens, prompt) if admitted else 0
-        host, ssd = (facts.pages(tier) * self._page_size if admitted else 0 for tier in ("host", "ssd"))
-        device = max(0, cached - host - ssd)
+        peer, host, ssd = (facts.pages(tier) * self._page_size if admitted else 0 for tier in BELOW)
+        device = max(0, cached - peer - host - ssd)
         outcome, waited = facts.restore(time.monotonic())
         return RequestSample(
             rid=shown_rid(req.rid),
@@ -168,6 +170,7 @@ class Sampler:
             prompt_tokens=prompt,
             output_tokens=len(req.output_ids),
             device_tokens=device,
+            peer_tokens=peer,
             host_tokens=host,
             ssd_tokens=ssd,
             recomputed_tokens=prompt - cached if admitted else 0,
@@ -195,7 +198,7 @@ class Sampler:
             return
         facts.counted = True
         prompt = len(req.origin_input_ids)
-        loaded = (facts.pages("host") + facts.pages("ssd")) * self._page_size
+        loaded = sum(facts.pages(tier) for tier in BELOW) * self._page_size
         reused = max(0, min(req.cached_tokens, prompt) - loaded)
         self._prompt_tokens += prompt
         self._reused_tokens += reused

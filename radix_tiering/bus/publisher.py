@@ -23,6 +23,7 @@ from swift_tiers.radix_tiering.bus.control_inbox import ControlInbox, HandOn
 from swift_tiers.radix_tiering.bus.event_feed import EventFeed
 from swift_tiers.radix_tiering.bus.faults import Faults
 from swift_tiers.radix_tiering.bus.name_guard import NameGuard
+from swift_tiers.radix_tiering.bus.neighbours import Neighbours, OnNeighbours, lease_name, lease_scope
 from swift_tiers.radix_tiering.bus.outage import Outage
 from swift_tiers.radix_tiering.bus.question_inbox import PageLookup, QuestionInbox
 from swift_tiers.radix_tiering.bus.records import PublisherNumbers, ServerInfo
@@ -33,6 +34,7 @@ from swift_tiers.radix_tiering.bus.state import RankState
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError, ConfigError
 from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 from swift_tiers.radix_tiering.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,9 @@ class BusPublisher:
         *,
         facts: PageLookup,
         on_order: HandOn | None = None,
+        leases: Callable[[], LeaseSnapshot] | None = None,
+        on_neighbours: OnNeighbours | None = None,
+        scope: str = "",
         leader: bool,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -75,8 +80,13 @@ class BusPublisher:
         `telemetry` and `facts` (where a page is; None if it is not held) are called on the publisher's thread. The
         `leader`, one rank of the server, also speaks for the server as a whole. With `bus.control`, `on_order` gets
         every command that is in order and in time, as the entry of the control stream that it came in, on the
-        publisher's thread; it is for the first rank of each tensor group, which hands it to the others. `wall` is this
-        machine's clock. Raises ConfigError for a directory of the embedded Redis that cannot be.
+        publisher's thread; it is for the first rank of each tensor group, which hands it to the others.
+
+        `leases` tells what the rank lends and borrows, if it does. `on_neighbours` is told who lends on this machine,
+        by lease name with the address, whenever that changes; as long as Redis is away it stays as it was. Both are
+        called on the publisher's thread. `scope`: of its leases, unless it is `neighbours.lease_scope`.
+
+        `wall` is this machine's clock. Raises ConfigError for a directory of the embedded Redis that cannot be.
         """
         self._config = config
         self._server = server
@@ -87,6 +97,8 @@ class BusPublisher:
         self._keys = Keys(config.prefix)
         self._numbers = PublisherNumbers()
         self._clock = RedisClock(monotonic)
+        if not scope and (leases is not None or on_neighbours is not None):
+            scope = lease_scope()
         self._faults = Faults(events)
         self._outage = Outage(events, monotonic)
         self._state = RankState(
@@ -97,9 +109,16 @@ class BusPublisher:
             info,
             telemetry,
             self._faults,
+            leases=leases,
+            scope=scope,
             leader=leader,
             wall=wall,
             monotonic=monotonic,
+        )
+        self._neighbours = (
+            None
+            if on_neighbours is None
+            else Neighbours(self._keys, lease_name(server, rank), scope, on_neighbours, monotonic)
         )
         self._guard = (
             NameGuard(self._keys.of("info", server=server), server, info.host, os.getpid(), events) if leader else None
@@ -228,8 +247,13 @@ class BusPublisher:
         for inbox in self._inboxes:
             inbox.ask(batch)
         self._book.ask(batch)
+        if self._neighbours is not None:
+            self._neighbours.ask(batch)
         batch.run(client)
         more = self._follow_up(client)
+        if self._neighbours is not None:
+            with self._faults.at("the neighbours"):
+                more |= self._neighbours.settle()
         if publishing:
             self._stated = started
             self._announced = True

@@ -16,13 +16,15 @@ from swift_tiers.radix_tiering.bus.asking import PATIENCE_SECONDS, PageAnswers, 
 from swift_tiers.radix_tiering.bus.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.connection import bus_errors, connect
 from swift_tiers.radix_tiering.bus.event_reading import Cursor, Events, newest_events, read_events
+from swift_tiers.radix_tiering.bus.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.round_trips import Question, RoundTrips
-from swift_tiers.radix_tiering.bus.schema import Keys
+from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS, MOST_PARTNERS, Keys
 from swift_tiers.radix_tiering.bus.views import (
     AnyView,
     CommandView,
     DeviceView,
     DirectoryView,
+    LeasesView,
     LinkView,
     RankState,
     RankView,
@@ -39,8 +41,7 @@ from swift_tiers.radix_tiering.bus.views import (
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError
 
-TIERS = ("device", "host", "ssd")
-LINKS = ("device-host", "host-device", "host-ssd", "ssd-host")
+TIERS = ("device", "peer", "host", "ssd")
 #: Devices of a set that are looked for at most, whatever its key says.
 MOST_DEVICES = 1024
 
@@ -55,6 +56,7 @@ class Part(Flag):
     TREES = auto()
     DIRECTORIES = auto()
     REQUESTS = auto()
+    LEASES = auto()
 
 
 NOTHING = Part(0)
@@ -108,7 +110,9 @@ class BusReader:
         return Snapshot(
             time=now,
             servers=tuple(
-                ServerState(server=one, ranks=tuple(self._rank_state(one, rank, found, now) for rank in one.ranks))
+                ServerState(
+                    server=one, ranks=tuple(self._rank_state(parts, one, rank, found, now) for rank in one.ranks)
+                )
                 for one in servers
             ),
         )
@@ -131,6 +135,11 @@ class BusReader:
 
     def links(self, server: str | None = None) -> tuple[LinkView, ...]:
         return tuple(link for state in self._rank_states(Part.LINKS, server) for link in state.links)
+
+    def leases(self, server: str | None = None) -> tuple[LeasesView, ...]:
+        """Of each rank, what it lends, then what it borrows: two views of what servers of this bus lend each other."""
+        states = self._rank_states(Part.LEASES, server)
+        return tuple(view for state in states for view in (*state.lent, *state.borrowed))
 
     def trees(self, server: str | None = None) -> tuple[TreeView, ...]:
         return tuple(state.tree for state in self._rank_states(Part.TREES, server) if state.tree)
@@ -205,7 +214,7 @@ class BusReader:
 
     def _questions(self, parts: Part, server: ServerView, rank: str) -> Iterator[tuple[str, Question]]:
         """Keys and how to ask for them: those that follow from server and rank."""
-        if Part.RANKS in parts:
+        if parts & (Part.RANKS | Part.LINKS | Part.LEASES):
             yield self._hash("rank", server, rank)
         if Part.TIERS in parts:
             yield from (self._hash("tier", server, rank, tier=tier) for tier in TIERS)
@@ -229,22 +238,37 @@ class BusReader:
             yield self._hash("ssd", server, rank, number=str(number))
         for rid in found.get(self._key("requests", server, rank), ()):
             yield self._hash("request", server, rank, rid=rid)
+        said = self._view(RankView, "rank", server, rank, found)
+        if said is None:
+            return
+        if Part.LINKS in parts:
+            yield from (self._hash("link", server, rank, link=link) for link in _donor_links(said))
+        if Part.LEASES in parts:
+            yield from (self._hash("lent", server, rank, borrower=name) for name in said.lends_to[:MOST_PARTNERS])
+            yield from (self._hash("borrowed", server, rank, donor=name) for name in said.borrows_from[:MOST_PARTNERS])
 
     def _device_count(self, server: ServerView, rank: str, found: Mapping[str, Any]) -> int:
         stripe_set = self._view(StripeSetView, "stripe", server, rank, found)
         return min(stripe_set.devices or 0, MOST_DEVICES) if stripe_set else 0
 
-    def _rank_state(self, server: ServerView, rank: str, found: Mapping[str, Any], now: float) -> RankState:
+    def _rank_state(
+        self, parts: Part, server: ServerView, rank: str, found: Mapping[str, Any], now: float
+    ) -> RankState:
         home = (server, rank, found, now)
+        said, own = self._view(RankView, "rank", *home), lease_name(server.server, rank)
+        links = (*LINKS, *_donor_links(said)) if said is not None else LINKS
+        borrowers, donors = (said.lends_to, said.borrows_from) if said is not None else ((), ())
         rids = found.get(self._key("requests", server, rank), ())
         numbers = range(self._device_count(server, rank, found))
         return RankState(
             name=rank,
-            rank=self._view(RankView, "rank", *home),
+            rank=said if Part.RANKS in parts else None,
             tiers=_present(self._view(TierView, "tier", *home, tier=tier) for tier in TIERS),
             stripe_set=self._view(StripeSetView, "stripe", *home),
             devices=_present(self._view(DeviceView, "ssd", *home, number=number) for number in numbers),
-            links=_present(self._view(LinkView, "link", *home, link=link) for link in LINKS),
+            links=_present(self._view(LinkView, "link", *home, link=link) for link in links),
+            lent=_present(self._view(LeasesView, "lent", *home, donor=own, borrower=name) for name in borrowers),
+            borrowed=_present(self._view(LeasesView, "borrowed", *home, donor=name, borrower=own) for name in donors),
             tree=self._view(TreeView, "tree", *home),
             directory=self._view(DirectoryView, "directory", *home),
             requests=_present(self._view(RequestView, "request", *home, rid=rid) for rid in rids),
@@ -260,7 +284,7 @@ class BusReader:
         now: float = 0.0,
         **words: Any,
     ) -> AnyView | None:
-        """The view of the key, if it was found."""
+        """The view of the key, if it was found. `words`: those of the key, and what else the view knows from them."""
         said = found.get(self._key(name, server, rank, **words))
         if not said:
             return None
@@ -277,6 +301,11 @@ class BusReader:
     def _rank_states(self, parts: Part, server: str | None) -> Iterator[RankState]:
         for state in self.snapshot(parts, server).servers:
             yield from state.ranks
+
+
+def _donor_links(rank: RankView) -> list[str]:
+    """Those that not every rank may have."""
+    return [name for name in rank.links if name not in LINKS][:MOST_DONOR_LINKS]
 
 
 def _hash_question(key: str) -> Question:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -73,7 +73,7 @@ def server_record(
     info: ServerInfo, *, time: float, pid: int, interval: float, clock_offset: float, control: bool
 ) -> Record:
     """`info`."""
-    return _record(
+    return make_record(
         time=time,
         host=info.host,
         address=info.address,
@@ -91,11 +91,19 @@ def server_record(
 
 
 def rank_record(
-    stack: StackSnapshot | None, engine: EngineSample | None, numbers: PublisherNumbers, *, time: float, pid: int
+    stack: StackSnapshot | None,
+    engine: EngineSample | None,
+    numbers: PublisherNumbers,
+    leases: Mapping[str, int | str | None],
+    links: Iterable[str],
+    *,
+    time: float,
+    pid: int,
 ) -> Record:
-    """`rank`. Without a snapshot or a sample, what they would say is empty."""
+    """`rank`. Without a snapshot or a sample, what they would say is empty. `leases`: see `lease_records.lease_sums`;
+    `links`: names of those that are told of."""
     restores = stack.restores if stack is not None else None
-    return _record(
+    return make_record(
         time=time,
         pid=pid,
         namespace=_said(stack, "namespace"),
@@ -112,6 +120,8 @@ def rank_record(
         restores_cancelled=_said(restores, "cancelled"),
         failed_loads=_said(restores, "failed_loads"),
         sample_seconds=_said(engine, "sample_seconds"),
+        links=",".join(links),
+        **leases,
         **msgspec.structs.asdict(numbers),
     )
 
@@ -119,7 +129,7 @@ def rank_record(
 def tier_record(tier: TierSnapshot, *, time: float) -> Record:
     """`tier` of host memory or ssd."""
     latency = tier.read_latency
-    return _record(
+    return make_record(
         time=time,
         capacity_bytes=tier.capacity_bytes,
         used_bytes=tier.used_bytes,
@@ -141,7 +151,7 @@ def tier_record(tier: TierSnapshot, *, time: float) -> Record:
 
 def device_tier_record(pool: DevicePoolSample, *, time: float) -> Record:
     """`tier` of the device: nothing is restored from it, none of its pages is checked, and it refuses none."""
-    return _record(
+    return make_record(
         time=time,
         capacity_bytes=pool.capacity_bytes,
         used_bytes=pool.used_bytes,
@@ -163,7 +173,7 @@ def device_tier_record(pool: DevicePoolSample, *, time: float) -> Record:
 
 def stripe_record(stripe: StripeSnapshot, *, time: float) -> Record:
     """`stripe`."""
-    return _record(
+    return make_record(
         time=time,
         set=stripe.set_id,
         unit_bytes=stripe.unit_bytes,
@@ -177,7 +187,7 @@ def stripe_record(stripe: StripeSnapshot, *, time: float) -> Record:
 
 def ssd_record(device: DeviceSnapshot, *, time: float) -> Record:
     """`ssd`: one device of the stripe set."""
-    return _record(
+    return make_record(
         time=time,
         path=device.path,
         service=device.service,
@@ -197,31 +207,41 @@ def ssd_record(device: DeviceSnapshot, *, time: float) -> Record:
     )
 
 
-def link_record(link: LinkSnapshot, *, time: float) -> Record:
-    """`link`."""
-    return _record(time=time, **msgspec.structs.asdict(link))
+def link_record(link: LinkSnapshot, rate: int | None, *, time: float) -> Record:
+    """`link`. `rate`: bytes per second."""
+    return make_record(
+        time=time,
+        transfers=link.transfers,
+        pages=link.pages,
+        bytes=link.bytes,
+        seconds=link.seconds,
+        latency_p50_seconds=quantile(link.latency, 0.50),
+        latency_p99_seconds=quantile(link.latency, 0.99),
+        bytes_per_second=rate,
+    )
 
 
 def directory_record(directory: DirectorySnapshot, *, time: float) -> Record:
     """`directory`."""
-    return _record(time=time, **msgspec.structs.asdict(directory))
+    return make_record(time=time, **msgspec.structs.asdict(directory))
 
 
 def tree_record(tree: TreeSample, *, time: float) -> Record:
     """`tree`."""
-    return _record(time=time, **msgspec.structs.asdict(tree))
+    return make_record(time=time, **msgspec.structs.asdict(tree))
 
 
 def request_record(request: RequestSample, block_table: str, *, time: float) -> Record:
     """`request`. `block_table` as `block_table_text` makes it."""
     table = request.block_table
-    return _record(
+    return make_record(
         time=time,
         state=request.state.value,
         arrived=request.arrived,
         prompt_tokens=request.prompt_tokens,
         output_tokens=request.output_tokens,
         device_tokens=request.device_tokens,
+        peer_tokens=request.peer_tokens,
         host_tokens=request.host_tokens,
         ssd_tokens=request.ssd_tokens,
         recomputed_tokens=request.recomputed_tokens,
@@ -258,7 +278,7 @@ def block_table_text(table: tuple[int, ...], before: tuple[tuple[int, ...], str]
 
 def event_record(event: Event, rank: str) -> Record:
     """An entry of `events`."""
-    return _record(
+    return make_record(
         rank=rank,
         sequence=event.sequence,
         time=event.time,
@@ -270,8 +290,8 @@ def event_record(event: Event, rank: str) -> Record:
 def page_record(facts: PageFacts | None, *, time: float) -> Record:
     """`page`: the answer to a question."""
     if facts is None:
-        return _record(time=time, held=False)
-    return _record(
+        return make_record(time=time, held=False)
+    return make_record(
         time=time,
         held=True,
         namespace=facts.namespace,
@@ -282,6 +302,7 @@ def page_record(facts: PageFacts | None, *, time: float) -> Record:
         uses=facts.uses,
         pins=facts.pins,
         host_slot=facts.host_slot,
+        peer=facts.peer,
         ssd_placement=" ".join(f"{device}:{slot}" for device, slot in facts.ssd_placement),
         generation=facts.generation,
     )
@@ -308,7 +329,8 @@ def shorten(text: str, most: int = LONGEST_TEXT) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _record(**fields: float | str | None) -> Record:
+def make_record(**fields: float | str | None) -> Record:
+    """The fields as text."""
     return {name: to_text(value) for name, value in fields.items()}
 
 

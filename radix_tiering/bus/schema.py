@@ -27,6 +27,8 @@ ENDED_REQUEST_TTL, ENDED_REQUESTS = 300.0, 256
 ANSWER_TTL = 60.0
 #: How long the outcome of a command is kept, seconds.
 COMMAND_TTL = 3600.0
+#: How many a rank names at most: others that it lends to, or borrows from; leases with each; links of single donors.
+MOST_PARTNERS, MOST_LISTED_LEASES, MOST_DONOR_LINKS = 64, 128, 128
 
 
 class Kind(Enum):
@@ -63,6 +65,17 @@ _STREAM = "1 h after its server's end"
 _RANK = "every rank, each interval"
 _EVERYONE = "everyone"
 
+_LEASES = (
+    Field("time", "when this was true"),
+    Field("leases", "that have not ended"),
+    Field("bytes", "of all of them"),
+    Field("recalled_bytes", "of those that are to be returned, or are being returned"),
+    Field("pinned_bytes", "of those that the donor recalls last; empty at the borrower, which does not know"),
+    Field("shortest_seconds", "until the first of them ends if it is not renewed; below zero: it has not been noticed"),
+    Field("listed", f"how many of them are in `table`: at most {MOST_LISTED_LEASES}, the first by number"),
+    Field("table", "`NUMBER:BYTES:STATE:SECONDS ...`, with `:pinned` at its end where it is; see docs/leases.md"),
+)
+
 _TIER_COUNTERS = (
     Field("time", "when this was true"),
     Field("capacity_bytes", "what the tier can hold"),
@@ -84,6 +97,9 @@ _TIER_COUNTERS = (
     ),
     Field("restore_p99_seconds", "99th percentile, likewise"),
 )
+
+#: Ways between tiers; those to and from memory of other servers are there for each donor, too.
+LINKS = ("device-host", "host-device", "host-ssd", "ssd-host", "peer-host", "host-peer")
 
 KEYS: tuple[KeySpec, ...] = (
     KeySpec(
@@ -142,12 +158,21 @@ KEYS: tuple[KeySpec, ...] = (
             Field("questions", "answered"),
             Field("questions_ignored", "entries of `questions` that asked for no page"),
             Field("sample_seconds", "what sampling requests and tree took the scheduler's thread, summed"),
+            Field("links", "names of the keys `link:FROM-TO` that there are, joined by commas"),
+            Field("lease_address", "where borrowers find it; empty if it lends nothing"),
+            Field("lease_scope", "machine and user that the address is for: `HOST/BOOT/UID`; empty without one"),
+            Field("lent_bytes", "of its memory, to others; empty if it neither lends nor borrows"),
+            Field("lendable_bytes", "at others' disposal, and not lent"),
+            Field("lend_limit_bytes", "the most that is lent, set by an operator; empty without such a limit"),
+            Field("lends_to", f"names of the keys `lent:BORROWER`, joined by commas; at most {MOST_PARTNERS}"),
+            Field("borrowed_bytes", "of others' memory"),
+            Field("borrows_from", "names of the keys `borrowed:DONOR`, likewise"),
         ),
         _STATE, _RANK, _EVERYONE, "one rank of a server: a scheduler process with a tier stack of its own",
     ),
     KeySpec(
         "tier", "SERVER:RANK:tier:TIER", Kind.HASH, _TIER_COUNTERS, _STATE, _RANK, _EVERYONE,
-        "one tier: `device`, `host`, `ssd`",
+        "one tier: `device`, `peer`, `host`, `ssd`",
     ),
     KeySpec(
         "stripe", "SERVER:RANK:stripe", Kind.HASH,
@@ -194,8 +219,21 @@ KEYS: tuple[KeySpec, ...] = (
             Field("pages", ""),
             Field("bytes", ""),
             Field("seconds", "spent copying, summed; copies side by side count each"),
+            Field("latency_p50_seconds", "of one copy: median since the start, as in `tier`; empty if there was none"),
+            Field("latency_p99_seconds", "99th percentile, likewise"),
+            Field("bytes_per_second", "copied since the publishing before this one; empty in the first"),
         ),
-        _STATE, _RANK, _EVERYONE, "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`",
+        _STATE, _RANK, _EVERYONE,
+        "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`, `peer-host`, `host-peer`; and of "
+        "these last, `DONOR-host` and `host-DONOR` for each donor",
+    ),
+    KeySpec(
+        "lent", "SERVER:RANK:lent:BORROWER", Kind.HASH, _LEASES, _STATE, "ranks that lend, each interval", _EVERYONE,
+        "what this rank lends to one borrower (`SERVER.RANK`), as the donor knows it",
+    ),
+    KeySpec(
+        "borrowed", "SERVER:RANK:borrowed:DONOR", Kind.HASH, _LEASES, _STATE, "ranks that borrow, each interval",
+        _EVERYONE, "what this rank borrows from one donor (`SERVER.RANK`), as the borrower knows it",
     ),
     KeySpec(
         "tree", "SERVER:RANK:tree", Kind.HASH,
@@ -222,7 +260,8 @@ KEYS: tuple[KeySpec, ...] = (
             Field("pages", "known below the device, each once"),
             Field("host_only_pages", ""),
             Field("ssd_only_pages", ""),
-            Field("both_pages", "with a copy in each"),
+            Field("peer_only_pages", ""),
+            Field("both_pages", "with copies in two tiers or more"),
             Field("deepest_pages", "pages before and with the deepest one"),
             Field("first_pages", "beginnings of sequences"),
             Field("foreign_pages", "of other namespaces: other weights, other models"),
@@ -244,6 +283,7 @@ KEYS: tuple[KeySpec, ...] = (
             Field("prompt_tokens", ""),
             Field("output_tokens", "so far"),
             Field("device_tokens", "of the prompt: found on the device"),
+            Field("peer_tokens", "of the prompt: loaded from memory of other servers"),
             Field("host_tokens", "of the prompt: loaded from host memory"),
             Field("ssd_tokens", "of the prompt: loaded from ssd"),
             Field("recomputed_tokens", "of the prompt: computed"),
@@ -290,6 +330,7 @@ KEYS: tuple[KeySpec, ...] = (
             Field("uses", ""),
             Field("pins", ""),
             Field("host_slot", "empty if host memory does not have it"),
+            Field("peer", "`DONOR lease NUMBER slot NUMBER` of the copy in another server's memory; empty without one"),
             Field("ssd_placement", "`DEVICE:SLOT ...`, one for each stripe unit; empty if ssd does not have it"),
             Field("generation", "of the copy on ssd; empty without one"),
         ),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from swift_tiers.radix_tiering.bus import records
 from swift_tiers.radix_tiering.bus.batch import Batch
 from swift_tiers.radix_tiering.bus.faults import Faults
+from swift_tiers.radix_tiering.bus.lease_records import lease_sums, leases_record, partners
+from swift_tiers.radix_tiering.bus.link_rates import LinkRates
 from swift_tiers.radix_tiering.bus.mirror import Mirror
 from swift_tiers.radix_tiering.bus.records import PublisherNumbers, ServerInfo
 from swift_tiers.radix_tiering.bus.request_board import RequestBoard
 from swift_tiers.radix_tiering.bus.schema import (
+    LINKS,
+    MOST_DONOR_LINKS,
     SCHEMA_VERSION,
     SERVER_TTL,
     STATE_TTL_INTERVALS,
@@ -19,7 +23,8 @@ from swift_tiers.radix_tiering.bus.schema import (
     Keys,
 )
 from swift_tiers.radix_tiering.config import BusConfig
-from swift_tiers.radix_tiering.counters import StackSnapshot
+from swift_tiers.radix_tiering.counters import LinkSnapshot, StackSnapshot
+from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 from swift_tiers.radix_tiering.telemetry import EngineSample, RequestSample, Telemetry
 
 
@@ -36,6 +41,8 @@ class RankState:
         telemetry: Telemetry,
         faults: Faults,
         *,
+        leases: Callable[[], LeaseSnapshot] | None,
+        scope: str,
         leader: bool,
         wall: Callable[[], float],
         monotonic: Callable[[], float],
@@ -47,12 +54,16 @@ class RankState:
         self._info = info
         self._telemetry = telemetry
         self._faults = faults
+        self._leases = leases
+        self._scope = scope
         self._leader = leader
         self._wall = wall
         ttl = max(STATE_TTL_LOWEST, STATE_TTL_INTERVALS * float(config.interval))
         self.mirror = Mirror(ttl, monotonic)
         self._board = RequestBoard(keys, self.mirror, server, rank)
         self._sample: EngineSample | None = None
+        self._rates = LinkRates(monotonic)
+        self._families: dict[str, set[str]] = {}  # what each name of the schema was last written for
 
     def forget(self) -> None:
         """Redis may hold none of it: the next publishing writes everything."""
@@ -67,10 +78,14 @@ class RankState:
     def publish(self, batch: Batch, numbers: PublisherNumbers, redis_now: float) -> None:
         """Queue everything that is to be said now. `redis_now`: by Redis' clock."""
         stack: StackSnapshot | None = None
+        leases: LeaseSnapshot | None = None
         engine: EngineSample | None = None
         ended: list[RequestSample] = []
         with self._faults.at("the tiers' snapshot"):
             stack = self._telemetry.stack()
+        if self._leases is not None:
+            with self._faults.at("the leases' snapshot"):
+                leases = self._leases()
         with self._faults.at("the requests' samples"):
             # In this order: a request that ends in between is in the newer of the two.
             engine = self._telemetry.engine()
@@ -80,9 +95,13 @@ class RankState:
             with self._faults.at("what is told of the server"):
                 self._publish_server(batch, now, redis_now)
         with self._faults.at("what is told of the rank"):
-            self._write(batch, records.rank_record(stack, engine, numbers, time=now, pid=os.getpid()), "rank")
+            sums, links = lease_sums(leases, self._scope), _links(stack)
+            record = records.rank_record(stack, engine, numbers, sums, links, time=now, pid=os.getpid())
+            self._write(batch, record, "rank")
         with self._faults.at("what is told of the tiers"):
             self._publish_stack(batch, stack, now)
+        with self._faults.at("what is told of leases"):
+            self._publish_leases(batch, leases, now)
         with self._faults.at("what is told of requests"):
             self._publish_engine(batch, engine)
             self._board.publish(batch, engine, ended, now)
@@ -112,13 +131,25 @@ class RankState:
             return
         for tier, counters in stack.tiers.items():
             self._write(batch, records.tier_record(counters, time=now), "tier", tier=tier)
-        for link, copies in stack.links.items():
-            self._write(batch, records.link_record(copies, time=now), "link", link=link)
+        links = {
+            name: records.link_record(link, self._rates.of(name, link.bytes), time=now)
+            for name, link in _links(stack).items()
+        }
+        self._write_family(batch, links, "link", "link")
         self._write(batch, records.directory_record(stack.directory, time=now), "directory")
         if stack.stripe is not None:
             self._write(batch, records.stripe_record(stack.stripe, time=now), "stripe")
         for number, device in enumerate(stack.devices):
             self._write(batch, records.ssd_record(device, time=now), "ssd", number=str(number))
+
+    def _publish_leases(self, batch: Batch, leases: LeaseSnapshot | None, now: float) -> None:
+        if leases is None:
+            return
+        lent, borrowed = partners(leases.lent, leases.name), partners(leases.borrowed, leases.name)
+        given = {name: leases_record(views, at_donor=True, time=now) for name, views in lent.items()}
+        taken = {name: leases_record(views, at_donor=False, time=now) for name, views in borrowed.items()}
+        self._write_family(batch, given, "lent", "borrower")
+        self._write_family(batch, taken, "borrowed", "donor")
 
     def _publish_engine(self, batch: Batch, engine: EngineSample | None) -> None:
         if engine is None:
@@ -137,3 +168,20 @@ class RankState:
 
     def _write(self, batch: Batch, record: records.Record, name: str, **words: str) -> None:
         self.mirror.write(batch, self._key(name, **words), record)
+
+    def _write_family(self, batch: Batch, family: Mapping[str, records.Record], name: str, word: str) -> None:
+        """The records of all keys of a name, by the one word that these differ in: what is not among them goes."""
+        for gone in self._families.get(name, set()) - family.keys():
+            self.mirror.remove(batch, self._key(name, **{word: gone}))
+        self._families[name] = set(family)
+        for which, record in family.items():
+            self._write(batch, record, name, **{word: which})
+
+
+def _links(stack: StackSnapshot | None) -> dict[str, LinkSnapshot]:
+    """Those that are told of: between tiers, and of single donors those over which most has gone."""
+    if stack is None:
+        return {}
+    tiers = {name: link for name, link in stack.links.items() if name in LINKS}
+    donors = sorted(stack.links.keys() - tiers.keys(), key=lambda name: (-stack.links[name].bytes, name))
+    return tiers | {name: stack.links[name] for name in sorted(donors[:MOST_DONOR_LINKS])}

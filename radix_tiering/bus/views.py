@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -81,6 +82,15 @@ class RankView(RankedView, frozen=True):
     questions: int | None = None
     questions_ignored: int | None = None
     sample_seconds: float | None = None
+    links: tuple[str, ...] = ()
+    lease_address: str = ""
+    lease_scope: str = ""
+    lent_bytes: int | None = None
+    lendable_bytes: int | None = None
+    lend_limit_bytes: int | None = None
+    lends_to: tuple[str, ...] = ()  # lease names: SERVER.RANK
+    borrowed_bytes: int | None = None
+    borrows_from: tuple[str, ...] = ()
 
 
 class TierView(RankedView, frozen=True):
@@ -151,6 +161,33 @@ class LinkView(RankedView, frozen=True):
     pages: int | None = None
     bytes: int | None = None
     seconds: float | None = None
+    latency_p50_seconds: float | None = None
+    latency_p99_seconds: float | None = None
+    bytes_per_second: float | None = None
+
+
+class LeaseEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One lease, as one of its two sides knows it."""
+
+    lease: int  # its number at its donor
+    bytes: int
+    state: str  # at the donor: of the run; at the borrower: of the lease
+    seconds_left: float
+    pinned: bool = False
+
+
+class LeasesView(RankedView, frozen=True):
+    """The leases that one donor has given to one borrower, as one of the two knows them."""
+
+    donor: str  # lease names: SERVER.RANK
+    borrower: str
+    leases: int | None = None
+    bytes: int | None = None
+    recalled_bytes: int | None = None
+    pinned_bytes: int | None = None
+    shortest_seconds: float | None = None
+    listed: int | None = None
+    table: tuple[LeaseEntry, ...] = ()
 
 
 class TreeView(RankedView, frozen=True):
@@ -175,6 +212,7 @@ class DirectoryView(RankedView, frozen=True):
     pages: int | None = None
     host_only_pages: int | None = None
     ssd_only_pages: int | None = None
+    peer_only_pages: int | None = None
     both_pages: int | None = None
     deepest_pages: int | None = None
     first_pages: int | None = None
@@ -190,6 +228,7 @@ class RequestView(RankedView, frozen=True):
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     device_tokens: int | None = None
+    peer_tokens: int | None = None
     host_tokens: int | None = None
     ssd_tokens: int | None = None
     recomputed_tokens: int | None = None
@@ -221,6 +260,7 @@ class PageView(RankedView, frozen=True):
     uses: int | None = None
     pins: int | None = None
     host_slot: int | None = None
+    peer: str = ""
     ssd_placement: tuple[tuple[int, int], ...] = ()  # device and slot of each stripe unit
     generation: int | None = None
 
@@ -252,6 +292,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     tree: TreeView | None = None
     directory: DirectoryView | None = None
     requests: tuple[RequestView, ...] = ()  # in the order of their arrival
+    lent: tuple[LeasesView, ...] = ()  # as the donor, one for each borrower
+    borrowed: tuple[LeasesView, ...] = ()  # as the borrower, one for each donor
 
 
 class ServerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -342,9 +384,25 @@ def _read_placement(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(device), int(slot)) for device, _, slot in units)
 
 
+def _read_leases(text: str) -> tuple[LeaseEntry, ...]:
+    """`12:67108864:lent:1.9 13:67108864:recalled:0.0:pinned` as leases."""
+    found = []
+    for entry in text.split():
+        lease, size, state, seconds, *pinned = (*entry.split(":"), "", "", "", "")[:5]
+        if not (lease.isdecimal() and size.isdecimal() and _SECONDS.fullmatch(seconds)):
+            return ()
+        left = float(seconds)
+        found.append(LeaseEntry(lease=int(lease), bytes=int(size), state=state, seconds_left=left, pinned=any(pinned)))
+    return tuple(found)
+
+
+_SECONDS = re.compile(r"-?\d+(\.\d+)?")
+
 #: Fields whose text has a form of its own.
 _READERS: dict[type[View], dict[str, Any]] = {
     ServerView: {"ranks": read_names, "configuration": read_object},
+    RankView: {"links": read_names, "lends_to": read_names, "borrows_from": read_names},
+    LeasesView: {"table": _read_leases},
     RequestView: {"tiers": _read_tiers, "block_table": _read_runs},
     PageView: {"ssd_placement": _read_placement},
 }

@@ -35,4 +35,7 @@ def test_a_link_counts_copies_pages_bytes_and_seconds() -> None:
     link = LinkCounters()
     link.count(3, 12_288, 0.5)
     link.count(1, 4096, 0.25)
-    assert link.snapshot() == LinkSnapshot(transfers=2, pages=4, bytes=16_384, seconds=0.75)
+    latency = link.snapshot().latency
+    assert link.snapshot() == LinkSnapshot(transfers=2, pages=4, bytes=16_384, seconds=0.75, latency=latency)
+    assert (latency.count, latency.sum_seconds) == (2, 0.75)
+    assert latency.quantile(0.5) == next(bound for bound in LATENCY_BOUNDS if bound >= 0.25)

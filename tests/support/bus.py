@@ -30,6 +30,7 @@ class HandWritten:
         offset: float = 0.0,
         prefix: str = "swift",
         control: bool = True,
+        lends: bool = False,
     ) -> None:
         self.client = client
         self.name = name
@@ -37,6 +38,7 @@ class HandWritten:
         self.offset = offset
         self.keys = Keys(prefix)
         self.control = control
+        self.lends = lends
         self.sequences: dict[str, int] = {}
 
     def now(self) -> float:
@@ -92,10 +94,22 @@ class HandWritten:
             self.hash("ssd", {**DEVICE, "path": f"/ssd{number}/swift-tiers-{rank}.stripe"}, rank, number=str(number))
         for link in ("device-host", "host-device", "host-ssd", "ssd-host"):
             self.hash("link", LINK, rank, link=link)
+        if self.lends:
+            self.write_leases(rank)
         self.hash("tree", TREE, rank)
         self.hash("directory", DIRECTORY, rank)
         self.request(RID, rank)
         self.event("stripe.opened", rank, devices=2)
+
+    def write_leases(self, rank: str, **changes: object) -> None:
+        """It lends to `beta.dp0-tp0` and borrows from it, a link for each way; `changes` are of the rank."""
+        beta = "beta.dp0-tp0"
+        for way in ("peer-host", "host-peer", f"{beta}-host", f"host-{beta}"):
+            self.hash("link", LINK, rank, link=way)
+        self.hash("tier", TIER, rank, tier="peer")
+        self.hash("rank", {**RANK, **LENDING, **changes}, rank)
+        self.hash("lent", LEASES, rank, borrower=beta)
+        self.hash("borrowed", {**LEASES, **BORROWED}, rank, donor=beta)
 
     def request(self, rid: str, rank: str = "dp0-tp0", *, ago: float = 4.0, **changes: object) -> None:
         """A request that arrived `ago` seconds back."""
@@ -194,6 +208,21 @@ RANK: Fields = {
     "failed_loads": 0, "events": 1, "events_lost": 0, "publishes": 900, "publish_failures": 0,
     "publish_seconds": 0.0021,
     "publish_cpu_seconds": 1.1, "questions": 0, "questions_ignored": 0, "sample_seconds": 1.5,
+    "links": "device-host,host-device,host-ssd,ssd-host", "lease_address": "", "lease_scope": "", "lent_bytes": "",
+    "lendable_bytes": "", "lend_limit_bytes": "", "lends_to": "", "borrowed_bytes": "", "borrows_from": "",
+}  # fmt: skip
+LENDING: Fields = {
+    "links": "device-host,host-device,host-ssd,ssd-host,peer-host,host-peer,beta.dp0-tp0-host,host-beta.dp0-tp0",
+    "lease_address": "ipc:///run/alpha.dp0-tp0.lease", "lease_scope": "box/1234/1000", "lent_bytes": 3 * 2**21,
+    "lendable_bytes": 2**22, "lends_to": "beta.dp0-tp0", "borrowed_bytes": 2**21, "borrows_from": "beta.dp0-tp0",
+}  # fmt: skip
+LEASES: Fields = {
+    "leases": 3, "bytes": 3 * 2**21, "recalled_bytes": 2**21, "pinned_bytes": 2**21, "shortest_seconds": 0.1,
+    "listed": 3, "table": "12:2097152:lent:1.8 13:2097152:recalled:0.1 14:2097152:lent:1.8:pinned",
+}  # fmt: skip
+BORROWED: Fields = {
+    "leases": 1, "bytes": 2**21, "recalled_bytes": 0, "pinned_bytes": "", "shortest_seconds": 1.7, "listed": 1,
+    "table": "5:2097152:active:1.7",
 }  # fmt: skip
 TIER: Fields = {
     "capacity_bytes": 2**30, "used_bytes": 2**29, "pages": 1456, "pinned_pages": 12, "limit_bytes": 2**30, "hits": 900,
@@ -215,22 +244,27 @@ DEVICE: Fields = {
     "bytes_written": 2 * 10**9, "reads": 4000, "writes": 8000, "read_errors": 0, "write_errors": 0, "corrupt_units": 0,
     "in_flight": 2, "latency_p50_seconds": 0.000128, "latency_p99_seconds": 0.001024,
 }  # fmt: skip
-LINK: Fields = {"transfers": 100, "pages": 1600, "bytes": 10**9, "seconds": 0.5}
+LINK: Fields = {
+    "transfers": 100, "pages": 1600, "bytes": 10**9, "seconds": 0.5, "latency_p50_seconds": 0.004096,
+    "latency_p99_seconds": 0.016384, "bytes_per_second": 2**20,
+}  # fmt: skip
 TREE: Fields = {
     "nodes": 120, "leaves": 40, "depth": 7, "deepest_tokens": 4096, "cached_tokens": 8000, "evictable_tokens": 6000,
     "protected_tokens": 2000, "reused_tokens": 70000, "prompt_tokens": 100000, "evicted_tokens": 12000, "complete": 1,
 }  # fmt: skip
 DIRECTORY: Fields = {
-    "pages": 2000, "host_only_pages": 500, "ssd_only_pages": 544, "both_pages": 956, "deepest_pages": 256,
-    "first_pages": 12, "foreign_pages": 0,
+    "pages": 2020, "host_only_pages": 500, "ssd_only_pages": 544, "peer_only_pages": 20, "both_pages": 956,
+    "deepest_pages": 256, "first_pages": 12, "foreign_pages": 0,
 }  # fmt: skip
 REQUEST: Fields = {
-    "state": "running", "prompt_tokens": 736, "output_tokens": 12, "device_tokens": 192, "host_tokens": 480,
-    "ssd_tokens": 0, "recomputed_tokens": 64, "restore": "completed", "restore_seconds": 0.21, "queue_seconds": 0.25,
+    "state": "running", "prompt_tokens": 736, "output_tokens": 12, "device_tokens": 192, "peer_tokens": 0,
+    "host_tokens": 480, "ssd_tokens": 0, "recomputed_tokens": 64, "restore": "completed", "restore_seconds": 0.21,
+    "queue_seconds": 0.25,
     "first_token_seconds": 0.4, "ended": "", "pages": 46, "tiers": "device 12, host 30, compute 4",
     "last_page": "ef" * 32, "block_table": "17-40 3 90-110",
 }  # fmt: skip
 ANSWER: Fields = {
     "held": 1, "namespace": "cd" * 16, "depth": 12, "parent": "12" * 32, "children": 1, "bytes": 368640, "uses": 3,
-    "pins": 0, "host_slot": 77, "ssd_placement": "0:17 1:4", "generation": 9,
+    "pins": 0, "host_slot": 77, "peer": "beta.dp0-tp0 lease 12 slot 3",
+    "ssd_placement": "0:17 1:4", "generation": 9,
 }  # fmt: skip

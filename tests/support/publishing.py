@@ -37,6 +37,7 @@ def make_publisher(
     rank: str = "dp0-tp0",
     ranks: tuple[str, ...] = ("dp0-tp0",),
     leader: bool = True,
+    lends: bool = False,
     wall: Callable[[], float] = time.time,
     **options: Any,
 ) -> BusPublisher:
@@ -50,6 +51,7 @@ def make_publisher(
         telemetry,
         events or EventLog(wall),
         facts=lambda key: telemetry.facts(key),
+        leases=(lambda: telemetry.leases()) if lends else None,
         leader=leader,
         wall=wall,
         **options,

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from swift_tiers.radix_tiering.bus.records import ServerInfo
+from swift_tiers.radix_tiering.bus.schema import LINKS
 from swift_tiers.radix_tiering.counters import (
     DeviceSnapshot,
     DirectorySnapshot,
@@ -17,6 +18,8 @@ from swift_tiers.radix_tiering.counters import (
     StripeSnapshot,
     TierSnapshot,
 )
+from swift_tiers.radix_tiering.leases import LeaseView, Party
+from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 from swift_tiers.radix_tiering.telemetry import (
     DevicePoolSample,
     EngineSample,
@@ -85,18 +88,19 @@ def device(number: int, **changes: Any) -> DeviceSnapshot:
 
 
 def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
-    copies = LinkSnapshot(transfers=100, pages=1600, bytes=10**9, seconds=0.5)
+    copies = LinkSnapshot(transfers=100, pages=1600, bytes=10**9, seconds=0.5, latency=latency(*[0.005] * 100))
     fields: dict[str, Any] = {
         "namespace": "cd" * 16,
         "rank": "tp0/1 pp0/1 dp0/1 cp0/1",
         "page_bytes": 368640,
         "tokens_per_page": 16,
-        "tiers": {"host": tier(), "ssd": tier(capacity_bytes=2**34, read_latency=latency())},
-        "links": dict.fromkeys(("device-host", "host-device", "host-ssd", "ssd-host"), copies),
+        "tiers": {"peer": tier(), "host": tier(), "ssd": tier(capacity_bytes=2**34, read_latency=latency())},
+        "links": dict.fromkeys((*LINKS, "beta.dp0-tp0-host", "host-beta.dp0-tp0"), copies),
         "directory": DirectorySnapshot(
             pages=2000,
             host_only_pages=500,
             ssd_only_pages=544,
+            peer_only_pages=20,
             both_pages=956,
             deepest_pages=256,
             first_pages=12,
@@ -129,6 +133,7 @@ def request(rid: str, **changes: Any) -> RequestSample:
         "prompt_tokens": 736,
         "output_tokens": 12,
         "device_tokens": 192,
+        "peer_tokens": 0,
         "host_tokens": 480,
         "ssd_tokens": 0,
         "recomputed_tokens": 64,
@@ -182,6 +187,28 @@ def engine(*requests: RequestSample, at: float | None = None) -> EngineSample:
     )
 
 
+def lease(number: int, donor: str, borrower: str, **changes: Any) -> LeaseView:
+    view = LeaseView(Party(donor, 7), Party(borrower, 8), number, 2**21, "lent", 1.75)
+    return view._replace(**changes)
+
+
+def leases(own: str = "alpha.dp0-tp0", **changes: Any) -> LeaseSnapshot:
+    """A rank that lends three, one of them pinned and one recalled, and borrows one."""
+    fields: dict[str, Any] = {
+        "name": own,
+        "address": f"ipc:///run/swift/{own}.lease",
+        "lent": (
+            lease(12, own, "beta.dp0-tp0", pinned=True),
+            lease(13, own, "beta.dp0-tp0", state="recalled", seconds_left=0.25),
+            lease(14, own, "gamma.dp0-tp0", bytes=2**22),
+        ),
+        "borrowed": (lease(3, "beta.dp0-tp0", own, state="active"),),
+        "lendable_bytes": 2**23,
+        "limit_bytes": 2**30,
+    }
+    return LeaseSnapshot(**{**fields, **changes})
+
+
 PAGE = "ab" * 32
 FACTS = PageFacts(
     namespace="cd" * 16,
@@ -192,6 +219,7 @@ FACTS = PageFacts(
     uses=3,
     pins=0,
     host_slot=77,
+    peer="beta.dp0-tp0 lease 12 slot 3",
     ssd_placement=((0, 17), (1, 4)),
     generation=9,
 )
@@ -205,6 +233,7 @@ class MadeUp:
         self.sample: EngineSample | None = engine(request("one"))
         self.over: list[RequestSample] = []
         self.pages: dict[bytes, PageFacts] = {bytes.fromhex(PAGE): FACTS}
+        self.lending: LeaseSnapshot | Exception = leases()
 
     def stack(self) -> StackSnapshot:
         if isinstance(self.tiers, Exception):
@@ -217,6 +246,11 @@ class MadeUp:
     def ended(self) -> list[RequestSample]:
         over, self.over = self.over, []
         return over
+
+    def leases(self) -> LeaseSnapshot:
+        if isinstance(self.lending, Exception):
+            raise self.lending
+        return self.lending
 
     def facts(self, key: bytes) -> PageFacts | None:
         return self.pages.get(key)

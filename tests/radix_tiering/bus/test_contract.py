@@ -29,9 +29,11 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "bus.md"
 WORDS = {
     "SERVER": "alpha",
     "RANK": r"dp\d+-tp\d+",
-    "TIER": "device|host|ssd",
+    "TIER": "device|peer|host|ssd",
     "NUMBER": r"\d+",
-    "FROM-TO": "device-host|host-device|host-ssd|ssd-host",
+    "FROM-TO": "device-host|host-device|host-ssd|ssd-host|peer-host|host-peer|beta.dp0-tp0-host|host-beta.dp0-tp0",
+    "BORROWER": "(beta|gamma).dp0-tp0",
+    "DONOR": "beta.dp0-tp0",
     "RID": "[a-z]+",
     "KEY": "[0-9a-f]{64}",
     "ID": "[A-Za-z0-9._-]+",
@@ -61,7 +63,7 @@ def exercise(redis: RealRedis, publish: Any, config: Any, told: MadeUp | None = 
                 entry["id"], "" if "flush" in entry["command"] else CommandError("it is not held; try another")
             )
 
-    servers.append(publish(config, told, events, ranks=ranks, on_order=carry_out))
+    servers.append(publish(config, told, events, ranks=ranks, on_order=carry_out, lends=True, on_neighbours=print))
     servers.append(publish(config, rank="dp0-tp1", ranks=ranks, leader=False))
     events.emit("device.out", device="/ssd1")
     for rank in ranks:
@@ -109,11 +111,11 @@ def test_every_key_is_documented_and_every_documented_key_is_seen(redis, publish
 
 
 def test_an_optional_part_leaves_no_traces(redis, publish) -> None:
-    """Without an ssd tier, samples and control there is less, and nothing else."""
+    """Without an ssd tier, memory of others, samples and control there is less, and nothing else."""
     told = MadeUp()
     told.sample = None
     whole = stack()
-    links = {name: link for name, link in whole.links.items() if "ssd" not in name}
+    links = {name: link for name, link in whole.links.items() if "device" in name}
     told.tiers = stack(devices=0, stripe=None, io_engine="", tiers={"host": whole.tiers["host"]}, links=links)
     publish(redis, told)
     wait_published(redis)

@@ -10,7 +10,13 @@ import msgspec
 import pytest
 
 from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.schema import ENDED_REQUEST_TTL, ENDED_REQUESTS, SCHEMA_VERSION, SERVER_TTL
+from swift_tiers.radix_tiering.bus.schema import (
+    ENDED_REQUEST_TTL,
+    ENDED_REQUESTS,
+    LINKS,
+    SCHEMA_VERSION,
+    SERVER_TTL,
+)
 from swift_tiers.radix_tiering.events import EventLog
 
 from support.publishing import bus_config, make_publisher, publishes, wait_published
@@ -46,8 +52,8 @@ def test_everything_that_is_told_is_there(redis, publish) -> None:
     wait_published(redis)
     here = {key.removeprefix("swift:") for key in redis.admin.scan_iter()}
     state = ["rank", "stripe", "ssd:0", "ssd:1", "tree", "directory", "requests", "request:one"]
-    state += [f"tier:{name}" for name in ("device", "host", "ssd")]
-    state += [f"link:{name}" for name in ("device-host", "host-device", "host-ssd", "ssd-host")]
+    state += [f"tier:{name}" for name in ("device", "peer", "host", "ssd")]
+    state += [f"link:{name}" for name in (*LINKS, "beta.dp0-tp0-host", "host-beta.dp0-tp0")]
     assert here == {"schema", "servers", "alpha:info", *(f"alpha:dp0-tp0:{name}" for name in state)}
     assert redis.admin.get("swift:schema") == str(SCHEMA_VERSION)
     assert fields(redis, "swift:alpha:info")["pid"] == str(os.getpid())
@@ -64,7 +70,8 @@ def test_a_reader_reads_what_was_told(redis, publish, told) -> None:
     assert server.server.alive
     assert rank.rank is not None
     assert rank.rank.restores_expired == told.stack().restores.expired
-    assert {one.tier: one.capacity_bytes for one in rank.tiers} == {"device": 2**31, "host": 2**30, "ssd": 2**34}
+    capacities = {"device": 2**31, "peer": 2**30, "host": 2**30, "ssd": 2**34}
+    assert {one.tier: one.capacity_bytes for one in rank.tiers} == capacities
     assert [one.path for one in rank.devices] == [one.path for one in told.stack().devices]
     assert [one.block_table for one in rank.requests] == [((17, 40), (3, 3), (90, 110))]
 

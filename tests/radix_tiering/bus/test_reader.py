@@ -20,6 +20,8 @@ from swift_tiers.radix_tiering.bus.views import (
     CommandView,
     DeviceView,
     DirectoryView,
+    LeaseEntry,
+    LeasesView,
     LinkView,
     PageView,
     RankView,
@@ -46,6 +48,8 @@ VIEWS: dict[str, type[View]] = {
     "stripe": StripeSetView,
     "ssd": DeviceView,
     "link": LinkView,
+    "lent": LeasesView,
+    "borrowed": LeasesView,
     "tree": TreeView,
     "directory": DirectoryView,
     "request": RequestView,
@@ -54,7 +58,8 @@ VIEWS: dict[str, type[View]] = {
 }
 #: What views know from elsewhere than a field of the key.
 FROM_ELSEWHERE = {
-    "server", "rank", "age_seconds", "alive", "up_seconds", "tier", "number", "link", "rid", "key", "id",
+    "server", "rank", "age_seconds", "alive", "up_seconds", "tier", "number", "link", "rid", "key", "id", "donor",
+    "borrower",
 }  # fmt: skip
 #: Fields that a view has under another name.
 RENAMED = {"rank:*": "ranks"}
@@ -89,10 +94,12 @@ def test_every_hash_has_a_view_and_every_view_the_fields_of_its_hash() -> None:
 
 def test_the_hand_written_bus_has_every_documented_field(redis: RealRedis, alpha: HandWritten) -> None:
     """Else these tests would show less than they seem to."""
+    alpha.write_leases("dp0-tp0")
     with alpha.answering(), alpha.obeying(), BusReader(redis.client()) as reader:
         reader.page(PAGE)
         reader.command("alpha", "tester", Flush())
     words = {"tier": {"tier": "host"}, "ssd": {"number": "0"}, "link": {"link": "host-ssd"}, "request": {"rid": RID}}
+    words |= {"lent": {"borrower": "beta.dp0-tp0"}, "borrowed": {"donor": "beta.dp0-tp0"}}
     for name in VIEWS:
         word = {**words, "page": {"key": PAGE}, "command": {"id": "*"}}.get(name, {})
         (key,) = redis.admin.scan_iter(match=alpha.key(name, **word), count=1000)
@@ -152,6 +159,44 @@ def test_the_parts_by_themselves(reader: BusReader, alpha: HandWritten) -> None:
     assert state.ranks[0].tiers
     assert state.ranks[0].rank is None
     assert state.ranks[0].requests == ()
+
+
+def test_leases_and_links_of_single_donors(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.write_leases("dp0-tp1")
+    (state,) = reader.snapshot().servers
+    assert (state.ranks[0].lent, state.ranks[0].borrowed) == ((), ())
+    rank = state.ranks[1]
+    assert rank.rank is not None
+    assert (rank.rank.lends_to, rank.rank.lend_limit_bytes) == (("beta.dp0-tp0",), None)
+    assert [tier.tier for tier in rank.tiers] == ["device", "peer", "host", "ssd"]
+    assert [link.link for link in rank.links][4:] == [
+        "peer-host", "host-peer", "beta.dp0-tp0-host", "host-beta.dp0-tp0",
+    ]  # fmt: skip
+    ((lent,), (borrowed,)) = rank.lent, rank.borrowed
+    assert (lent.donor, lent.borrower) == ("alpha.dp0-tp1", "beta.dp0-tp0")
+    assert (borrowed.donor, borrowed.borrower) == ("beta.dp0-tp0", "alpha.dp0-tp1")
+    assert (lent.leases, lent.recalled_bytes, borrowed.pinned_bytes) == (3, 2**21, None)
+    assert lent.table[1] == LeaseEntry(lease=13, bytes=2**21, state="recalled", seconds_left=0.1)
+    assert [entry.pinned for entry in lent.table] == [False, False, True]
+    assert [view.table for view in reader.leases("alpha")] == [lent.table, borrowed.table]
+    assert reader.leases("beta") == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["12", "12:x:lent:1.0", "a:1:lent:1.0", "12:1:lent:", "12:1:lent:nan", "12:1:lent:1e9"]
+)
+def test_leases_that_make_no_sense(reader: BusReader, alpha: HandWritten, text: str) -> None:
+    alpha.write_leases("dp0-tp0")
+    alpha.client.hset(alpha.key("lent", borrower="beta.dp0-tp0"), "table", text)
+    (lent,) = [view for view in reader.leases() if view.borrower == "beta.dp0-tp0"]
+    assert (lent.table, lent.leases) == ((), 3)
+
+
+def test_a_lease_that_is_over(reader: BusReader, alpha: HandWritten) -> None:
+    alpha.write_leases("dp0-tp0")
+    alpha.client.hset(alpha.key("lent", borrower="beta.dp0-tp0"), "table", "12:4096:lent:-3.5")
+    entries = [view.table for view in reader.leases() if view.borrower == "beta.dp0-tp0"]
+    assert entries == [(LeaseEntry(lease=12, bytes=4096, state="lent", seconds_left=-3.5),)]
 
 
 def test_a_request_as_every_rank_saw_it(reader: BusReader, alpha: HandWritten) -> None:
@@ -295,7 +340,7 @@ def test_what_a_publisher_writes_is_read_whole(redis: RealRedis, publish: Callab
     telemetry, log = MadeUp(), EventLog(time.time)
     telemetry.over = [ended("two", time.time() - 1)]
     log.emit("device.out", device="/ssd1", pages=12)
-    publish(redis, telemetry, log)
+    publish(redis, telemetry, log, lends=True)
     wait_published(redis)
     with BusReader(redis.client()) as reader:
         (state,) = reader.snapshot().servers
@@ -304,7 +349,8 @@ def test_what_a_publisher_writes_is_read_whole(redis: RealRedis, publish: Callab
     (rank,) = state.ranks
     views: list[View] = [state.server, *rank.tiers, *rank.devices, *rank.links, *rank.requests, page]
     views += [view for view in (rank.rank, rank.stripe_set, rank.tree, rank.directory) if view is not None]
-    assert len(views) == 1 + 3 + 2 + 4 + 2 + 1 + 4
+    views += [*rank.lent, *rank.borrowed]
+    assert len(views) == 1 + 4 + 2 + 8 + 2 + 1 + 4 + 3
     assert silent == ()
     missing = {
         f"{type(view).__name__}.{name}"
@@ -317,6 +363,8 @@ def test_what_a_publisher_writes_is_read_whole(redis: RealRedis, publish: Callab
         "RequestView.ended", "RequestView.block_table",
         # Of the tier `device`, from which nothing is restored.
         "TierView.restores", "TierView.restore_seconds", "TierView.checksum_failures",
+        # The borrower does not know.
+        "LeasesView.pinned_bytes",
     }  # fmt: skip
     assert all(view.age_seconds < 60 for view in views if view.age_seconds is not None)
     assert (event.kind, event.fields) == ("device.out", {"device": "/ssd1", "pages": 12})  # type: ignore[union-attr]

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.bus import records
+from swift_tiers.radix_tiering.bus.lease_records import lease_sums, leases_record, partners
 from swift_tiers.radix_tiering.bus.records import PublisherNumbers, block_table_text, quantile, to_text
-from swift_tiers.radix_tiering.bus.schema import BY_NAME
+from swift_tiers.radix_tiering.bus.schema import BY_NAME, MOST_LISTED_LEASES, MOST_PARTNERS
 from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS
 from swift_tiers.radix_tiering.events import Event
 
@@ -24,8 +25,16 @@ EVENT = Event(sequence=3, time=1.5, kind="device.out", fields={"device": "/ssd1"
 ONE_OF_EACH: dict[str, list[records.Record]] = {
     "info": [SERVER],
     "rank": [
-        records.rank_record(telemetry.stack(), telemetry.engine(), PublisherNumbers(), time=1.5, pid=7),
-        records.rank_record(None, None, PublisherNumbers(), time=1.5, pid=7),
+        records.rank_record(
+            telemetry.stack(),
+            telemetry.engine(),
+            PublisherNumbers(),
+            lease_sums(telemetry.leases(), "box/1/2"),
+            ["device-host"],
+            time=1.5,
+            pid=7,
+        ),
+        records.rank_record(None, None, PublisherNumbers(), lease_sums(None, ""), [], time=1.5, pid=7),
     ],
     "tier": [
         records.tier_record(telemetry.tier(), time=1.5),
@@ -33,7 +42,9 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
     ],
     "stripe": [records.stripe_record(telemetry.stack().stripe, time=1.5)],  # type: ignore[arg-type]
     "ssd": [records.ssd_record(telemetry.device(0), time=1.5)],
-    "link": [records.link_record(telemetry.stack().links["host-ssd"], time=1.5)],
+    "link": [records.link_record(telemetry.stack().links["host-ssd"], 2**20, time=1.5)],
+    "lent": [leases_record(telemetry.leases().lent, at_donor=True, time=1.5)],
+    "borrowed": [leases_record(telemetry.leases().borrowed, at_donor=False, time=1.5)],
     "tree": [records.tree_record(telemetry.engine().tree, time=1.5)],
     "directory": [records.directory_record(telemetry.stack().directory, time=1.5)],
     "request": [
@@ -59,7 +70,7 @@ def test_records_have_the_fields_of_the_schema(name: str) -> None:
 def test_what_is_known_is_said(name: str) -> None:
     """No field of the first record, of which everything is known, is empty, but those that have nothing to say."""
     silent = {name for name, value in ONE_OF_EACH[name][0].items() if value == ""}
-    assert silent == {"ssd": {"reason"}, "request": {"ended"}}.get(name, set())
+    assert silent == {"ssd": {"reason"}, "request": {"ended"}, "borrowed": {"pinned_bytes"}}.get(name, set())
 
 
 def test_families() -> None:
@@ -87,6 +98,58 @@ def test_a_request() -> None:
     assert record["tiers"] == "device 12, host 30, compute 4"
     assert (record["state"], record["ended"]) == ("running", "")
     assert records.request_record(telemetry.ended("one", 2.5), "", time=2.5)["pages"] == "0"
+
+
+# ---- leases ----
+
+
+def test_the_leases_with_one_partner() -> None:
+    record = ONE_OF_EACH["lent"][0]
+    assert record["table"] == "12:2097152:lent:1.8:pinned 13:2097152:recalled:0.2 14:4194304:lent:1.8"
+    assert (record["leases"], record["listed"], record["bytes"]) == ("3", "3", str(2**23))
+    assert (record["recalled_bytes"], record["pinned_bytes"]) == (str(2**21), str(2**21))
+    assert record["shortest_seconds"] == "0.250000"
+    assert ONE_OF_EACH["borrowed"][0]["recalled_bytes"] == "0"
+
+
+def test_a_lease_that_is_over_and_was_not_noticed_shows() -> None:
+    over = telemetry.lease(12, "alpha.dp0-tp0", "beta.dp0-tp0", seconds_left=-3.5)
+    record = leases_record([over], at_donor=True, time=1.5)
+    assert (record["shortest_seconds"], record["table"]) == ("-3.500000", "12:2097152:lent:-3.5")
+
+
+def test_leases_of_both_sides_are_by_partner() -> None:
+    snapshot = telemetry.leases()
+    assert {name: len(views) for name, views in partners(snapshot.lent, snapshot.name).items()} == {
+        "beta.dp0-tp0": 2,
+        "gamma.dp0-tp0": 1,
+    }
+    assert list(partners(snapshot.borrowed, snapshot.name)) == ["beta.dp0-tp0"]
+
+
+def test_leases_are_bounded_but_their_sums_are_not() -> None:
+    """However many a rank lends to however many: its records stay small, and what it lends in all is right."""
+    own = "alpha.dp0-tp0"
+    many = [
+        telemetry.lease(100 * other + number, own, f"b{other}.dp0-tp0", bytes=1000 + other)
+        for other in range(3 * MOST_PARTNERS)
+        for number in range(10)
+    ]
+    few = partners(many, own)
+    assert len(few) == MOST_PARTNERS
+    assert f"b{3 * MOST_PARTNERS - 1}.dp0-tp0" in few, "who holds most"
+    sums = lease_sums(telemetry.leases(lent=tuple(many)), "box/1/2")
+    assert sums["lent_bytes"] == sum(view.bytes for view in many)
+    assert len(str(sums["lends_to"]).split(",")) == MOST_PARTNERS
+    record = leases_record([telemetry.lease(n, own, "b") for n in range(1000)], at_donor=True, time=1.5)
+    assert (record["leases"], record["bytes"]) == ("1000", str(1000 * 2**21))
+    assert int(record["listed"]) == len(record["table"].split()) == MOST_LISTED_LEASES
+
+
+def test_who_lends_nothing_has_no_address() -> None:
+    sums = lease_sums(telemetry.leases(address="", lent=(), limit_bytes=None), "box/1/2")
+    assert (sums["lease_address"], sums["lease_scope"], sums["lends_to"], sums["lent_bytes"]) == ("", "", "", 0)
+    assert sums["lend_limit_bytes"] is None
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_document_without_its_place_is_refused() -> None:
     [
         ("time", "s since 1970"), ("restore_seconds", "s"), ("used_bytes", "bytes"), ("bytes_read", "bytes"),
         ("bytes", "bytes"), ("prompt_tokens", "tokens"), ("host_only_pages", "pages"), ("free_units", "stripe units"),
-        ("nodes", ""), ("refused:*", ""),
+        ("nodes", ""), ("refused:*", ""), ("bytes_per_second", "bytes/s"),
     ],
 )  # fmt: skip
 def test_units_are_in_the_names(field: str, unit: str) -> None:
@@ -168,10 +168,14 @@ def grant(redis: RealRedis, name: str) -> BusConfig:
 
 
 def test_the_rights_of_a_server_suffice(redis: RealRedis, publish: Callable[..., BusPublisher]) -> None:
-    """For publishing, answering, obeying, coming back, and leaving; and for `doctor`."""
+    """For publishing, looking for lenders, answering, obeying, coming back, and leaving; and for `doctor`."""
     config = msgspec.structs.replace(grant(redis, "swift-server"), interval=0.1, control=True)
     told: list[BusPublisher] = []
-    told.append(publish(config, on_order=lambda entry: told[0].report(entry["id"], "")))
+    lenders: list[str] = []
+    look = {"lends": True, "scope": "box/1234/1000", "on_neighbours": lenders.extend}
+    told.append(publish(config, on_order=lambda entry: told[0].report(entry["id"], ""), **look))
+    HandWritten(redis.admin, "beta", lends=True).write()
+    wait_for(lambda: lenders == ["beta.dp0-tp0"], "the lender")
     wait_published(redis)
     with BusReader(redis.client(username="admin", password="admin")) as operator:
         assert operator.page(PAGE).answers
