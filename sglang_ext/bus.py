@@ -69,6 +69,8 @@ class RankPublisher:
             stack.events,
             facts=stack.page_facts,
             on_order=orders.submit if orders is not None and orders.leads else None,
+            leases=stack.lease_hand.snapshot if stack.lease_hand is not None else None,
+            on_neighbours=stack.on_neighbours,
             leader=rank == info.ranks[0],
         )
         if orders is not None:

@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.counters import (
     StackSnapshot,
     TierSnapshot,
 )
+from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -102,14 +103,19 @@ class TierMetrics:
             "swift_tiers_device_request_seconds", "Requests to a device, reads and writes together.", device
         )
         self._stripe_reads = self._counter("swift_tiers_stripe_reads", "Reads of pages from ssd.", ("outcome",))
+        self._link_seconds = self._histogram("swift_tiers_link_copy_seconds", "Copies between two tiers.", link)
+        self._lent = self._gauge("swift_tiers_lent_bytes", "What this rank lends to other servers.")
+        self._lendable = self._gauge("swift_tiers_lendable_bytes", "What this rank would lend, and nobody has.")
+        self._borrowed = self._gauge("swift_tiers_borrowed_bytes", "What this rank has from other servers.")
+        self._leases = self._gauge("swift_tiers_leases", "Leases that this rank gave or has.", ("side",))
         self._started = self._counter("swift_tiers_restores_started", "Requests that waited for pages from below.")
         self._restores = self._counter("swift_tiers_restores", "Restores that have ended, by outcome.", ("outcome",))
         self._failed_loads = self._counter("swift_tiers_failed_loads", "Copies to the device that failed: HTTP 503.")
         self._events = self._counter("swift_tiers_events", "Events of this rank.")
         self._write_queue = self._gauge("swift_tiers_write_queue_pages", "Pages admitted to ssd and not yet written.")
 
-    def update(self, snapshot: StackSnapshot) -> None:
-        """Take over what has changed."""
+    def update(self, snapshot: StackSnapshot, leases: LeaseSnapshot | None = None) -> None:
+        """Take over what has changed. `leases`: of a rank that lends or borrows."""
         for tier, counts in snapshot.tiers.items():
             self._update_tier(tier, counts)
         for number, device in enumerate(snapshot.devices):
@@ -117,6 +123,7 @@ class TierMetrics:
         for link, link_counts in snapshot.links.items():
             for field, counter in self._link_counters:
                 self._advance(counter, getattr(link_counts, field), link)
+            self._add(self._link_seconds, link_counts.latency, link)
         if snapshot.stripe is not None:
             for outcome, count in snapshot.stripe.reads.items():
                 self._advance(self._stripe_reads, count, outcome)
@@ -126,6 +133,15 @@ class TierMetrics:
         self._advance(self._failed_loads, snapshot.restores.failed_loads)
         self._advance(self._events, snapshot.events_emitted)
         self._set(self._write_queue, snapshot.write_queue_pages)
+        if leases is not None:
+            self._update_leases(leases)
+
+    def _update_leases(self, leases: LeaseSnapshot) -> None:
+        self._set(self._lent, sum(view.bytes for view in leases.lent))
+        self._set(self._lendable, leases.lendable_bytes)
+        self._set(self._borrowed, sum(view.bytes for view in leases.borrowed))
+        self._set(self._leases, len(leases.lent), "lent")
+        self._set(self._leases, len(leases.borrowed), "borrowed")
 
     def _update_tier(self, tier: str, counts: TierSnapshot) -> None:
         for field, counter in self._tier_counters:
@@ -180,9 +196,16 @@ class TierMetrics:
 class MetricsUpdater:
     """Keeps the series up to date, on the thread "swift-metrics"."""
 
-    def __init__(self, metrics: TierMetrics, snapshot: Callable[[], StackSnapshot]) -> None:
+    def __init__(
+        self,
+        metrics: TierMetrics,
+        snapshot: Callable[[], StackSnapshot],
+        leases: Callable[[], LeaseSnapshot] | None = None,
+    ) -> None:
+        """`leases` of a rank that lends or borrows."""
         self._metrics = metrics
         self._snapshot = snapshot
+        self._leases = leases
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swift-metrics", daemon=True)
 
@@ -199,7 +222,7 @@ class MetricsUpdater:
         while not stopped:
             stopped = self._stop.wait(UPDATE_SECONDS)
             try:
-                self._metrics.update(self._snapshot())
+                self._metrics.update(self._snapshot(), self._leases() if self._leases is not None else None)
                 failing = False
             except Exception:
                 if not failing:

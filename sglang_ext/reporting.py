@@ -73,7 +73,8 @@ class Reporting:
 
         # SGLang's own labels, so that series can be joined; its priority is of requests, and we have none.
         labels = {name: value for name, value in collector.labels.items() if name != "priority"}
-        updater = MetricsUpdater(TierMetrics(labels), self._stack.snapshot)
+        hand = self._stack.lease_hand
+        updater = MetricsUpdater(TierMetrics(labels), self._stack.snapshot, hand.snapshot if hand else None)
         updater.start()
         return updater
 

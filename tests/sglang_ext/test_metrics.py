@@ -16,6 +16,7 @@ from swift_tiers.radix_tiering.observing import take_snapshot
 from swift_tiers.sglang_ext.metrics import MetricsUpdater, TierMetrics
 
 from support.engine import chain, end_all, make_stack, memory_ssd, put, settle
+from support.telemetry import leases
 
 LABELS = {"model_name": "tiny", "tp_rank": 1}
 
@@ -96,6 +97,7 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
     for link, counts in snapshot.links.items():
         for name in ("transfers", "pages", "bytes", "seconds"):
             say(f"link_{name}_total", getattr(counts, name), link=link)
+        histogram("link_copy_seconds", counts.latency, link=link)
     for outcome, count in snapshot.stripe.reads.items():
         say("stripe_reads_total", count, outcome=outcome)
     restores = snapshot.restores
@@ -108,6 +110,17 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
     return found
 
 
+def expected_of_leases(snapshot) -> dict[tuple[str, frozenset], float]:
+    """What the series must say of a rank that lends or borrows, beside the rest."""
+    return {
+        ("swift_tiers_lent_bytes", frozenset()): sum(view.bytes for view in snapshot.lent),
+        ("swift_tiers_lendable_bytes", frozenset()): snapshot.lendable_bytes,
+        ("swift_tiers_borrowed_bytes", frozenset()): sum(view.bytes for view in snapshot.borrowed),
+        ("swift_tiers_leases", frozenset({("side", "lent")})): len(snapshot.lent),
+        ("swift_tiers_leases", frozenset({("side", "borrowed")})): len(snapshot.borrowed),
+    }
+
+
 def without_time_of_making(found):
     return {key: value for key, value in found.items() if not key[0].endswith("_created")}
 
@@ -117,7 +130,7 @@ def test_series_say_what_the_snapshot_says(stack, metrics, registry):
     assert before.tiers["ssd"].bytes_read > 0
     assert before.tiers["host"].hits + before.tiers["ssd"].hits == 3
     metrics.update(before)
-    assert without_time_of_making(series(registry)) == expected(before)
+    assert without_time_of_making(series(registry)) == expected(before), "and nothing of leases"
     # Once more without a change, then with one: nothing is counted twice.
     metrics.update(before)
     restore = settle(stack, stack.restore(chain("b", 1, 2)))
@@ -128,6 +141,16 @@ def test_series_say_what_the_snapshot_says(stack, metrics, registry):
     assert after.tiers["host"].read_latency.counts[-1] == 1, "above all bounds"
     metrics.update(after)
     assert without_time_of_making(series(registry)) == pytest.approx(expected(after))
+
+
+def test_series_of_leases_say_what_their_snapshot_says(stack, metrics, registry):
+    snapshot, lending = take_snapshot(stack), leases()
+    metrics.update(snapshot, lending)
+    assert without_time_of_making(series(registry)) == expected(snapshot) | expected_of_leases(lending)
+    lending = leases(lent=(), borrowed=(), lendable_bytes=0)
+    metrics.update(snapshot, lending)
+    assert set(expected_of_leases(lending).values()) == {0}
+    assert without_time_of_making(series(registry)) == expected(snapshot) | expected_of_leases(lending)
 
 
 def test_no_field_of_a_tier_or_device_is_left_out(stack):
@@ -182,10 +205,11 @@ def test_the_updater_goes_on_after_an_error_and_says_the_last(stack, metrics, re
         recovered.set()
         return take_snapshot(stack)
 
-    updater = MetricsUpdater(metrics, snapshot)
+    updater = MetricsUpdater(metrics, snapshot, leases)
     updater.start()
     assert recovered.wait(10)
     assert len([record for record in caplog.records if "/metrics" in record.message]) == 1
     stack.events.emit("the last")
     updater.close()
     assert series(registry)["swift_tiers_events_total", frozenset()] == stack.events.emitted
+    assert series(registry)["swift_tiers_leases", frozenset({("side", "lent")})] == 3

@@ -76,7 +76,8 @@ def truth(s, req) -> list[int]:
 
 
 def adds_up(one) -> bool:
-    return one.device_tokens + one.host_tokens + one.ssd_tokens + one.recomputed_tokens == one.prompt_tokens
+    below = one.peer_tokens + one.host_tokens + one.ssd_tokens
+    return one.device_tokens + below + one.recomputed_tokens == one.prompt_tokens
 
 
 @contextlib.contextmanager
