@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 
@@ -16,19 +16,24 @@ from swift_tiers.radix_tiering import sweeps
 from swift_tiers.radix_tiering.bus.commands import (
     AddDevice,
     AnyCommand,
+    CapLending,
     CapTier,
     CommandError,
     DrainDevice,
     Drop,
     Flush,
     Pin,
+    PinLease,
+    RecallLeases,
     SetPolicy,
     Unpin,
+    UnpinLease,
 )
 from swift_tiers.radix_tiering.config import parse_config
 from swift_tiers.radix_tiering.errand_thread import ENDING, Errand
 from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
 from swift_tiers.radix_tiering.held_page import Page
+from swift_tiers.radix_tiering.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
@@ -88,6 +93,8 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
         case CapTier(tier=tier, limit=limit):
             size = None if limit is None else _size(limit)
             return _cap_host(stack, size) if tier == "host" else _cap_ssd(stack, _ssd(stack), size)
+        case RecallLeases() | PinLease() | UnpinLease() | CapLending():
+            return _of_leases(stack, command)
         case _:
             assert_never(command)
 
@@ -251,3 +258,52 @@ def _add(stack: TierStack, directory: str) -> Errand:
     yield
     stack.events.emit("device.added", device=path, number=number)
     return f"device {number}: {path}; name {directory} under ssd.directories when the server is started again"
+
+
+# ---- leases ----
+
+
+def _of_leases(stack: TierStack, command: RecallLeases | PinLease | UnpinLease | CapLending) -> str:
+    hand = stack.lease_hand
+    if hand is None or not hand.lends:
+        raise CommandError("this server does not lend; set peer.donate and start it again")
+    if command.rank not in (None, hand.name.rpartition(".")[2]):
+        return "another rank was meant"
+    match command:
+        case RecallLeases(leases=leases, borrower=borrower):
+            return _recall(stack, hand, leases, borrower or "")
+        case PinLease(lease=lease):
+            return _pin_lease(stack, hand, lease, pinned=True)
+        case UnpinLease(lease=lease):
+            return _pin_lease(stack, hand, lease, pinned=False)
+        case CapLending(limit=limit):
+            return _cap_lending(stack, hand, None if limit is None else _size(limit))
+        case _:
+            assert_never(command)
+
+
+def _recall(stack: TierStack, hand: LeaseHand, leases: int | Literal["all"], borrower: str) -> str:
+    recalled = hand.recall(None if leases == "all" else [leases], borrower)
+    if not recalled and leases != "all":
+        whose = f" to {borrower}" if borrower else ""
+        raise CommandError(
+            f"leases: {leases} is not lent{whose} here, or recalled already; `swift-tiers inspect leases` shows all"
+        )
+    if recalled:
+        stack.events.emit("lease.recalled", leases=recalled, borrower=borrower, reason="command")
+    return f"{recalled} leases recalled"
+
+
+def _pin_lease(stack: TierStack, hand: LeaseHand, lease: int, *, pinned: bool) -> str:
+    if not hand.pin(lease, pinned):
+        raise CommandError(f"lease: {lease} is not lent here; `swift-tiers inspect leases` shows those that are")
+    stack.events.emit("lease.pinned" if pinned else "lease.unpinned", lease=lease)
+    return "recalled last from now on" if pinned else "recalled like others from now on"
+
+
+def _cap_lending(stack: TierStack, hand: LeaseHand, limit: int | None) -> str:
+    hand.cap(limit)
+    stack.events.emit("lending.capped", limit_bytes=limit)
+    if limit is None:
+        return "as much is lent as there is"
+    return f"at most {format_size(limit)} are lent; what is beyond is recalled"

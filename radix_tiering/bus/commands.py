@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,11 @@ from msgspec import Meta
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 
 PageKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="hex key of a page")]
+LeaseNumber = Annotated[int, Meta(ge=1, description="number of a lease at its donor")]
+LeaseName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z", description="a rank, as leases call it: SERVER.RANK")
+]
+RankName = Annotated[str, Meta(pattern=r"^dp\d+-tp\d+\Z", description="the one rank that is meant")]
 
 
 class CommandError(SwiftTiersError):
@@ -78,9 +83,51 @@ class CapTier(Command, frozen=True, tag="cap_tier"):
     limit: str | int | None = None  # "8GiB", or bytes
 
 
-AnyCommand = Flush | DrainDevice | AddDevice | Pin | Unpin | Drop | SetPolicy | CapTier
+class RecallLeases(Command, frozen=True, tag="recall_leases"):
+    """Ask borrowers to return a lease, or all; of one borrower only, if it is named. They may be lent again."""
 
-COMMANDS: tuple[type[Command], ...] = (Flush, DrainDevice, AddDevice, Pin, Unpin, Drop, SetPolicy, CapTier)
+    leases: LeaseNumber | Literal["all"]
+    borrower: LeaseName | None = None
+    rank: RankName | None = None
+
+
+class PinLease(Command, frozen=True, tag="pin_lease"):
+    """A lease is recalled last when memory is taken back, until it is unpinned or ends."""
+
+    lease: LeaseNumber
+    rank: RankName | None = None
+
+
+class UnpinLease(Command, frozen=True, tag="unpin_lease"):
+    """Take back a `pin_lease`."""
+
+    lease: LeaseNumber
+    rank: RankName | None = None
+
+
+class CapLending(Command, frozen=True, tag="cap_lending"):
+    """Let each rank lend no more than this, and recall what is beyond. Without a limit: as much as there is to lend."""
+
+    limit: str | int | None = None  # "8GiB", or bytes
+    rank: RankName | None = None
+
+
+AnyCommand = (
+    Flush
+    | DrainDevice
+    | AddDevice
+    | Pin
+    | Unpin
+    | Drop
+    | SetPolicy
+    | CapTier
+    | RecallLeases
+    | PinLease
+    | UnpinLease
+    | CapLending
+)
+
+COMMANDS: tuple[type[Command], ...] = get_args(AnyCommand)
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

@@ -34,6 +34,11 @@ class LeaseHand(Protocol):
         """The rank, as leases call it: SERVER.RANK."""
         ...
 
+    @property
+    def lends(self) -> bool:
+        """Whether it may give leases. If not, `recall`, `pin` and `cap` raise ValueError."""
+        ...
+
     def snapshot(self) -> LeaseSnapshot:
         """What is lent and borrowed now."""
         ...
@@ -79,6 +84,10 @@ class ServiceHand:
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def lends(self) -> bool:
+        return self._lender is not None
 
     def snapshot(self) -> LeaseSnapshot:
         leases = self.leases()

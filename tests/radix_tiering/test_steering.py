@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from swift_tiers.radix_tiering.bus.commands import (
+    CapLending,
     CapTier,
     CommandError,
     DrainDevice,
     Drop,
     Flush,
     Pin,
+    PinLease,
+    RecallLeases,
     SetPolicy,
     Unpin,
+    UnpinLease,
 )
 from swift_tiers.radix_tiering.bus.records import tier_record
 from swift_tiers.radix_tiering.page import ROOT_KEY
@@ -39,6 +46,9 @@ from support.engine import (
     refusal,
     settle,
 )
+from support.lease_hand import BORROWER, Both
+from support.lease_hand import PAGE as LEASE
+from support.redis import wait_for
 
 PAGE = 4096
 
@@ -713,3 +723,80 @@ def test_no_step_holds_the_lock_for_more_than_its_pages() -> None:
         assert isinstance(outcome, str)
         assert 0 < longest <= 2 * STEP_PAGES, command
         longest = 0
+
+
+# ---- leases ----
+
+
+@pytest.fixture
+def both() -> Iterator[Both]:
+    """A lender whose three leases a borrower holds, which wants no more."""
+    with tempfile.TemporaryDirectory(prefix="swift-lease-") as name:
+        made = Both(Path(name))
+        made.borrower.want(0)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def lending(both: Both):
+    stack = make_stack()
+    stack.lease_hand = both.lending
+    return stack
+
+
+OF_LEASES = (RecallLeases(leases="all"), PinLease(lease=1), UnpinLease(lease=1), CapLending(limit="1GiB"))
+
+
+@pytest.mark.parametrize("command", OF_LEASES)
+def test_who_does_not_lend_has_no_leases_to_command(command, both: Both) -> None:
+    stack = make_stack()
+    assert refusal(stack, command) == "this server does not lend; set peer.donate and start it again"
+    stack.lease_hand = both.borrowing
+    assert "does not lend" in refusal(stack, command), "it borrows only"
+    assert kinds(stack) == []
+
+
+def test_one_lease_is_recalled(lending, both: Both) -> None:
+    first, *others = both.numbers()
+    assert obey(lending, RecallLeases(leases=first)) == "1 leases recalled"
+    wait_for(lambda: both.numbers() == others, "the return")
+    assert last(lending, "lease.recalled") == {"leases": 1, "borrower": "", "reason": "command"}
+    assert refusal(lending, RecallLeases(leases=first)).startswith(f"leases: {first} is not lent here, or recalled")
+
+
+def test_all_leases_of_a_borrower_are_recalled(lending, both: Both) -> None:
+    assert obey(lending, RecallLeases(leases="all", borrower="other.dp0-tp0")) == "0 leases recalled"
+    number = both.numbers()[0]
+    said = refusal(lending, RecallLeases(leases=number, borrower="other.dp0-tp0"))
+    assert f"{number} is not lent to other.dp0-tp0 here" in said
+    assert kinds(lending) == [], "nothing has happened"
+    assert obey(lending, RecallLeases(leases="all", borrower=BORROWER)) == "3 leases recalled"
+    wait_for(lambda: both.numbers() == [], "the return")
+
+
+def test_a_pinned_lease_is_the_last_that_a_cap_takes(lending, both: Both) -> None:
+    *others, youngest = both.numbers()
+    assert obey(lending, PinLease(lease=youngest)) == "recalled last from now on"
+    assert obey(lending, CapLending(limit=LEASE)) == "at most 256B are lent; what is beyond is recalled"
+    wait_for(lambda: both.numbers() == [youngest], "the others' return")
+    assert obey(lending, UnpinLease(lease=youngest)) == "recalled like others from now on"
+    assert [view.pinned for view in both.lending.leases()] == [False]
+    assert kinds(lending) == ["lease.pinned", "lending.capped", "lease.unpinned"]
+    for command in (PinLease(lease=4711), UnpinLease(lease=others[0])):
+        assert f"lease: {command.lease} is not lent here" in refusal(lending, command)
+
+
+def test_a_cap_is_taken_back(lending, both: Both) -> None:
+    obey(lending, CapLending(limit="0"))
+    wait_for(lambda: both.numbers() == [], "the return of all")
+    assert last(lending, "lending.capped") == {"limit_bytes": 0}
+    assert obey(lending, CapLending()) == "as much is lent as there is"
+    assert both.donor.limit_bytes is None
+    assert "limit: " in refusal(lending, CapLending(limit="much"))
+
+
+def test_only_the_rank_that_is_named_obeys(lending, both: Both) -> None:
+    assert obey(lending, RecallLeases(leases="all", rank="dp1-tp0")) == "another rank was meant"
+    assert len(both.numbers()) == 3
+    assert obey(lending, RecallLeases(leases="all", rank="dp0-tp0")) == "3 leases recalled"

@@ -9,13 +9,11 @@ from random import Random
 
 import pytest
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseService, RunState, Timing, ipc_address
+from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseService, RunState, ipc_address
 from swift_tiers.radix_tiering.leases.hand import ServiceHand
 
+from support.lease_hand import BORROWER, LENDER, PAGE, Both
 from support.redis import wait_for
-
-PAGE = 256
-LENDER, BORROWER = "web-1.dp0-tp0", "web-2.dp0-tp0"
 
 
 @pytest.fixture
@@ -25,33 +23,11 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-class Both:
-    """A donor with four runs, and a borrower that holds three of them."""
-
-    def __init__(self, directory: Path) -> None:
-        self.address = ipc_address(directory, LENDER)
-        timing = Timing(term=60.0)
-        self.donor = LeaseService(donor=Donor(LENDER, PAGE, Random(1), timing=timing), listen=self.address)
-        self.borrower = LeaseService(borrower=Borrower(BORROWER, PAGE, Random(2)))
-        for run in range(1, 5):
-            self.donor.stock(run, [Extent(0, run * PAGE, PAGE)])
-            self.donor.fenced(run)
-        self.borrower.connect(LENDER, self.address)
-        self.borrower.want(3 * PAGE)
-        self.lending = ServiceHand(LENDER, lender=self.donor, address=self.address)
-        self.borrowing = ServiceHand(BORROWER, borrower=self.borrower)
-        wait_for(lambda: len(self.borrowing.leases()) == 3, "the leases")
-
-    def numbers(self) -> list[int]:
-        return sorted(view.lease for view in self.lending.leases())
-
-
 @pytest.fixture
 def both(directory: Path) -> Iterator[Both]:
     made = Both(directory)
     yield made
-    made.borrower.close()
-    made.donor.close()
+    made.close()
 
 
 def test_both_sides_show_the_same_leases(both: Both) -> None:
@@ -134,6 +110,8 @@ def test_a_pin_is_shown_at_its_donor(both: Both) -> None:
 
 
 def test_who_lends_nothing_has_nothing_to_recall(both: Both) -> None:
+    assert both.lending.lends
+    assert not both.borrowing.lends
     for act in (both.borrowing.recall, lambda: both.borrowing.pin(1, True), lambda: both.borrowing.cap(None)):
         with pytest.raises(ValueError, match="does not lend"):
             act()
