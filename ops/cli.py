@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from swift_tiers.ops import bench_command, config_command, control_command, demo, doctor, fsck, inspect
+from swift_tiers.ops import bench_command, config_command, control_command, demo, doctor, fsck, inspect, lease_command
 from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from swift_tiers.ops.model import ModelError
 from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": doctor,
     "inspect": inspect,
     "control": control_command,
+    "lease": lease_command,
     "bench": bench_command,
     "fsck": fsck,
     "config": config_command,
@@ -29,7 +30,7 @@ COMMANDS = {
 
 
 #: Commands whose options may stand between their words: `inspect request --json RID`.
-INTERMIXED = {"inspect", "control"}
+INTERMIXED = {"inspect", "control", "lease"}
 
 
 class Parser(argparse.ArgumentParser):

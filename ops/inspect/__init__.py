@@ -1,8 +1,8 @@
 """Show what the servers say on the bus: who is alive, what tiers and devices hold, where a request's tokens came from.
 
-Subjects: servers, tiers, devices, links, tree, requests, request RID (the beginning of its id will do), page KEY,
-events. What is wrong comes first. Without --config, --url or --directory, the bus is the embedded Redis of this user.
-Exits 1 if the bus cannot be reached or has nothing of that name, 2 for a wrong usage.
+Subjects: servers, tiers, devices, links, leases, tree, requests, request RID (the beginning of its id will do), page
+KEY, events. What is wrong comes first. Without --config, --url or --directory, the bus is the embedded Redis of this
+user. Exits 1 if the bus cannot be reached or has nothing of that name, 2 for a wrong usage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swift_tiers.ops.errors import USAGE, CommandError
 from swift_tiers.ops.inspect.bus import add_bus_arguments, seconds_argument
 
 SUMMARY = "show what the servers say on the bus"
-SUBJECTS = ("servers", "tiers", "devices", "links", "tree", "requests", "request", "page", "events")
+SUBJECTS = ("servers", "tiers", "devices", "links", "leases", "tree", "requests", "request", "page", "events")
 #: Subjects that need to be told of which one.
 NAMED = {"request": "RID", "page": "KEY"}
 
@@ -23,6 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("subject", nargs="?", choices=SUBJECTS, metavar="SUBJECT", help="one of " + ", ".join(SUBJECTS))
     parser.add_argument("name", nargs="?", metavar="RID|KEY", help="which request, or which page")
     add_bus_arguments(parser)
+    add_look_arguments(parser)
+    parser.add_argument(
+        "--redis-cli", action="store_true", help="print the command that looks at this bus by hand, and exit"
+    )
+
+
+def add_look_arguments(parser: argparse.ArgumentParser) -> None:
+    """How to look, whatever it is at."""
     parser.add_argument("--server", metavar="NAME", help="this server only")
     parser.add_argument("--json", action="store_true", help="JSON on stdout in place of tables; see docs/bus.md")
     parser.add_argument(
@@ -30,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="look again and again until Ctrl-C (default: each second); events: as they come",
     )  # fmt: skip
     parser.add_argument(
-        "--limit", type=_limit, default=50, metavar="N", help="at most N events or ended requests (default: 50)"
-    )
-    parser.add_argument(
-        "--redis-cli", action="store_true", help="print the command that looks at this bus by hand, and exit"
+        "--limit", type=_limit, default=50, metavar="N", help="at most N events, ended requests, leases (default: 50)"
     )
 
 

@@ -21,6 +21,7 @@ from rich.text import Text
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.ops.inspect.bus import bus_config, redis_cli_hint, redis_cli_words
 from swift_tiers.ops.inspect.events import EventTail, Item, as_json, line
+from swift_tiers.ops.inspect.leases import show_leases
 from swift_tiers.ops.inspect.pages import show_page
 from swift_tiers.ops.inspect.rates import Rates
 from swift_tiers.ops.inspect.requests import by_request, show_request, show_requests
@@ -114,6 +115,9 @@ def _looker(options: argparse.Namespace) -> Looker:
         return partial(_look_at_request, options.name, options.server)
     if options.subject == "page":
         return partial(_look_at_page, options.name.lower(), options.server)
+    if options.subject == "leases":
+        subject = Subject(Part.RANKS | Part.LEASES, partial(show_leases, options.limit))
+        return StateLooker(subject, options.server)
     return StateLooker(SUBJECTS[options.subject], options.server)
 
 

@@ -29,7 +29,9 @@ def show_requests(snapshot: Snapshot, limit: int) -> Look:
     ended.sort(key=lambda views: -(views[0].ended or 0.0))
     chosen = [*live, *ended[:limit]]
     found = troubles.of([*servers, *(view for views in chosen for view in views)])
-    columns = " rank| request|state|age|prompt|device|host|ssd|computed|first token|queued|restoring| restore|output"
+    columns = (
+        " rank| request|state|age|prompt|device|peer|host|ssd|computed|first token|queued|restoring| restore|output"
+    )
     shown: list[RenderableType] = [*lines(found), table(columns, map(_row, chosen), troubles)]
     if len(ended) > limit:
         shown.append(Text(f"and {len(ended) - limit} that ended before; --limit shows more"))
@@ -55,15 +57,20 @@ def by_request(requests: Iterable[RequestView]) -> list[list[RequestView]]:
 def _row(views: Sequence[RequestView]) -> Row:
     view = views[0]
     others = f" +{len(views) - 1}" if len(views) > 1 else ""
-    tokens = (view.prompt_tokens, view.device_tokens, view.host_tokens, view.ssd_tokens, view.recomputed_tokens)
     return Row(
         views,
         [
             f"{text(view.server)} {text(view.rank)}{others}", short(view.rid), text(view.state), seconds(age(view)),
-            *map(count, tokens), _when(view.first_token_seconds), _when(view.queue_seconds),
+            count(view.prompt_tokens), *map(count, _sources(view)), _when(view.first_token_seconds),
+            _when(view.queue_seconds),
             seconds(view.restore_seconds), text(view.restore) or UNKNOWN, count(view.output_tokens),
         ],
     )  # fmt: skip
+
+
+def _sources(view: RequestView) -> tuple[int | None, ...]:
+    """Tokens of its prompt, by where they came from."""
+    return view.device_tokens, view.peer_tokens, view.host_tokens, view.ssd_tokens, view.recomputed_tokens
 
 
 def age(view: RequestView) -> float | None:
@@ -92,15 +99,14 @@ def show_request(views: Sequence[RequestView]) -> Look:
 
 
 FACTS = (
-    "state", "arrived", "prompt tokens", "  found on the device", "  loaded from host", "  loaded from ssd",
-    "  computed", "output tokens", "restore", "  waited for pages", "queued", "first token after", "ended after",
-    "pages", "  where they were", "  on the device now", "last page of its prompt", "seen",
+    "state", "arrived", "prompt tokens", "  found on the device", "  loaded from peers", "  loaded from host",
+    "  loaded from ssd", "  computed", "output tokens", "restore", "  waited for pages", "queued", "first token after",
+    "ended after", "pages", "  where they were", "  on the device now", "last page of its prompt", "seen",
 )  # fmt: skip
 
 
 def _facts(view: RequestView) -> list[Text]:
     """The values of `FACTS`."""
-    sources = (view.device_tokens, view.host_tokens, view.ssd_tokens, view.recomputed_tokens)
     lasted = None if view.ended is None or view.arrived is None else view.ended - view.arrived
     table_runs = " ".join(
         str(first) if first == last else f"{first}-{last}" for first, last in view.block_table[:BLOCK_RUNS]
@@ -108,7 +114,8 @@ def _facts(view: RequestView) -> list[Text]:
     more = len(view.block_table) - BLOCK_RUNS
     values = (
         text(view.state) or UNKNOWN, f"{seconds(age(view))} ago", count(view.prompt_tokens),
-        *(f"{count(tokens)} ({share(tokens, view.prompt_tokens)})" for tokens in sources), count(view.output_tokens),
+        *(f"{count(tokens)} ({share(tokens, view.prompt_tokens)})" for tokens in _sources(view)),
+        count(view.output_tokens),
         text(view.restore) or UNKNOWN, seconds(view.restore_seconds), _when(view.queue_seconds),
         _when(view.first_token_seconds), _when(lasted), count(view.pages), runs(view.tiers),
         (table_runs or NONE) + (f" and {more} more runs" if more > 0 else ""),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.rates import Rates
-from swift_tiers.ops.inspect.tables import Look, Row, describe, describe_troubles, lines, table
+from swift_tiers.ops.inspect.tables import Look, Row, how_old, make_look, place, ranks_of, table
 from swift_tiers.ops.inspect.troubles import Troubles
 from swift_tiers.ops.inspect.units import NONE, UNKNOWN, count, seconds, share, short, size, text
 from swift_tiers.radix_tiering.bus.reader import Part
@@ -17,15 +17,12 @@ from swift_tiers.radix_tiering.bus.views import (
     DeviceView,
     DirectoryView,
     LinkView,
-    RankedView,
-    RankState,
     RankView,
     ServerState,
     Snapshot,
     StripeSetView,
     TierView,
     TreeView,
-    View,
 )
 
 
@@ -38,7 +35,7 @@ class Subject(NamedTuple):
 
 def show_servers(snapshot: Snapshot, rates: Rates) -> Look:
     troubles = Troubles(snapshot, Part.RANKS)
-    ranks = [state.rank for state in _ranks(snapshot) if state.rank is not None]
+    ranks = [state.rank for state in ranks_of(snapshot) if state.rank is not None]
     servers = [state.server for state in snapshot.servers]
     columns = " server|state|heard of|up| model|ranks|clock|obeys| address| version|interval"
     shown: list[RenderableType] = [table(columns, map(_server_row, snapshot.servers), troubles)]
@@ -47,7 +44,7 @@ def show_servers(snapshot: Snapshot, rates: Rates) -> Look:
             " rank|running|waiting|restores|short|expired|503|to write|events lost|publishing|whole|events| engine"
         )
         shown += [Text(""), table(columns, map(_rank_row, ranks), troubles)]
-    return _look(snapshot, troubles, {"servers": servers, "ranks": ranks}, shown)
+    return make_look(snapshot, troubles, {"servers": servers, "ranks": ranks}, shown)
 
 
 def _server_row(state: ServerState) -> Row:
@@ -72,21 +69,23 @@ def _rank_row(rank: RankView) -> Row:
         rank.running_requests, rank.waiting_requests, rank.restores_started, rank.restores_cut_short,
         rank.restores_expired, rank.failed_loads, rank.write_queue_pages, rank.events_lost,
     )  # fmt: skip
-    cells = [_place(rank), *map(count, counts), seconds(rank.publish_seconds)]
+    cells = [place(rank), *map(count, counts), seconds(rank.publish_seconds)]
     return Row([rank], [*cells, count(rank.restores_completed), count(rank.events), text(rank.io_engine) or NONE])
 
 
 def show_tiers(snapshot: Snapshot, rates: Rates) -> Look:
     troubles = Troubles(snapshot, Part.TIERS)
-    states = list(_ranks(snapshot))
+    states = list(ranks_of(snapshot))
     tiers = [tier for state in states for tier in state.tiers]
     directories = [state.directory for state in states if state.directory is not None]
     columns = " rank| tier|full|used|of|hit rate|hits|misses|pages|pinned|evicted|in|out|restore p50|p99|age"
     shown: list[RenderableType] = [table(columns, map(_tier_row, tiers), troubles)]
     if directories:
-        columns = " rank|pages below the device|host only|ssd only|both|first pages|deepest|other namespaces|age"
+        columns = (
+            " rank|pages below the device|host only|ssd only|peer only|several|first pages|deepest|other namespaces|age"
+        )
         shown += [Text(""), table(columns, map(_directory_row, directories), troubles)]
-    return _look(snapshot, troubles, {"tiers": tiers, "directories": directories}, shown)
+    return make_look(snapshot, troubles, {"tiers": tiers, "directories": directories}, shown)
 
 
 def _tier_row(tier: TierView) -> Row:
@@ -95,24 +94,25 @@ def _tier_row(tier: TierView) -> Row:
     return Row(
         [tier],
         [
-            _place(tier), tier.tier, share(tier.used_bytes, tier.capacity_bytes), size(tier.used_bytes),
+            place(tier), tier.tier, share(tier.used_bytes, tier.capacity_bytes), size(tier.used_bytes),
             size(tier.capacity_bytes), share(tier.hits, asked), *map(count, counts), size(tier.bytes_written),
-            size(tier.bytes_read), _latency(tier.restore_p50_seconds), _latency(tier.restore_p99_seconds), _age(tier),
+            size(tier.bytes_read), _latency(tier.restore_p50_seconds), _latency(tier.restore_p99_seconds),
+            how_old(tier),
         ],
     )  # fmt: skip
 
 
 def _directory_row(directory: DirectoryView) -> Row:
     counts = (
-        directory.pages, directory.host_only_pages, directory.ssd_only_pages, directory.both_pages,
-        directory.first_pages, directory.deepest_pages, directory.foreign_pages,
+        directory.pages, directory.host_only_pages, directory.ssd_only_pages, directory.peer_only_pages,
+        directory.both_pages, directory.first_pages, directory.deepest_pages, directory.foreign_pages,
     )  # fmt: skip
-    return Row([directory], [_place(directory), *map(count, counts), _age(directory)])
+    return Row([directory], [place(directory), *map(count, counts), how_old(directory)])
 
 
 def show_devices(snapshot: Snapshot, rates: Rates) -> Look:
     troubles = Troubles(snapshot, Part.DEVICES)
-    states = list(_ranks(snapshot))
+    states = list(ranks_of(snapshot))
     devices = [device for state in states for device in state.devices]
     sets = [state.stripe_set for state in states if state.stripe_set is not None]
     shown: list[RenderableType] = [Text("no server here has an ssd tier")]
@@ -121,7 +121,7 @@ def show_devices(snapshot: Snapshot, rates: Rates) -> Look:
         devices_table = table(columns, (_device_row(device, rates) for device in devices), troubles)
         columns = " rank| stripe set|unit|devices|missing|free units|of|queued| reads|age"
         shown = [devices_table, Text(""), table(columns, map(_stripe_set_row, sets), troubles)]
-    return _look(snapshot, troubles, {"devices": devices, "stripe_sets": sets}, shown)
+    return make_look(snapshot, troubles, {"devices": devices, "stripe_sets": sets}, shown)
 
 
 def _device_row(device: DeviceView, rates: Rates) -> Row:
@@ -131,11 +131,12 @@ def _device_row(device: DeviceView, rates: Rates) -> Row:
     return Row(
         [device],
         [
-            _place(device), str(device.number), text(device.path), _service(device),
+            place(device), str(device.number), text(device.path), _service(device),
             count(failed), count(device.corrupt_units), _latency(device.latency_p50_seconds),
             _latency(device.latency_p99_seconds), share(device.used_bytes, device.capacity_bytes),
             size(device.used_bytes), count(device.in_flight), _rate(rates.of(device, "bytes_read")),
-            _rate(rates.of(device, "bytes_written")), size(device.bytes_read), size(device.bytes_written), _age(device),
+            _rate(rates.of(device, "bytes_written")), size(device.bytes_read), size(device.bytes_written),
+            how_old(device),
         ],
     )  # fmt: skip
 
@@ -149,34 +150,46 @@ def _stripe_set_row(stripe_set: StripeSetView) -> Row:
         f"{text(outcome)} {count(number)}" for outcome, number in sorted(stripe_set.reads.items()) if number
     )
     counts = stripe_set.devices, stripe_set.missing, stripe_set.free_units, stripe_set.capacity_units, stripe_set.queued
-    cells = [_place(stripe_set), short(stripe_set.set), size(stripe_set.unit_bytes), *map(count, counts)]
-    return Row([stripe_set], [*cells, reads or NONE, _age(stripe_set)])
+    cells = [place(stripe_set), short(stripe_set.set), size(stripe_set.unit_bytes), *map(count, counts)]
+    return Row([stripe_set], [*cells, reads or NONE, how_old(stripe_set)])
 
 
 def show_links(snapshot: Snapshot, rates: Rates) -> Look:
     troubles = Troubles(snapshot, Part.LINKS)
-    links = [link for state in _ranks(snapshot) for link in state.links]
-    columns = " rank| link|transfers|pages|bytes|time, summed|speed of one|just now|age"
+    links = [link for state in ranks_of(snapshot) for link in state.links]
+    columns = " rank| link|transfers|pages|bytes|just now|one takes p50|p99|speed of one|time, summed|age"
     shown: list[RenderableType] = [table(columns, (_link_row(link, rates) for link in links), troubles)]
-    return _look(snapshot, troubles, {"links": links}, shown)
+    return make_look(snapshot, troubles, {"links": links}, shown)
 
 
 def _link_row(link: LinkView, rates: Rates) -> Row:
     speed = link.bytes / link.seconds if link.bytes is not None and link.seconds else None
+    now = rates.of(link, "bytes")
+    if now is None:
+        now = link.bytes_per_second
     return Row(
         [link],
         [
-            _place(link), link.link.replace("-", " to "), count(link.transfers), count(link.pages), size(link.bytes),
-            seconds(link.seconds), _rate(speed), _rate(rates.of(link, "bytes")), _age(link),
+            place(link), _way(link.link), count(link.transfers), count(link.pages), size(link.bytes), _rate(now),
+            _latency(link.latency_p50_seconds), _latency(link.latency_p99_seconds), _rate(speed), seconds(link.seconds),
+            how_old(link),
         ],
     )  # fmt: skip
 
 
+def _way(link: str) -> str:
+    """`host to ssd`. Names of donors may have dashes in them; the other end of their links is `host`."""
+    if link.startswith("host-"):
+        return f"host to {text(link.removeprefix('host-'))}"
+    start, _, end = link.rpartition("-")
+    return f"{text(start)} to {text(end)}"
+
+
 def show_tree(snapshot: Snapshot, rates: Rates) -> Look:
     troubles = Troubles(snapshot, Part.TREES)
-    trees = [state.tree for state in _ranks(snapshot) if state.tree is not None]
+    trees = [state.tree for state in ranks_of(snapshot) if state.tree is not None]
     columns = " rank|reuse|found in it|prompt tokens|cached|in use|evictable|evicted|nodes|leaves|depth|deepest|age"
-    return _look(snapshot, troubles, {"trees": trees}, [table(columns, map(_tree_row, trees), troubles)])
+    return make_look(snapshot, troubles, {"trees": trees}, [table(columns, map(_tree_row, trees), troubles)])
 
 
 def _tree_row(tree: TreeView) -> Row:
@@ -185,32 +198,7 @@ def _tree_row(tree: TreeView) -> Row:
         tree.evicted_tokens, tree.nodes, tree.leaves, tree.depth, tree.deepest_tokens,
     )  # fmt: skip
     reuse = share(tree.reused_tokens, tree.prompt_tokens)
-    return Row([tree], [_place(tree), reuse, *map(count, counts), _age(tree)])
-
-
-def _look(snapshot: Snapshot, troubles: Troubles, views: dict[str, list[Any]], shown: Sequence[RenderableType]) -> Look:
-    """Before the tables, what is wrong with what is in them, and with the servers that said it."""
-    servers: list[View] = [state.server for state in snapshot.servers]
-    others = [view for name, listed in views.items() if name != "servers" for view in listed]
-    found = troubles.of([*servers, *others])
-    content = {name: describe(listed) for name, listed in views.items()}
-    return Look(
-        {"time": snapshot.time, **content, "troubles": describe_troubles(found)},
-        [*lines(found), *shown] if servers else [Text("no server has been on this bus within the last hour")],
-    )
-
-
-def _ranks(snapshot: Snapshot) -> Iterator[RankState]:
-    for state in snapshot.servers:
-        yield from state.ranks
-
-
-def _place(view: RankedView) -> str:
-    return f"{text(view.server)} {text(view.rank)}"
-
-
-def _age(view: View) -> str:
-    return seconds(view.age_seconds)
+    return Row([tree], [place(tree), reuse, *map(count, counts), how_old(tree)])
 
 
 def _latency(value: float | None) -> str:

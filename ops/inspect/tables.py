@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swift_tiers.ops.inspect.troubles import Mark, Trouble, Troubles
-from swift_tiers.radix_tiering.bus.views import View
+from swift_tiers.ops.inspect.units import seconds, text
+from swift_tiers.radix_tiering.bus.views import RankedView, RankState, Snapshot, View
 
 #: Columns of the terminal between two columns of a table.
 GUTTER = 3
@@ -107,6 +108,33 @@ def describe_troubles(found: Iterable[Trouble]) -> list[dict[str, str]]:
         {"mark": str(trouble.mark), "place": trouble.place, "what": trouble.what, "remedy": trouble.remedy}
         for trouble in found
     ]
+
+
+def make_look(
+    snapshot: Snapshot, troubles: Troubles, views: dict[str, list[Any]], shown: Sequence[RenderableType]
+) -> Look:
+    """Before the tables, what is wrong with what is in them, and with the servers that said it."""
+    servers: list[View] = [state.server for state in snapshot.servers]
+    others = [view for name, listed in views.items() if name != "servers" for view in listed]
+    found = troubles.of([*servers, *others])
+    content = {name: describe(listed) for name, listed in views.items()}
+    return Look(
+        {"time": snapshot.time, **content, "troubles": describe_troubles(found)},
+        [*lines(found), *shown] if servers else [Text("no server has been on this bus within the last hour")],
+    )
+
+
+def ranks_of(snapshot: Snapshot) -> Iterator[RankState]:
+    for state in snapshot.servers:
+        yield from state.ranks
+
+
+def place(view: RankedView) -> str:
+    return f"{text(view.server)} {text(view.rank)}"
+
+
+def how_old(view: View) -> str:
+    return seconds(view.age_seconds)
 
 
 def _mark(mark: Mark) -> Text:

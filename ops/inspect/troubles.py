@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from swift_tiers.ops.inspect.units import count, seconds, size, text
 from swift_tiers.radix_tiering.bus.reader import Part
 from swift_tiers.radix_tiering.bus.views import (
     DeviceView,
+    LeasesView,
     RankState,
     RankView,
     RequestView,
@@ -35,6 +36,9 @@ PINNED = 0.9
 SICK_REFUSALS = {"full", "no room for promotion", "write failed"}
 #: A device is slow if its slowest hundredth takes so many times longer than those of the others of its set.
 SLOW_FACTOR = 4.0
+#: A lease whose time has been over for so long, seconds, should not be there any more; states in which time counts.
+LATE_LEASE = 1.0
+USABLE_LEASES = ("lent", "recalled", "active", "closing")
 #: A request that has not begun to be computed after so many seconds waits long.
 LONG_WAIT = 10.0
 
@@ -72,6 +76,10 @@ class Troubles:
 
     def __init__(self, snapshot: Snapshot, parts: Part) -> None:
         found = [trouble for state in snapshot.servers for trouble in _of_server(state, parts)]
+        alive = {state.server.server: state.server.alive for state in snapshot.servers}
+        ranks = [rank for state in snapshot.servers for rank in state.ranks]
+        leases = [view for rank in ranks for view in (*rank.lent, *rank.borrowed)]
+        found += [trouble for view in leases for trouble in lease_troubles(view, alive)]
         self._by_view: dict[int, list[Trouble]] = {}
         for trouble in found:
             self._by_view.setdefault(id(trouble.view), []).append(trouble)
@@ -160,6 +168,8 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             Mark.WARNING, rank, f"dropped {count(rank.events_lost)} events before they could be published",
             "Redis was away, or too slow",
         )  # fmt: skip
+    if rank.lend_limit_bytes is not None:
+        yield Trouble(Mark.NOTE, rank, f"lends at most {size(rank.lend_limit_bytes)}, by an operator")
     if rank.publish_failures:
         yield Trouble(Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times")
 
@@ -225,6 +235,23 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
             f"is slow: its slowest hundredth takes {seconds(device.latency_p99_seconds)}, "
             f"the others' {seconds(statistics.median(others))}",
             "every page waits for its slowest device: drain it, or see what else uses it", part,
+        )  # fmt: skip
+
+
+def lease_troubles(view: LeasesView, alive: Mapping[str, bool]) -> Iterator[Trouble]:
+    """`alive`: whether servers that are known are there."""
+    lends = view.donor == f"{view.server}.{view.rank}"
+    other = view.borrower if lends else view.donor
+    part = f"{'lent to' if lends else 'borrowed from'} {text(other)}"
+    if alive.get(other.rpartition(".")[0]) is False:
+        what = "its borrower is gone" if lends else "its donor is gone"
+        after = "all of it comes back when its time is over" if lends else "nothing of it is read any more"
+        yield Trouble(Mark.WARNING, view, f"{what}: {after}", f"see the events of {text(other)}", part)
+    late = [-entry.seconds_left for entry in view.table if entry.state in USABLE_LEASES and entry.seconds_left < 0]
+    if late and max(late) > LATE_LEASE:
+        yield Trouble(
+            Mark.WRONG, view, f"{count(len(late))} leases are past their time, the first for {seconds(max(late))}",
+            "its thread swift-lease hangs: see the server's log", part,
         )  # fmt: skip
 
 

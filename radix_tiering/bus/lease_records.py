@@ -11,8 +11,9 @@ from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 from swift_tiers.radix_tiering.leases.lease import LeaseState
 from swift_tiers.radix_tiering.leases.runs import RunState
 
-#: Of a lease that nobody has asked back: at its donor, at its borrower.
+#: States of a lease that nobody has asked back, at its donor and at its borrower; and of one that can be used.
 _UNDISTURBED = (RunState.LENT.value, LeaseState.ACTIVE.value)
+_USABLE = (*_UNDISTURBED, RunState.RECALLED.value, LeaseState.CLOSING.value)
 
 Partners = Mapping[str, Sequence[LeaseView]]
 
@@ -56,7 +57,7 @@ def leases_record(leases: Sequence[LeaseView], *, at_donor: bool, time: float) -
         bytes=_bytes(leases),
         recalled_bytes=_bytes(view for view in leases if view.state not in _UNDISTURBED),
         pinned_bytes=_bytes(view for view in leases if view.pinned) if at_donor else None,
-        shortest_seconds=min(view.seconds_left for view in leases),
+        shortest_seconds=min((view.seconds_left for view in leases if view.state in _USABLE), default=None),
         listed=len(listed),
         table=" ".join(map(_lease_text, listed)),
     )

@@ -71,7 +71,7 @@ _LEASES = (
     Field("bytes", "of all of them"),
     Field("recalled_bytes", "of those that are to be returned, or are being returned"),
     Field("pinned_bytes", "of those that the donor recalls last; empty at the borrower, which does not know"),
-    Field("shortest_seconds", "until the first of them ends if it is not renewed; below zero: it has not been noticed"),
+    Field("shortest_seconds", "until the first one that can be used ends unless it is renewed; empty if none can"),
     Field("listed", f"how many of them are in `table`: at most {MOST_LISTED_LEASES}, the first by number"),
     Field("table", "`NUMBER:BYTES:STATE:SECONDS ...`, with `:pinned` at its end where it is; see docs/leases.md"),
 )

@@ -24,10 +24,10 @@ from swift_tiers.ops.inspect.requests import explain
 from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
 from swift_tiers.radix_tiering.bus.views import LinkView, RankState, RequestView, ServerState, ServerView, Snapshot
 
-from support.bus import DEVICE, LINK, PAGE, RANK, RID, STRIPE, TIER, TREE, HandWritten
+from support.bus import DEVICE, LEASES, LINK, PAGE, RANK, RID, STRIPE, TIER, TREE, HandWritten
 from support.redis import RealRedis, free_port, wait_for
 
-SUBJECTS = ("servers", "tiers", "devices", "links", "tree", "requests", "events")
+SUBJECTS = ("servers", "tiers", "devices", "links", "leases", "tree", "requests", "events")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def redis() -> Iterator[RealRedis]:
 
 @pytest.fixture
 def alpha(redis: RealRedis) -> HandWritten:
-    return HandWritten(redis.admin).write()
+    return HandWritten(redis.admin, lends=True).write()
 
 
 @pytest.fixture
@@ -133,6 +133,63 @@ def test_links_and_tree(inspect: Inspect, alpha: HandWritten) -> None:
     assert "70%" in inspect("tree").row("alpha", "dp0-tp0")
 
 
+def test_links_of_single_donors(inspect: Inspect, alpha: HandWritten) -> None:
+    shown = inspect("links")
+    for way in ("peer to host", "host to peer", "beta.dp0-tp0 to host", "host to beta.dp0-tp0"):
+        (row,) = (line for line in shown.lines if f" {way} " in line)
+        assert "1MiB/s" in row, "its rate just now"
+        assert "4.1 ms" in row
+        assert "16 ms" in row
+
+
+def test_leases(inspect: Inspect, alpha: HandWritten) -> None:
+    shown = inspect("leases")
+    rank, pair, other, *leases = (line.split() for line in shown.lines if line.startswith("ok"))
+    assert rank[1:9] == ["alpha", "dp0-tp0", "6MiB", "4MiB", "-", "2MiB", "beta.dp0-tp0", "beta.dp0-tp0"]
+    assert pair[1:10] == ["alpha.dp0-tp0", "beta.dp0-tp0", "3", "6MiB", "2MiB", "2MiB", "-", "100", "ms"]
+    assert other[1:9] == ["beta.dp0-tp0", "alpha.dp0-tp0", "1", "-", "0B", "-", "2MiB", "1.7"]
+    assert [row[1:9] for row in leases] == [
+        ["alpha.dp0-tp0", "13", "beta.dp0-tp0", "2MiB", "recalled", "-", "100", "ms"],
+        ["alpha.dp0-tp0", "14", "beta.dp0-tp0", "2MiB", "lent", "-", "1.8", "s"],
+        ["beta.dp0-tp0", "5", "alpha.dp0-tp0", "2MiB", "-", "active", "1.7", "s"],
+        ["alpha.dp0-tp0", "12", "beta.dp0-tp0", "2MiB", "lent", "-", "1.8", "s"],
+    ], "what is not plainly lent comes first"
+    assert leases[1][9] == "pinned"
+
+
+def test_both_sides_of_a_lease_are_one_row(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
+    rank = {**RANK, "lent_bytes": 0, "lendable_bytes": 0, "borrowed_bytes": 2**22, "borrows_from": "alpha.dp0-tp0"}
+    beta.hash("rank", rank)
+    table = "13:2097152:closing:0.1 14:2097152:active:1.6"
+    beta.hash("borrowed", {**LEASES, "bytes": 2**22, "pinned_bytes": "", "table": table}, donor="alpha.dp0-tp0")
+    shown = inspect("leases")
+    assert shown.row("ok", "alpha.dp0-tp0", "beta.dp0-tp0", "6MiB").split()[7] == "4MiB", "what the borrower has of it"
+    assert shown.row("alpha.dp0-tp0", "13").split()[5:7] == ["recalled", "closing"]
+    assert shown.row("alpha.dp0-tp0", "14").split()[5:7] == ["lent", "active"]
+    content = json.loads(inspect("leases", "--json").out)
+    assert [(view["server"], view["donor"], view["borrower"]) for view in content["leases"]] == [
+        ("alpha", "alpha.dp0-tp0", "beta.dp0-tp0"),
+        ("alpha", "beta.dp0-tp0", "alpha.dp0-tp0"),
+        ("beta", "alpha.dp0-tp0", "beta.dp0-tp0"),
+    ]
+    assert [rank["lent_bytes"] for rank in content["ranks"]] == [3 * 2**21, 0]
+
+
+def test_leases_are_limited(inspect: Inspect, alpha: HandWritten) -> None:
+    shown = inspect("leases", "--limit", "1")
+    assert sum("13" in line.split() for line in shown.lines) == 1
+    assert not any("14" in line.split() for line in shown.lines)
+    assert "and 3 more; --limit shows more" in shown.out
+    assert "more" not in inspect("leases").out
+
+
+def test_a_bus_where_nobody_lends(inspect: Inspect, beta: HandWritten) -> None:
+    shown = inspect("leases")
+    assert shown.code == 0
+    assert "no server here lends or borrows" in shown.out
+    assert json.loads(inspect("leases", "--json").out)["leases"] == []
+
+
 def test_requests_of_tensor_ranks_are_one_row(inspect: Inspect, beta: HandWritten) -> None:
     beta.request("late", "dp0-tp0", ago=1)
     shown = inspect("requests")
@@ -179,6 +236,7 @@ def test_a_page(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None
         shown = inspect("page", PAGE.upper())
         content = json.loads(inspect("page", PAGE, "--json").out)
     assert shown.row("alpha", "dp0-tp0").split()[2:6] == ["yes", "77", "0:17", "1:4"]
+    assert "beta.dp0-tp0 lease 12 slot 3" in shown.out
     assert shown.row("beta", "dp0-tp1").split()[2] == "no"
     assert [one["held"] for one in content["answers"]] == [True, False, False]
 
@@ -249,6 +307,15 @@ def troubled(alpha: HandWritten, what: str) -> None:
         alpha.hash("ssd", {**DEVICE, "corrupt_units": 5, "write_errors": 6}, number="1")
     elif what == "slow":
         alpha.hash("ssd", {**DEVICE, "latency_p99_seconds": 1.5}, number="1")
+    elif what in ("donor gone", "borrower gone"):
+        other = HandWritten(alpha.client, "beta").write()
+        other.heartbeat(ago=300)
+        other.die()
+        alpha.write_leases("dp0-tp0")
+    elif what == "late lease":
+        alpha.hash("lent", {**LEASES, "table": "12:2097152:lent:-4.2"}, borrower="beta.dp0-tp0")
+    elif what == "lending capped":
+        alpha.write_leases("dp0-tp0", lend_limit_bytes=2**30)
     elif what == "large tree":
         alpha.hash("tree", {**TREE, "complete": 0})
     elif what == "cut short":
@@ -284,6 +351,10 @@ def troubled(alpha: HandWritten, what: str) -> None:
         ("corrupt", "devices", "WRONG", "5 stripe units were not what was written"),
         ("corrupt", "devices", "warning", "0 reads and 6 writes failed"),
         ("slow", "devices", "warning", "is slow: its slowest hundredth takes 1.5 s, the others' 1 ms"),
+        ("donor gone", "leases", "warning", "borrowed from beta.dp0-tp0: its donor is gone"),
+        ("borrower gone", "leases", "warning", "lent to beta.dp0-tp0: its borrower is gone"),
+        ("late lease", "leases", "WRONG", "1 leases are past their time, the first for 4.2 s"),
+        ("lending capped", "leases", "note", "lends at most 1GiB, by an operator"),
         ("large tree", "tree", "note", "too large to be walked"),
         ("expired", "requests", "warning", "700 tokens were recomputed"),
         ("cut short", "requests", "warning", "300 tokens were recomputed"),
@@ -304,7 +375,7 @@ def test_what_is_wrong_comes_first_with_its_place(
     if (what, subject) != ("gone", "tiers"):
         rulers = [number for number, line in enumerate(shown.lines) if line.startswith("───")]
         first_rows = [shown.lines[number + 1].split()[:2] for number in rulers]
-        assert any(row[0] != "ok" and row[1] == "alpha" for row in first_rows), "its row comes first, too"
+        assert any(row[0] != "ok" and row[1].startswith("alpha") for row in first_rows), "its row comes first, too"
     content = json.loads(inspect(subject, "--json").out)
     assert any(said in one["what"] or said in f"{one['place']}: {one['what']}" for one in content["troubles"])
     assert {"mark", "place", "what", "remedy"} == set(content["troubles"][0])
@@ -317,6 +388,14 @@ def test_what_was_recomputed_leads_to_its_cause(
     alpha.request(RID, restore=restore)
     (trouble,) = json.loads(inspect("requests", "--json").out)["troubles"]
     assert trouble["remedy"].startswith(f"`{subject}`")
+
+
+def test_a_returned_lease_whose_time_is_over_is_not_wrong(inspect: Inspect, alpha: HandWritten) -> None:
+    """Its donor has not answered yet; nothing of it is read."""
+    alpha.hash("borrowed", {**LEASES, "table": "5:2097152:returned:-3.0"}, donor="beta.dp0-tp0")
+    shown = inspect("leases")
+    assert "over by 3.0 s" in shown.out
+    assert "past their time" not in shown.out
 
 
 def test_devices_of_equal_speed_are_not_slow(inspect: Inspect, alpha: HandWritten) -> None:
@@ -381,6 +460,7 @@ def test_an_empty_bus(inspect: Inspect) -> None:
 
 
 def test_one_server_only(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
+    beta.write_leases("dp0-tp0")
     for subject in SUBJECTS:
         shown = inspect(subject, "--server", "beta")
         assert "beta" in shown.out

@@ -118,6 +118,15 @@ def test_a_lease_that_is_over_and_was_not_noticed_shows() -> None:
     assert (record["shortest_seconds"], record["table"]) == ("-3.500000", "12:2097152:lent:-3.5")
 
 
+def test_the_time_of_what_has_been_returned_does_not_count() -> None:
+    own, donor = "alpha.dp0-tp0", "beta.dp0-tp0"
+    returned = telemetry.lease(3, donor, own, state="returned", seconds_left=-1.0)
+    active = telemetry.lease(4, donor, own, state="active", seconds_left=1.5)
+    both = leases_record([returned, active], at_donor=False, time=1.5)
+    assert (both["shortest_seconds"], both["recalled_bytes"], both["leases"]) == ("1.500000", str(2**21), "2")
+    assert leases_record([returned], at_donor=False, time=1.5)["shortest_seconds"] == ""
+
+
 def test_leases_of_both_sides_are_by_partner() -> None:
     snapshot = telemetry.leases()
     assert {name: len(views) for name, views in partners(snapshot.lent, snapshot.name).items()} == {
