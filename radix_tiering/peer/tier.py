@@ -1,0 +1,192 @@
+"""The door of the peer tier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from swift_tiers.radix_tiering.config import PeerConfig
+from swift_tiers.radix_tiering.counters import LinkCounters
+from swift_tiers.radix_tiering.leases import LeaseKey, LeaseService, LeaseView, Timing
+from swift_tiers.radix_tiering.leases.service import boot_time
+from swift_tiers.radix_tiering.page import page_digest
+from swift_tiers.radix_tiering.peer.jobs import Job, Read, Write
+from swift_tiers.radix_tiering.peer.places import PlaceBook
+from swift_tiers.radix_tiering.peer.snapshot import PeerDonorSnapshot, PeerSnapshot
+from swift_tiers.radix_tiering.peer.worker import PeerWorker
+from swift_tiers.radix_tiering.peer_memory import PeerPlace, PeerWatcher
+from swift_tiers.radix_tiering.ssd import ReadOutcome
+
+
+class PeerTier:
+    """A `PeerMemory` over shared memory: borrows from the neighbours it is told of.
+
+    Any thread may call; nothing waits for a donor or a copy, but `close`. Answers, and what the watcher is told, come
+    on the thread "swift-peer", never from within a call. What waits for a lease that is over is answered before the
+    watcher is told of its end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        page_bytes: int,
+        config: PeerConfig,
+        *,
+        fingerprint: Callable[[np.ndarray], bytes] = page_digest,
+        clock: Callable[[], float] = boot_time,
+        timing: Timing | None = None,
+    ) -> None:
+        """`name`: this rank's lease name. `fingerprint`: the checksum of a page, as given to `read`. `clock`: as
+        `LeaseService` needs it. `timing`: None: as `config` says.
+
+        Raises ArenaError where the machine has not got the memory to stage pages in.
+        """
+        if timing is None:
+            timing = Timing(
+                term=config.term, recall_bound=config.recall_bound, recall_retry=min(0.01, config.recall_bound)
+            )
+        self._page_bytes = page_bytes
+        self._clock = clock
+        self._book = PlaceBook()
+        self._worker = PeerWorker(
+            name,
+            page_bytes,
+            self._book,
+            most_bytes=math.inf if config.borrow_limit is None else config.borrow_limit,
+            fingerprint=fingerprint,
+            clock=clock,
+            timing=timing,
+        )
+
+    @property
+    def service(self) -> LeaseService:
+        """The borrower's part in the lease protocol."""
+        return self._worker.service
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of the active leases, in whole pages."""
+        return self._book.occupancy().slots * self._page_bytes
+
+    @property
+    def links(self) -> Mapping[str, LinkCounters]:
+        """What was copied: by all donors together ("peer-host", "host-peer"), and for each ("DONOR-host", ...).
+
+        Seconds are from asking for a page to having it.
+        """
+        return self._worker.copier.links
+
+    def watch(self, watcher: PeerWatcher) -> None:
+        """Tell `watcher` from now on."""
+        self._worker.watcher = watcher
+
+    def neighbours(self, addresses: Mapping[str, str]) -> None:
+        """Whoever lends now: lease name -> lease address. This server itself, and TCP addresses, are left out.
+
+        One that is named no more is left when it lends us nothing any more, so that a bus that is down ends no lease.
+        """
+        self._worker.meet(addresses)
+
+    def want(self, wanted_bytes: int) -> None:
+        """How much to hold, of all donors together; `peer.borrow_limit` bounds it. Leases without pages that are
+        beyond it are returned; those with pages stay."""
+        self._worker.want(wanted_bytes)
+
+    def reserve(self) -> PeerPlace | None:
+        """A free place, of the donor with the smallest share in use; None if there is none."""
+        return self._book.reserve()
+
+    def release(self, place: PeerPlace) -> None:
+        """Give a place back. Nothing else comes there while a read or write of it is queued or under way.
+
+        Raises ValueError for a place that is not held.
+        """
+        self._book.release(place)
+
+    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None]) -> None:
+        """Put a page there: uint8 [page_bytes], unchanged until `done(whether it is there, why not)`.
+
+        Raises RuntimeError once it is closed or with too many jobs waiting, ValueError for a place that is not held.
+        """
+        self._check(data)
+        covered = self._book.begin(place)
+        self._submit(Write(place, data, done, covered, self._clock()))
+
+    def read(
+        self,
+        place: PeerPlace,
+        into: np.ndarray,
+        digest: bytes,
+        done: Callable[[ReadOutcome], None],
+        *,
+        demote: bool = False,
+    ) -> None:
+        """Fetch a page: uint8 [page_bytes]. OK only if the lease has lasted and the bytes have this checksum.
+
+        `demote`: to save the page from a lease that was recalled; such reads go first. CANCELLED: the lease is over, or
+        recalled; CHECKSUM: the lease lives, and these are not the bytes. Raises as `write` does.
+        """
+        self._check(into)
+        covered = self._book.begin(place)
+        self._submit(Read(place, into, digest, done, demote, covered, self._clock()))
+
+    def give_up(self, key: LeaseKey) -> None:
+        """Return a lease: nothing of it is needed any more. What is under way may finish."""
+        self._book.close(key)
+        self.service.release(key)
+
+    def leases(self) -> list[LeaseView]:
+        """What is borrowed now."""
+        return self.service.leases()
+
+    def snapshot(self) -> PeerSnapshot:
+        """What is borrowed, from whom, and how it is used."""
+        worker, total, page = self._worker, self._book.occupancy(), self._page_bytes
+        donors = []
+        for one in list(worker.neighbours.values()):
+            held = self._book.occupancy(one.name)
+            donors.append(
+                PeerDonorSnapshot(
+                    name=one.name,
+                    address=one.address,
+                    attached=one.attached,
+                    reason=one.reason,
+                    bandwidth=one.pace.bytes_per_second,
+                    leases=held.leases,
+                    capacity_bytes=held.slots * page,
+                    used_bytes=held.used * page,
+                    queued=one.queued,
+                    storing=one.storing,
+                )
+            )
+        return PeerSnapshot(
+            wanted_bytes=worker.asked_bytes,
+            capacity_bytes=total.slots * page,
+            used_bytes=total.used * page,
+            staging_bytes=worker.staging.arena.size,
+            reads=dict(worker.copier.reads),
+            writes=dict(worker.copier.writes),
+            faults=worker.copier.faults,
+            donors=tuple(donors),
+        )
+
+    def close(self) -> None:
+        """Answer everything, return all leases, end. Waits for the donors, a few recall bounds at most. Idempotent.
+
+        The watcher is told nothing of it. Not to be called on the thread "swift-peer".
+        """
+        self._worker.close()
+
+    def _submit(self, job: Job) -> None:
+        try:
+            self._worker.submit(job)
+        except RuntimeError:
+            if job.covered:
+                self._book.end(job.place)
+            raise
+
+    def _check(self, page: np.ndarray) -> None:
+        if page.dtype != np.uint8 or page.shape != (self._page_bytes,) or not page.flags.c_contiguous:
+            raise ValueError(f"a page is uint8 [{self._page_bytes}], contiguous, not {page.dtype} {page.shape}")

@@ -1,0 +1,404 @@
+"""Pages in lent memory, with a real donor in the same process: where they go, when they are believed, what is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swift_tiers.radix_tiering.config import PeerConfig, Size
+from swift_tiers.radix_tiering.leases import Extent, Timing
+from swift_tiers.radix_tiering.page import page_digest
+from swift_tiers.radix_tiering.peer import worker
+from swift_tiers.radix_tiering.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.ssd import ReadOutcome
+
+from support.peer_donor import OWN, PAGE, local_donor
+from support.redis import wait_for
+
+#: So long that no lease ends by itself in a test.
+LONG = Timing(term=300.0, recall_bound=5.0)
+
+
+def test_it_is_a_peer_memory(room) -> None:
+    memory: PeerMemory = room.borrower().tier
+    assert memory.capacity_bytes == 0
+    assert memory.reserve() is None
+
+
+@pytest.mark.parametrize("planes", [1, 4])
+def test_pages_go_there_and_come_back(room, planes: int) -> None:
+    """Also where the donor's pages are cut into planes, and a quarter of ours."""
+    donor = room.donor(pages=16, page_bytes=4 * PAGE, planes=planes, run_pages=4)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 64)
+    places = [borrower.write(seed) for seed in range(64)]
+    assert len(set(places)) == 64
+    assert borrower.tier.reserve() is None
+    for seed in (63, 0, 31):
+        assert borrower.read(places[seed], seed) is ReadOutcome.OK
+    assert {len(set(borrower.tier.links)), borrower.tier.links["host-d"].pages} == {4, 64}
+    for name, pages in (("peer-host", 3), ("d-host", 3), ("host-peer", 64)):
+        link = borrower.tier.links[name]
+        assert (link.pages, link.bytes, link.transfers) == (pages, pages * PAGE, pages)
+        assert link.seconds > 0
+    snapshot = borrower.tier.snapshot()
+    assert snapshot.capacity_bytes == snapshot.used_bytes == 64 * PAGE
+    assert (snapshot.reads, snapshot.writes, snapshot.faults) == ({"ok": 3}, {"ok": 64}, 0)
+    (facts,) = snapshot.donors
+    assert facts.attached
+    assert (facts.name, facts.leases, facts.reason) == ("d", 4, "")
+
+
+def test_answers_come_on_the_tiers_own_thread(room) -> None:
+    donor = room.donor()
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.reserve()
+    written = borrower.begin_write(place, borrower.page(1))
+    assert written.wait() == (True, "")
+    read, _ = borrower.begin_read(place, b"")
+    assert read.wait() is ReadOutcome.CHECKSUM
+    assert written.thread == read.thread == "swift-peer"
+
+
+def test_a_donor_may_come_later_and_several_lend(room) -> None:
+    borrower = room.borrower()
+    borrower.tier.want(16 * PAGE)
+    addresses = {name: f"ipc://{room.directory}/{name}.lease" for name in ("d", "e", "b")}
+    borrower.tier.neighbours({**addresses, "far": "tcp://127.0.0.1:5555", "odd": "nowhere"})
+    wait_for(lambda: borrower.tier.snapshot().donors and borrower.tier.snapshot().donors[0].reason)
+    assert [one.name for one in borrower.tier.snapshot().donors] == ["d", "e"]
+    room.donor("d", pages=8)
+    room.donor("e", pages=8)
+    wait_for(lambda: borrower.tier.capacity_bytes == 16 * PAGE)
+    places = [borrower.write(seed) for seed in range(10)]
+    assert sorted(place.key.donor for place in places) == ["d"] * 5 + ["e"] * 5
+    assert [borrower.read(place, seed) for seed, place in enumerate(places)] == [ReadOutcome.OK] * 10
+
+
+def test_damage_is_told_from_a_lease_that_has_ended(room) -> None:
+    donor = room.donor(pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    first, second = borrower.write(1), borrower.write(2)
+    donor.arena.array[:] ^= 1
+    assert borrower.read(first, 1) is ReadOutcome.CHECKSUM
+    donor.arena.array[:] ^= 1
+    assert borrower.read(second, 2) is ReadOutcome.OK
+    borrower.on_recall = borrower.tier.give_up
+    donor.recall(8 * PAGE)
+    wait_for(lambda: borrower.keys("ended"))
+    assert borrower.read(first, 1) is ReadOutcome.CANCELLED
+    assert borrower.begin_write(second, borrower.page(3)).wait() == (False, "lease ended")
+    assert borrower.tier.snapshot().reads == {"ok": 1, "corrupt: checksum": 1, "cancelled": 1}
+
+
+def test_a_recalled_lease_is_read_to_save_its_pages_and_given_up(room) -> None:
+    donor = room.donor(pages=16, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 16)
+    places = [borrower.write(seed) for seed in range(16)]
+    outcomes = []
+
+    def save(key) -> None:
+        """On the tier's thread, as a stack does: give up when the last page is there."""
+        doomed = [(seed, place) for seed, place in enumerate(places) if place.key == key]
+        for seed, place in doomed:
+            page = borrower.page(seed)
+            refused.append(borrower.begin_read(place, page_digest(page))[0])
+            saved = np.zeros(PAGE, np.uint8)
+
+            def done(outcome, seed=seed, saved=saved) -> None:
+                outcomes.append((outcome, (saved == borrower.page(seed)).all()))
+                if len(outcomes) == len(doomed):
+                    borrower.tier.give_up(key)
+
+            borrower.tier.read(place, saved, page_digest(page), done, demote=True)
+
+    refused: list = []
+    borrower.on_recall = save
+    donor.recall(8 * PAGE)
+    wait_for(lambda: donor.reclaimed)
+    assert [effect.back.value for effect in donor.reclaimed] == ["returned"]
+    assert outcomes == [(ReadOutcome.OK, True)] * 8
+    assert [answer.wait() for answer in refused] == [ReadOutcome.CANCELLED] * 8, "an ordinary read of a recalled lease"
+    (key,) = borrower.keys("ended")
+    assert borrower.keys("recalled") == [key]
+    assert borrower.tier.capacity_bytes == 8 * PAGE
+    # The rest is untouched, and what came back can be lent again.
+    for seed, place in enumerate(places):
+        if place.key != key:
+            assert borrower.read(place, seed) is ReadOutcome.OK
+    donor.restock()
+    wait_for(lambda: borrower.tier.capacity_bytes == 16 * PAGE)
+
+
+def test_a_recalled_lease_takes_no_new_pages(room) -> None:
+    donor = room.donor(pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place, other = borrower.write(1), borrower.reserve()
+    donor.recall(8 * PAGE)
+    wait_for(lambda: borrower.keys("recalled"))
+    assert borrower.tier.reserve() is None
+    assert borrower.tier.capacity_bytes == 0
+    assert borrower.begin_write(other, borrower.page(2)).wait() == (False, "lease ended")
+    assert borrower.read(place, 1, demote=True) is ReadOutcome.OK
+
+
+class Gate:
+    """A checksum that stops the tier's thread in the middle of a read."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.shut = False
+
+    def __call__(self, page: np.ndarray) -> bytes:
+        if self.shut:
+            self.reached.release()
+            assert self.go_on.acquire(timeout=30)
+        return page_digest(page)
+
+
+def test_what_is_to_be_saved_goes_before_reads_and_these_before_stores(room) -> None:
+    donor = room.donor(pages=32, timing=LONG)
+    gate = Gate()
+    borrower = room.borrower(fingerprint=gate)
+    borrower.borrow({"d": donor.address}, 32)
+    places = [borrower.write(seed) for seed in range(4)]
+    empty = borrower.reserve()
+    order: list[str] = []
+    gate.shut = True
+    borrower.tier.read(places[0], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("held"))
+    assert gate.reached.acquire(timeout=30)
+    borrower.tier.write(empty, borrower.page(9), lambda ok, why: order.append("write"))
+    borrower.tier.read(places[1], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("read"))
+    borrower.tier.read(places[2], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("save"), demote=True)
+    gate.shut = False
+    gate.go_on.release()
+    wait_for(lambda: len(order) == 4)
+    assert order == ["held", "save", "read", "write"]
+
+
+def test_a_place_is_not_reused_while_it_is_read(room) -> None:
+    donor = room.donor(pages=8, timing=LONG)
+    gate = Gate()
+    borrower = room.borrower(fingerprint=gate)
+    borrower.borrow({"d": donor.address}, 8)
+    places = [borrower.write(seed) for seed in range(8)]
+    gate.shut = True
+    held, _ = borrower.begin_read(places[0], b"")
+    assert gate.reached.acquire(timeout=30)
+    queued, _ = borrower.begin_read(places[3], page_digest(borrower.page(3)))
+    for place in (places[0], places[3]):
+        borrower.tier.release(place)
+    assert borrower.tier.reserve() is None, "a place was given away under a read"
+    gate.shut = False
+    gate.go_on.release()
+    assert (held.wait(), queued.wait()) == (ReadOutcome.CHECKSUM, ReadOutcome.OK)
+    assert {borrower.reserve(), borrower.reserve()} == {places[0], places[3]}
+
+
+def test_what_waits_for_a_lease_that_ends_is_answered_before_its_end_is_told(room) -> None:
+    donor = room.donor(pages=8, bandwidth=1.0, timing=LONG)  # one page, and then no more for hours
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.write(1)
+    answers = []
+    for asked in range(3):
+        if asked:
+            answers.append(borrower.begin_write(borrower.reserve(), borrower.page(asked)))
+        answers.append(borrower.begin_read(place, b"")[0])
+    assert not any(answer.came for answer in answers)
+    before_end = []
+    borrower.lease_ended = lambda key: before_end.append(all(answer.came for answer in answers))
+    borrower.on_recall = borrower.tier.give_up
+    donor.recall(8 * PAGE)
+    assert [answer.wait() for answer in answers].count((False, "lease ended")) == 2
+    assert [answer.wait() for answer in answers].count(ReadOutcome.CANCELLED) == 3
+    wait_for(lambda: before_end)
+    assert before_end == [True]
+
+
+def test_the_donors_bandwidth_is_kept_for_reads_and_not_for_what_is_to_be_saved(room) -> None:
+    donor = room.donor(pages=8, bandwidth=1.0, timing=LONG)
+    other = room.donor("e", pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address, "e": other.address}, 16)
+    places = {place.key.donor: place for place in (borrower.write(1), borrower.write(1))}
+    waiting, _ = borrower.begin_read(places["d"], page_digest(borrower.page(1)))
+    # Another donor's pages, and pages to be saved, pass.
+    assert borrower.read(places["e"], 1) is ReadOutcome.OK
+    donor.recall(8 * PAGE)
+    assert waiting.wait() is ReadOutcome.CANCELLED
+    assert borrower.read(places["d"], 1, demote=True) is ReadOutcome.OK
+    assert {one.name: one.bandwidth for one in borrower.tier.snapshot().donors} == {"d": 1.0, "e": None}
+
+
+def test_no_more_is_borrowed_than_may_be(room) -> None:
+    """Runs of 8 pages: with a limit of 20 there is room for two, and the third is returned."""
+    donor = room.donor(pages=64)
+    borrower = room.borrower(config=PeerConfig(borrow=True, borrow_limit=Size(20 * PAGE)))
+    borrower.borrow({"d": donor.address}, 16)
+    borrower.tier.want(64 * PAGE)
+    wait_for(lambda: borrower.tier.snapshot().wanted_bytes == 16 * PAGE, "the limit to be noticed")
+    wait_for(lambda: donor.lent_bytes == 16 * PAGE)
+    assert borrower.tier.capacity_bytes == 16 * PAGE
+
+
+def test_who_wants_less_returns_leases_without_pages(room) -> None:
+    donor = room.donor(pages=32)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 32)
+    place = borrower.write(1)
+    borrower.tier.want(8 * PAGE)
+    wait_for(lambda: donor.lent_bytes == 8 * PAGE)
+    assert borrower.read(place, 1) is ReadOutcome.OK
+    borrower.tier.want(0)
+    borrower.tier.release(borrower.write(2))
+    assert donor.lent_bytes == 8 * PAGE, "a lease with a page in it was returned"
+    borrower.tier.give_up(place.key)
+    wait_for(lambda: donor.lent_bytes == 0)
+    assert borrower.read(place, 1) is ReadOutcome.CANCELLED
+
+
+def test_a_neighbour_that_is_not_named_any_more_keeps_lending_until_it_has_its_memory_back(room) -> None:
+    donor = room.donor(pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.write(1)
+    borrower.tier.neighbours({})
+    assert borrower.read(place, 1) is ReadOutcome.OK
+    borrower.tier.give_up(place.key)
+    wait_for(lambda: not borrower.tier.snapshot().donors)
+    assert borrower.read(place, 1) is ReadOutcome.CANCELLED
+    assert "d-host" not in borrower.tier.links
+    wait_for(lambda: donor.server.guests == [] and donor.reclaimed)
+    donor.restock()
+    borrower.tier.neighbours({"d": donor.address})
+    wait_for(lambda: borrower.tier.capacity_bytes == 8 * PAGE)
+
+
+def test_a_donor_that_has_moved_is_followed(room, directory: Path) -> None:
+    donor = room.donor(pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    key = borrower.write(1).key
+    elsewhere = directory / "x"
+    elsewhere.mkdir(mode=0o700)
+    with local_donor(elsewhere, pages=8, timing=LONG) as moved:
+        borrower.tier.neighbours({"d": moved.address})
+        wait_for(lambda: borrower.keys("ended"))
+        assert borrower.keys("ended") == [key]
+        wait_for(lambda: borrower.tier.capacity_bytes == 8 * PAGE)
+        place = borrower.write(2)
+        assert borrower.read(place, 2) is ReadOutcome.OK
+        assert place.key.epoch == moved.party.epoch
+        assert donor.server.guests == []
+        borrower.close()
+
+
+def test_everything_is_answered_when_it_closes_and_nothing_is_taken_in_afterwards(room) -> None:
+    donor = room.donor(pages=8, bandwidth=1.0, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.write(1)
+    reads = [borrower.begin_read(place, b"")[0] for _ in range(3)]
+    writes = [borrower.begin_write(borrower.reserve(), borrower.page(2)) for _ in range(3)]
+    borrower.close()
+    assert [read.wait() for read in reads] == [ReadOutcome.CANCELLED] * 3
+    assert [write.wait() for write in writes] == [(False, "the server is ending")] * 3
+    wait_for(lambda: donor.lent_bytes == 0)
+    assert [effect.back.value for effect in donor.reclaimed] == ["returned"]
+    for ask in (lambda: borrower.begin_read(place, b""), lambda: borrower.begin_write(place, borrower.page(1))):
+        with pytest.raises(RuntimeError, match="closed"):
+            ask()
+    borrower.tier.give_up(place.key)
+    borrower.tier.want(0)
+    borrower.tier.neighbours({})
+    borrower.close()
+
+
+def test_no_more_jobs_wait_than_may(room, monkeypatch: pytest.MonkeyPatch) -> None:
+    donor = room.donor(pages=8, bandwidth=1.0, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.write(1)
+    monkeypatch.setattr(worker, "MAX_JOBS", 3)
+    waiting = [borrower.begin_read(place, b"")[0] for _ in range(3)]
+    with pytest.raises(RuntimeError, match="wait already"):
+        borrower.begin_read(place, b"")
+    borrower.tier.release(place)
+    borrower.close()
+    assert [one.wait() for one in waiting] == [ReadOutcome.CANCELLED] * 3
+
+
+def test_who_raises_in_an_answer_harms_nobody(room) -> None:
+    donor = room.donor(pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.write(1)
+
+    def fail(*_: object) -> None:
+        raise KeyError("injected")
+
+    borrower.tier.read(place, np.zeros(PAGE, np.uint8), b"", fail)
+    borrower.tier.write(borrower.reserve(), borrower.page(1), fail)
+    borrower.on_recall = fail
+    donor.recall(8 * PAGE)
+    wait_for(lambda: borrower.tier.snapshot().faults == 3)
+    assert borrower.read(place, 1, demote=True) is ReadOutcome.OK
+
+
+@pytest.mark.parametrize(
+    "page",
+    [np.zeros(PAGE - 1, np.uint8), np.zeros(PAGE, np.int8), np.zeros(2 * PAGE, np.uint8)[::2]],
+    ids=["short", "signed", "strided"],
+)
+def test_what_is_no_page_is_refused_at_once(room, page: np.ndarray) -> None:
+    donor = room.donor(pages=8)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.reserve()
+    with pytest.raises(ValueError, match="a page is uint8"):
+        borrower.tier.write(place, page, lambda ok, why: None)
+    with pytest.raises(ValueError, match="a page is uint8"):
+        borrower.tier.read(place, page, b"", lambda outcome: None)
+    borrower.tier.release(place)
+    with pytest.raises(ValueError, match="not held"):
+        borrower.begin_write(place, borrower.page(1))
+
+
+def test_a_donor_that_lends_what_it_has_not_got_is_left_alone(room) -> None:
+    donor = room.donor(pages=8)
+    donor.recall(8 * PAGE)
+    donor.service.stock(100, [Extent(0, 4 * PAGE, 8 * PAGE)])
+    donor.service.fenced(100)
+    borrower = room.borrower()
+    borrower.tier.neighbours({"d": donor.address})
+    borrower.tier.want(8 * PAGE)
+    wait_for(
+        lambda: "not handed out" in borrower.tier.snapshot().donors[0].reason if borrower.tier.snapshot().donors else ""
+    )
+    assert borrower.tier.capacity_bytes == 0
+    assert (donor.arena.array == OWN).all()
+
+
+def test_leases_are_renewed_while_pages_move(room) -> None:
+    """For several terms, with both threads busy."""
+    donor = room.donor(pages=32, timing=Timing(term=0.3))
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 32)
+    places = {seed: borrower.write(seed) for seed in range(16)}
+    until = time.monotonic() + 1.2
+    rounds = 0
+    while time.monotonic() < until:
+        for seed, place in places.items():
+            assert borrower.read(place, seed) is ReadOutcome.OK
+        rounds += 1
+    assert rounds
+    assert borrower.keys("ended") == []

@@ -1,0 +1,120 @@
+"""A peer tier as a test uses it: what is asked is waited for, and what is told is kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from swift_tiers.radix_tiering.config import PeerConfig
+from swift_tiers.radix_tiering.leases import LeaseKey
+from swift_tiers.radix_tiering.page import page_digest
+from swift_tiers.radix_tiering.peer import PeerTier
+from swift_tiers.radix_tiering.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.ssd import ReadOutcome
+
+from support.peer_donor import PAGE
+from support.redis import wait_for
+
+#: A guard against hanging, not a measure.
+PATIENCE = 30.0
+
+
+class Answer:
+    """What `done` is called with; a second call fails the test that looks."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.thread = ""
+        self._came = threading.Event()
+
+    def __call__(self, *what: Any) -> None:
+        self.calls.append(what)
+        self.thread = threading.current_thread().name
+        self._came.set()
+
+    @property
+    def came(self) -> bool:
+        return self._came.is_set()
+
+    def wait(self) -> Any:
+        """The answer: a tuple, or what is in it if that is one thing."""
+        assert self._came.wait(PATIENCE), "never answered"
+        assert len(self.calls) == 1, f"answered {len(self.calls)} times"
+        (call,) = self.calls
+        return call[0] if len(call) == 1 else call
+
+
+class Borrowing:
+    """A `PeerTier` and everything that its watcher was told, in order. `on_recall` is what the watcher does then."""
+
+    def __init__(
+        self, name: str = "b", page_bytes: int = PAGE, *, config: PeerConfig | None = None, **options: Any
+    ) -> None:
+        self.page_bytes = page_bytes
+        self.told: list[tuple[str, Any]] = []
+        self.on_recall: Callable[[LeaseKey], None] = lambda key: None
+        self.tier = PeerTier(name, page_bytes, config or PeerConfig(borrow=True), **options)
+        self.tier.watch(self)
+
+    # What the tier tells
+
+    def lease_began(self) -> None:
+        self.told.append(("began", None))
+
+    def lease_recalled(self, key: LeaseKey, until: float) -> None:
+        self.told.append(("recalled", key))
+        self.on_recall(key)
+
+    def lease_ended(self, key: LeaseKey) -> None:
+        self.told.append(("ended", key))
+
+    def keys(self, what: str) -> list[LeaseKey]:
+        return [key for said, key in list(self.told) if said == what]
+
+    # What a stack would ask
+
+    def borrow(self, donors: dict[str, str], pages: int) -> None:
+        """Hold so many pages, from these donors."""
+        self.tier.neighbours(donors)
+        self.tier.want(pages * self.page_bytes)
+        wait_for(lambda: self.tier.capacity_bytes >= pages * self.page_bytes, f"{pages} lent pages")
+
+    def reserve(self) -> PeerPlace:
+        place = self.tier.reserve()
+        assert place is not None, "no place is free"
+        return place
+
+    def page(self, seed: int) -> np.ndarray:
+        """A page like no other."""
+        return np.random.default_rng(seed).integers(0, 256, self.page_bytes, np.uint8)
+
+    def begin_write(self, place: PeerPlace, data: np.ndarray) -> Answer:
+        answer = Answer()
+        self.tier.write(place, data, answer)
+        return answer
+
+    def begin_read(self, place: PeerPlace, digest: bytes, *, demote: bool = False) -> tuple[Answer, np.ndarray]:
+        answer, into = Answer(), np.zeros(self.page_bytes, np.uint8)
+        self.tier.read(place, into, digest, answer, demote=demote)
+        return answer, into
+
+    def write(self, seed: int) -> PeerPlace:
+        """Put the page of this seed somewhere."""
+        place = self.reserve()
+        assert self.begin_write(place, self.page(seed)).wait() == (True, "")
+        return place
+
+    def read(self, place: PeerPlace, seed: int, *, demote: bool = False) -> ReadOutcome:
+        """Fetch the page of this seed from there. What is OK must be that page."""
+        page = self.page(seed)
+        answer, into = self.begin_read(place, page_digest(page), demote=demote)
+        outcome: ReadOutcome = answer.wait()
+        if outcome is ReadOutcome.OK:
+            assert (into == page).all(), "another page was served"
+        return outcome
+
+    def close(self) -> None:
+        self.tier.close()
