@@ -78,7 +78,7 @@ def blocks(after: str, before: str) -> list[str]:
     return re.findall(r"(?:^ {4}.*\n)+", section, re.M)
 
 
-PREAMBLE, *EXAMPLES = blocks("Ten questions and their answers", "inspect and control")
+PREAMBLE, *EXAMPLES = blocks("Eleven questions and their answers", "inspect and control")
 (STEERING,) = blocks("Commands", "Events")
 
 
@@ -108,13 +108,13 @@ def shell(redis: RealRedis, tmp_path: Path) -> Callable[[str], list[str]]:
     return run
 
 
-def test_there_are_ten_examples() -> None:
-    assert len(EXAMPLES) == 10
+def test_there_are_eleven_examples() -> None:
+    assert len(EXAMPLES) == 11
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=range(1, 11))
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(1, 12))
 def test_examples_answer(redis: RealRedis, shell: Callable[[str], list[str]], example: str) -> None:
-    alpha = HandWritten(redis.admin).write()
+    alpha = HandWritten(redis.admin, lends=True).write()
     with alpha.answering():
         assert any(shell(example))
 
@@ -122,7 +122,7 @@ def test_examples_answer(redis: RealRedis, shell: Callable[[str], list[str]], ex
 def test_examples_ask_for_fields_that_there_are() -> None:
     """A field that is not there is just an empty line to redis-cli."""
     asked = re.findall(r"hm?get swift:\$S:(?:dp0-tp0:)?(\w+)\S* ([\w ]+)", "".join(EXAMPLES))
-    assert {name for name, _ in asked} == {"info", "tier", "tree", "stripe", "ssd", "link"}
+    assert {name for name, _ in asked} == {"info", "tier", "tree", "stripe", "ssd", "link", "rank", "lent"}
     for name, fields in asked:
         assert set(fields.split()) <= documented_fields(name)
 
@@ -133,6 +133,14 @@ def test_the_example_about_devices_shows_the_sick_one(redis: RealRedis, shell: C
     lines = shell(EXAMPLES[4])
     assert lines[:2] == ["/ssd0/swift-tiers-dp0-tp0.stripe", "in service"]
     assert lines[-7:-4] == ["/ssd1/swift-tiers-dp0-tp0.stripe", "out", "no answer for 30 s"]
+
+
+def test_the_example_about_leases_shows_them(redis: RealRedis, shell: Callable[[str], list[str]]) -> None:
+    HandWritten(redis.admin, lends=True).write()
+    lines = shell(EXAMPLES[10])
+    assert lines[:5] == ["6291456", "4194304", "beta.dp0-tp0", "2097152", "beta.dp0-tp0"]
+    assert lines[5:9] == ["3", "6291456", "2097152", "0.1"]
+    assert lines[9].split()[1] == "13:2097152:recalled:0.1"
 
 
 def test_commands_by_hand(redis: RealRedis, shell: Callable[[str], list[str]]) -> None:
