@@ -11,12 +11,15 @@ import msgspec
 import pytest
 
 from swift_tiers.radix_tiering.bus import neighbours
+from swift_tiers.radix_tiering.bus.batch import Batch
 from swift_tiers.radix_tiering.bus.link_rates import LinkRates
+from swift_tiers.radix_tiering.bus.neighbours import Neighbours
 from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS
+from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS, Keys
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.events import EventLog
 
+from support.bus import HandWritten
 from support.publishing import bus_config, wait_published
 from support.redis import RealRedis, wait_for
 from support.telemetry import MadeUp, lease, leases, stack
@@ -207,6 +210,22 @@ def test_lender_and_borrower_find_each_other_whoever_comes_first(
     wait_for(lambda: lookers.now("borrower") == {"lender.dp0-tp0"}, "the lender")
     assert lookers.told["borrower"] == [{"lender.dp0-tp0": address("lender")}], "told once"
     assert lookers.told["lender"] == [], "the borrower lends nothing, and it is no neighbour of its own"
+
+
+def test_three_looks_find_everybody_and_the_third_needs_no_further_one(redis: RealRedis) -> None:
+    """Looks that found somebody new are followed by others at once."""
+    told: list[dict[str, str]] = []
+    look = Neighbours(Keys("swift"), "alpha.dp0-tp0", "box/1234/1000", lambda all_: told.append(dict(all_)), time.time)
+    for name in ("beta", "gamma"):
+        HandWritten(redis.admin, name, lends=True).write()
+    hurries = []
+    for _ in range(4):
+        batch = Batch()
+        look.ask(batch)
+        batch.run(redis.admin)
+        hurries.append((look.settle(), len(told)))
+    assert hurries == [(True, 0), (True, 0), (False, 1), (False, 1)]
+    assert set(told[0]) == {"beta.dp0-tp0", "gamma.dp0-tp0"}
 
 
 def test_a_lender_is_found_soon_however_rarely_state_is_published(redis: RealRedis, publish: Publish) -> None:
