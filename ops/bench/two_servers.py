@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
 import time
@@ -105,25 +104,20 @@ class BenchServer(Server):
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
-        self._signal(signal.SIGSTOP)
+        self.signal_all(signal.SIGSTOP)
         try:
             yield
         finally:
-            self._signal(signal.SIGCONT)
+            self.signal_all(signal.SIGCONT)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
         """Within `asleep`."""
-        self._signal(signal.SIGCONT)
+        self.signal_all(signal.SIGCONT)
         try:
             yield
         finally:
-            self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: int) -> None:
-        self.check_alive()
-        assert self._process is not None  # alive
-        os.killpg(self._process.pid, number)
+            self.signal_all(signal.SIGSTOP)
 
 
 def show(what: str, options: argparse.Namespace, seconds: Mapping[str, Sequence[float]]) -> None:

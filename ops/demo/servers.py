@@ -102,6 +102,12 @@ class Server:
             code = None if self._process is None else self._process.returncode
             raise self._error(f"ended by itself (exit code {code})")
 
+    def signal_all(self, number: int) -> None:
+        """Send a signal to every process of the server. Raises ServerError if it has ended."""
+        self.check_alive()
+        assert self._process is not None  # alive
+        os.killpg(self._process.pid, number)
+
     def stop(self, timeout: float = STOP_SECONDS) -> float:
         """End it as an operator does, with SIGTERM to the launched process; returns seconds. Raises ServerError."""
         self.check_alive()
