@@ -212,20 +212,60 @@ def test_lender_and_borrower_find_each_other_whoever_comes_first(
     assert lookers.told["lender"] == [], "the borrower lends nothing, and it is no neighbour of its own"
 
 
+class Look:
+    """Neighbours of `alpha`, looked for by hand."""
+
+    def __init__(self, redis: RealRedis) -> None:
+        self.redis = redis
+        self.now = 100.0
+        self.told: list[dict[str, str]] = []
+        self._neighbours = Neighbours(
+            Keys("swift"), "alpha.dp0-tp0", "box/1234/1000", lambda all_: self.told.append(dict(all_)), lambda: self.now
+        )
+
+    def __call__(self, seconds: float = 0.0) -> bool:
+        """So much later; whether there is to be another look soon."""
+        self.now += seconds
+        batch = Batch()
+        self._neighbours.ask(batch)
+        batch.run(self.redis.admin)
+        return self._neighbours.settle()
+
+
 def test_three_looks_find_everybody_and_the_third_needs_no_further_one(redis: RealRedis) -> None:
     """Looks that found somebody new are followed by others at once."""
-    told: list[dict[str, str]] = []
-    look = Neighbours(Keys("swift"), "alpha.dp0-tp0", "box/1234/1000", lambda all_: told.append(dict(all_)), time.time)
     for name in ("beta", "gamma"):
         HandWritten(redis.admin, name, lends=True).write()
-    hurries = []
-    for _ in range(4):
-        batch = Batch()
-        look.ask(batch)
-        batch.run(redis.admin)
-        hurries.append((look.settle(), len(told)))
-    assert hurries == [(True, 0), (True, 0), (False, 1), (False, 1)]
-    assert set(told[0]) == {"beta.dp0-tp0", "gamma.dp0-tp0"}
+    look = Look(redis)
+    assert [(look(), len(look.told)) for _ in range(4)] == [(True, 0), (True, 0), (False, 1), (False, 1)]
+    assert set(look.told[0]) == {"beta.dp0-tp0", "gamma.dp0-tp0"}
+
+
+def test_a_lender_that_comes_back_is_believed_in_anew(redis: RealRedis) -> None:
+    beta = HandWritten(redis.admin, "beta", lends=True).write()
+    look = Look(redis)
+    while look():
+        pass
+    for _ in range(3):
+        beta.die()
+        look(), look(neighbours.PATIENCE_SECONDS - 1)
+        beta.write()
+        while look(0.1):
+            pass
+    assert len(look.told) == 1
+    beta.die()
+    look(), look(neighbours.PATIENCE_SECONDS + 1)
+    assert look.told[1:] == [{}]
+
+
+def test_a_lender_with_another_address_is_told_with_that(redis: RealRedis) -> None:
+    beta = HandWritten(redis.admin, "beta", lends=True).write()
+    look = Look(redis)
+    while look():
+        pass
+    beta.write_leases("dp0-tp0", lease_address="ipc:///elsewhere.lease")
+    look()
+    assert look.told[1:] == [{"beta.dp0-tp0": "ipc:///elsewhere.lease"}]
 
 
 def test_a_lender_is_found_soon_however_rarely_state_is_published(redis: RealRedis, publish: Publish) -> None:
