@@ -164,10 +164,6 @@ class LeaseService:
         """See `Borrower.disconnect`."""
         self._borrow(lambda borrower, now: borrower.disconnect(donor, now))
 
-    def lost(self, donor: Party) -> None:
-        """See `Borrower.gone`; for who notices by other means than this service's that a donor has gone."""
-        self._borrow(lambda borrower, now: borrower.gone(donor, now))
-
     def want(self, wanted_bytes: int) -> None:
         """See `Borrower.want`."""
         self._borrow(lambda borrower, now: borrower.want(wanted_bytes, now))

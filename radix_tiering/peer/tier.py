@@ -45,7 +45,12 @@ class PeerTier:
         """
         if timing is None:
             timing = Timing(
-                term=config.term, recall_bound=config.recall_bound, recall_retry=min(0.01, config.recall_bound)
+                term=config.term,
+                recall_bound=config.recall_bound,
+                recall_retry=min(0.01, config.recall_bound),
+                # Soon: only donors whose memory is attached are spoken to, and the first hello is mostly too early for
+                # the connection.
+                retry=0.02,
             )
         self._page_bytes = page_bytes
         self._clock = clock

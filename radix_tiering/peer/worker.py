@@ -353,16 +353,11 @@ class PeerWorker:
             neighbour.joined = True
 
     def _part(self, neighbour: Neighbour, reason: str, seconds: float = 0.0) -> None:
-        """End the connection to a donor, if it has not ended: all its leases end here, and are returned."""
-        client = neighbour.client
-        if client is not None:
-            gone = bool(client.ended)
-            self._poll.unregister(client.descriptor)
+        """The connection to a donor's memory has ended, or is to end: all its leases end at once, and are returned."""
+        if neighbour.client is not None:
+            self._poll.unregister(neighbour.client.descriptor)
             self.copier.abandon(neighbour, LEASE_ENDED)
             if neighbour.joined:
-                if gone and client.party is not None:
-                    # There is nobody to return them to. (The kernel's word on the process may not reach this far.)
-                    self.service.lost(client.party)
                 self.service.disconnect(neighbour.name)
         neighbour.end()
         neighbour.rest(reason, self._clock(), seconds)

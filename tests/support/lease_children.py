@@ -22,10 +22,10 @@ PATIENCE = 30.0
 
 
 class Child:
-    """One process; see `lease_child.py`."""
+    """One process that runs a script beside this file, `lease_child.py` or another one that talks as it does."""
 
-    def __init__(self, role: str, options: dict[str, Any]) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("lease_child.py")), role, json.dumps(options)]
+    def __init__(self, role: str, options: dict[str, Any], script: str = "lease_child.py") -> None:
+        command = [sys.executable, str(Path(__file__).with_name(script)), role, json.dumps(options)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.heard: list[dict[str, Any]] = []  # and not expected yet
         self._unread = b""

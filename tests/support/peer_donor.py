@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import SystemRandom
@@ -21,7 +21,8 @@ OWN = 0xDD
 class LocalDonor:
     """`pages` pages of `page_bytes`, lent as runs of `run_pages`, each cut into as many extents as there are `planes`.
 
-    What comes back is kept in `reclaimed`, and lent again only by `restock`.
+    What comes back is kept in `reclaimed`, and lent again only by `restock`; `on_reclaimed` may be set to hear of it,
+    and is called under the lease service's lock.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class LocalDonor:
         planes: int = 1,
         bandwidth: float | None = None,
         timing: Timing | None = None,
+        server: type[ArenaServer] = ArenaServer,
     ) -> None:
         assert pages % run_pages == 0
         assert page_bytes % planes == 0
         self.name = name
         self.address = ipc_address(directory, name)
         self.reclaimed: list[Reclaimed] = []
+        self.on_reclaimed: Callable[[Reclaimed], None] = lambda reclaimed: None
         self._run_pages, self._planes = run_pages, planes
         self._plane_bytes = page_bytes // planes
         self._runs: dict[int, int] = {}  # number -> first page
@@ -50,7 +53,7 @@ class LocalDonor:
         donor = Donor(name, page_bytes, SystemRandom(), timing=timing)
         self.party = donor.party
         self.service = LeaseService(donor=donor, listen=self.address, on_donor=self._on_effect)
-        self.server = ArenaServer(
+        self.server = server(
             self.address,
             donor.party,
             self.arena,
@@ -78,6 +81,10 @@ class LocalDonor:
         length, plane = self._run_pages * self._plane_bytes, self.arena.size // self._planes
         return [Extent(0, i * plane + first_page * self._plane_bytes, length) for i in range(self._planes)]
 
+    def extents_of(self, run: int) -> list[Extent]:
+        """Where a run that has been stocked lies."""
+        return self.extents(self._runs[run])
+
     def bytes_of(self, extent: Extent) -> Any:
         """The donor's own view of an extent."""
         return self.arena.array[extent.offset : extent.offset + extent.length]
@@ -100,6 +107,7 @@ class LocalDonor:
     def _on_effect(self, effect: Any) -> None:
         if isinstance(effect, Reclaimed):
             self.reclaimed.append(effect)
+            self.on_reclaimed(effect)
 
 
 @contextmanager

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.config import PeerConfig, Size
-from swift_tiers.radix_tiering.leases import Extent, Timing
+from swift_tiers.radix_tiering.donation.arena_messages import (
+    MAX_PACKET_BYTES,
+    Attached,
+    Stored,
+    StoresDone,
+    encode,
+)
+from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.donation.arena_socket import arena_path, packet_socket, send
+from swift_tiers.radix_tiering.leases import Extent, Party, Timing, ipc_address
 from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.peer import worker
+from swift_tiers.radix_tiering.peer import neighbour, worker
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.ssd import ReadOutcome
 
@@ -386,6 +398,106 @@ def test_a_donor_that_lends_what_it_has_not_got_is_left_alone(room) -> None:
     )
     assert borrower.tier.capacity_bytes == 0
     assert (donor.arena.array == OWN).all()
+
+
+def test_leases_end_with_the_connection_to_the_memory(room) -> None:
+    """Though the donor's part in the lease protocol goes on."""
+    donor = room.donor(pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.write(1)
+    donor.server.close()
+    wait_for(lambda: borrower.keys("ended"))
+    assert borrower.read(place, 1) is ReadOutcome.CANCELLED
+    assert borrower.tier.capacity_bytes == 0
+    wait_for(lambda: donor.reclaimed)
+    assert [effect.back.value for effect in donor.reclaimed] == ["returned"]
+
+
+class HangingServer(ArenaServer):
+    """Does not come back from a copy until it may."""
+
+    go_on = threading.Event()
+
+    def _copy(self, *arguments: Any) -> None:
+        assert self.go_on.wait(30)
+        super()._copy(*arguments)
+
+
+def test_a_donor_that_does_not_answer_is_asked_anew(room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbour, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(HangingServer, "go_on", threading.Event())
+    donor = room.donor(pages=16, timing=LONG, server=HangingServer)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.reserve()
+    hanging = borrower.begin_write(place, borrower.page(1))
+    assert hanging.wait() == (False, "lease ended")
+    wait_for(lambda: "does not answer" in borrower.tier.snapshot().donors[0].reason)
+    HangingServer.go_on.set()
+    wait_for(lambda: borrower.tier.capacity_bytes)
+    assert borrower.write(2).key != place.key
+
+
+class FakeDonor:
+    """Listens where a donor should, and says what the test wants."""
+
+    def __init__(self, directory: Path) -> None:
+        self.address = ipc_address(directory, "d")
+        self.listener = packet_socket()
+        self.listener.bind(str(arena_path(self.address)))
+        self.listener.listen()
+        self.connection: Any = None
+
+    def accept(self) -> None:
+        def accepted() -> bool:
+            try:
+                self.connection = self.listener.accept()[0]
+            except BlockingIOError:
+                return False
+            return True
+
+        wait_for(accepted)
+
+    def close(self) -> None:
+        for one in (self.listener, self.connection):
+            if one is not None:
+                one.close()
+
+
+def test_what_is_not_a_donor_is_ignored_and_left(room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbour, "ANSWER_SECONDS", 0.5)
+    fake = FakeDonor(room.directory)
+    room.opened.append(fake)
+    borrower = room.borrower()
+    borrower.tier.neighbours({"d": fake.address})
+    borrower.tier.want(8 * PAGE)
+
+    def reason() -> str:
+        return "".join(one.reason for one in borrower.tier.snapshot().donors)
+
+    # Garbage, packets out of place, answers to what nobody has asked: nothing comes of it, until patience ends.
+    fake.accept()
+    attached = Attached(Party("d", 1), PAGE, None)
+    for packet in (b"x", bytes(MAX_PACKET_BYTES + 1), encode(attached), encode(StoresDone((Stored(1, True),)))):
+        send(fake.connection, packet)
+    wait_for(lambda: "does not answer" in reason())
+    # Memory that could be taken away.
+    fake.accept()
+    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, PAGE)
+    send(fake.connection, encode(attached), unsealed)
+    os.close(unsealed)
+    wait_for(lambda: "sealed" in reason())
+    # Another version.
+    fake.accept()
+    send(fake.connection, msgspec.msgpack.encode([2, {"type": "attached"}]))
+    wait_for(lambda: "same release" in reason())
+    # A real donor that takes its place is found.
+    fake.close()
+    room.donor(pages=8)
+    wait_for(lambda: borrower.tier.capacity_bytes == 8 * PAGE)
+    assert borrower.tier.snapshot().faults == 0
 
 
 def test_leases_are_renewed_while_pages_move(room) -> None:
