@@ -176,6 +176,13 @@ class PeerConfig(Section, frozen=True):
         Size | None,
         Meta(description="Bytes per second that one borrower moves to and from this donor's memory; unset: no limit"),
     ] = None
+    pool_layout: Annotated[
+        Literal["layer-major", "block-major"],
+        Meta(
+            description="How a donor's device pool lies in memory: layer-major is faster to compute with, block-major "
+            "lends and fetches a page in one piece"
+        ),
+    ] = "layer-major"
     directory: Annotated[
         str | None,
         Meta(

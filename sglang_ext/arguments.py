@@ -20,7 +20,7 @@ from sglang.srt.server_args import ServerArgs
 
 from swift_tiers.radix_tiering.config import dump_config, parse_config, read_source
 from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.sglang_ext.build import check_machine
+from swift_tiers.sglang_ext.build import check_donor, check_machine
 
 #: Tokens of a page unless `--page-size` says otherwise: with SGLang's default of 1, everything is per token.
 DEFAULT_PAGE_SIZE = 16
@@ -141,6 +141,7 @@ def _check(view: Any) -> None:
             f"--page-size: {page_size} does not divide --chunked-prefill-size {chunk}; use {chunk} // n for some n"
         )
     check_machine(config, ranks=view.tp_size * view.dp_size)
+    check_donor(config, tensor_size=view.tp_size, page_size=page_size)
     if config.bus.enabled:
         from swift_tiers.radix_tiering.bus.connection import check
 

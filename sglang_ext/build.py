@@ -8,8 +8,9 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import psutil
 import torch
 
@@ -18,12 +19,16 @@ from swift_tiers.radix_tiering.device_files import SMALLEST_DEVICE, DeviceFiles,
 from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.memory import huge_array
-from swift_tiers.radix_tiering.page import Namespace, PageGeometry
+from swift_tiers.radix_tiering.page import Namespace, PageGeometry, page_digest
+from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array, open_device_file
 from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.units import format_size
+
+if TYPE_CHECKING:
+    from swift_tiers.sglang_ext.peer_side import PeerSide
 
 logger = logging.getLogger(__name__)
 
@@ -65,19 +70,43 @@ def current_rank() -> Rank:
     return Rank(parallel.tp_rank, parallel.tp_size, getattr(parallel, "dp_rank", None) or 0, parallel.dp_size)
 
 
-def build_stack(server_args: Any, params: Any, geometry: PageGeometry, content: dict[str, Any]) -> TierStack:
-    """The tier stack of this rank. Raises ConfigError, FormatError or StripeSetBusyError, all with a remedy."""
+def build_tiers(
+    server_args: Any, params: Any, geometry: PageGeometry, content: dict[str, Any]
+) -> tuple[TierStack, PeerSide | None]:
+    """The tier stack of this rank, and what it lends and borrows; the latter is to be closed after the stack.
+
+    Raises ConfigError, FormatError or StripeSetBusyError, all with a remedy.
+    """
     from swift_tiers.sglang_ext.identity import server_namespace
 
     config = parse_config(content)
     rank = current_rank()
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
     namespace = server_namespace(server_args, kvcache, geometry, rank.identity, config.identity.weights)
-    return open_stack(namespace, config, rank)
+    if not config.peer.donate and not config.peer.borrow:
+        return open_stack(namespace, config, rank), None
+    from swift_tiers.sglang_ext.peer_side import PeerSide
+
+    side = PeerSide(config, rank.name, geometry, kvcache)
+    try:
+        stack = open_stack(namespace, config, rank, side.borrow)
+    except BaseException:
+        side.close()
+        raise
+    stack.lease_hand = side.hand()
+    if side.tier is not None:
+        stack.on_neighbours = side.tier.neighbours
+    return stack, side
 
 
-def open_stack(namespace: Namespace, config: TiersConfig, rank: Rank) -> TierStack:
-    """Allocate the host tier, open the devices, recover what they hold."""
+def open_stack(
+    namespace: Namespace,
+    config: TiersConfig,
+    rank: Rank,
+    borrow: Callable[[Callable[[np.ndarray], bytes]], PeerMemory | None] = lambda fingerprint: None,
+) -> TierStack:
+    """Allocate the host tier, open the devices, recover what they hold. `borrow`: makes the peer tier of a rank that
+    borrows, given the checksum of a page."""
     geometry = namespace.geometry
     size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.total
     if size < geometry.stride_bytes:
@@ -100,7 +129,7 @@ def open_stack(namespace: Namespace, config: TiersConfig, rank: Rank) -> TierSta
         else "",
         namespace.digest().hex(),
     )
-    return TierStack(namespace, config, host, ssd)
+    return TierStack(namespace, config, host, ssd, borrow(ssd.fingerprint if ssd is not None else page_digest))
 
 
 def host_memory(size: int) -> Any:
@@ -191,6 +220,22 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
             open_device_file(path).close()
         except StripeSetBusyError as error:
             raise ConfigError(f"ssd: {error}") from None
+
+
+def check_donor(config: TiersConfig, *, tensor_size: int, page_size: int) -> None:
+    """Raise ConfigError where `peer.donate` is set and this server is of a kind that cannot lend so far."""
+    if not config.peer.donate:
+        return
+    from sglang.srt.platforms import current_platform
+
+    from swift_tiers.sglang_ext.cpu_platform import PortableCpuPlatform
+
+    if not isinstance(current_platform, PortableCpuPlatform):
+        raise ConfigError("peer.donate: is supported on the portable CPU platform only so far; remove it")
+    if tensor_size > 1:
+        raise ConfigError("peer.donate: is supported with --tp-size 1 only so far; use --dp-size, or remove it")
+    if page_size == 1:
+        raise ConfigError("peer.donate: needs pages of several tokens; use for example --page-size 16, or remove it")
 
 
 def _existing_devices(config: SsdConfig, ranks: int) -> list[Path]:

@@ -168,6 +168,8 @@ class SwiftRadixCache(UnifiedRadixCache):
         """SGLang calls this once at the beginning of each scheduling round."""
         self._asked_this_round = 0
         super().check_hicache_events()
+        if self.linker is not None:
+            self.linker.cache_linker.begin_round()
         if self.sampler is not None:
             self.sampler.tick()
 

@@ -77,12 +77,40 @@ class PortableCpuPlatform(CpuSRTPlatform):
         server_args.sleep_on_idle = True
         _disable_graphs(server_args)
 
+    def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        """Where memory is lent, a pool that others can map; else SGLang's."""
+        peer = _peer_config()
+        if kind != "mha" or peer is None or not peer.donate:
+            return None
+        from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool, SharedKVPool
+
+        return BlockMajorKVPool if peer.pool_layout == "block-major" else SharedKVPool
+
+    def get_paged_allocator_cls(self) -> type | None:
+        """Where memory is lent, an allocator that can; else SGLang's."""
+        peer = _peer_config()
+        if peer is None or not peer.donate:
+            return None
+        from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+
+        return LendingAllocator
+
     def init_backend(self) -> None:
         """Called when the model runner's module is imported, the first moment at which the backend is needed.
 
         So the platform also works where `SGLANG_PLUGINS` leaves the general plugin out.
         """
         cpu_attention.register(import_registry=True)
+
+
+def _peer_config() -> Any:
+    """The section `peer` of this server's configuration; None without tiers."""
+    from sglang.srt.runtime_context import get_memory
+
+    from swift_tiers.radix_tiering.config import parse_config, read_source
+
+    memory = get_memory()
+    return parse_config(read_source(memory.swift_tiers_config)).peer if memory.enable_swift_tiers else None
 
 
 def _disable_graphs(server_args: Any) -> None:

@@ -1,7 +1,7 @@
 """The device pool as the tiers see it: planes of pages, whatever SGLang calls them.
 
-`HostMemoryPool` serves pools in host memory (the portable CPU platform); `AcceleratorPool` serves the others, with a
-side stream of its own and staging in device memory.
+`HostMemoryPool` serves pools in host memory (the portable CPU platform), `BlockMajorPool` those of them in which a page
+lies together; `AcceleratorPool` serves the others, with a side stream of its own and staging in device memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
     """
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    if type(kvcache) is not MHATokenToKVPool:
+    from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool, SharedKVPool
+
+    if type(kvcache) not in (MHATokenToKVPool, SharedKVPool, BlockMajorKVPool):
         raise ConfigError(
             f"--enable-swift-tiers: the model's KV pool is a {type(kvcache).__name__}; "
             "only plain multi-head and grouped-query attention (MHATokenToKVPool) is supported: remove the flag"
@@ -68,7 +70,6 @@ class DevicePool(ABC):
         self.page_size = page_size
         self.pool_pages = layers[0][0].shape[0] // page_size
         self.device = layers[0][0].device
-        self._layers = [[_as_pages(plane, page_size) for plane in planes] for planes in layers]
 
     def page_indices(self, rows: torch.Tensor) -> np.ndarray:
         """The pool page of each `page_size` rows: int64 [pages].
@@ -103,7 +104,7 @@ class HostMemoryPool(DevicePool):
 
     def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
         super().__init__(layers, page_size)
-        self._arrays = [[plane.numpy() for plane in planes] for planes in self._layers]
+        self._arrays = [[_as_pages(plane, page_size).numpy() for plane in planes] for planes in layers]
         self._flat = [plane for planes in self._arrays for plane in planes]
 
     def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
@@ -117,6 +118,39 @@ class HostMemoryPool(DevicePool):
             layer_done(layer)
 
 
+class BlockMajorPool(DevicePool):
+    """A pool in host memory in which a token's rows of all layers lie together: page by page, rows put in order."""
+
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int, table: torch.Tensor) -> None:
+        """`table`: the pool as uint8 `[pages, page_size, layers * planes, row_bytes]`."""
+        super().__init__(layers, page_size)
+        # A row as one element: numpy then copies it in one go.
+        self._table = table.numpy().view(f"V{self.geometry.row_bytes}")[..., 0]
+
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+        for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
+            self._rows_of(slab[slot])[...] = self._table[page].T
+
+    def copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
+    ) -> None:
+        pairs = [
+            (self._table[page].T, self._rows_of(slab[slot]))
+            for page, slot in zip(pages.tolist(), slots.tolist(), strict=True)
+        ]
+        planes = self.geometry.planes
+        for layer in range(self.geometry.layers):
+            part = slice(layer * planes, (layer + 1) * planes)
+            for page, rows in pairs:
+                page[part] = rows[part]
+            layer_done(layer)
+
+    def _rows_of(self, row: np.ndarray) -> np.ndarray:
+        """A slab row as rows `[layers * planes, page_size]`."""
+        shape = (self.geometry.layers * self.geometry.planes, self.page_size)
+        return row[: self.geometry.page_bytes].view(f"V{self.geometry.row_bytes}").reshape(shape)
+
+
 class AcceleratorPool(DevicePool):
     """A pool in an accelerator's memory. Pages pass through a staging tensor there; the slab should be pinned.
 
@@ -126,6 +160,7 @@ class AcceleratorPool(DevicePool):
 
     def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
         super().__init__(layers, page_size)
+        self._layers = [[_as_pages(plane, page_size) for plane in planes] for planes in layers]
         self._flat = [plane for planes in self._layers for plane in planes]
         self._module = getattr(torch, self.device.type)
         self._streams = threading.local()  # one side stream for each thread that copies
@@ -181,6 +216,10 @@ class AcceleratorPool(DevicePool):
 
 def open_device_pool(kvcache: Any, page_size: int) -> DevicePool:
     """The pool behind SGLang's `kvcache`. Raises ConfigError if it is of a kind that is not supported."""
+    from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool
+
     layers = layer_planes(kvcache)
+    if isinstance(kvcache, BlockMajorKVPool):
+        return BlockMajorPool(layers, page_size, kvcache.table)
     on_host = layers[0][0].device.type == "cpu"
     return HostMemoryPool(layers, page_size) if on_host else AcceleratorPool(layers, page_size)

@@ -70,7 +70,9 @@ def after_cached_tokens_details(details: Any, self: Any, req: Any) -> Any:
     from swift_tiers.sglang_ext.request_facts import RequestFacts
 
     facts = RequestFacts.of(req)
-    below = {tier: facts.pages(tier) * self.tree_cache.page_size for tier in ("host", "ssd")}
+    borrows = self.tree_cache.linker.cache_linker.stack.peer is not None
+    tiers = ("peer", "host", "ssd") if borrows else ("host", "ssd")
+    below = {tier: facts.pages(tier) * self.tree_cache.page_size for tier in tiers}
     device = max(0, req.cached_tokens - sum(below.values()))
     return {"device": device, **below, "storage": below["ssd"], "storage_backend": "swift-tiers"}
 
@@ -99,6 +101,28 @@ def before_release_memory(self: Any, *args: Any, **kwargs: Any) -> None:
     linker = swift_linker(self.scheduler)
     if linker is not None:
         linker.wait_offloads()
+
+
+def after_session_held_tokens(held: int, self: Any) -> int:
+    """What is lent is held by somebody outside of the tree and of all requests, as what sessions hold."""
+    lent: int = getattr(self.token_to_kv_pool_allocator, "lent_tokens", 0)
+    return held + lent
+
+
+def after_add_request(result: Any, self: Any, req: Any, is_retracted: bool = False) -> None:
+    """SGLang has put a request into its queue, a new one or one that it took out of its batch."""
+    linker = swift_linker(self)
+    if linker is not None and linker.peer_side is not None:
+        linker.peer_side.request_arrived()
+
+
+def after_add_one_req(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """SGLang has tried to admit a request."""
+    allocator = self.token_to_kv_pool_allocator
+    if getattr(allocator, "lent_tokens", 0):
+        from sglang.srt.managers.schedule_policy import AddReqResult
+
+        allocator.refused |= result is AddReqResult.NO_TOKEN
 
 
 def swift_linker(scheduler: Any) -> Any:
@@ -185,6 +209,34 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             before_release_memory,
             ("self", "recv_req"),
             "let copies out of the pool end before its memory goes",
+        ),
+        *donor_hooks(),
+    )
+
+
+def donor_hooks() -> tuple[Hook, ...]:
+    """Those of `scheduler_hooks` without which nothing could be lent."""
+    return (
+        Hook(
+            f"{_COMPONENTS}.pool_stats_observer.SchedulerPoolStatsObserver.session_held_tokens",
+            HookType.AFTER,
+            after_session_held_tokens,
+            ("self",),
+            "let SGLang's own leak checks pass: what is lent is neither free nor in its tree",
+        ),
+        Hook(
+            f"{_SCHEDULER}.Scheduler._add_request_to_queue",
+            HookType.AFTER,
+            after_add_request,
+            ("self", "req", "is_retracted"),
+            "take memory back when a request arrives: SGLang would let one that does not fit wait for ever",
+        ),
+        Hook(
+            "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
+            HookType.AFTER,
+            after_add_one_req,
+            ("self", "req", "has_chunked_req", "truncation_align_size"),
+            "take memory back when SGLang finds no room for a request, whatever we have reckoned",
         ),
     )
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from swift_tiers.radix_tiering.page import Namespace
 from swift_tiers.radix_tiering.restore import Restore, RestoreState
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.sglang_ext.build import build_stack
+from swift_tiers.sglang_ext.build import build_tiers
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
 from swift_tiers.sglang_ext.guard import never_raises
 from swift_tiers.sglang_ext.identity import unnamed_weights
@@ -36,6 +36,9 @@ from swift_tiers.sglang_ext.loads import Load, Loader
 from swift_tiers.sglang_ext.offloads import QUIESCE_SECONDS, Offload, Offloader
 from swift_tiers.sglang_ext.reporting import Reporting
 from swift_tiers.sglang_ext.request_facts import Runs, runs_of
+
+if TYPE_CHECKING:
+    from swift_tiers.sglang_ext.peer_side import PeerSide
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +102,8 @@ class SwiftLinker(UnifiedCacheLinker):
         forward_stream: Any = None,
     ) -> None:
         pool = open_device_pool(params.token_to_kv_pool_allocator.get_kvcache(), params.page_size)
-        self._start(pool, build_stack(server_args, params, pool.geometry, extra_config or {}))
+        stack, side = build_tiers(server_args, params, pool.geometry, extra_config or {})
+        self._start(pool, stack, side)
         self.forward_stream = forward_stream
 
     @classmethod
@@ -109,9 +113,10 @@ class SwiftLinker(UnifiedCacheLinker):
         linker._start(pool, stack)
         return linker
 
-    def _start(self, pool: DevicePool, stack: TierStack) -> None:
+    def _start(self, pool: DevicePool, stack: TierStack, peer_side: PeerSide | None = None) -> None:
         self.pool = pool
         self.stack = stack
+        self.peer_side = peer_side
         self.reporting: Reporting | None = None  # once the scheduler is complete
         self.forward_stream = None
         self.pools = {PoolName.KV: pool}
@@ -125,6 +130,11 @@ class SwiftLinker(UnifiedCacheLinker):
         self._running: dict[int, list[Load]] = {}
         self._ahead = _Ahead()
         self._closed = False
+
+    def begin_round(self) -> None:
+        """A scheduling round begins: no request has been admitted in it yet."""
+        if self.peer_side is not None:
+            self.peer_side.tick()
 
     # ---- arrival: before admission ----
 
@@ -301,6 +311,8 @@ class SwiftLinker(UnifiedCacheLinker):
         self.loader.close()
         self.offloader.close()
         self.stack.close(timeout=8.0)
+        if self.peer_side is not None:
+            self.peer_side.close()
         if self.reporting is not None:
             self.reporting.close()
 

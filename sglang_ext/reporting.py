@@ -33,6 +33,7 @@ class Reporting:
         self.telemetry = SchedulerTelemetry(self._stack, sampler)
         self.metrics: MetricsUpdater | None = self._try(self._update_metrics)
         self.orders: Orders | None = self._try(self._take_orders)
+        self._try(self._lend)
         self.publisher: RankPublisher | None = self._try(self._publish)
 
     def stop_orders(self) -> None:
@@ -77,6 +78,11 @@ class Reporting:
         updater = MetricsUpdater(TierMetrics(labels), self._stack.snapshot, hand.snapshot if hand else None)
         updater.start()
         return updater
+
+    def _lend(self) -> None:
+        """lending memory"""
+        if self._linker.peer_side is not None:
+            self._linker.peer_side.lend(self._scheduler, self._stack)
 
     def _take_orders(self) -> Orders | None:
         """commands of operators"""

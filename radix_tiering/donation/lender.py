@@ -116,6 +116,7 @@ class Lender:
         self._last_run = 0
         self._fences: deque[_Fenced] = deque()
         self._look_at = self._lend_at = -math.inf
+        self._missing = False  # memory, when it was last looked at
         self._refused = self._rest = self._closed = False
 
     # ---- the scheduler's thread ----
@@ -140,8 +141,9 @@ class Lender:
         self._look_at = -math.inf
 
     def refused(self) -> None:
-        """The scheduler has found no room for a request: the next tick takes everything back."""
-        if self._sizer.lent:
+        """The scheduler found no room for a request since the last tick. If it should have, by what was reckoned, then
+        that was too little, and everything is taken back."""
+        if self._sizer.lent and not self._missing:
             self._refused = True
             self._look_at = -math.inf
 
@@ -230,6 +232,7 @@ class Lender:
         tokens = self._sizer.total_pages * self._sizer.page_tokens if self._refused else self._demand()
         self._refused = False
         pages = self._sizer.demand(tokens, now)
+        self._missing = pages > 0
         if pages:
             # Asked at every look until they are there; what is on its way counts.
             self._lending.withdraw(pages * self._layout.page_bytes)

@@ -75,6 +75,7 @@ def test_command_lines(model, tmp_path):
     def bus(**fields):
         return ["--swift-tiers-config", json.dumps({"bus": fields})]
 
+    donor = ["--swift-tiers-config", '{"peer": {"donate": true}}']
     accepted = {
         "off": base,
         "on": ours,
@@ -83,6 +84,7 @@ def test_command_lines(model, tmp_path):
         "ssd": [*ours, *ssd(good, size_per_device="32MiB")],
         "no bus": [*ours, *bus(enabled=False, url="redis://x", password_file=str(tmp_path / "missing"))],
         "named": [*ours, *bus(server="alpha")],
+        "donor": [*ours, *donor, "--dp-size", "2"],
         "two machines": [*ours, "--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "10.0.0.1:20000"],
     }
     refused = {
@@ -99,6 +101,9 @@ def test_command_lines(model, tmp_path):
         "bus.password_file": [*ours, *bus(url="redis://x", password_file=str(tmp_path / "missing"))],
         "bus.url": [*ours, *bus(url="http://x")],
         "bus.directory": [*ours, *bus(directory=str(file))],
+        "peer.donate: is supported with --tp-size 1": [*ours, *donor, "--tp-size", "2"],
+        "peer.donate: needs pages of several tokens": [*ours, *donor, "--page-size", "1"],
+        "peer.donate: 'much' is not": [*ours, "--swift-tiers-config", '{"peer": {"donate": "much"}}'],
         "--swift-tiers-config: has no effect": [*base, "--swift-tiers-config", '{"host": {}}'],
     }
     results = resolve([*accepted.values(), *refused.values()])

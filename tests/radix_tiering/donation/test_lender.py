@@ -537,6 +537,19 @@ def test_what_a_borrower_returns_by_itself_can_be_lent_to_another_at_once() -> N
     server.check()
 
 
+def test_a_request_that_is_refused_before_memory_has_come_gets_what_it_needs_and_no_more() -> None:
+    server = Server()
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(10)
+    server.needed = 100 * PAGE_TOKENS
+    server.lender.arrived()
+    server.tick()
+    for _ in range(20):
+        server.lender.refused()
+        server.tick(Timing().recall_bound / 20)
+    assert 100 <= server.sizer.own_pages <= 103
+
+
 def test_a_refused_request_gets_everything_whatever_was_reckoned() -> None:
     server = Server()
     server.borrow(1000 * PAGE_BYTES)

@@ -1,0 +1,154 @@
+"""A scheduler as a donor: what its requests need, which of its pages can go, and when it is asked.
+
+Everything here runs on the scheduler's thread, at the beginning of a round, before requests are admitted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.donation.bounds import DonationBounds
+from swift_tiers.radix_tiering.donation.extents import PoolLayout, Span
+from swift_tiers.radix_tiering.donation.lender import Lender
+from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
+from swift_tiers.radix_tiering.leases.effects import DonorEffect
+from swift_tiers.radix_tiering.leases.service import LeaseService
+from swift_tiers.sglang_ext.guard import never_raises
+from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+
+logger = logging.getLogger(__name__)
+
+
+class SchedulerPool:
+    """The scheduler's allocator and tree as the lender's `PagePool`."""
+
+    def __init__(self, scheduler: Any, allocator: LendingAllocator) -> None:
+        self._scheduler = scheduler
+        self._allocator = allocator
+        self.pages: int = allocator.num_pages
+        self.arrange = allocator.arrange
+        self.take = allocator.take
+
+    @property
+    def free_pages(self) -> int:
+        return self._allocator.available_size() // self._allocator.page_size
+
+    def put_back(self, spans: Collection[Span]) -> None:
+        self._allocator.put_back(spans)
+        # SGLang admits nobody to a batch that it once found full before one of its requests has ended.
+        self._scheduler.running_batch.batch_is_full = False
+
+    def evict(self, pages: int) -> None:
+        self._scheduler.tree_cache.evict(EvictParams(num_tokens=pages * self._allocator.page_size))
+
+
+class Demand:
+    """The tokens that a scheduler's running and waiting requests need together.
+
+    Counted as SGLang counts when it admits them, but for what they may still generate, up to SGLang's own limit for
+    such estimates: SGLang reckons with a part of that and retracts requests when it was wrong. Memory that is lent must
+    not be the reason for that.
+    """
+
+    def __init__(self, scheduler: Any, allocator: LendingAllocator) -> None:
+        self._scheduler = scheduler
+        self._allocator = allocator
+
+    def __call__(self) -> int:
+        """Now. Cached prefixes that no request uses are not counted. At most the whole pool."""
+        scheduler, allocator = self._scheduler, self._allocator
+        free = allocator.available_size() + scheduler.tree_cache.evictable_size()
+        total: int = allocator.size
+        tokens = total - free - allocator.lent_tokens
+        begun = self._begun()
+        for req in begun:
+            tokens += self._growth(req)
+        room = max(1, scheduler.max_running_requests - len(begun))
+        for req in scheduler.waiting_queue[:room]:
+            if tokens >= total:
+                break
+            tokens += self._growth(req)
+        return min(tokens, total)
+
+    def _begun(self) -> list[Any]:
+        """Requests that have begun and not ended. A batch that was prefilled last is not among the running ones yet."""
+        scheduler = self._scheduler
+        batches = [scheduler.running_batch.reqs]
+        if scheduler.last_batch is not None and scheduler.last_batch is not scheduler.running_batch:
+            batches.append(scheduler.last_batch.reqs)
+        if scheduler.chunked_req is not None:
+            batches.append([scheduler.chunked_req])
+        return [req for req in {id(req): req for batch in batches for req in batch}.values() if not req.finished()]
+
+    def _growth(self, req: Any) -> int:
+        """Tokens that a request may still come to need, in whole pages, and a page for what SGLang keeps on top."""
+        page = self._allocator.page_size
+        done = len(req.output_ids)
+        left = min(max(req.sampling_params.max_new_tokens - done, 0), CLIP_MAX_NEW_TOKENS)
+        length = len(req.origin_input_ids) + done + left
+        beams = req.beam_group.beam_width if req.beam_group is not None else 1
+        return (max(0, -(-length // page) * page - req.kv.kv_allocated_len) + 2 * page) * beams
+
+
+class Donation:
+    """One for each scheduler that lends."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        stack: Any,
+        layout: PoolLayout,
+        bounds: DonationBounds,
+        window_seconds: float,
+        service: LeaseService,
+        effects: deque[DonorEffect],
+        server: ArenaServer,
+    ) -> None:
+        """`effects`: where the service puts what it tells. `stack`: whose events say what went wrong."""
+        self.stack = stack
+        self._scheduler = scheduler
+        self._allocator: LendingAllocator = scheduler.token_to_kv_pool_allocator
+        pages = self._allocator.num_pages
+        sizer = ElasticSizer(
+            pages,
+            self._allocator.page_size,
+            least_lent=int(pages * bounds.least),
+            most_lent=int(pages * bounds.most),
+            window_seconds=window_seconds,
+        )
+        self.lender = Lender(
+            SchedulerPool(scheduler, self._allocator),
+            sizer,
+            layout,
+            service,
+            effects,
+            demand=Demand(scheduler, self._allocator),
+            fence=self._fence,
+            wait_for_copy=server.wait_for_copy,
+        )
+
+    @never_raises(lambda: None)
+    def tick(self) -> None:
+        """To be called at the beginning of each round."""
+        if self._allocator.refused:
+            self._allocator.refused = False
+            self.lender.refused()
+        self.lender.tick(time.monotonic())
+
+    def _fence(self) -> Callable[[], bool]:
+        """Whether the batches under way now have ended.
+
+        A batch that the scheduler has launched is in its `result_queue` until its result is processed, which waits for
+        the end of its forward. Without overlap that happens within the round: between rounds no forward runs.
+        """
+        running = self._scheduler.result_queue
+        begun = list(running)
+        return lambda: not any(batch is other for batch in begun for other in running)

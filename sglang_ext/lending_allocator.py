@@ -1,0 +1,121 @@
+"""SGLang's page allocator with free spans kept together, and pages that are lent out of it.
+
+The platform hands it to SGLang (`get_paged_allocator_cls`). While nobody borrows it is SGLang's own: no spans are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+
+from swift_tiers.radix_tiering.donation.extents import Span
+from swift_tiers.radix_tiering.donation.free_spans import FreeSpans
+
+
+class LendingAllocator(PagedTokenToKVPoolAllocator):
+    """Free pages are in SGLang's list, or whole spans of them in `FreeSpans`; spans are broken up when the list runs
+    short. What is lent is in neither, and stays out of both when SGLang clears the allocator (/flush_cache)."""
+
+    free_pages: torch.Tensor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Before the base's, which calls `clear`.
+        self._spans: FreeSpans | None = None
+        self._lent: set[Span] = set()
+        #: Tokens that fit in what is lent.
+        self.lent_tokens = 0
+        #: Set when a request was refused for want of free pages; the lender takes notice.
+        self.refused = False
+        super().__init__(*args, **kwargs)
+
+    # ---- for the lender ----
+
+    def arrange(self, span_pages: int) -> None:
+        """Keep free spans of so many pages together from now on; 0: none."""
+        if self._spans is not None:
+            self._append(self._spans.all_pages())
+        self._spans = FreeSpans(span_pages) if span_pages else None
+        self._gather()
+
+    def take(self, spans: int) -> list[Span]:
+        """Take free spans out: so many, or what there is. The list is looked through only if those kept do not do."""
+        if self._spans is None:
+            return []
+        taken = self._spans.take_highest(spans)
+        if len(taken) < spans and len(self.free_pages) + self.num_staged_pages >= self._spans.span_pages:
+            self._gather()
+            taken += self._spans.take_highest(spans - len(taken))
+        self._lent.update(taken)
+        self.lent_tokens += sum(span.pages for span in taken) * self.page_size
+        return taken
+
+    def put_back(self, spans: Collection[Span]) -> None:
+        """What was taken is free again."""
+        self._lent.difference_update(spans)
+        self.lent_tokens -= sum(span.pages for span in spans) * self.page_size
+        others = self._spans.put(spans) if self._spans is not None else spans
+        for span in others:
+            self._append(np.arange(span.first, span.first + span.pages))
+
+    def _gather(self) -> None:
+        if self._spans is not None:
+            self.merge_and_sort_free()
+            self.free_pages = torch.from_numpy(self._spans.gather(self.free_pages.numpy()))
+
+    def _append(self, pages: np.ndarray) -> None:
+        if len(pages):
+            self.free_pages = torch.cat((self.free_pages, torch.from_numpy(pages)))
+
+    def _refill(self, pages: int) -> None:
+        """Have so many in the list, if they are there at all."""
+        short = pages - len(self.free_pages) - self.num_staged_pages
+        if short > 0 and self._spans is not None:
+            self._append(self._spans.take_lowest(short))
+
+    # ---- SGLang's interface ----
+
+    def available_size(self) -> int:
+        kept = self._spans.pages * self.page_size if self._spans is not None else 0
+        return super().available_size() + kept
+
+    def get_all_free_pages(self) -> torch.Tensor:
+        free: torch.Tensor = super().get_all_free_pages()
+        return free if self._spans is None else torch.cat((free, torch.from_numpy(self._spans.all_pages())))
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        self._refill(need_size // self.page_size)
+        return super().alloc(need_size)
+
+    def alloc_extend(
+        self,
+        prefix_lens: torch.Tensor,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
+        num_new_pages: int | None = None,
+    ) -> torch.Tensor | None:
+        self._refill(extend_num_tokens // self.page_size + len(prefix_lens) + 1)
+        return super().alloc_extend(
+            prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, num_new_pages
+        )
+
+    def alloc_decode(
+        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        self._refill(len(seq_lens))
+        return super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
+
+    def clear(self) -> None:
+        super().clear()
+        if self._lent:
+            out = np.concatenate([np.arange(span.first, span.first + span.pages) for span in self._lent])
+            self.free_pages = self.free_pages[~torch.isin(self.free_pages, torch.from_numpy(out))]
+        if self._spans is not None:
+            self._spans = FreeSpans(self._spans.span_pages)
+            self._gather()

@@ -1,0 +1,161 @@
+"""What one rank lends to and borrows from other servers of its machine: made before its tier stack, closed after it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift_tiers.radix_tiering.bus.neighbours import lease_name
+from swift_tiers.radix_tiering.bus.redis_server import socket_path
+from swift_tiers.radix_tiering.config import PeerConfig, TiersConfig
+from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.donation.bounds import donation_bounds
+from swift_tiers.radix_tiering.donation.extents import PoolLayout
+from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.leases.addresses import ipc_address
+from swift_tiers.radix_tiering.leases.donor import Donor
+from swift_tiers.radix_tiering.leases.effects import DonorEffect
+from swift_tiers.radix_tiering.leases.hand import ServiceHand
+from swift_tiers.radix_tiering.leases.service import LeaseService
+from swift_tiers.radix_tiering.leases.timing import Timing
+from swift_tiers.radix_tiering.page import PageGeometry
+from swift_tiers.radix_tiering.peer import PeerTier
+from swift_tiers.sglang_ext.donation import Donation
+from swift_tiers.sglang_ext.shared_pool import SharedKVPool
+
+logger = logging.getLogger(__name__)
+
+
+class PeerSide:
+    """Lends once the scheduler is complete (`lend`), borrows as soon as there is a stack (`borrow`)."""
+
+    def __init__(self, config: TiersConfig, rank: str, geometry: PageGeometry, kvcache: Any) -> None:
+        """`kvcache`: SGLang's pool, shared if this rank lends. Raises ConfigError."""
+        peer, server = config.peer, config.bus.server
+        assert server is not None, "named when the arguments were resolved"
+        self.name = lease_name(server, rank)
+        #: Where borrowers find this rank; empty if it lends nothing.
+        self.address = ""
+        self.tier: PeerTier | None = None
+        self.service: LeaseService | None = None
+        self.donation: Donation | None = None
+        self._peer = peer
+        self._page_bytes = geometry.page_bytes
+        self._effects: deque[DonorEffect] = deque()
+        self._server: ArenaServer | None = None
+        self._layout: PoolLayout | None = None
+        if donation_bounds(peer.donate) is not None:
+            if not isinstance(kvcache, SharedKVPool):
+                raise ConfigError(f"peer.donate: a {type(kvcache).__name__} cannot be lent so far; remove peer.donate")
+            self._layout = kvcache.layout
+            try:
+                self._listen(lease_directory(config), kvcache)
+            except BaseException:
+                self.close()
+                raise
+
+    def _listen(self, directory: Path, kvcache: SharedKVPool) -> None:
+        assert kvcache.layout.page_bytes == self._page_bytes
+        address = ipc_address(directory, self.name)
+        donor = Donor(self.name, self._page_bytes, random.SystemRandom(), timing=lease_timing(self._peer))
+        self.service = LeaseService(donor=donor, listen=address, on_donor=self._effects.append)
+        bandwidth = self._peer.bandwidth
+        self._server = ArenaServer(
+            address,
+            donor.party,
+            kvcache.arena,
+            self.service.lent_to,
+            bandwidth=None if bandwidth is None else float(bandwidth),
+        )
+        self.address = address
+
+    def borrow(self, fingerprint: Callable[[np.ndarray], bytes]) -> PeerTier | None:
+        """The peer tier of a rank that borrows; `fingerprint` is the checksum of a page. Raises ArenaError."""
+        if self._peer.borrow:
+            self.tier = PeerTier(self.name, self._page_bytes, self._peer, fingerprint=fingerprint)
+        return self.tier
+
+    def lend(self, scheduler: Any, stack: Any) -> None:
+        """Begin to lend what this scheduler does not need. Nothing to do where this rank does not donate."""
+        bounds = donation_bounds(self._peer.donate)
+        if bounds is None or self.service is None or self._server is None or self._layout is None:
+            return
+        self.donation = Donation(
+            scheduler,
+            stack,
+            self._layout,
+            bounds,
+            float(self._peer.window),
+            self.service,
+            self._effects,
+            self._server,
+        )
+
+    def tick(self) -> None:
+        """To be called by the scheduler at the beginning of each round."""
+        if self.donation is not None:
+            self.donation.tick()
+
+    def request_arrived(self) -> None:
+        """A request waits: the next round looks at what is needed."""
+        if self.donation is not None:
+            self.donation.lender.arrived()
+
+    def hand(self) -> ServiceHand:
+        """An operator's hand on this rank's leases."""
+        return _Hand(self)
+
+    def close(self) -> None:
+        """Return what is borrowed, take back what is lent. Waits a few recall bounds at most. Idempotent."""
+        self.donation = None
+        if self.tier is not None:
+            self.tier.close()
+        if self.service is not None:
+            if not self.service.close():
+                logger.warning("swift-tiers: a borrower has not returned its leases; they end with this process")
+            self.service = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+class _Hand(ServiceHand):
+    """The lender is told what was done to its leases."""
+
+    def __init__(self, side: PeerSide) -> None:
+        super().__init__(
+            side.name,
+            lender=side.service,
+            address=side.address,
+            borrower=side.tier.service if side.tier is not None else None,
+            on_cap=self._cap if side.service is not None else None,
+        )
+        self._side = side
+
+    def recall(self, leases: Collection[int] | None = None, borrower: str = "") -> int:
+        if self._side.donation is not None:
+            self._side.donation.lender.rest()
+        return super().recall(leases, borrower)
+
+    def _cap(self, limit_bytes: int | None) -> None:
+        if self._side.donation is not None:
+            self._side.donation.lender.cap(limit_bytes)
+
+
+def lease_timing(peer: PeerConfig) -> Timing:
+    """The timers of this server's leases."""
+    bound = float(peer.recall_bound)
+    return Timing(term=float(peer.term), recall_bound=bound, recall_retry=min(Timing().recall_retry, bound))
+
+
+def lease_directory(config: TiersConfig) -> Path:
+    """Where the sockets of this server's leases lie."""
+    if config.peer.directory is not None:
+        return Path(config.peer.directory).expanduser().absolute()
+    return socket_path(config.bus.directory).parent
