@@ -76,7 +76,7 @@ def incomplete(snapshot: Snapshot) -> list[object]:
     for name, server in found.items():
         for rank in server.ranks:
             parts = (rank.rank, rank.stripe_set, rank.tree, rank.directory)
-            if None in parts or len(rank.tiers) != 3 or len(rank.devices) != 2 or len(rank.requests) != 1:
+            if None in parts or len(rank.tiers) != 4 or len(rank.devices) != 2 or len(rank.requests) != 1:
                 missing.append((name, rank))
         if len(server.ranks) != 1:
             missing.append((name, server.ranks))
