@@ -1,0 +1,105 @@
+"""A real donor and a real peer tier that know of each other by nothing but the bus."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swift_tiers.radix_tiering.bus.publisher import BusPublisher
+from swift_tiers.radix_tiering.bus.reader import BusReader
+from swift_tiers.radix_tiering.bus.views import LeasesView
+from swift_tiers.radix_tiering.config import PeerConfig
+from swift_tiers.radix_tiering.leases.hand import LeaseHand, ServiceHand
+from swift_tiers.radix_tiering.peer import PeerTier
+
+from support.peer_donor import PAGE, LocalDonor, local_donor
+from support.publishing import bus_config, wait_published
+from support.redis import RealRedis, wait_for
+from support.telemetry import MadeUp
+
+Publish = Callable[..., BusPublisher]
+ALPHA, BETA = "alpha.dp0-tp0", "beta.dp0-tp0"
+
+
+class Machine:
+    """`alpha` lends, `beta` borrows; neither is on the bus yet."""
+
+    def __init__(self, redis: RealRedis, publish: Publish, donor: LocalDonor, tier: PeerTier) -> None:
+        self.redis = redis
+        self.tier = tier
+        self.lending = ServiceHand(ALPHA, lender=donor.service, address=donor.address)
+        self.borrowing = ServiceHand(BETA, borrower=tier.service)
+        self._publish = publish
+
+    def start(self, name: str) -> None:
+        hand: LeaseHand = self.lending if name == "alpha" else self.borrowing
+        told = MadeUp()
+        told.leases = hand.snapshot  # type: ignore[method-assign]
+        look = {"on_neighbours": self.tier.neighbours} if name == "beta" else {}
+        self._publish(bus_config(self.redis.url), told, server=name, lends=True, **look)
+
+    def said(self) -> dict[tuple[str, str], LeasesView]:
+        """What is on the bus, by who says it."""
+        with BusReader(self.redis.client()) as reader:
+            return {(view.server, view.borrower): view for view in reader.leases()}
+
+    def agreed(self) -> bool:
+        """Whether both sides say the same of the same leases."""
+        said = self.said()
+        lent, borrowed = said.get(("alpha", BETA)), said.get(("beta", BETA))
+        if lent is None or borrowed is None:
+            return False
+        return {(one.lease, one.bytes) for one in lent.table} == {(one.lease, one.bytes) for one in borrowed.table}
+
+
+@pytest.fixture
+def machine(own_redis: RealRedis, publish: Publish) -> Iterator[Machine]:
+    with tempfile.TemporaryDirectory(prefix="swift-lease-") as name, local_donor(Path(name), ALPHA) as donor:
+        tier = PeerTier(BETA, PAGE, PeerConfig(borrow=True))
+        try:
+            tier.want(16 * PAGE)
+            yield Machine(own_redis, publish, donor, tier)
+        finally:
+            tier.close()
+
+
+@pytest.mark.parametrize("order", [("alpha", "beta"), ("beta", "alpha")])
+def test_whoever_comes_first_they_agree_on_leases_and_both_say_so(machine: Machine, order: tuple[str, str]) -> None:
+    for name in order:
+        machine.start(name)
+        wait_published(machine.redis, f"swift:{name}:dp0-tp0:rank")
+    wait_for(machine.agreed, "the leases")
+    assert machine.tier.capacity_bytes == 16 * PAGE
+    lent = machine.said()["alpha", BETA]
+    assert (lent.donor, lent.bytes, lent.recalled_bytes) == (ALPHA, 16 * PAGE, 0)
+    assert lent.shortest_seconds is not None
+    assert lent.shortest_seconds > 0
+
+
+def test_leases_outlive_the_redis_by_which_they_were_found(machine: Machine) -> None:
+    for name in ("alpha", "beta"):
+        machine.start(name)
+    wait_for(machine.agreed, "the leases")
+    before = {view.lease for view in machine.lending.leases()}
+    machine.redis.restart()
+    wait_for(machine.agreed, "the return")
+    assert {view.lease for view in machine.lending.leases()} == before
+
+
+def test_what_an_operator_recalls_and_caps_shows(machine: Machine) -> None:
+    for name in ("alpha", "beta"):
+        machine.start(name)
+    wait_for(machine.agreed, "the leases")
+    leases = sorted(view.lease for view in machine.lending.leases())
+    assert machine.lending.pin(leases[0], True)
+    machine.lending.cap(8 * PAGE)
+    wait_for(lambda: machine.tier.capacity_bytes == 8 * PAGE, "the return of half of it")
+    wait_for(lambda: machine.agreed() and machine.said()["alpha", BETA].leases == 1, "the word for it")
+    (left,) = machine.said()["alpha", BETA].table
+    assert (left.lease, left.pinned) == (leases[0], True)
+    with BusReader(machine.redis.client()) as reader:
+        (rank,) = reader.ranks("alpha")
+    assert (rank.lend_limit_bytes, rank.lent_bytes) == (8 * PAGE, 8 * PAGE)
