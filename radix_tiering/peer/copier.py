@@ -85,11 +85,11 @@ class Copier:
         assert neighbour.client is not None
         if run is None or not neighbour.lends(key):
             return ReadOutcome.CANCELLED
-        neighbour.pace.take(self._page_bytes, self._clock())
         ticket = self._service.check_before(key, Use.DEMOTE if job.demote else Use.READ)
         if ticket is None:
             return ReadOutcome.CANCELLED
         try:
+            neighbour.pace.take(self._page_bytes, self._clock())
             neighbour.client.copy(run, job.place.slot, job.into)
         finally:
             # Before the checksum, which needs the copy alone: a lease that is to be returned waits for reads.

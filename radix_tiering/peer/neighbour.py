@@ -24,7 +24,7 @@ MISTRUST_SECONDS = 10.0
 class Neighbour:
     """Away until its memory is attached; then leases are asked for (`joined`); away again when the connection ends.
 
-    The lease session lives within the connection: no lease is held whose bytes cannot be reached. One thread.
+    So no lease is held whose bytes cannot be reached. One thread.
     """
 
     def __init__(self, name: str, address: str, path: Path) -> None:
@@ -83,7 +83,7 @@ class Neighbour:
     @property
     def wake(self) -> float:
         """When something is to be done about it, by the clock of `now`."""
-        waits_for_try = not self.joined and (self.client is None or self.attached)
+        waits_for_try = self.client is None or (self.attached and not self.joined)
         return min(self.answer_by, self.next_at if waits_for_try else math.inf)
 
     def call(self, party: Party, page_bytes: int, staging: SharedArena, now: float) -> bool:
@@ -132,6 +132,5 @@ class Neighbour:
         if self.client is not None:
             self.client.end("closed here")
             self.client = None
-        self.joined = False
         self.storing = 0
         self.answer_by = math.inf

@@ -19,6 +19,7 @@ from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.leases import Borrower, LeaseKey, LeaseService, Timing
 from swift_tiers.radix_tiering.leases.effects import (
     BorrowerEffect,
+    DonorJoined,
     DonorRefused,
     LeaseBegan,
     LeaseEnded,
@@ -209,40 +210,53 @@ class PeerWorker:
     # Leases
 
     def _take_effects(self) -> None:
+        more_room = False
         while self._effects:
             effect = self._effects.popleft()
             match effect:
                 case LeaseBegan():
-                    self._began(effect)
+                    more_room |= self._began(effect)
                 case LeaseRecalled():
                     self._recalled(effect)
                 case LeaseEnded():
                     self._ended(effect.key)
+                case DonorJoined():
+                    self._joined(effect)
                 case DonorRefused() if effect.donor in self.neighbours:
                     self.neighbours[effect.donor].reason = f"refuses: {effect.reason}"
+        if more_room:
+            self._tell(lambda watcher: watcher.lease_began())
 
-    def _began(self, began: LeaseBegan) -> None:
+    def _joined(self, joined: DonorJoined) -> None:
+        neighbour = self.neighbours.get(joined.donor)
+        party = neighbour.client.party if neighbour is not None and neighbour.client is not None else None
+        if neighbour is not None and party is not None and party.epoch != joined.epoch:
+            # A process that inherited the former life's connection may keep it open.
+            self._detach(neighbour, "has begun a new life")
+
+    def _began(self, began: LeaseBegan) -> bool:
+        """Whether there is more room now."""
         key = began.key
         neighbour = self.neighbours.get(key.donor)
         if neighbour is None or neighbour.client is None or not neighbour.lends(key):
             self.service.release(key)  # of another life than the one whose memory is mapped
-            return
+            return False
         try:
             run = CutRun(began.extents, self._page_bytes)
         except ValueError as error:
             self._part(neighbour, f"lends what is no memory ({error})", MISTRUST_SECONDS)
-            return
+            return False
         if not neighbour.client.has(run):
             self._part(neighbour, "lends memory that it has not handed out", MISTRUST_SECONDS)
-            return
+            return False
         held = self._book.occupancy().slots * self._page_bytes
         if held + run.slots * self._page_bytes > self._most_bytes:
             self._ceiling = held
             self.service.release(key)
-            return
+            return False
         neighbour.reason = ""
         self._book.open(key, run)
-        self._tell(lambda watcher: watcher.lease_began())
+        return True
 
     def _recalled(self, recalled: LeaseRecalled) -> None:
         self._book.close(recalled.key)
@@ -354,11 +368,16 @@ class PeerWorker:
 
     def _part(self, neighbour: Neighbour, reason: str, seconds: float = 0.0) -> None:
         """The connection to a donor's memory has ended, or is to end: all its leases end at once, and are returned."""
+        self._detach(neighbour, reason, seconds)
+        if neighbour.joined:
+            neighbour.joined = False
+            self.service.disconnect(neighbour.name)
+
+    def _detach(self, neighbour: Neighbour, reason: str, seconds: float = 0.0) -> None:
+        """Give up a donor's memory, and try to get it anew, not before so many seconds."""
         if neighbour.client is not None:
             self._poll.unregister(neighbour.client.descriptor)
             self.copier.abandon(neighbour, LEASE_ENDED)
-            if neighbour.joined:
-                self.service.disconnect(neighbour.name)
         neighbour.end()
         neighbour.rest(reason, self._clock(), seconds)
 

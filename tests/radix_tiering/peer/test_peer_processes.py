@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from swift_tiers.radix_tiering.peer import neighbour
+
 from support.lease_children import Child
 from support.peer_children import PeerChildren
 from support.peer_donor import PAGE
@@ -158,8 +160,11 @@ def test_both_stopped_in_the_middle_of_reads_and_stores(children: PeerChildren) 
     assert donor.ask("intact")["value"] is True
 
 
-def test_a_donor_that_is_stopped_keeps_nobody_from_using_another(children: PeerChildren) -> None:
+def test_a_donor_that_is_stopped_keeps_nobody_from_using_another(
+    children: PeerChildren, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many pages wait for it: it gets a part of the staging memory, not all."""
+    monkeypatch.setattr(neighbour, "ANSWER_SECONDS", 600.0)
     page = 2**20
     donors = {name: children.donor(name, page_bytes=page, timing=LONG) for name in ("d", "e")}
     borrower = Borrowing(page_bytes=page)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.config import PeerConfig, Size
+from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
 from swift_tiers.radix_tiering.donation.arena_messages import (
     MAX_PACKET_BYTES,
     Attached,
@@ -25,10 +26,11 @@ from swift_tiers.radix_tiering.donation.arena_socket import arena_path, packet_s
 from swift_tiers.radix_tiering.leases import Extent, Party, Timing, ipc_address
 from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.peer import neighbour, worker
-from swift_tiers.radix_tiering.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.peer_memory import PeerMemory, PeerPlace
 from swift_tiers.radix_tiering.ssd import ReadOutcome
 
-from support.peer_donor import OWN, PAGE, local_donor
+from support.peer_donor import OWN, PAGE, LocalDonor, local_donor
+from support.peer_tier import Answer, Borrowing
 from support.redis import wait_for
 
 #: So long that no lease ends by itself in a test.
@@ -414,6 +416,25 @@ def test_leases_end_with_the_connection_to_the_memory(room) -> None:
     assert [effect.back.value for effect in donor.reclaimed] == ["returned"]
 
 
+def test_a_new_life_is_followed_though_the_former_ones_connection_stays_open(room) -> None:
+    """As where a child of the dead process has inherited it."""
+    former = room.donor(pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": former.address}, 8)
+    borrower.write(1)
+    borrower.on_recall = borrower.tier.give_up
+    former.service.close()
+    assert former.server.guests
+    latter = room.donor(pages=8, timing=LONG)
+    # What is granted before the new memory is attached goes back, and is lent again.
+    wait_for(lambda: latter.restock() or borrower.tier.capacity_bytes == 8 * PAGE)
+    place = borrower.write(2)
+    assert place.key.epoch == latter.party.epoch
+    assert borrower.read(place, 2) is ReadOutcome.OK
+    assert latter.server.counters["stored"] == 1
+    wait_for(lambda: former.server.guests == [])
+
+
 class HangingServer(ArenaServer):
     """Does not come back from a copy until it may."""
 
@@ -424,19 +445,109 @@ class HangingServer(ArenaServer):
         super()._copy(*arguments)
 
 
-def test_a_donor_that_does_not_answer_is_asked_anew(room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbour, "ANSWER_SECONDS", 0.2)
+@pytest.fixture
+def hanging(room, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalDonor, Borrowing, PeerPlace, Answer]:
+    """A donor in the middle of a store."""
     monkeypatch.setattr(HangingServer, "go_on", threading.Event())
-    donor = room.donor(pages=16, timing=LONG, server=HangingServer)
+    donor = room.donor(pages=16, timing=Timing(term=300.0, recall_bound=0.2), server=HangingServer)
+    room.opened.append(Release(HangingServer.go_on))
     borrower = room.borrower()
-    borrower.borrow({"d": donor.address}, 8)
+    borrower.borrow({"d": donor.address}, 16)
     place = borrower.reserve()
-    hanging = borrower.begin_write(place, borrower.page(1))
-    assert hanging.wait() == (False, "lease ended")
+    return donor, borrower, place, borrower.begin_write(place, borrower.page(1))
+
+
+class Release:
+    """Closed first: lets go what a test holds."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.close = event.set
+
+
+def test_a_donor_that_does_not_answer_is_asked_anew(hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, borrower, place, write = hanging
+    monkeypatch.setattr(neighbour, "ANSWER_SECONDS", 0.2)
+    # The first store was given more time, the next one is not.
+    other = borrower.begin_write(borrower.reserve(), borrower.page(2))
+    assert (write.wait(), other.wait()) == ((False, "lease ended"),) * 2
     wait_for(lambda: "does not answer" in borrower.tier.snapshot().donors[0].reason)
     HangingServer.go_on.set()
-    wait_for(lambda: borrower.tier.capacity_bytes)
+    donor = hanging[0]
+    wait_for(lambda: donor.restock() or borrower.tier.capacity_bytes)
     assert borrower.write(2).key != place.key
+
+
+def test_a_store_that_hangs_at_its_donor_ends_with_its_lease(hanging) -> None:
+    donor, borrower, _, write = hanging
+    before_end: list[bool] = []
+    borrower.lease_ended = lambda key: before_end.append(write.came)
+    donor.recall(16 * PAGE)
+    assert write.wait() == (False, "lease ended")
+    wait_for(lambda: len(before_end) == 2)
+    assert any(before_end)
+    assert len(write.calls) == 1
+
+
+def test_a_store_that_was_made_too_late_is_not_believed(room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The donor says that the page is there; the lease is over by the time that is heard."""
+    monkeypatch.setattr(HangingServer, "go_on", threading.Event())
+    donor = room.donor(pages=8, timing=Timing(term=300.0, recall_bound=0.1), server=HangingServer)
+    room.opened.append(Release(HangingServer.go_on))
+    gate = Gate()
+    borrower = room.borrower(fingerprint=gate)
+    borrower.borrow({"d": donor.address}, 8)
+    written = borrower.begin_write(borrower.reserve(), borrower.page(1))
+    wait_for(lambda: borrower.tier.snapshot().donors[0].storing == 1)
+    gate.shut = True
+    borrower.begin_read(borrower.reserve(), b"")
+    assert gate.reached.acquire(timeout=30)
+    HangingServer.go_on.set()
+    wait_for(lambda: donor.server.counters["stored"] == 1)
+    donor.recall(8 * PAGE)
+    wait_for(lambda: donor.reclaimed)
+    gate.shut = False
+    gate.go_on.release()
+    assert written.wait() == (False, "lease ended")
+
+
+def test_a_read_that_outlasts_its_lease_is_thrown_away_though_its_bytes_are_right(
+    room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donor = room.donor(pages=8, timing=Timing(term=300.0, recall_bound=0.1))
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.write(1)
+    copied, go_on = threading.Event(), threading.Event()
+    copy = ArenaClient.copy
+
+    def slow_copy(*arguments: Any) -> None:
+        copy(*arguments)
+        copied.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(ArenaClient, "copy", slow_copy)
+    answer, into = borrower.begin_read(place, page_digest(borrower.page(1)))
+    assert copied.wait(30)
+    donor.recall(8 * PAGE)
+    wait_for(lambda: donor.reclaimed)
+    go_on.set()
+    assert answer.wait() is ReadOutcome.CANCELLED
+    assert (into == borrower.page(1)).all()
+
+
+class RefusingServer(ArenaServer):
+    """Stores nothing."""
+
+    def _store(self, *arguments: Any) -> bool:
+        return False
+
+
+def test_a_page_that_its_donor_has_not_stored_is_not_there(room) -> None:
+    donor = room.donor(pages=8, server=RefusingServer)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    assert borrower.begin_write(borrower.reserve(), borrower.page(1)).wait() == (False, "the donor refused")
+    assert borrower.tier.links["host-peer"].pages == 0
 
 
 class FakeDonor:
