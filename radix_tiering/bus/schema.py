@@ -225,7 +225,7 @@ KEYS: tuple[KeySpec, ...] = (
         ),
         _STATE, _RANK, _EVERYONE,
         "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`, `peer-host`, `host-peer`; and of "
-        "these last, `DONOR-host` and `host-DONOR` for each donor",
+        "these last, `DONOR-host` and `host-DONOR` for each donor, counted since it was met",
     ),
     KeySpec(
         "lent", "SERVER:RANK:lent:BORROWER", Kind.HASH, _LEASES, _STATE, "ranks that lend, each interval", _EVERYONE,
