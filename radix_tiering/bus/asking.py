@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from swift_tiers.radix_tiering.bus.commands import AnyCommand, Order, read_order, write_order
 from swift_tiers.radix_tiering.bus.round_trips import RoundTrips
-from swift_tiers.radix_tiering.bus.views import CommandView, PageView, ServerView, aged, family_of, read_view
+from swift_tiers.radix_tiering.bus.view_reading import aged, family_of, read_view
+from swift_tiers.radix_tiering.bus.views import CommandView, PageView, ServerView
 from swift_tiers.radix_tiering.bus.waiting import wait_for
 from swift_tiers.radix_tiering.errors import BusError
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from swift_tiers.radix_tiering.bus.round_trips import Question, RoundTrips
-from swift_tiers.radix_tiering.bus.views import read_object
+from swift_tiers.radix_tiering.bus.view_reading import read_object
 
 #: An entry before all others.
 BEGINNING = "0-0"

@@ -19,8 +19,8 @@ from swift_tiers.radix_tiering.bus.event_reading import Cursor, Events, newest_e
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.round_trips import Question, RoundTrips
 from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS, MOST_PARTNERS, Keys
+from swift_tiers.radix_tiering.bus.view_reading import AnyView, aged, read_view
 from swift_tiers.radix_tiering.bus.views import (
-    AnyView,
     CommandView,
     DeviceView,
     DirectoryView,
@@ -35,8 +35,6 @@ from swift_tiers.radix_tiering.bus.views import (
     StripeSetView,
     TierView,
     TreeView,
-    aged,
-    read_view,
 )
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError

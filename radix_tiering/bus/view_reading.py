@@ -1,0 +1,118 @@
+"""From what a key on the bus says to a view of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from swift_tiers.radix_tiering.bus.views import (
+    LeaseEntry,
+    LeasesView,
+    PageView,
+    RankView,
+    RequestView,
+    ServerView,
+    View,
+)
+
+_SECONDS = re.compile(r"-?\d+(\.\d+)?")
+
+AnyView = TypeVar("AnyView", bound=View)
+
+
+def read_view(kind: type[AnyView], said: Mapping[str, str], **known: Any) -> AnyView:
+    """The view of a hash. What cannot be read counts as not said. `known`, what its key says, goes first."""
+    fields: dict[str, Any] = {name: value for name, value in said.items() if value != ""}
+    for family in kind.families:
+        fields[family] = family_of(said, family)
+    for name, read in _READERS.get(kind, {}).items():
+        fields[name] = read(fields.get(name, ""))
+    fields.update(known)
+    readable = {}
+    for field in msgspec.structs.fields(kind):
+        if field.name in fields:
+            try:
+                value = msgspec.convert(fields[field.name], field.type, strict=False)
+            except msgspec.ValidationError:
+                continue
+            if not isinstance(value, float) or math.isfinite(value):
+                readable[field.name] = value
+    return kind(**readable)
+
+
+def aged(view: AnyView, offset: float | None, now: float) -> AnyView:
+    """`view` with its age. `offset`: its writer's clock minus Redis' clock, if known; `now`: by Redis' clock."""
+    if view.time is None or offset is None:
+        return view
+    # Offsets are measured: what has only just been written may seem to come from the future.
+    return msgspec.structs.replace(view, age_seconds=max(0.0, now - (view.time - offset)))
+
+
+def family_of(said: Mapping[str, str], name: str) -> dict[str, str]:
+    """The fields that begin with `name` and a colon, by what follows it."""
+    return {field.partition(":")[2]: value for field, value in said.items() if field.startswith(f"{name}:")}
+
+
+def read_names(text: str) -> tuple[str, ...]:
+    """`dp0-tp0,dp0-tp1` as names."""
+    return tuple(name for name in text.split(",") if name)
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """A JSON object; empty where the text is something else."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_tiers(text: str) -> tuple[tuple[str, int], ...]:
+    """`device 12, host 30` as runs."""
+    words = [run.split() for run in text.split(",")]
+    if not all(len(run) == 2 and run[1].isdecimal() for run in words):
+        return ()
+    return tuple((tier, int(pages)) for tier, pages in words)
+
+
+def _read_runs(text: str) -> tuple[tuple[int, int], ...]:
+    """`17-40 3` as first and last pages: (17, 40), (3, 3)."""
+    runs = [run.partition("-") for run in text.split()]
+    if not all(first.isdecimal() and (last or first).isdecimal() for first, _, last in runs):
+        return ()
+    return tuple((int(first), int(last or first)) for first, _, last in runs)
+
+
+def _read_placement(text: str) -> tuple[tuple[int, int], ...]:
+    """`0:17 1:4` as devices and slots."""
+    units = [unit.partition(":") for unit in text.split()]
+    if not all(device.isdecimal() and slot.isdecimal() for device, _, slot in units):
+        return ()
+    return tuple((int(device), int(slot)) for device, _, slot in units)
+
+
+def _read_leases(text: str) -> tuple[LeaseEntry, ...]:
+    """`12:67108864:lent:1.9 13:67108864:recalled:0.0:pinned` as leases."""
+    found = []
+    for entry in text.split():
+        lease, size, state, seconds, *pinned = (*entry.split(":"), "", "", "", "")[:5]
+        if not (lease.isdecimal() and size.isdecimal() and _SECONDS.fullmatch(seconds)):
+            return ()
+        left = float(seconds)
+        found.append(LeaseEntry(lease=int(lease), bytes=int(size), state=state, seconds_left=left, pinned=any(pinned)))
+    return tuple(found)
+
+
+#: Fields whose text has a form of its own.
+_READERS: dict[type[View], dict[str, Any]] = {
+    ServerView: {"ranks": read_names, "configuration": read_object},
+    RankView: {"links": read_names, "lends_to": read_names, "borrows_from": read_names},
+    LeasesView: {"table": _read_leases},
+    RequestView: {"tiers": _read_tiers, "block_table": _read_runs},
+    PageView: {"ssd_placement": _read_placement},
+}
