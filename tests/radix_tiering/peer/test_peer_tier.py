@@ -257,7 +257,7 @@ def test_no_more_is_borrowed_than_may_be(room) -> None:
     """Runs of 8 pages: with a limit of 20 there is room for two, and the third is returned."""
     donor = room.donor(pages=64)
     borrower = room.borrower(config=PeerConfig(borrow=True, borrow_limit=Size(20 * PAGE)))
-    borrower.borrow({"d": donor.address}, 16)
+    borrower.tier.neighbours({"d": donor.address})
     borrower.tier.want(64 * PAGE)
     wait_for(lambda: borrower.tier.snapshot().wanted_bytes == 16 * PAGE, "the limit to be noticed")
     wait_for(lambda: donor.lent_bytes == 16 * PAGE)
@@ -335,6 +335,36 @@ def test_everything_is_answered_when_it_closes_and_nothing_is_taken_in_afterward
     borrower.tier.want(0)
     borrower.tier.neighbours({})
     borrower.close()
+
+
+def test_what_is_asked_for_just_before_it_closes_is_answered(room) -> None:
+    donor = room.donor(pages=8, timing=LONG)
+    gate = Gate()
+    borrower = room.borrower(fingerprint=gate)
+    borrower.borrow({"d": donor.address}, 8)
+    place = borrower.write(1)
+    gate.shut = True
+    held, _ = borrower.begin_read(place, page_digest(borrower.page(1)))
+    assert gate.reached.acquire(timeout=30)
+    late = [borrower.begin_read(place, b"")[0], borrower.begin_write(borrower.reserve(), borrower.page(2))]
+    closing = threading.Thread(target=borrower.close)
+    closing.start()
+
+    def refuses() -> bool:
+        try:
+            late.append(borrower.begin_read(place, b"")[0])
+        except RuntimeError:
+            return True
+        return False
+
+    wait_for(refuses)
+    gate.shut = False
+    gate.go_on.release()
+    closing.join(30)
+    assert held.wait() is ReadOutcome.OK
+    answers = [answer.wait() for answer in late]
+    assert answers.count((False, "the server is ending")) == 1
+    assert answers.count(ReadOutcome.CANCELLED) == len(late) - 1
 
 
 def test_no_more_jobs_wait_than_may(room, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,14 +495,14 @@ class Release:
 
 
 def test_a_donor_that_does_not_answer_is_asked_anew(hanging, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, borrower, place, write = hanging
+    donor, borrower, place, write = hanging
     monkeypatch.setattr(neighbour, "ANSWER_SECONDS", 0.2)
     # The first store was given more time, the next one is not.
     other = borrower.begin_write(borrower.reserve(), borrower.page(2))
     assert (write.wait(), other.wait()) == ((False, "lease ended"),) * 2
     wait_for(lambda: "does not answer" in borrower.tier.snapshot().donors[0].reason)
+    wait_for(lambda: len(borrower.keys("ended")) == 2)
     HangingServer.go_on.set()
-    donor = hanging[0]
     wait_for(lambda: donor.restock() or borrower.tier.capacity_bytes)
     assert borrower.write(2).key != place.key
 
@@ -592,6 +622,8 @@ def test_what_is_not_a_donor_is_ignored_and_left(room, monkeypatch: pytest.Monke
     attached = Attached(Party("d", 1), PAGE, None)
     for packet in (b"x", bytes(MAX_PACKET_BYTES + 1), encode(attached), encode(StoresDone((Stored(1, True),)))):
         send(fake.connection, packet)
+    with open(os.devnull) as device:
+        send(fake.connection, b"x", device.fileno())  # is closed: the fixture counts
     wait_for(lambda: "does not answer" in reason())
     # Memory that could be taken away.
     fake.accept()
