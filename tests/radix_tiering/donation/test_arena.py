@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
@@ -104,6 +105,7 @@ def test_memory_that_could_be_taken_away_is_refused() -> None:
 
 
 def test_a_size_that_was_not_agreed_on_is_refused_and_no_descriptor_leaks() -> None:
+    gc.collect()  # mappings of former tests
     arena = SharedArena(SIZE)
     before = len(os.listdir("/proc/self/fd"))
     for size in (0, SIZE - 1, 2 * SIZE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import stat
@@ -18,6 +19,7 @@ import pytest
 from swift_tiers.radix_tiering.donation import arena_client, arena_server
 from swift_tiers.radix_tiering.donation.arena import ArenaError, SharedArena
 from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
+from swift_tiers.radix_tiering.donation.arena_guest import MAX_WAITING
 from swift_tiers.radix_tiering.donation.arena_messages import (
     MAX_PACKET_BYTES,
     MAX_STORES,
@@ -127,6 +129,7 @@ def directory() -> Iterator[Path]:
 @pytest.fixture
 def open_things() -> Iterator[list[Any]]:
     """What is closed after the test, last first; nothing may be left then."""
+    gc.collect()  # mappings of former tests
     before = len(os.listdir("/proc/self/fd"))
     opened: list[Any] = []
     yield opened
@@ -301,10 +304,14 @@ def test_who_takes_no_answers_gets_no_more_stored(donor: Donor, open_things: lis
         polite = Caller(donor)
         assert polite.ask(*(Store(number, 1, 0, 0) for number in range(MAX_STORES))) == [True] * MAX_STORES
         polite.close()
+        wait_for(lambda: len(donor.server.guests) == 1)
         return donor.counters["stored"] == before + MAX_STORES
 
     wait_for(is_stuck, "the donor to stop")
     assert donor.counters["stored"] < total
+    (guest,) = donor.server._guests.values()
+    assert len(guest.stores) < MAX_WAITING + MAX_STORES, "more was taken in than may wait"
+    assert len(guest.answers) == MAX_WAITING
     # When it listens, it gets all the rest.
     wait_for(lambda: deaf.handle() and len(deaf.answers) == total, "all answers")
     assert [answer.number for answer in deaf.answers] == list(range(total))

@@ -151,7 +151,7 @@ def test_a_recalled_lease_is_read_to_save_its_pages_and_given_up(room) -> None:
     wait_for(lambda: borrower.tier.capacity_bytes == 16 * PAGE)
 
 
-def test_a_recalled_lease_takes_no_new_pages(room) -> None:
+def test_of_a_recalled_lease_pages_are_saved_and_nothing_else(room) -> None:
     donor = room.donor(pages=8, timing=LONG)
     borrower = room.borrower()
     borrower.borrow({"d": donor.address}, 8)
@@ -161,6 +161,7 @@ def test_a_recalled_lease_takes_no_new_pages(room) -> None:
     assert borrower.tier.reserve() is None
     assert borrower.tier.capacity_bytes == 0
     assert borrower.begin_write(other, borrower.page(2)).wait() == (False, "lease ended")
+    assert borrower.read(place, 1) is ReadOutcome.CANCELLED
     assert borrower.read(place, 1, demote=True) is ReadOutcome.OK
 
 
