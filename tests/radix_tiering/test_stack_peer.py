@@ -35,6 +35,22 @@ def quiet(stack, peer) -> None:
     peer.settle()
 
 
+def evict_host_copies(stack) -> None:
+    """Host copies leave, those at peers stay."""
+    with stack.table.lock:
+        for page in reversed(stack.table.listed()):
+            stack.table.evict_host(page)
+
+
+def leave_with_peers(stack, peer, keys: list[bytes]) -> list[bytes]:
+    """Put pages in, and take them out of host memory again once peers have them."""
+    put(stack, keys)
+    stack.wait_written(10)
+    quiet(stack, peer)
+    evict_host_copies(stack)
+    return keys
+
+
 def kinds(stack) -> list[str]:
     return [event.kind for event in stack.events.since()]
 
@@ -79,10 +95,7 @@ def test_copies_at_peers_let_the_host_copy_go_first() -> None:
 
 def test_a_damaged_copy_is_never_served() -> None:
     stack, peer, _ = lent(host_pages=3)
-    keys = chain(*"abc")
-    put(stack, keys)
-    quiet(stack, peer)
-    obey_flush_host_only(stack)
+    keys = leave_with_peers(stack, peer, chain(*"abc"))
     peer.damage(stack.table.find(stack.digest, keys[1]).peer.place)
     assert get(stack, keys) == 1
     assert stack.snapshot().tiers["peer"].checksum_failures == 1
@@ -90,20 +103,9 @@ def test_a_damaged_copy_is_never_served() -> None:
     check(stack)
 
 
-def obey_flush_host_only(stack) -> None:
-    """Host copies leave, those at peers stay."""
-    with stack.table.lock:
-        for page in reversed(stack.table.listed()):
-            stack.table.evict_host(page)
-
-
 def test_a_damaged_copy_leads_to_the_one_on_ssd() -> None:
     stack, peer, _ = lent(host_pages=3, ssd=memory_ssd())
-    keys = chain(*"abc")
-    put(stack, keys)
-    stack.wait_written(10)
-    quiet(stack, peer)
-    obey_flush_host_only(stack)
+    keys = leave_with_peers(stack, peer, chain(*"abc"))
     peer.damage(stack.table.find(stack.digest, keys[1]).peer.place)
     restore = settle(stack, stack.restore(keys))
     assert restore.sources == [Source.PEER, Source.SSD, Source.PEER]
@@ -114,10 +116,7 @@ def test_a_damaged_copy_leads_to_the_one_on_ssd() -> None:
 
 def test_what_is_only_there_is_saved_when_the_lease_is_recalled() -> None:
     stack, peer, key = lent(host_pages=4)
-    keys = chain(*"abcd")
-    put(stack, keys)
-    quiet(stack, peer)
-    obey_flush_host_only(stack)
+    keys = leave_with_peers(stack, peer, chain(*"abcd"))
     peer.recall(key)
     peer.settle()
     quiet(stack, peer)
@@ -129,10 +128,7 @@ def test_what_is_only_there_is_saved_when_the_lease_is_recalled() -> None:
 
 def test_what_cannot_be_saved_in_time_is_lost_and_never_served() -> None:
     stack, peer, key = lent(host_pages=4)
-    keys = chain(*"abcd")
-    put(stack, keys)
-    quiet(stack, peer)
-    obey_flush_host_only(stack)
+    keys = leave_with_peers(stack, peer, chain(*"abcd"))
     peer.recall(key, in_time=False)
     quiet(stack, peer)
     assert (stack.probe(keys), stack.host.used_slots) == (0, 0)
@@ -157,11 +153,7 @@ def test_saving_takes_no_room_from_what_was_used_later() -> None:
 @pytest.mark.parametrize("with_ssd", [False, True])
 def test_what_was_only_there_is_lost_with_the_lease(with_ssd: bool) -> None:
     stack, peer, key = lent(host_pages=4, ssd=memory_ssd() if with_ssd else None)
-    keys = chain(*"abcd")
-    put(stack, keys)
-    stack.wait_written(10)
-    quiet(stack, peer)
-    obey_flush_host_only(stack)
+    keys = leave_with_peers(stack, peer, chain(*"abcd"))
     peer.end(key)
     peer.settle()
     assert stack.probe(keys) == (4 if with_ssd else 0)
@@ -172,10 +164,7 @@ def test_what_was_only_there_is_lost_with_the_lease(with_ssd: bool) -> None:
 
 def test_a_lease_that_ends_under_a_restore_cuts_it_short() -> None:
     stack, peer, key = lent(host_pages=4)
-    keys = chain(*"abcd")
-    put(stack, keys)
-    quiet(stack, peer)
-    obey_flush_host_only(stack)
+    keys = leave_with_peers(stack, peer, chain(*"abcd"))
     peer.hold(True)
     restore = stack.restore(keys)
     stack.restorer.flush()
@@ -203,10 +192,7 @@ def test_a_copy_that_is_made_after_the_recall_goes_with_the_lease() -> None:
 
 def test_two_requests_share_one_read() -> None:
     stack, peer, _ = lent(host_pages=16)
-    keys = chain(*"abc")
-    put(stack, keys)
-    quiet(stack, peer)
-    obey_flush_host_only(stack)
+    keys = leave_with_peers(stack, peer, chain(*"abc"))
     peer.hold(True)
     before = stack.snapshot().tiers["peer"].bytes_read
     first, second = stack.restore(keys), stack.restore(keys)
@@ -288,7 +274,7 @@ def test_where_a_page_is() -> None:
     quiet(stack, peer)
     place = stack.table.find(stack.digest, keys[0]).peer.place
     assert stack.page_facts(keys[0]).peer == f"donor lease {key.lease} slot {place.slot}"
-    obey_flush_host_only(stack)
+    evict_host_copies(stack)
     directory = stack.snapshot().directory
     assert (directory.pages, directory.peer_only_pages, directory.both_pages) == (1, 1, 0)
     assert np.array_equal(peer.stored[place], content(keys[0]))
