@@ -5,7 +5,6 @@ Everything here runs on the scheduler's thread, at the beginning of a round, bef
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -24,7 +23,8 @@ from swift_tiers.radix_tiering.leases.service import LeaseService
 from swift_tiers.sglang_ext.guard import never_raises
 from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
 
-logger = logging.getLogger(__name__)
+#: How long lending rests after an error of ours, seconds: there may be thousands of rounds in that.
+FAULT_SECONDS = 1.0
 
 
 class SchedulerPool:
@@ -114,6 +114,7 @@ class Donation:
     ) -> None:
         """`effects`: where the service puts what it tells. `stack`: whose events say what went wrong."""
         self.stack = stack
+        self._tick_at = 0.0
         self._scheduler = scheduler
         self._allocator: LendingAllocator = scheduler.token_to_kv_pool_allocator
         pages = self._allocator.num_pages
@@ -138,10 +139,15 @@ class Donation:
     @never_raises(lambda: None)
     def tick(self) -> None:
         """To be called at the beginning of each round."""
+        now = time.monotonic()
+        if now < self._tick_at:
+            return
+        self._tick_at = now + FAULT_SECONDS
         if self._allocator.refused:
             self._allocator.refused = False
             self.lender.refused()
-        self.lender.tick(time.monotonic())
+        self.lender.tick(now)
+        self._tick_at = now
 
     def _fence(self) -> Callable[[], bool]:
         """Whether the batches under way now have ended.

@@ -277,7 +277,11 @@ class Lender:
 
     def _stock(self, spans: list[Span]) -> None:
         self._last_run += 1
+        try:
+            self._lending.stock(self._last_run, self._layout.extents(spans))
+        except BaseException:
+            self._pool.put_back(spans)
+            raise
         self._runs[self._last_run] = spans
         self._sizer.gave(sum(span.pages for span in spans))
-        self._lending.stock(self._last_run, self._layout.extents(spans))
         self._fences.append(_Fenced(self._last_run, self._fence()))
