@@ -56,7 +56,10 @@ class _Lending:
     def set_limit(self, limit_bytes: int | None) -> None:
         self._effects += self._donor.set_limit(limit_bytes, 0.0)
 
-    def wanted_bytes(self) -> int:
+    def withdraw_unused(self) -> None:
+        self._effects += self._donor.withdraw_unused()
+
+    def wanted_bytes(self, run_bytes: int) -> int:
         """A borrower that would always like one unit."""
         return UNIT * PLANES * PLANE_BYTES
 

@@ -62,8 +62,9 @@ class Lending(Protocol):
     def stock(self, run: int, extents: Collection[Extent]) -> None: ...
     def fenced(self, run: int) -> None: ...
     def withdraw(self, wanted_bytes: int) -> None: ...
+    def withdraw_unused(self) -> None: ...
     def set_limit(self, limit_bytes: int | None) -> None: ...
-    def wanted_bytes(self) -> int: ...
+    def wanted_bytes(self, run_bytes: int) -> int: ...
     def bytes_in(self, *states: RunState) -> int: ...
 
 
@@ -197,10 +198,8 @@ class Lender:
         self._sizer.unit_pages = 1 if shape is None else shape.pages
         self._pool.arrange(0 if shape is None else shape.span_pages)
         # What is at borrowers' disposal was cut for others.
-        idle = self._lending.bytes_in(RunState.FREE, RunState.FENCING)
-        if idle:
-            self._lending.withdraw(idle + self._lending.bytes_in(RunState.RECALLED))
-            self._take_in(now)
+        self._lending.withdraw_unused()
+        self._take_in(now)
         self._lend_at = -math.inf
 
     def _common_shape(self) -> RunShape:
@@ -242,15 +241,14 @@ class Lender:
             self._lend(self._shape, now)
 
     def _lend(self, shape: RunShape, now: float) -> None:
+        run_bytes = shape.pages * self._layout.page_bytes
+        wanted = self._lending.wanted_bytes(run_bytes)
         idle = self._lending.bytes_in(RunState.FREE, RunState.FENCING)
-        wanted = self._lending.wanted_bytes() - idle
-        if wanted <= 0:
-            return
-        runs = min(
-            self._sizer.spare(now) // shape.pages,
-            -(-wanted // (shape.pages * self._layout.page_bytes)),
-            MAX_RUNS_AT_ONCE,
-        )
+        if idle and not wanted:
+            self._lending.withdraw_unused()
+            self._take_in(now)
+        more = -(-max(0, wanted - idle) // run_bytes)
+        runs = min(more, self._sizer.spare(now) // shape.pages, MAX_RUNS_AT_ONCE) if more else 0
         if not runs:
             return
         spans = self._gather(runs * shape.spans, shape.span_pages)

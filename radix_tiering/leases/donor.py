@@ -147,6 +147,16 @@ class Donor:
         self._news()
         return outputs + self._recall(self._pick(short), now)
 
+    def withdraw_unused(self) -> Outputs:
+        """Get back all that is not lent."""
+        outputs: Outputs = []
+        while run := self._runs.first(RunState.FREE, RunState.FENCING):
+            self._runs.remove(run)
+            outputs.append(Reclaimed(run.number, Back.UNUSED))
+        if outputs:
+            self._news()
+        return outputs
+
     def recall(self, leases: Iterable[int], now: float) -> Outputs:
         """Recall these leases; those that are not lent are ignored."""
         found = (self._leases.get(lease) for lease in set(leases))
@@ -202,10 +212,10 @@ class Donor:
         """All sessions."""
         return list(self._borrowers)
 
-    @property
-    def wanted_bytes(self) -> int:
-        """What all borrowers together would like more, as they last said; other donors may be asked for the same."""
-        return sum(session.wanted for session in self._borrowers.values())
+    def wanted_bytes(self, run_bytes: int) -> int:
+        """What all borrowers for whom a run of so many bytes would do would like more, as they last said; other donors
+        may be asked for the same."""
+        return sum(session.wanted for session in self._borrowers.values() if run_bytes % session.page_bytes == 0)
 
     def bytes_in(self, *states: RunState) -> int:
         """Bytes of the runs in these states."""

@@ -102,6 +102,10 @@ class LeaseService:
         """See `Donor.withdraw`: what was not lent has been told as reclaimed when this returns."""
         self._lend(lambda donor, now: donor.withdraw(wanted_bytes, now))
 
+    def withdraw_unused(self) -> None:
+        """See `Donor.withdraw_unused`: it has been told as reclaimed when this returns."""
+        self._lend(lambda donor, now: donor.withdraw_unused())
+
     def recall(self, leases: Iterable[int]) -> None:
         """See `Donor.recall`."""
         self._lend(lambda donor, now: donor.recall(leases, now))
@@ -131,10 +135,10 @@ class LeaseService:
         with self._lock:
             return self._donor.lent_to(borrower, lease) if self._donor else None
 
-    def wanted_bytes(self) -> int:
+    def wanted_bytes(self, run_bytes: int) -> int:
         """See `Donor.wanted_bytes`."""
         with self._lock:
-            return self._donor.wanted_bytes if self._donor else 0
+            return self._donor.wanted_bytes(run_bytes) if self._donor else 0
 
     def bytes_in(self, *states: RunState) -> int:
         """See `Donor.bytes_in`."""

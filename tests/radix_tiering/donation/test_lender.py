@@ -155,8 +155,11 @@ class PairLending:
     def set_limit(self, limit_bytes: int | None) -> None:
         self._do(self.pair.donor.set_limit(limit_bytes, self.pair.now))
 
-    def wanted_bytes(self) -> int:
-        return self.pair.donor.wanted_bytes
+    def withdraw_unused(self) -> None:
+        self._do(self.pair.donor.withdraw_unused())
+
+    def wanted_bytes(self, run_bytes: int) -> int:
+        return self.pair.donor.wanted_bytes(run_bytes)
 
     def bytes_in(self, *states: RunState) -> int:
         return self.pair.donor.bytes_in(*states)
@@ -412,6 +415,15 @@ def test_a_cap_counts_what_is_not_lent_yet() -> None:
     server.check()
 
 
+def test_what_nobody_wants_any_more_is_not_kept_for_him() -> None:
+    server = offered_but_not_lent()
+    server.borrow(0)
+    server.run(1)  # its next heartbeat says so
+    assert server.lender.lent_pages == 0
+    assert server.pool.free_pages == PAGES
+    server.check()
+
+
 def test_what_was_cut_for_others_and_is_not_lent_is_cut_anew() -> None:
     server = offered_but_not_lent()
     server.borrow(0)
@@ -481,6 +493,7 @@ def test_a_borrower_whose_pages_have_no_unit_with_the_others_gets_nothing_and_th
     assert server.held() >= 10 * PAGE_BYTES
     assert server.held("c") == 0
     assert "nothing can be lent to c" in caplog.text
+    assert server.lender.lent_pages * PAGE_BYTES == server.held(), "something waits for who can get nothing"
 
 
 def test_what_nobody_borrows_any_more_is_the_pools_again() -> None:

@@ -209,6 +209,29 @@ def test_withdraw_takes_what_is_not_lent_first_and_counts_what_is_recalled() -> 
     assert pair.donor.bytes_in(RunState.RECALLED) == 2 * RUN
 
 
+def test_what_is_not_lent_can_be_withdrawn_alone() -> None:
+    pair = Pair()
+    pair.stock(3)
+    pair.want(RUN)
+    pair.stock(1, fenced=False)
+    pair.do("d", pair.donor.withdraw_unused())
+    assert [one.back for one in pair.told("d", Reclaimed)] == [Back.UNUSED] * 3
+    assert pair.donor.bytes_in(RunState.LENT) == pair.donor.bytes_in(*RunState) == RUN
+    assert pair.donor.withdraw_unused() == []
+    assert not pair.said(Recall)
+
+
+def test_it_knows_how_much_is_wanted_by_those_who_could_use_it() -> None:
+    pair = Pair()
+    pair.add("c", 3 * PAGE)
+    pair.want(5 * RUN, "b")
+    pair.want(7 * RUN, "c")
+    assert pair.donor.wanted_bytes(3 * PAGE) == 12 * RUN
+    assert pair.donor.wanted_bytes(PAGE) == 5 * RUN
+    pair.stock(1)
+    assert pair.donor.wanted_bytes(PAGE) == 4 * RUN, "what was granted is still counted"
+
+
 def test_recalls_are_taken_from_who_holds_most() -> None:
     pair = Pair("b", "c")
     pair.stock(4)
