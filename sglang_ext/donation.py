@@ -112,7 +112,8 @@ class Donation:
         effects: deque[DonorEffect],
         server: ArenaServer,
     ) -> None:
-        """`effects`: where the service puts what it tells. `stack`: whose events say what went wrong."""
+        """`effects`: where the service puts what it tells. `stack`: whose events say what was taken back, and what
+        went wrong."""
         self.stack = stack
         self._tick_at = 0.0
         self._scheduler = scheduler
@@ -134,6 +135,9 @@ class Donation:
             demand=Demand(scheduler, self._allocator),
             fence=self._fence,
             wait_for_copy=server.wait_for_copy,
+            taken_back=lambda pages, seconds: stack.events.emit(
+                "lending.taken_back", pages=pages, seconds=round(seconds, 4)
+            ),
         )
 
     @never_raises(lambda: None)

@@ -95,12 +95,15 @@ class Lender:
         demand: Callable[[], int],
         fence: Callable[[], Callable[[], bool]],
         wait_for_copy: Callable[[], None],
+        taken_back: Callable[[int, float], None] = lambda pages, seconds: None,
     ) -> None:
         """`effects`: where the lease service puts what it tells (`on_donor=effects.append`).
         `demand`: the tokens that running and waiting requests need together, now.
         `fence`: called when pages have left the pool; gives a function that says whether everything that had begun to
         use them by then has ended.
         `wait_for_copy`: returns when no store into memory that is not lent any more is under way (`ArenaServer`).
+        `taken_back`: told how many pages borrowers had to give back for this server's requests, and how many seconds
+        after they were missing.
         """
         self._pool = pool
         self._sizer = sizer
@@ -118,6 +121,10 @@ class Lender:
         self._fences: deque[_Fenced] = deque()
         self._look_at = self._lend_at = -math.inf
         self._missing = False  # memory, when it was last looked at
+        self._owed = 0  # pages that borrowers are to give back for requests
+        self._owed_in_all = 0
+        self._owed_since = 0.0
+        self._taken_back = taken_back
         self._refused = self._rest = self._closed = False
 
     # ---- the scheduler's thread ----
@@ -185,9 +192,17 @@ class Lender:
         if back:
             self._wait_for_copy()
             self._pool.put_back(back)
-            self._sizer.came_back(sum(span.pages for span in back))
+            pages = sum(span.pages for span in back)
+            self._sizer.came_back(pages)
+            self._count_owed(pages, now)
         if joined:
             self._arrange(now)
+
+    def _count_owed(self, pages: int, now: float) -> None:
+        if self._owed:
+            self._owed = max(0, self._owed - pages)
+            if not self._owed:
+                self._taken_back(self._owed_in_all, now - self._owed_since)
 
     def _arrange(self, now: float) -> None:
         """Borrowers have come or gone: cut the pool as they need it."""
@@ -232,13 +247,24 @@ class Lender:
         self._refused = False
         pages = self._sizer.demand(tokens, now)
         self._missing = pages > 0
+        if not pages:
+            self._owed = 0
         if pages:
             # Asked at every look until they are there; what is on its way counts.
             self._lending.withdraw(pages * self._layout.page_bytes)
+            lent = self._sizer.lent
             self._take_in(now)  # what was not lent is back already
+            self._owe(pages - (lent - self._sizer.lent), now)
         elif self._shape is not None and now >= self._lend_at and not self._closed:
             self._lend_at = now + LEND_SECONDS
             self._lend(self._shape, now)
+
+    def _owe(self, pages: int, now: float) -> None:
+        """So many are missing still, which borrowers have."""
+        if pages > 0 and not self._owed:
+            self._owed_since, self._owed_in_all = now, 0
+        self._owed_in_all += max(0, pages - self._owed)
+        self._owed = max(0, pages)
 
     def _lend(self, shape: RunShape, now: float) -> None:
         run_bytes = shape.pages * self._layout.page_bytes

@@ -12,7 +12,10 @@ import pytest
 
 from swift_tiers.ops.cli import main as command
 from swift_tiers.ops.model import tiny_model
+from swift_tiers.radix_tiering.bus.event_reading import Event
+from swift_tiers.radix_tiering.bus.reader import BusReader
 from swift_tiers.radix_tiering.bus.waiting import wait_for
+from swift_tiers.radix_tiering.config import BusConfig, parse_config
 
 from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot
 
@@ -43,6 +46,15 @@ class Neighbours:
         shape = {"--model-path": str(other_model), "--max-total-tokens": str(POOL), "--page-size": "16"}
         self.donor = site.server("donor", tiers=self.tiers["donor"], **shape)
         self.borrower = site.server("borrower", "--page-size", "16", tiers=self.tiers["borrower"])
+
+    def events(self, server: str, kind: str) -> list[Event]:
+        """What a server says has happened, of this kind."""
+        with BusReader.open(BusConfig(directory=str(self.site.bus)), "test") as reader:
+            return [
+                event
+                for event in reader.newest_events(server, 1000).items
+                if isinstance(event, Event) and event.kind == kind
+            ]
 
     def lease_command(self, capsys, *words: str) -> tuple[int, str]:
         capsys.readouterr()
@@ -119,6 +131,10 @@ def test_a_request_as_large_as_the_pool_gets_its_memory_back(pair):
     borrow_something(pair)
     tokens, _ = generate(pair.donor, prompt(77, tokens=POOL - 200), 3)
     assert len(tokens) == 3
+    told = wait_for(lambda: pair.events("donor", "lending.taken_back"), PATIENCE)
+    assert told, "nobody was told that memory was taken back"
+    # From a borrower that answers; without one it would take a lease's whole term.
+    assert float(told[-1].fields["seconds"]) < float(parse_config(pair.tiers["donor"]).peer.term)
     ask_all(pair)
 
 

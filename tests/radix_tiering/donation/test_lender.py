@@ -192,6 +192,7 @@ class Server:
         self.forward = 0  # forwards that have ended
         self.under_way = 0  # forwards that have begun
         self.copies_waited_for = 0
+        self.taken_back: list[tuple[int, float]] = []  # pages, seconds
         effects: deque[DonorEffect] = deque()
         self.lending = PairLending(self.pair, effects)
         self.sizer = ElasticSizer(
@@ -206,6 +207,7 @@ class Server:
             demand=lambda: self.needed,
             fence=self._fence,
             wait_for_copy=self._wait_for_copy,
+            taken_back=lambda pages, seconds: self.taken_back.append((pages, seconds)),
         )
 
     def _fence(self) -> Callable[[], bool]:
@@ -280,7 +282,11 @@ def test_the_youngest_and_the_largest_pages_are_taken_back_at_once_when_a_reques
     server.needed = 100 * PAGE_TOKENS
     server.lender.arrived()
     server.tick()  # asks
+    assert not server.taken_back
     server.tick(Timing().recall_bound)  # is there
+    ((pages, seconds),) = server.taken_back
+    assert abs(100 - (PAGES - lent) - pages) < 3, "in whole spans"
+    assert 0 < seconds <= Timing().recall_bound
     assert 100 <= server.sizer.own_pages <= 103
     assert server.pool.free_pages >= 100
     assert server.copies_waited_for >= 1
@@ -303,6 +309,8 @@ def test_from_a_borrower_that_says_nothing_memory_comes_back_when_its_lease_ends
     server.lender.arrived()
     server.tick()
     server.run(2.1)
+    ((_, seconds),) = server.taken_back
+    assert Timing().recall_bound < seconds <= 2.1
     assert server.lender.lent_pages == 0
     assert server.pool.free_pages == PAGES
     server.check()
