@@ -167,7 +167,7 @@ class PeerWriter:
         """Say how much is wanted: what memory holds now, and some more."""
         pages = self._table.resident_pages + self._table.peer_copies.pages
         wanted = int(min(self._most_bytes, pages * self._host.geometry.page_bytes * HEADROOM))
-        if not self._wanted <= wanted <= 2 * self._wanted:
+        if not self._wanted / 2 <= wanted <= self._wanted:
             # With room to grow, so that not every page changes it.
             self._wanted = int(min(self._most_bytes, wanted * HEADROOM))
             self._peer.want(self._wanted)

@@ -242,6 +242,15 @@ def test_a_limit_bounds_what_is_wanted() -> None:
     assert 0 < peer.wanted <= 2 * PAGE
 
 
+def test_what_is_wanted_follows_in_strides() -> None:
+    stack, peer, _ = lent(slots=64, host_pages=64)
+    for number in range(16):
+        put(stack, chain(number, 1, 2))
+        quiet(stack, peer)
+        assert peer.wanted >= stack.table.resident_pages * PAGE
+    assert 0 < peer.times_wanted <= 10, "of 48 pages, not each is worth a word to the donors"
+
+
 def test_a_flush_takes_the_copies_at_peers_along() -> None:
     stack, peer, _ = lent(host_pages=4)
     keys = chain(*"abc")

@@ -24,6 +24,7 @@ class ModelPeer:
         self.fingerprint = fingerprint
         self.links = {"peer-host": LinkCounters(), "host-peer": LinkCounters()}
         self.wanted = 0
+        self.times_wanted = 0
         self.returned: list[LeaseKey] = []
         self.stored: dict[PeerPlace, np.ndarray] = {}
         self._lock = threading.Condition()
@@ -148,6 +149,7 @@ class ModelPeer:
 
     def want(self, wanted_bytes: int) -> None:
         self.wanted = wanted_bytes
+        self.times_wanted += 1
 
     def give_up(self, key: LeaseKey) -> None:
         with self._lock:
