@@ -25,6 +25,7 @@ class Moved(NamedTuple):
 
     bytes: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of all its threads
     lent_bytes: int = 0  # that it holds
 
 
@@ -57,7 +58,13 @@ class BusyBorrower:
         """Stop it, and count."""
         self._pipe.send(False)
         moved: Moved = self._pipe.recv()
-        self.moved = Moved(self.moved.bytes + moved.bytes, self.moved.seconds + moved.seconds, moved.lent_bytes)
+        before = self.moved
+        self.moved = Moved(
+            before.bytes + moved.bytes,
+            before.seconds + moved.seconds,
+            before.cpu_seconds + moved.cpu_seconds,
+            moved.lent_bytes,
+        )
 
 
 def _borrow(pipe: Connection, bus_directory: str) -> None:
@@ -111,7 +118,7 @@ def _move(tier: object, pipe: Connection) -> Moved:
     free = threading.Semaphore(TOGETHER)
     stored: list[PeerPlace] = []
     counted = 0
-    started = time.perf_counter()
+    started, cpu_before = time.perf_counter(), time.process_time()
 
     def written(place: PeerPlace, done: bool, reason: str) -> None:
         nonlocal counted
@@ -148,4 +155,5 @@ def _move(tier: object, pipe: Connection) -> Moved:
         free.acquire()
     for place in stored:
         tier.release(place)
-    return Moved(counted, time.perf_counter() - started, tier.capacity_bytes)
+    spent = time.perf_counter() - started
+    return Moved(counted, spent, time.process_time() - cpu_before, tier.capacity_bytes)

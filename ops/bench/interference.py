@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--prompts", type=int, default=4, help="prompts in one round (%(default)s)")
     arguments.add_argument("--tokens", type=int, default=384, help="tokens of a prompt (%(default)s)")
     arguments.add_argument("--new-tokens", type=int, default=16, help="tokens of an answer (%(default)s)")
-    arguments.add_argument("--bandwidth", default="256MiB", help="the donor's peer.bandwidth (%(default)s)")
+    arguments.add_argument("--bandwidth", default="48MiB", help="the donor's peer.bandwidth (%(default)s)")
     options = arguments.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))  # short: a socket's name is below it
     try:
@@ -102,6 +102,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
         figures.append(Figure(name, ratio(seconds["busy"], seconds["resting"]), " of alone", at_most=SLOWER))
     figures.append(Figure("borrowed", moved.lent_bytes / 2**20, "MiB"))
     figures.append(Figure("moved", moved.bytes / moved.seconds / 1e9, "GB/s"))
+    figures.append(Figure("borrower_cpu", 100 * moved.cpu_seconds / moved.seconds, "% of a core"))
     details = {"latency": {side: [list(one) for one in latencies] for side, latencies in rounds.items()}}
     return finish("interference", figures, details, options.json)
 
