@@ -187,8 +187,7 @@ class PeerWriter:
         if place is None and self._table.peer_copies.make_room_for(page) and not page.dropped:
             place = self._peer.reserve()
         if place is None:
-            self._counters.refuse("full")
-            return
+            return  # it is worth no more than what is there
         copy = PeerCopy(place, page.digest)
         self._table.peer_copies.begin_sharing(page)
         self._in_flight += 1
