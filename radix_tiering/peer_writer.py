@@ -73,7 +73,7 @@ class PeerWriter:
             self._queue.append(page)
             self._queued.add(page)
             self._adjust()
-            self._pump()
+            self.pump()
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until no copy is under way in either direction; False on timeout."""
@@ -107,10 +107,6 @@ class PeerWriter:
         with self._table.lock:
             self._saving.pop(key, None)
             self._idle.notify_all()
-
-    def resume(self) -> None:
-        """There may be room now."""
-        self._pump()
 
     def _leave(self, pages: list[Page], save: Callable[[Page], bool]) -> int:
         """Give up the copies of `pages`; how many are being saved."""
@@ -172,8 +168,11 @@ class PeerWriter:
             self._wanted = int(min(self._most_bytes, wanted * HEADROOM))
             self._peer.want(self._wanted)
 
-    def _pump(self) -> None:
-        while self._queue and self._in_flight < COPIES_IN_FLIGHT and self._peer.capacity_bytes:
+    def pump(self) -> None:
+        """Start copies while there are pages and there is memory to put them in."""
+        if not self._peer.capacity_bytes:
+            return
+        while self._queue and self._in_flight < COPIES_IN_FLIGHT:
             page = self._queue.popleft()
             self._queued.discard(page)
             self._start(page)
@@ -203,7 +202,7 @@ class PeerWriter:
                 self._in_flight -= 1
                 if not self._table.peer_copies.end_sharing(page, copy, made=made):
                     self._counters.refuse("lease ended" if made else reason)
-                self._pump()
+                self.pump()
                 self._idle.notify_all()
 
         return done
@@ -229,7 +228,7 @@ class PeerEvents:
     def _offer_all(self) -> Generator[None, None, int]:
         table = self._stack.table
         with table.lock:
-            self._writer.resume()
+            self._writer.pump()
             pages = [page for page in table.listed() if page.host is HostState.RESIDENT and page.peer is None]
         pages.sort(key=lambda page: (-page.last_use, page.depth))
         for start in range(0, len(pages), STEP_PAGES):

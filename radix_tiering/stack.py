@@ -32,7 +32,7 @@ from swift_tiers.radix_tiering.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.observing import page_facts, take_snapshot
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageRecord, page_digest
 from swift_tiers.radix_tiering.page_table import PageTable
-from swift_tiers.radix_tiering.peer_memory import PeerMemory, PeerPlace
+from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.peer_writer import PeerEvents, PeerWriter
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.restore import Restore, Restorer
@@ -103,7 +103,7 @@ class TierStack:
             release_stored=self._release_stored,
             size_on_ssd=ssd.size_of if ssd is not None else None,
             peer_counters=self.peer_counters,
-            release_peer=self._release_peer,
+            release_peer=peer.release if peer is not None else lambda place: None,
             pin_lost=self._pin_lost,
             too_much=self._too_much,
         )
@@ -367,10 +367,6 @@ class TierStack:
             count = min(reserve - self.host.free_slots, WRITE_BACK_STEP)
             for page in self.table.coldest_unsaved(count):
                 self.writer.offer(page)
-
-    def _release_peer(self, place: PeerPlace) -> None:
-        if self.peer is not None:
-            self.peer.release(place)
 
     def _release_stored(self, stored: StoredPage) -> None:
         if self.stripes is not None:

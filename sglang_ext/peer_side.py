@@ -13,7 +13,7 @@ import numpy as np
 
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.redis_server import socket_path
-from swift_tiers.radix_tiering.config import PeerConfig, TiersConfig
+from swift_tiers.radix_tiering.config import TiersConfig
 from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.donation.bounds import donation_bounds
 from swift_tiers.radix_tiering.donation.extents import PoolLayout
@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.leases.donor import Donor
 from swift_tiers.radix_tiering.leases.effects import DonorEffect
 from swift_tiers.radix_tiering.leases.hand import ServiceHand
 from swift_tiers.radix_tiering.leases.service import LeaseService
-from swift_tiers.radix_tiering.leases.timing import Timing
+from swift_tiers.radix_tiering.leases.timing import lease_timing
 from swift_tiers.radix_tiering.page import PageGeometry
 from swift_tiers.radix_tiering.peer import PeerTier
 from swift_tiers.sglang_ext.donation import Donation
@@ -63,7 +63,8 @@ class PeerSide:
     def _listen(self, directory: Path, kvcache: SharedKVPool) -> None:
         assert kvcache.layout.page_bytes == self._page_bytes
         address = ipc_address(directory, self.name)
-        donor = Donor(self.name, self._page_bytes, random.SystemRandom(), timing=lease_timing(self._peer))
+        timing = lease_timing(self._peer.term, self._peer.recall_bound)
+        donor = Donor(self.name, self._page_bytes, random.SystemRandom(), timing=timing)
         self.service = LeaseService(donor=donor, listen=address, on_donor=self._effects.append)
         bandwidth = self._peer.bandwidth
         self._server = ArenaServer(
@@ -146,12 +147,6 @@ class _Hand(ServiceHand):
     def _cap(self, limit_bytes: int | None) -> None:
         if self._side.donation is not None:
             self._side.donation.lender.cap(limit_bytes)
-
-
-def lease_timing(peer: PeerConfig) -> Timing:
-    """The timers of this server's leases."""
-    bound = float(peer.recall_bound)
-    return Timing(term=float(peer.term), recall_bound=bound, recall_retry=min(Timing().recall_retry, bound))
 
 
 def lease_directory(config: TiersConfig) -> Path:

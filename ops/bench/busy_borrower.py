@@ -91,13 +91,15 @@ def _borrow(pipe: Connection, bus_directory: str) -> None:
 
 def _donors(bus_directory: str) -> dict[str, str]:
     """Who lends, by lease name with the address; empty if nobody does for long."""
+    from swift_tiers.radix_tiering.bus.neighbours import lease_name
     from swift_tiers.radix_tiering.bus.reader import BusReader
     from swift_tiers.radix_tiering.bus.waiting import wait_for
     from swift_tiers.radix_tiering.config import BusConfig
 
     def look() -> dict[str, str] | None:
         with BusReader.open(BusConfig(directory=bus_directory), "busy-borrower") as reader:
-            return {f"{rank.server}.{rank.rank}": rank.lease_address for rank in reader.ranks() if rank.lease_address}
+            lenders = [rank for rank in reader.ranks() if rank.lease_address]
+        return {lease_name(rank.server, rank.rank): rank.lease_address for rank in lenders}
 
     return wait_for(lambda: look() or None, PATIENCE_SECONDS) or {}
 

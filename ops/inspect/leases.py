@@ -66,7 +66,7 @@ def pairs_of(views: list[LeasesView]) -> list[Pair]:
     lent: dict[tuple[str, str], LeasesView] = {}
     borrowed: dict[tuple[str, str], LeasesView] = {}
     for view in views:
-        side = lent if view.donor == f"{view.server}.{view.rank}" else borrowed
+        side = lent if view.lends else borrowed
         side[view.donor, view.borrower] = view
     return [Pair(*names, lent.get(names), borrowed.get(names)) for names in sorted(lent.keys() | borrowed.keys())]
 

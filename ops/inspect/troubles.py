@@ -240,7 +240,7 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
 
 def lease_troubles(view: LeasesView, alive: Mapping[str, bool]) -> Iterator[Trouble]:
     """`alive`: whether servers that are known are there."""
-    lends = view.donor == f"{view.server}.{view.rank}"
+    lends = view.lends
     other = view.borrower if lends else view.donor
     part = f"{'lent to' if lends else 'borrowed from'} {text(other)}"
     if alive.get(other.rpartition(".")[0]) is False:

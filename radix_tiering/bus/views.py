@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from swift_tiers.radix_tiering.bus.neighbours import lease_name
+
 #: Of a request: it has ended.
 ENDED_STATES = frozenset({"finished", "aborted"})
 #: Of a command: nothing more will become of it.
@@ -184,6 +186,11 @@ class LeasesView(RankedView, frozen=True):
     shortest_seconds: float | None = None
     listed: int | None = None
     table: tuple[LeaseEntry, ...] = ()
+
+    @property
+    def lends(self) -> bool:
+        """Whether it is the donor that says this."""
+        return self.donor == lease_name(self.server, self.rank)
 
 
 class TreeView(RankedView, frozen=True):

@@ -109,10 +109,9 @@ class ArenaClient:
     def copy(self, run: CutRun, slot: int, into: np.ndarray) -> None:
         """Copy the page in a slot of `run`, which this arena has, to `into`, uint8 [page_bytes]."""
         assert self.arena is not None
-        memory, done = self.arena.array, 0
-        for piece in run.pieces(slot):
-            np.copyto(into[done : done + piece.length], memory[piece.offset : piece.offset + piece.length])
-            done += piece.length
+        memory = self.arena.array
+        for at, part in run.slices(slot):
+            np.copyto(into[part], memory[at])
 
     def end(self, reason: str) -> None:
         """Close the connection. Idempotent: the first reason stays."""

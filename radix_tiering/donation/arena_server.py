@@ -36,6 +36,7 @@ from swift_tiers.radix_tiering.donation.pace import Pace
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.leases.messages import Extents, GarbledError, Party
 from swift_tiers.radix_tiering.private_directory import open_private_directory
+from swift_tiers.radix_tiering.waker import Waker
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +94,9 @@ class ArenaServer:
         except OSError as error:
             self._listener.close()
             raise ConfigError(f"lease address: cannot listen at {path} ({error.strerror}); name another") from None
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self._poll = select.poll()
-        self._poll.register(self._waker, select.POLLIN)
+        self._poll.register(self._waker.descriptor, select.POLLIN)
         self._poll.register(self._listener, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="swift-arena", daemon=True)
         self._thread.start()
@@ -121,9 +122,9 @@ class ArenaServer:
         if self._stopping:
             return
         self._stopping = True
-        os.eventfd_write(self._waker, 1)
+        self._waker.set()
         self._thread.join()
-        os.close(self._waker)
+        self._waker.close()
 
     # The thread
 
@@ -285,8 +286,6 @@ class ArenaServer:
         return True
 
     def _copy(self, page: np.ndarray, run: CutRun, slot: int) -> None:
-        done = 0
-        for piece in run.pieces(slot):
+        for at, part in run.slices(slot):
             # Without the interpreter lock: the scheduler's thread goes on meanwhile.
-            np.copyto(self._arena.array[piece.offset : piece.offset + piece.length], page[done : done + piece.length])
-            done += piece.length
+            np.copyto(self._arena.array[at], page[part])

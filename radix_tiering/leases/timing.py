@@ -44,6 +44,12 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         return received + term * (1 + self.drift) / (1 - self.drift) + self.margin
 
 
+def lease_timing(term: float, recall_bound: float, **others: float) -> Timing:
+    """The timers where these two are configured: a recall is said again at least once within its bound."""
+    recall_retry = min(Timing().recall_retry, recall_bound)
+    return Timing(term=term, recall_bound=recall_bound, recall_retry=recall_retry, **others)
+
+
 def borrower_end(sent: float, term: float) -> float:
     """When the borrower must stop using what it was granted; `sent` by its clock."""
     return sent + term

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -29,6 +28,7 @@ from swift_tiers.radix_tiering.leases.messages import (
 )
 from swift_tiers.radix_tiering.leases.watch import ProcessWatch
 from swift_tiers.radix_tiering.private_directory import open_private_directory
+from swift_tiers.radix_tiering.waker import Waker
 
 #: Letters that wait in either direction of one connection. What does not fit is dropped by its sender: the protocol
 #: says everything again that matters, and what waits for long is not worth much.
@@ -115,9 +115,8 @@ class Wire:
         self._poller = zmq.Poller()
         self._watch = ProcessWatch(self._poller)
         self._parties: dict[int, set[BorrowerGone | DonorGone]] = {}  # by process: what to say when it has ended
-        self._waker: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._waking = threading.Lock()
-        self._poller.register(self._waker, zmq.POLLIN)
+        self._waker = Waker()
+        self._poller.register(self._waker.descriptor, zmq.POLLIN)
         self._keys = keys
         self._gate = Gate(self._context, keys) if keys else None
         if self._gate:
@@ -216,15 +215,13 @@ class Wire:
 
     def wake(self) -> None:
         """Let `wait` return now. Any thread, also after `close`."""
-        with self._waking:
-            if self._waker is not None:
-                os.eventfd_write(self._waker, 1)
+        self._waker.set()
 
     def wait(self, seconds: float) -> list[Event]:
         """What has come, after at most so many seconds."""
         ready = dict(self._poller.poll(math.ceil(max(0.0, seconds) * 1000)))
-        if self._waker is not None and self._waker in ready:
-            os.eventfd_read(self._waker)
+        if self._waker.descriptor in ready:
+            self._waker.clear()
         if self._gate and self._gate.socket in ready:
             self._gate.answer()
         events: list[Event] = []
@@ -250,10 +247,7 @@ class Wire:
             self._gate.socket.close(0)
         self._watch.close()
         self._context.term()
-        with self._waking:
-            if self._waker is not None:
-                os.close(self._waker)
-                self._waker = None
+        self._waker.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
         if self._lock is not None:

@@ -9,8 +9,9 @@ import numpy as np
 
 from swift_tiers.radix_tiering.config import PeerConfig
 from swift_tiers.radix_tiering.counters import LinkCounters
-from swift_tiers.radix_tiering.leases import LeaseKey, LeaseService, LeaseView, Timing
+from swift_tiers.radix_tiering.leases import LeaseKey, LeaseService, Timing
 from swift_tiers.radix_tiering.leases.service import boot_time
+from swift_tiers.radix_tiering.leases.timing import lease_timing
 from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.peer.jobs import Job, Read, Write
 from swift_tiers.radix_tiering.peer.places import PlaceBook
@@ -44,14 +45,9 @@ class PeerTier:
         Raises ArenaError where the machine has not got the memory to stage pages in.
         """
         if timing is None:
-            timing = Timing(
-                term=config.term,
-                recall_bound=config.recall_bound,
-                recall_retry=min(0.01, config.recall_bound),
-                # Soon: only donors whose memory is attached are spoken to, and the first hello is mostly too early for
-                # the connection.
-                retry=0.02,
-            )
+            # Soon: only donors whose memory is attached are spoken to, and the first hello is mostly too early for the
+            # connection.
+            timing = lease_timing(config.term, config.recall_bound, retry=0.02)
         self._page_bytes = page_bytes
         self._clock = clock
         self._book = PlaceBook()
@@ -141,10 +137,6 @@ class PeerTier:
         """Return a lease: nothing of it is needed any more. What is under way may finish."""
         self._book.close(key)
         self.service.release(key)
-
-    def leases(self) -> list[LeaseView]:
-        """What is borrowed now."""
-        return self.service.leases()
 
     def snapshot(self) -> PeerSnapshot:
         """What is borrowed, from whom, and how it is used."""

@@ -30,8 +30,8 @@ from swift_tiers.radix_tiering.peer.jobs import CLOSING, LEASE_ENDED, Job
 from swift_tiers.radix_tiering.peer.neighbour import MISTRUST_SECONDS, Neighbour
 from swift_tiers.radix_tiering.peer.places import PlaceBook
 from swift_tiers.radix_tiering.peer.staging import Staging
-from swift_tiers.radix_tiering.peer.waker import Waker
 from swift_tiers.radix_tiering.peer_memory import PeerWatcher
+from swift_tiers.radix_tiering.waker import Waker
 
 logger = logging.getLogger(__name__)
 

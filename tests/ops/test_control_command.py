@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from swift_tiers.ops import cli, control_command
+from swift_tiers.ops import control_command
 from swift_tiers.ops.control_command import make_command, usage
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.radix_tiering.bus.commands import (
@@ -31,6 +31,7 @@ from swift_tiers.radix_tiering.bus.commands import (
 )
 
 from support.bus import PAGE, HandWritten
+from support.command_line import run_command
 from support.redis import RealRedis, free_port
 
 Control = Callable[..., tuple[int, str, str]]
@@ -52,13 +53,7 @@ def control(redis: RealRedis, capsys: pytest.CaptureFixture[str]) -> Control:
     """Runs the command on this Redis: code, stdout, stderr."""
 
     def run(*words: str, url: str = redis.url) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            code = cli.main(["control", *words, "--url", url])
-        except SystemExit as error:
-            code = int(error.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+        return run_command(capsys, "control", *words, "--url", url)
 
     return run
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.ops import cli
 from swift_tiers.ops.inspect import units
 from swift_tiers.ops.inspect.events import merged
 from swift_tiers.ops.inspect.rates import Rates
@@ -25,6 +24,7 @@ from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
 from swift_tiers.radix_tiering.bus.views import LinkView, RankState, RequestView, ServerState, ServerView, Snapshot
 
 from support.bus import DEVICE, LEASES, LINK, PAGE, RANK, RID, STRIPE, TIER, TREE, HandWritten
+from support.command_line import run_command
 from support.redis import RealRedis, free_port, wait_for
 
 SUBJECTS = ("servers", "tiers", "devices", "links", "leases", "tree", "requests", "events")
@@ -71,13 +71,7 @@ def inspect(redis: RealRedis, capsys: pytest.CaptureFixture[str], monkeypatch: p
 
     def run(*words: str, url: str = redis.url, columns: int = 200) -> Shown:
         monkeypatch.setenv("COLUMNS", str(columns))
-        capsys.readouterr()
-        try:
-            code = cli.main(["inspect", *words, *(["--url", url] if url else [])])
-        except SystemExit as error:
-            code = int(error.code or 0)
-        shown = capsys.readouterr()
-        return Shown(code, shown.out, shown.err)
+        return Shown(*run_command(capsys, "inspect", *words, *(["--url", url] if url else [])))
 
     return run
 

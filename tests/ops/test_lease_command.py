@@ -18,6 +18,7 @@ from swift_tiers.radix_tiering.bus.commands import (
 )
 
 from support.bus import HandWritten
+from support.command_line import run_command
 from support.redis import RealRedis, free_port
 
 Lease = Callable[..., tuple[int, str, str]]
@@ -39,13 +40,7 @@ def lease(redis: RealRedis, capsys: pytest.CaptureFixture[str]) -> Lease:
     """Runs the command on this Redis: code, stdout, stderr."""
 
     def run(*words: str, url: str = redis.url) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            code = cli.main(["lease", *words, "--url", url])
-        except SystemExit as error:
-            code = int(error.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+        return run_command(capsys, "lease", *words, "--url", url)
 
     return run
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from swift_tiers.radix_tiering.leases import ipc_address
 
@@ -24,7 +24,7 @@ PATIENCE = 30.0
 class Child:
     """One process that runs a script beside this file, `lease_child.py` or another one that talks as it does."""
 
-    def __init__(self, role: str, options: dict[str, Any], script: str = "lease_child.py") -> None:
+    def __init__(self, role: str, options: dict[str, Any], script: str) -> None:
         command = [sys.executable, str(Path(__file__).with_name(script)), role, json.dumps(options)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.heard: list[dict[str, Any]] = []  # and not expected yet
@@ -71,18 +71,17 @@ class Child:
             stream.close()
 
 
-class Children:
-    """A directory with shared memory and sockets, and the processes there. A context manager."""
+class ChildProcesses:
+    """A directory with sockets, and the processes there. A context manager."""
 
-    def __init__(self, runs: int = 2) -> None:
+    def __init__(self, prefix: str, script: str) -> None:
         # Shorter than pytest's own directories: a socket's path is at most 107 bytes.
-        self._directory = tempfile.TemporaryDirectory(prefix="swift-lease-")
+        self._directory = tempfile.TemporaryDirectory(prefix=prefix)
         self.directory = Path(self._directory.name)
-        self.runs = runs
+        self._script = script
         self._children: list[Child] = []
-        self._donors: list[str] = []
 
-    def __enter__(self) -> Children:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -93,6 +92,19 @@ class Children:
 
     def address(self, donor: str) -> str:
         return ipc_address(self.directory, donor)
+
+    def _start(self, role: str, options: dict[str, Any]) -> Child:
+        child = Child(role, options, self._script)
+        self._children.append(child)
+        return child
+
+
+class Children(ChildProcesses):
+    """With shared memory in files."""
+
+    def __init__(self, runs: int = 2) -> None:
+        super().__init__("swift-lease-", "lease_child.py")
+        self.runs = runs
 
     def donor(self, name: str = "d", **timing: float) -> Child:
         """A donor with `runs` runs of one page to lend. Its memory is a new file for each life."""
@@ -108,8 +120,3 @@ class Children:
             memory.write_bytes(bytes(PAGE * self.runs))
         options = {"name": name, "memory": str(memory), "donors": {donor: self.address(donor) for donor in donors}}
         return self._start("borrower", options)
-
-    def _start(self, role: str, options: dict[str, Any]) -> Child:
-        child = Child(role, options)
-        self._children.append(child)
-        return child

@@ -15,18 +15,6 @@ from support.bus import HandWritten
 from support.redis import RealRedis
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[RealRedis]:
-    with RealRedis() as server:
-        yield server
-
-
-@pytest.fixture
-def redis(running: RealRedis) -> RealRedis:
-    running.admin.flushall()
-    return running
-
-
 @pytest.fixture
 def alpha(redis: RealRedis) -> HandWritten:
     server = HandWritten(redis.admin)

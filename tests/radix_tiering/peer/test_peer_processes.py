@@ -54,6 +54,15 @@ def read_some(borrower: Child, more: int = 50) -> None:
     has(borrower, lambda found: found["reads"].get("ok", 0) >= before + more, "pages to be read")
 
 
+def busy_borrower(children: PeerChildren) -> Child:
+    """A borrower that has all 32 pages, and reads and stores all the time."""
+    borrower = children.borrower()
+    borrow(borrower, 32)
+    borrower.tell("churn")
+    read_some(borrower)
+    return borrower
+
+
 def test_a_donor_that_is_killed_under_reads_and_stores_is_replaced_and_leaves_nothing(children: PeerChildren) -> None:
     borrower = children.borrower()
     lives = []
@@ -81,10 +90,7 @@ def test_a_donor_that_is_killed_under_reads_and_stores_is_replaced_and_leaves_no
 
 def test_a_donor_that_sleeps_through_its_leases_is_borrowed_from_again(children: PeerChildren) -> None:
     donor = children.donor(timing=SHORT)
-    borrower = children.borrower()
-    borrow(borrower, 32)
-    borrower.tell("churn")
-    read_some(borrower)
+    borrower = busy_borrower(children)
     donor.stop()
     has(borrower, lambda found: found["ended"] == 4, "the leases to end")
     assert facts(borrower)["capacity"] == 0
@@ -127,10 +133,7 @@ def test_a_borrower_in_the_middle_of_stores_changes_nothing_that_is_not_lent_any
 
 def test_a_borrower_that_sleeps_through_its_leases_serves_nothing_of_them(children: PeerChildren) -> None:
     donor = children.donor(timing=SHORT)
-    borrower = children.borrower()
-    borrow(borrower, 32)
-    borrower.tell("churn")
-    read_some(borrower)
+    borrower = busy_borrower(children)
     borrower.stop()
     for _ in range(4):
         assert donor.expect("reclaimed")["back"] == "expired"
@@ -144,10 +147,7 @@ def test_a_borrower_that_sleeps_through_its_leases_serves_nothing_of_them(childr
 
 def test_both_stopped_in_the_middle_of_reads_and_stores(children: PeerChildren) -> None:
     donor = children.donor(timing=SHORT)
-    borrower = children.borrower()
-    borrow(borrower, 32)
-    borrower.tell("churn")
-    read_some(borrower)
+    borrower = busy_borrower(children)
     donor.stop()
     borrower.stop()
     time.sleep(2 * SHORT["term"])
@@ -190,10 +190,7 @@ def test_a_donor_that_is_stopped_keeps_nobody_from_using_another(
 
 def test_a_recall_is_obeyed_while_pages_move(children: PeerChildren) -> None:
     donor = children.donor(timing={**LONG, "recall_bound": 5.0})
-    borrower = children.borrower()
-    borrow(borrower, 32)
-    borrower.tell("churn")
-    read_some(borrower)
+    borrower = busy_borrower(children)
     donor.tell("recall", 16 * PAGE)
     for _ in range(2):
         assert donor.expect("reclaimed")["back"] == "returned"
