@@ -35,7 +35,7 @@ from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.peer_writer import PeerEvents, PeerWriter
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
-from swift_tiers.radix_tiering.restore import Restore, Restorer
+from swift_tiers.radix_tiering.restorer import Restore, Restorer
 from swift_tiers.radix_tiering.ssd import StoredPage
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.write_behind import WriteBehind

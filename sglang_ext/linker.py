@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
 from swift_tiers.radix_tiering.page import Namespace
-from swift_tiers.radix_tiering.restore import Restore, RestoreState
+from swift_tiers.radix_tiering.restorer import Restore, RestoreState
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.build import build_tiers
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from swift_tiers.radix_tiering.restore import Restore, Source
+from swift_tiers.radix_tiering.restorer import Restore, Source
 
 #: Neighbouring pages from one place, in order: (("host", 30), ("ssd", 4)).
 Runs = tuple[tuple[str, int], ...]

@@ -46,6 +46,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 def lease_timing(term: float, recall_bound: float, **others: float) -> Timing:
     """The timers where these two are configured: a recall is said again at least once within its bound."""
+    # Plain floats: timers are told to others, and a configured duration is of a kind that cannot be encoded.
+    term, recall_bound = float(term), float(recall_bound)
     recall_retry = min(Timing().recall_retry, recall_bound)
     return Timing(term=term, recall_bound=recall_bound, recall_retry=recall_retry, **others)
 

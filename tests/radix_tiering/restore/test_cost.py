@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.planning.cost import (
+from swift_tiers.radix_tiering.restore.cost import (
     ComputeCost,
     ComputeSample,
     Correction,

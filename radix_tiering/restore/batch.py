@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.planning.two_pointer import TwoPointer
+from swift_tiers.radix_tiering.restore.two_pointer import TwoPointer
 
 #: Chunks that a source may give to others before a request that waits for it gets one.
 PATIENCE = 16

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.planning.cost import ComputeCost, CostModel, SourceCost
-from swift_tiers.radix_tiering.planning.plan import (
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.plan import (
     Prefix,
     RestorePlan,
     Run,

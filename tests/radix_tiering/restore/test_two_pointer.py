@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swift_tiers.radix_tiering.planning.batch import Batch
-from swift_tiers.radix_tiering.planning.two_pointer import PRESENT, Chunk, TwoPointer
+from swift_tiers.radix_tiering.restore.batch import Batch
+from swift_tiers.radix_tiering.restore.two_pointer import PRESENT, Chunk, TwoPointer
 
 SOURCES = ("host", "ssd")
 
