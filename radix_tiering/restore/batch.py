@@ -1,106 +1,149 @@
-"""Restores of several requests side by side: who computes next, and whom each source serves (CacheFlow, Algorithm 1).
+"""Restores of several requests side by side: whom each source serves (CacheFlow, section 3.3, Algorithm 1).
 
-One device computes one chunk at a time, in order of admission: SGLang has one chunked request at a time. Each source
-serves the request that has most recomputation left, looked at anew for every chunk, since loading for it saves most. A
-request that has been passed over for `patience` chunks of a source is served before that, so that none starves.
+One device computes one chunk at a time, in the order in which whoever drives it admits requests. Each source serves the
+request that has most recomputation left, looked at anew for every pick, since loading for it saves most. A request
+that has been passed over `patience` times by a source is served before that, so that none starves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Generic, NamedTuple, TypeVar
 
-from swift_tiers.radix_tiering.restore.two_pointer import TwoPointer
+from swift_tiers.radix_tiering.restore.flight import Flight
 
-#: Chunks that a source may give to others before a request that waits for it gets one.
+Request = TypeVar("Request")
+
+#: Picks that a source may give to others before a request that waits for it gets one.
 PATIENCE = 16
 
 
-class Work(NamedTuple):
-    """One chunk of one request."""
+class Pick(NamedTuple, Generic[Request]):
+    """Neighbouring units of one request that a source is to load."""
 
-    request: str
-    chunk: int
+    request: Request
+    units: range
 
 
 class Member:
     """A request of the batch."""
 
-    __slots__ = ("chunk_seconds", "passed_over", "pointers")
+    __slots__ = ("compute_seconds", "computing", "flight", "passed_over", "unit_seconds")
 
-    def __init__(self, pointers: TwoPointer, chunk_seconds: Callable[[int], float]) -> None:
-        self.pointers = pointers
-        self.chunk_seconds = chunk_seconds  # what computing a chunk takes, estimated
-        self.passed_over: dict[str, int] = {}  # by source: chunks given to others while it waited
+    def __init__(
+        self,
+        flight: Flight,
+        compute_seconds: Callable[[int, int], float] | None,
+        unit_seconds: Callable[[str], float | None],
+    ) -> None:
+        self.flight = flight
+        self.compute_seconds = compute_seconds
+        self.unit_seconds = unit_seconds
+        self.computing = False  # the device works on it, chunk after chunk
+        self.passed_over: dict[str, int] = {}  # by source: picks given to others while it waited
 
     @property
     def recomputation_left(self) -> float:
-        """Seconds of computing that loading could still save."""
-        return sum(map(self.chunk_seconds, self.pointers.remaining()))
+        """What loading could still save: seconds of computing, or units where the cost of computing is not known."""
+        absent = self.flight.absent
+        if self.compute_seconds is None or not absent:
+            return float(absent)
+        first, end = self.flight.absent_span
+        return self.compute_seconds(first, end) * absent / (end - first)
+
+    def worth_loading(self, units: range, source: str, before: int) -> bool:
+        """Whether it would arrive sooner than the compute pointer gets there; `before`: units that the source has
+        still to load first."""
+        if not self.computing or self.compute_seconds is None:
+            return True  # nobody computes it meanwhile, as far as is known
+        each = self.unit_seconds(source)
+        if each is None:
+            return True
+        behind = self.flight.front
+        # The chunk under way counts as just begun: too much by half a chunk on the average.
+        reached = self.compute_seconds(behind - self.flight.computing, units.stop)
+        return (before + len(units)) * each < reached
 
 
-class Batch:
-    """All restores under way, in order of admission. Pure and deterministic; not thread-safe.
+class Batch(Generic[Request]):
+    """All restores under way, in order of arrival. Pure and deterministic; not thread-safe.
 
-    Both the executor and the simulator ask it what to do and tell it what happened.
+    Both the executor and the simulator ask it what to load next.
     """
 
     def __init__(self, patience: int = PATIENCE) -> None:
         if patience < 1:
-            raise ValueError(f"patience of {patience} chunks would serve nobody by need")
+            raise ValueError(f"patience of {patience} picks would serve nobody by need")
         self._patience = patience
-        self._members: dict[str, Member] = {}
+        self._members: dict[Request, Member] = {}
+        self._under_way: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __contains__(self, request: str) -> bool:
+    def __contains__(self, request: Request) -> bool:
         return request in self._members
 
-    def add(self, request: str, pointers: TwoPointer, chunk_seconds: Callable[[int], float]) -> None:
-        """Raises ValueError for a request that is here already."""
+    def add(
+        self,
+        request: Request,
+        flight: Flight,
+        compute_seconds: Callable[[int, int], float] | None = None,
+        unit_seconds: Callable[[str], float | None] = lambda source: None,
+    ) -> None:
+        """`compute_seconds(a, b)`: what computing units `[a, b)` takes; `unit_seconds(source)`: what loading one takes,
+        None where that is not known.
+
+        Raises ValueError for a request that is here already.
+        """
         if request in self._members:
             raise ValueError(f"request {request} is being restored already")
-        self._members[request] = Member(pointers, chunk_seconds)
+        self._members[request] = Member(flight, compute_seconds, unit_seconds)
 
-    def remove(self, request: str) -> None:
+    def remove(self, request: Request) -> None:
         """It is done, or was aborted. Unknown ones are left alone."""
         self._members.pop(request, None)
 
-    def pointers(self, request: str) -> TwoPointer:
-        return self._members[request].pointers
+    def flight(self, request: Request) -> Flight:
+        return self._members[request].flight
 
-    def next_compute(self) -> Work | None:
-        """The chunk to compute next, taken: of the oldest request that has one."""
+    def set_computing(self, request: Request, computing: bool) -> None:
+        """Whether the device works on it. Unknown requests are left alone."""
+        if (member := self._members.get(request)) is not None:
+            member.computing = computing
+
+    def requests(self) -> Iterable[Request]:
+        return self._members
+
+    def under_way(self, source: str) -> int:
+        """Units that a source has been told to load and has not answered for."""
+        return self._under_way.get(source, 0)
+
+    def next_load(self, source: str, most: int = 1) -> Pick[Request] | None:
+        """What `source` is to load next, taken; None if nobody needs anything from it. `answered` is to follow for
+        every unit of it."""
+        waiting: dict[Request, range] = {}
         for request, member in self._members.items():
-            if member.pointers.next_compute() is not None:
-                return Work(request, member.pointers.take_compute())
-        return None
-
-    def next_load(self, source: str) -> Work | None:
-        """The chunk that `source` is to load next, taken; None if nobody needs anything from it."""
-        # Its next chunk is about to be computed; those of others are not, for the device is busy with it.
-        first = self._computed_now()
-        waiting = {
-            request: member
-            for request, member in self._members.items()
-            if member.pointers.next_load(source, computing=request == first) is not None
-        }
+            units = member.flight.next_load(source, most)
+            if units and member.worth_loading(units, source, self.under_way(source)):
+                waiting[request] = units
         if not waiting:
             return None
-        starving = [request for request, one in waiting.items() if one.passed_over.get(source, 0) >= self._patience]
+        members = self._members
+        starving = [one for one in waiting if members[one].passed_over.get(source, 0) >= self._patience]
         if starving:
-            chosen = max(starving, key=lambda request: waiting[request].passed_over[source])
+            chosen = max(starving, key=lambda one: members[one].passed_over[source])
         else:
             # The oldest wins a draw.
-            chosen = max(waiting, key=lambda request: waiting[request].recomputation_left)
-        for request, member in waiting.items():
-            member.passed_over[source] = 0 if request == chosen else member.passed_over.get(source, 0) + 1
-        return Work(chosen, waiting[chosen].pointers.take_load(source, computing=chosen == first))
+            chosen = max(waiting, key=lambda one: members[one].recomputation_left)
+        for request in waiting:
+            passed = members[request].passed_over
+            passed[source] = 0 if request == chosen else passed.get(source, 0) + 1
+        units = waiting[chosen]
+        members[chosen].flight.take_load(units)
+        self._under_way[source] = self.under_way(source) + len(units)
+        return Pick(chosen, units)
 
-    def _computed_now(self) -> str | None:
-        """The request that the device works on, or would if it had nothing to do."""
-        for request, member in self._members.items():
-            if member.pointers.is_computing or member.pointers.next_compute() is not None:
-                return request
-        return None
+    def answered(self, source: str) -> None:
+        """A unit that `source` was told to load has come, or will not: once for each, whoever still waits for it."""
+        self._under_way[source] -= 1

@@ -1,0 +1,235 @@
+"""One restore under way: computed from the front and loaded from the back until both meet (CacheFlow, section 3.1).
+
+A flight is made of units: pages of a prefix if it is restored token-wise, layers if layer-wise. A unit is
+
+    ABSENT --take--> COMPUTING --computed--> DONE
+    ABSENT --take_load--> LOADING --arrived--> PRESENT --take--> DONE
+                          LOADING --failed, abandon--> ABSENT, and never loaded again
+
+PRESENT is where a unit can be copied to the device at once, DONE where the device has it. A plan says where the two
+pointers are expected to meet; here they meet where they do. No unit is both computed and waited for: one that is being
+loaded when the compute pointer reaches it is waited for until it is there, has failed, or is abandoned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Unit(IntEnum):
+    """The state of a unit."""
+
+    ABSENT = 0
+    LOADING = 1
+    PRESENT = 2
+    COMPUTING = 3
+    DONE = 4
+
+
+class Step(NamedTuple):
+    """What the device does next: units `[front, jump)` are copied in, and `[jump, end)` computed behind them.
+
+    Without anything to compute (`end == jump`) the restore holds, unless `jump` is its end.
+    """
+
+    jump: int
+    end: int
+
+
+class Flight:
+    """The units of one request. Pure; not thread-safe."""
+
+    def __init__(self, sources: Sequence[str | None], *, lead: int = 0, island: int = 1) -> None:
+        """`sources[i]`: where unit `i` can be loaded from; None: nowhere.
+
+        The first `lead` units are loaded first, front to back, and computed only where that fails. Fewer than `island`
+        units that have arrived between two absent ones are computed with them: a jump would cost more than it saves.
+        """
+        if not 0 <= lead <= len(sources):
+            raise ValueError(f"a lead of {lead} in a flight of {len(sources)} units")
+        self._sources = list(sources)
+        self._lead = lead
+        self._island = island
+        self._state = bytearray(len(sources))
+        #: By source: 1 where a unit is absent and can be loaded from it.
+        self._wanted: dict[str, bytearray] = {}
+        for at, source in enumerate(sources):
+            if source is not None:
+                self._wanted.setdefault(source, bytearray(len(sources)))[at] = 1
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __getitem__(self, unit: int) -> Unit:
+        return Unit(self._state[unit])
+
+    @property
+    def front(self) -> int:
+        """Units from the start that the device has, or computes now."""
+        return len(self) - len(self._state.lstrip(_DONE_OR_COMPUTING))
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to be computed or loaded; what is PRESENT has yet to be copied in."""
+        return not self._state.strip(_DONE_OR_PRESENT)
+
+    @property
+    def absent(self) -> int:
+        """Units that are neither there nor on their way."""
+        return self._state.count(Unit.ABSENT)
+
+    @property
+    def loading(self) -> int:
+        return self._state.count(Unit.LOADING)
+
+    @property
+    def computing(self) -> int:
+        return self._state.count(Unit.COMPUTING)
+
+    @property
+    def absent_span(self) -> tuple[int, int]:
+        """From the first absent unit to behind the last one; (0, 0) without any."""
+        first = self._state.find(Unit.ABSENT)
+        return (first, self._state.rfind(Unit.ABSENT) + 1) if first >= 0 else (0, 0)
+
+    def source(self, unit: int) -> str | None:
+        """Where it can still be loaded from, or is being or was loaded from."""
+        return self._sources[unit]
+
+    def sources(self) -> Iterator[str]:
+        """Those that have something to load still."""
+        return (source for source, wanted in self._wanted.items() if 1 in wanted)
+
+    # ---- the compute pointer ----
+
+    def step(self, most: int) -> Step:
+        """What the device should do next; at most `most` units are computed."""
+        jump = self.front
+        if self.computing:
+            return Step(jump, jump)
+        jump += self._run(jump, Unit.PRESENT)
+        if jump < self._lead and self._sources[jump] is not None:
+            return Step(jump, jump)
+        return Step(jump, self._compute_end(jump, min(jump + most, len(self))))
+
+    def take(self, step: Step) -> None:
+        """Begin it. A step may reach less far than `step()` said, as where other ranks have got less.
+
+        Raises ValueError if it copies what has not arrived, or computes what is being loaded.
+        """
+        front = self.front
+        if not front <= step.jump <= step.end <= len(self) or self.computing:
+            raise ValueError(f"{step} cannot be taken from {front} of {len(self)}")
+        if self._state[front : step.jump].strip(_PRESENT):
+            raise ValueError(f"not all units of [{front}, {step.jump}) have arrived")
+        if self._state[step.jump : step.end].strip(_ABSENT_OR_PRESENT):
+            raise ValueError(f"not all units of [{step.jump}, {step.end}) can be computed")
+        self._set(front, step.jump, Unit.DONE)
+        self._set(step.jump, step.end, Unit.COMPUTING)
+
+    def computed(self) -> None:
+        """What was being computed is done."""
+        self._state = self._state.replace(_COMPUTING, _DONE)
+
+    def has(self, units: int) -> None:
+        """The device has the first `units`, wherever they came from."""
+        self._set(0, units, Unit.DONE)
+
+    # ---- the I/O pointer ----
+
+    def next_load(self, source: str, most: int = 1) -> range:
+        """What this source should load next, at most `most` units: of the lead from the front, then the last of the
+        rest; neighbours all of them. Empty if there is nothing."""
+        wanted = self._wanted.get(source)
+        if wanted is None:
+            return range(0)
+        first = wanted.find(1, 0, self._lead)
+        if first >= 0:
+            end = min(first + most, self._lead)
+            return range(first, first + len(wanted[first:end]) - len(wanted[first:end].lstrip(b"\1")))
+        end = wanted.rfind(1) + 1
+        part = wanted[max(0, end - most) : end]
+        return range(end - (len(part) - len(part.rstrip(b"\1"))), end)
+
+    def take_load(self, units: range) -> None:
+        """-> LOADING. Raises ValueError unless all are absent and have a source."""
+        for unit in units:
+            self._move(unit, Unit.ABSENT, Unit.LOADING)
+            source = self._sources[unit]
+            if source is None:
+                raise ValueError(f"unit {unit} cannot be loaded from anywhere")
+            self._wanted[source][unit] = 0
+
+    def arrived(self, unit: int) -> None:
+        """It can be copied to the device. Too late if it was abandoned: then nothing changes."""
+        if self._state[unit] == Unit.LOADING:
+            self._state[unit] = Unit.PRESENT
+
+    def failed(self, unit: int) -> None:
+        """It will not come, or no longer can be copied: it is to be computed, unless the device has it already."""
+        if self._state[unit] in (Unit.LOADING, Unit.PRESENT):
+            self._state[unit] = Unit.ABSENT
+        self._forsake(unit)
+
+    def abandon_loading(self) -> int:
+        """What is on its way is waited for no longer; how many units that were."""
+        loading = [unit for unit, state in enumerate(self._state) if state == Unit.LOADING]
+        for unit in loading:
+            self.failed(unit)
+        return len(loading)
+
+    def abandon_source(self, source: str) -> int:
+        """Nothing more is expected of a source: what it has not delivered is to be computed; how many units."""
+        mine = [
+            unit
+            for unit, state in enumerate(self._state)
+            if self._sources[unit] == source and state in (Unit.ABSENT, Unit.LOADING)
+        ]
+        for unit in mine:
+            self.failed(unit)
+        return len(mine)
+
+    # ---- inside ----
+
+    def _compute_end(self, start: int, limit: int) -> int:
+        """How far computing can go from `start`: to the first unit that is on its way, or to units enough to jump."""
+        end = start
+        while end < limit:
+            end += self._run(end, Unit.ABSENT)
+            arrived = self._run(end, Unit.PRESENT)
+            behind = end + arrived
+            if not 0 < arrived < self._island or behind == len(self) or self._state[behind] != Unit.ABSENT:
+                break
+            end = behind
+        return min(end, limit)
+
+    def _run(self, start: int, state: Unit) -> int:
+        """Units in `state` from `start` on."""
+        rest = self._state[start:]
+        return len(rest) - len(rest.lstrip(bytes([state])))
+
+    def _forsake(self, unit: int) -> None:
+        source = self._sources[unit]
+        if source is not None:
+            self._wanted[source][unit] = 0
+            self._sources[unit] = None
+
+    def _set(self, start: int, end: int, state: Unit) -> None:
+        self._state[start:end] = bytes([state]) * (end - start)
+        for wanted in self._wanted.values():
+            wanted[start:end] = bytes(end - start)
+
+    def _move(self, unit: int, before: Unit, after: Unit) -> None:
+        if self._state[unit] != before:
+            raise ValueError(f"unit {unit} is {self[unit].name}, not {before.name}")
+        self._state[unit] = after
+
+
+_COMPUTING = bytes([Unit.COMPUTING])
+_DONE = bytes([Unit.DONE])
+_PRESENT = bytes([Unit.PRESENT])
+_DONE_OR_COMPUTING = bytes([Unit.DONE, Unit.COMPUTING])
+_DONE_OR_PRESENT = bytes([Unit.DONE, Unit.PRESENT])
+_ABSENT_OR_PRESENT = bytes([Unit.ABSENT, Unit.PRESENT])
