@@ -80,7 +80,14 @@ def after_cached_tokens_details(details: Any, self: Any, req: Any) -> Any:
 def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     linker = swift_linker(self.scheduler)
     if linker is not None:
+        from swift_tiers.radix_tiering.restore.profiles import ModelIdentity
+        from swift_tiers.sglang_ext.hardware import hardware_name
+
         result.internal_state["swift_tiers"] = msgspec.to_builtins(linker.stack.snapshot())
+        result.internal_state["swift_tiers_profile"] = {
+            "model": msgspec.to_builtins(ModelIdentity.of(linker.stack.namespace)),
+            "hardware": hardware_name(),
+        }
     return result
 
 

@@ -1,0 +1,118 @@
+"""From timed forwards and loads to costs, and how well the costs explain them."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from swift_tiers.radix_tiering.restore.cost import Amount, ComputeCost, SourceCost
+
+#: Loads of sizes that lie closer together than this factor do not tell latency from bandwidth.
+TELLING_SIZES = 2.0
+
+_Positive = Annotated[float, Meta(gt=0)]
+
+
+class ComputeSample(msgspec.Struct, frozen=True):
+    """Tokens `[start, end)` took so many seconds to compute, all before them being there."""
+
+    start: int
+    end: int
+    seconds: _Positive
+    forwards: int = 1  # that it was done in, one after the other
+
+
+class LoadSample(msgspec.Struct, frozen=True):
+    """One load that was timed, alone on its source."""
+
+    nbytes: int
+    seconds: _Positive
+
+
+class Residuals(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a cost is off the samples it was fitted to: |estimated / real - 1|."""
+
+    samples: int
+    median: Amount
+    worst: Amount
+
+
+def fit_compute(samples: Sequence[ComputeSample]) -> ComputeCost:
+    """The cost that explains the samples best, in the sense of relative error, with no negative term.
+
+    Relative, because samples span three orders of magnitude and a plan for a short prefix must be as good as one for a
+    long one. Where samples cannot tell terms apart, tokens are taken to be what costs. Raises ValueError without
+    samples, or if one of them took no time.
+    """
+    rows = [[one.end - one.start, one.forwards, one.end**2 - one.start**2] for one in samples]
+    terms = _nonnegative_fit(rows, [one.seconds for one in samples])
+    return ComputeCost(fixed_seconds=terms[1], token_seconds=terms[0], pair_seconds=terms[2])
+
+
+def fit_source(samples: Sequence[LoadSample]) -> SourceCost:
+    """Likewise for one source. Raises ValueError without samples, or if one of them took no time or moved nothing.
+
+    Where all loads are of about one size, bandwidth is taken to be what costs: to take it for latency would make a
+    load of ten times the size look free.
+    """
+    sizes = [one.nbytes for one in samples]
+    if min(sizes, default=1) < 1:
+        raise ValueError("a load that moved nothing says nothing about bandwidth")
+    alike = max(sizes, default=1) < TELLING_SIZES * min(sizes, default=1)
+    rows = [[one.nbytes] if alike else [one.nbytes, 1.0] for one in samples]
+    per_byte, latency = [*_nonnegative_fit(rows, [one.seconds for one in samples]), 0.0][:2]
+    # Latency alone explains the samples: all that is known of the bandwidth is that it was never in the way.
+    fastest = max(one.nbytes / one.seconds for one in samples)
+    return SourceCost(latency_seconds=latency, bytes_per_second=1 / per_byte if per_byte > 0 else fastest)
+
+
+def compute_residuals(cost: ComputeCost, samples: Sequence[ComputeSample]) -> Residuals:
+    """Raises ValueError without samples."""
+    further = cost.fixed_seconds
+    estimates = [cost.seconds(one.start, one.end) + further * (one.forwards - 1) for one in samples]
+    return _residuals(estimates, [one.seconds for one in samples])
+
+
+def source_residuals(cost: SourceCost, samples: Sequence[LoadSample]) -> Residuals:
+    """Raises ValueError without samples."""
+    return _residuals([cost.seconds(one.nbytes) for one in samples], [one.seconds for one in samples])
+
+
+def _residuals(estimates: Sequence[float], seconds: Sequence[float]) -> Residuals:
+    if not seconds:
+        raise ValueError("without samples there is nothing to be off")
+    errors = [abs(estimate / real - 1) for estimate, real in zip(estimates, seconds, strict=True)]
+    return Residuals(samples=len(errors), median=statistics.median(errors), worst=max(errors))
+
+
+def _nonnegative_fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Least squares of relative errors with non-negative terms, by trying every set of terms that are not zero.
+
+    Among sets that explain the samples alike, the one of fewer terms wins, then the one of earlier columns.
+    """
+    times = np.asarray(seconds, dtype=float)
+    if not len(times) or (times <= 0).any():
+        raise ValueError("a cost is fitted to at least one sample, each of which took some time")
+    weighted = np.asarray(rows, dtype=float) / times[:, None]
+    scale = np.abs(weighted).max(axis=0)  # columns differ by many orders of magnitude
+    scale[scale == 0] = 1.0
+    weighted /= scale
+    columns = weighted.shape[1]
+    best, least = np.zeros(columns), np.inf
+    for count in range(1, columns + 1):
+        for chosen in itertools.combinations(range(columns), count):
+            part = list(chosen)
+            solution, *_ = np.linalg.lstsq(weighted[:, part], np.ones(len(times)), rcond=None)
+            if (solution < 0).any():
+                continue
+            error = float(np.square(weighted[:, part] @ solution - 1).sum())
+            if error < least - 1e-12:
+                best, least = np.zeros(columns), error
+                best[part] = solution / scale[part]
+    return [float(term) for term in best]

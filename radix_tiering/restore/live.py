@@ -1,0 +1,259 @@
+"""Costs that follow what really happens: corrections of a profile, or, where there is none, what was learned so far.
+
+A cost with a profile keeps its shape; only its level is corrected. A cost without one is fitted to what has been
+observed, again and again, and its level is corrected between two fits, so that either kind follows a change of speed
+within a few samples.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.fitting import ComputeSample, LoadSample, fit_compute, fit_source
+
+#: Forwards to have seen before the cost of computing is known, the longest of them so many times the shortest.
+ENOUGH_FORWARDS = 6
+LENGTHS_APART = 4
+#: Loads to have seen of a source.
+ENOUGH_LOADS = 3
+#: Samples between two fits of a cost that is known.
+REFIT_EVERY = 16
+#: Two samples in a row that are off by this factor, to the same side: the speed has changed, and what was sampled
+#: before must not be fitted together with what comes now.
+CHANGED_SPEED = 1.5
+
+
+class Correction:
+    """How far reality is off an estimate, as a factor: an average that forgets (EWMA), within bounds.
+
+    1 means as estimated, 2 twice as slow. Averaged are logarithms, so that twice as slow and twice as fast weigh the
+    same. Not thread-safe.
+    """
+
+    #: Nothing is believed to be further off than this.
+    BOUND = 32.0
+    #: No sample counts as further off than this from what was believed before: with a weight of one half, one sample
+    #: at most doubles or halves the factor, whatever went wrong with it.
+    SURPRISE = 4.0
+
+    def __init__(self, weight: float = 0.5) -> None:
+        """`weight` of the newest sample: with one half, five samples of a tenth of the speed make it 8.9 times slower.
+        Raises ValueError unless it lies above 0 and is at most 1."""
+        if not 0 < weight <= 1:
+            raise ValueError(f"a weight lies above 0 and is at most 1, unlike {weight}")
+        self._weight = weight
+        self._log = 0.0
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self._log)
+
+    def observe(self, estimated_seconds: float, real_seconds: float) -> None:
+        """What `estimated_seconds` was the uncorrected word for took `real_seconds`. Nonsense is left out."""
+        if not (0 < estimated_seconds < math.inf and 0 < real_seconds < math.inf):
+            return
+        surprise, bound = math.log(self.SURPRISE), math.log(self.BOUND)
+        off = math.log(real_seconds / estimated_seconds) - self._log
+        moved = self._log + self._weight * min(max(off, -surprise), surprise)
+        self._log = min(max(moved, -bound), bound)
+
+
+Sample = TypeVar("Sample", ComputeSample, LoadSample)
+Cost = TypeVar("Cost", ComputeCost, SourceCost)
+
+
+class Reservoir(Generic[Sample]):
+    """The newest samples of every kind, so that many of one kind push out none of another. Bounded."""
+
+    KINDS = 48
+    EACH = 3
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, deque[Sample]] = {}
+
+    def add(self, kind: Hashable, sample: Sample) -> None:
+        """The kind that has been without news for longest makes room for a new one."""
+        samples = self._kinds.pop(kind, None)
+        if samples is None:
+            if len(self._kinds) == self.KINDS:
+                del self._kinds[next(iter(self._kinds))]
+            samples = deque(maxlen=self.EACH)
+        samples.append(sample)
+        self._kinds[kind] = samples
+
+    def samples(self) -> list[Sample]:
+        """All of them, kinds with the oldest news first."""
+        return [sample for samples in self._kinds.values() for sample in samples]
+
+
+class _Following(Generic[Cost, Sample]):
+    """One cost, as far as it is known."""
+
+    def __init__(
+        self,
+        profile: Cost | None,
+        *,
+        fit: Callable[[Sequence[Sample]], Cost | None],
+        estimate: Callable[[Cost, Sample], float],
+    ) -> None:
+        """`fit`: None while the samples are too few, or too much alike."""
+        self._fit: Callable[[Sequence[Sample]], Cost | None] = fit
+        self._estimate: Callable[[Cost, Sample], float] = estimate
+        self._cost: Cost | None = profile
+        self._correction = Correction()
+        self._reservoir: Reservoir[Sample] | None = Reservoir() if profile is None else None
+        self._newest: deque[Sample] = deque(maxlen=REFIT_EVERY // 2)
+        self._until_fit = 0
+        self._side = 0  # to which the last sample was far off: -1, 1, or 0 if it was not
+        self._restarted = False  # sampling, since the last fit
+
+    @property
+    def factor(self) -> float:
+        return self._correction.factor
+
+    def cost(self) -> Cost | None:
+        return None if self._cost is None else self._cost.scaled(self.factor)
+
+    def observe(self, kind: Hashable, sample: Sample) -> None:
+        if self._cost is None:
+            believed = sample
+        else:
+            estimate = self._estimate(self._cost, sample)
+            believed = _believable(sample, estimate * self.factor)
+            self._correction.observe(estimate, sample.seconds)
+            if self._reservoir is not None and self._changed_speed(sample.seconds / estimate):
+                # The fit is still what is planned with, corrected, until there are enough samples of the new speed.
+                self._reservoir, self._restarted, self._until_fit = Reservoir(), True, 0
+                self._newest.clear()
+        if self._reservoir is not None:
+            self._learn(self._reservoir, kind, believed)
+
+    def _changed_speed(self, ratio: float) -> bool:
+        """Once for each fit: where the fit was wrong, and not the speed, samples of all kinds have to come together."""
+        side = (ratio > CHANGED_SPEED) - (ratio < 1 / CHANGED_SPEED)
+        again, self._side = side != 0 and side == self._side, side
+        return again and not self._restarted
+
+    def _learn(self, reservoir: Reservoir[Sample], kind: Hashable, sample: Sample) -> None:
+        reservoir.add(kind, sample)
+        self._newest.append(sample)
+        self._until_fit -= 1
+        if self._until_fit > 0:
+            return
+        fitted = self._fit(reservoir.samples())
+        if fitted is None:
+            return
+        self._until_fit = REFIT_EVERY
+        self._cost, self._side, self._restarted = fitted, 0, False
+        # Old samples are in the fit as well; how fast things are just now is what the newest say.
+        self._correction = Correction()
+        for one in self._newest:
+            self._correction.observe(self._estimate(fitted, one), one.seconds)
+
+
+def _believable(sample: Sample, expected: float) -> Sample:
+    """The sample, its seconds no further off than a correction believes: one freak must not bend a whole fit."""
+    least, most = expected / Correction.SURPRISE, expected * Correction.SURPRISE
+    return msgspec.structs.replace(sample, seconds=min(max(sample.seconds, least), most))
+
+
+class _Known(NamedTuple):
+    compute: ComputeCost | None
+    sources: Mapping[str, SourceCost]
+    model: CostModel | None
+
+
+class LiveCosts:
+    """The costs of one rank as they are now: a profile's, corrected, or learned from nothing.
+
+    Any thread; a short lock. What `now`, `compute` and `sources` return is never changed afterwards.
+    """
+
+    def __init__(self, profile: CostModel | None = None) -> None:
+        """A source that the profile does not know is learned, as everything is without a profile."""
+        self._lock = threading.Lock()
+        self._compute = _following_compute(None if profile is None else profile.compute)
+        self._sources = {name: _following_source(cost) for name, cost in (profile.sources if profile else {}).items()}
+        self._known: _Known | None = None  # None: something has changed since
+
+    def now(self) -> CostModel | None:
+        """The costs to plan with; None while computing is of unknown cost. A source is in it once its cost is known."""
+        return self._look().model
+
+    @property
+    def compute(self) -> ComputeCost | None:
+        """None while unknown."""
+        return self._look().compute
+
+    @property
+    def sources(self) -> Mapping[str, SourceCost]:
+        """Those that are known."""
+        return self._look().sources
+
+    @property
+    def factors(self) -> Mapping[str, float]:
+        """How far each is off its profile, or off what was learned of it: "compute", and sources by name, all of them
+        known. 1 is as estimated, 2 twice as slow."""
+        with self._lock:
+            parts: dict[str, _Following[ComputeCost, ComputeSample] | _Following[SourceCost, LoadSample]]
+            parts = {"compute": self._compute, **self._sources}
+            return {name: part.factor for name, part in parts.items() if part.cost() is not None}
+
+    def computed(self, start: int, end: int, seconds: float) -> None:
+        """One forward over tokens `[start, end)` of one prompt took `seconds`. Nonsense is left out."""
+        if not (0 <= start < end and 0 < seconds < math.inf):
+            return
+        # Lengths and starts of one power of two are of a kind.
+        kind = ((end - start).bit_length(), start.bit_length())
+        with self._lock:
+            self._compute.observe(kind, ComputeSample(start, end, seconds))
+            self._known = None
+
+    def loaded(self, source: str, nbytes: int, seconds: float) -> None:
+        """A load of `nbytes`, alone on `source`, took `seconds`. Nonsense is left out."""
+        if not (nbytes > 0 and 0 < seconds < math.inf):
+            return
+        with self._lock:
+            following = self._sources.get(source)
+            if following is None:
+                following = self._sources[source] = _following_source(None)
+            following.observe(nbytes.bit_length(), LoadSample(nbytes, seconds))
+            self._known = None
+
+    def _look(self) -> _Known:
+        known = self._known
+        if known is not None:
+            return known
+        with self._lock:
+            compute = self._compute.cost()
+            found = {name: following.cost() for name, following in self._sources.items()}
+            sources = {name: cost for name, cost in found.items() if cost is not None}
+            model = None if compute is None else CostModel(compute=compute, sources=sources)
+            self._known = _Known(compute, sources, model)
+            return self._known
+
+
+def _following_compute(profile: ComputeCost | None) -> _Following[ComputeCost, ComputeSample]:
+    return _Following(profile, fit=_learn_compute, estimate=lambda cost, one: cost.seconds(one.start, one.end))
+
+
+def _following_source(profile: SourceCost | None) -> _Following[SourceCost, LoadSample]:
+    return _Following(profile, fit=_learn_source, estimate=lambda cost, one: cost.seconds(one.nbytes))
+
+
+def _learn_compute(samples: Sequence[ComputeSample]) -> ComputeCost | None:
+    lengths = [one.end - one.start for one in samples]
+    if len(samples) < ENOUGH_FORWARDS or max(lengths) < LENGTHS_APART * min(lengths):
+        return None
+    return fit_compute(samples)
+
+
+def _learn_source(samples: Sequence[LoadSample]) -> SourceCost | None:
+    return None if len(samples) < ENOUGH_LOADS else fit_source(samples)

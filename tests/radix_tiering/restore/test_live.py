@@ -1,0 +1,320 @@
+"""Live costs: they follow reality within a few samples, whatever one sample says, and know what they do not know."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.live import (
+    ENOUGH_FORWARDS,
+    ENOUGH_LOADS,
+    REFIT_EVERY,
+    Correction,
+    LiveCosts,
+    Reservoir,
+)
+
+COMPUTE = ComputeCost(fixed_seconds=0.01, token_seconds=1e-4, pair_seconds=1e-8)
+DISK = SourceCost(latency_seconds=0.001, bytes_per_second=1e9)
+PROFILE = CostModel(compute=COMPUTE, sources={"host": DISK, "ssd": DISK})
+#: What a server sees: chunks of a long prompt, its rest, and short prompts.
+SPANS = [(0, 512), (512, 1024), (1024, 1536), (1536, 1700), (0, 64), (0, 200), (4096, 4608), (8000, 8192)]
+SIZES = [10**6, 3 * 10**6, 10**7, 10**8]
+
+changes = st.floats(0.05, 20)
+freaks = st.one_of(st.floats(1e-9, 1e6), st.sampled_from([1e-9, 1e6]))
+
+
+def learned(rounds: int = 20) -> LiveCosts:
+    """Without a profile, after some time with both costs as above."""
+    live = LiveCosts()
+    for number in range(rounds):
+        feed(live, number)
+    return live
+
+
+def feed(live: LiveCosts, number: int, slower: float = 1.0) -> None:
+    """One forward and one load, all that they take `slower`."""
+    start, end = SPANS[number % len(SPANS)]
+    live.computed(start, end, slower * COMPUTE.seconds(start, end))
+    nbytes = SIZES[number % len(SIZES)]
+    live.loaded("ssd", nbytes, slower * DISK.seconds(nbytes))
+
+
+def compute_of(live: LiveCosts) -> ComputeCost:
+    assert live.compute is not None
+    return live.compute
+
+
+# ---- one correction ----
+
+
+@given(changes)
+def test_a_correction_is_most_of_the_way_within_five_samples(change: float) -> None:
+    correction = Correction()
+    for _ in range(5):
+        correction.observe(1.0, change)
+    assert abs(math.log(correction.factor / change)) <= 0.25 * abs(math.log(change)) + 1e-9
+
+
+@given(st.lists(changes, max_size=8), freaks)
+def test_one_sample_at_most_doubles_or_halves_a_correction(before: list[float], freak: float) -> None:
+    correction = Correction()
+    for one in before:
+        correction.observe(1.0, one)
+    believed = correction.factor
+    correction.observe(1.0, freak)
+    assert believed / 2 - 1e-9 <= correction.factor <= believed * 2 + 1e-9
+
+
+@given(st.lists(st.tuples(freaks, freaks)))
+def test_a_correction_is_bounded(samples: list[tuple[float, float]]) -> None:
+    correction = Correction()
+    for estimated, real in samples:
+        correction.observe(estimated, real)
+        assert 1 / Correction.BOUND - 1e-9 <= correction.factor <= Correction.BOUND + 1e-9
+
+
+@pytest.mark.parametrize(("estimated", "real"), [(0, 1), (1, 0), (-1, 1), (1, math.inf), (math.nan, 1), (1, math.nan)])
+def test_nonsense_corrects_nothing(estimated: float, real: float) -> None:
+    correction = Correction()
+    correction.observe(1.0, 2.0)
+    before = correction.factor
+    correction.observe(estimated, real)
+    assert correction.factor == before
+
+
+def test_a_weight_is_a_share() -> None:
+    for weight in (0.0, -1.0, 1.1):
+        with pytest.raises(ValueError, match="weight"):
+            Correction(weight)
+
+
+# ---- with a profile ----
+
+
+def test_only_what_was_seen_moves() -> None:
+    live = LiveCosts(PROFILE)
+    assert live.now() == PROFILE
+    for _ in range(8):
+        live.loaded("ssd", 10**7, 10 * DISK.seconds(10**7))
+    now = live.now()
+    assert now is not None
+    assert now.compute == COMPUTE
+    assert now.sources["host"] == DISK
+    assert now.sources["ssd"].seconds(10**8) == pytest.approx(10 * DISK.seconds(10**8), rel=0.1)
+    live.computed(0, 512, 2 * COMPUTE.seconds(0, 512))
+    assert 1 < live.factors["compute"] < 2
+    assert live.factors["host"] == 1
+
+
+def test_a_source_that_the_profile_lacks_is_learned() -> None:
+    live = LiveCosts(PROFILE)
+    for nbytes in SIZES:
+        live.loaded("peer", nbytes, DISK.seconds(nbytes))
+    assert live.sources["peer"].seconds(5 * 10**7) == pytest.approx(DISK.seconds(5 * 10**7), rel=0.01)
+
+
+# ---- without one ----
+
+
+def test_nothing_is_known_at_first() -> None:
+    live = LiveCosts()
+    assert live.now() is None
+    assert live.compute is None
+    assert not live.sources
+    assert not live.factors
+
+
+def test_computing_is_known_after_enough_forwards_of_different_lengths() -> None:
+    live = LiveCosts()
+    for _ in range(10 * ENOUGH_FORWARDS):
+        live.computed(0, 512, COMPUTE.seconds(0, 512))
+    assert live.compute is None
+    for tokens in (100, 110, 120):
+        assert live.compute is None
+        live.computed(0, tokens, COMPUTE.seconds(0, tokens))
+    assert compute_of(live).seconds(0, 300) == pytest.approx(COMPUTE.seconds(0, 300), rel=0.2)
+    few = LiveCosts()
+    for number in range(ENOUGH_FORWARDS - 1):
+        few.computed(0, 64 + 200 * number, 1.0)
+    assert few.compute is None
+
+
+def test_a_source_is_known_after_a_few_loads_even_while_computing_is_not() -> None:
+    live = LiveCosts()
+    for number in range(ENOUGH_LOADS):
+        assert "ssd" not in live.sources
+        live.loaded("ssd", SIZES[number], DISK.seconds(SIZES[number]))
+    assert live.sources["ssd"].seconds(10**8) == pytest.approx(DISK.seconds(10**8), rel=0.01)
+    assert live.now() is None
+    assert set(live.factors) == {"ssd"}
+
+
+def test_what_is_learned_is_what_made_the_samples() -> None:
+    live = learned(200)
+    for span in SPANS:
+        assert compute_of(live).seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.01)
+    for nbytes in SIZES:
+        assert live.sources["ssd"].seconds(nbytes) == pytest.approx(DISK.seconds(nbytes), rel=0.01)
+
+
+def test_long_prompts_are_learned_after_a_time_of_short_ones() -> None:
+    live = LiveCosts()
+    short = [(0, 40), (0, 90), (0, 150), (0, 300), (0, 512)]
+    for number in range(200):
+        span = short[number % len(short)]
+        live.computed(*span, COMPUTE.seconds(*span))
+    for number in range(200):
+        span = SPANS[number % len(SPANS)]
+        live.computed(*span, COMPUTE.seconds(*span))
+    for span in SPANS:
+        assert compute_of(live).seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.05)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0, 0.3))
+def test_noise_is_averaged_and_no_term_is_negative(seed: int, noise: float) -> None:
+    generator = random.Random(seed)
+    live = LiveCosts()
+    for number in range(150):
+        feed(live, number, generator.uniform(1 - noise, 1 + noise))
+    found = compute_of(live)
+    assert min(found.fixed_seconds, found.token_seconds, found.pair_seconds) >= 0
+    for span in SPANS:
+        assert found.seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.02 + 2.5 * noise)
+
+
+# ---- with and without ----
+
+
+@settings(deadline=None)
+@given(st.booleans(), st.integers(20, 60), changes)
+def test_a_change_of_speed_is_followed_within_five_samples(profiled: bool, before: int, change: float) -> None:
+    live = LiveCosts(PROFILE) if profiled else LiveCosts()
+    for number in range(before):
+        feed(live, number)
+    for number in range(before, before + 5):
+        feed(live, number, change)
+    # Judged by what was seen since: that is what the next plan is about.
+    for number in range(before, before + 5):
+        span, nbytes = SPANS[number % len(SPANS)], SIZES[number % len(SIZES)]
+        for now, then in (
+            (compute_of(live).seconds(*span), COMPUTE.seconds(*span)),
+            (live.sources["ssd"].seconds(nbytes), DISK.seconds(nbytes)),
+        ):
+            assert abs(math.log(now / then / change)) <= 0.4 * abs(math.log(change)) + 0.05
+
+
+@settings(deadline=None)
+@given(st.booleans(), st.integers(20, 20 + 2 * REFIT_EVERY), st.integers(0, 100), freaks)
+def test_one_freak_moves_nothing_far_nor_for_long(profiled: bool, before: int, which: int, freak: float) -> None:
+    live = LiveCosts(PROFILE) if profiled else LiveCosts()
+    for number in range(before):
+        feed(live, number)
+    span, nbytes = SPANS[which % len(SPANS)], SIZES[which % len(SIZES)]
+    live.computed(*span, freak * COMPUTE.seconds(*span))
+    live.loaded("ssd", nbytes, freak * DISK.seconds(nbytes))
+
+    def furthest() -> float:
+        computing = [compute_of(live).seconds(*one) / COMPUTE.seconds(*one) for one in SPANS]
+        loading = [live.sources["ssd"].seconds(one) / DISK.seconds(one) for one in SIZES]
+        return max(abs(math.log(ratio)) for ratio in computing + loading)
+
+    assert furthest() <= math.log(Correction.SURPRISE)
+    for number in range(before, before + 6 * len(SPANS)):
+        feed(live, number)
+        assert furthest() <= math.log(Correction.SURPRISE)
+    assert furthest() <= 0.05
+
+
+@pytest.mark.parametrize("profile", [None, PROFILE])
+def test_nonsense_is_left_out(profile: CostModel | None) -> None:
+    live = LiveCosts(profile)
+    for number in range(40):
+        feed(live, number)
+    before = live.now()
+    for seconds in (0.0, -1.0, math.inf, math.nan):
+        live.computed(0, 512, seconds)
+        live.loaded("ssd", 10**6, seconds)
+    live.computed(512, 512, 1.0)
+    live.computed(-1, 512, 1.0)
+    live.loaded("ssd", 0, 1.0)
+    live.loaded("nowhere", -5, 1.0)
+    assert live.now() == before
+
+
+def test_what_was_handed_out_stays_as_it_was() -> None:
+    live = LiveCosts(PROFILE)
+    first = live.now()
+    assert live.now() is first  # nothing has changed: nothing is made
+    live.loaded("ssd", 10**7, 1.0)
+    assert first == PROFILE
+    assert live.now() != PROFILE
+
+
+def test_asking_and_telling_is_cheap() -> None:
+    live = learned(200)
+
+    def mean_microseconds(times: int, call: object) -> float:
+        started = time.perf_counter()
+        for number in range(times):
+            call(number)  # type: ignore[operator]
+        return (time.perf_counter() - started) / times * 1e6
+
+    # A hundred times and more what it takes: this guards against work that grows.
+    assert mean_microseconds(20_000, lambda number: live.now()) < 20
+    assert mean_microseconds(2_000, lambda number: feed(live, number)) < 2000
+
+
+def test_memory_is_bounded() -> None:
+    reservoir: Reservoir[object] = Reservoir()  # type: ignore[type-var]
+    for number in range(10_000):
+        reservoir.add(number % 1000, number)
+    assert len(reservoir.samples()) <= Reservoir.KINDS * Reservoir.EACH
+    # The kinds that had news last are there, the newest of each last.
+    assert reservoir.samples()[-1] == 9999
+
+
+def test_many_of_one_kind_push_out_none_of_another() -> None:
+    reservoir: Reservoir[object] = Reservoir()  # type: ignore[type-var]
+    reservoir.add("rare", -1)
+    for number in range(1000):
+        reservoir.add("common", number)
+    assert reservoir.samples() == [-1, 997, 998, 999]
+
+
+def test_threads_may_tell_and_ask_at_once() -> None:
+    live = LiveCosts()
+    stop, errors = threading.Event(), []
+
+    def tell(slower: float) -> None:
+        for number in range(400):
+            feed(live, number, slower)
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                now = live.now()
+                assert now is None or now.compute.seconds(0, 512) > 0
+            except Exception as error:  # noqa: BLE001 - told to the test's own thread
+                errors.append(error)
+                return
+
+    asking = threading.Thread(target=ask)
+    telling = [threading.Thread(target=tell, args=(1.0 + 0.01 * number,)) for number in range(4)]
+    for thread in [asking, *telling]:
+        thread.start()
+    for thread in telling:
+        thread.join(60)
+    stop.set()
+    asking.join(60)
+    assert not errors
+    assert compute_of(live).seconds(0, 512) == pytest.approx(COMPUTE.seconds(0, 512), rel=0.1)
