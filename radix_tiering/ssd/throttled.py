@@ -11,14 +11,29 @@ from swift_tiers.radix_tiering.ssd.wrapping import Admission, Clock, DelayingArr
 BURST_REQUESTS = 2
 
 
+class TokenBucket:
+    """What one device lets through: `bytes_per_second`, with room for two requests. For one thread.
+
+    Kept as the time at which all bytes taken so far will have passed: one number, no refill to round.
+    """
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._passed_at = float("-inf")
+
+    def take(self, length: int, now: float) -> float:
+        """When `length` bytes that are asked for at `now` have passed; not before `now`. Seconds."""
+        seconds = length / self.bytes_per_second
+        self._passed_at = max(self._passed_at, now - BURST_REQUESTS * seconds) + seconds
+        return max(now, self._passed_at)
+
+
 class ThrottledArray(DelayingArray):
     """Gives each device a rate and a service time, as if it were an SSD of its own.
 
-    One token bucket per device, read and write together, with room for two requests. The tokens are taken when a
-    request is submitted; it completes not before both the inner array has carried it out and its bytes have passed at
-    `bytes_per_second`, plus `latency` seconds. Nothing sleeps in `submit`. `sync` is not slowed.
-
-    The bucket is kept as the time at which all bytes taken so far will have passed: one number, no refill to round.
+    One token bucket per device, read and write together. The tokens are taken when a request is submitted; it
+    completes not before both the inner array has carried it out and its bytes have passed at `bytes_per_second`, plus
+    `latency` seconds. Nothing sleeps in `submit`. `sync` is not slowed.
     """
 
     def __init__(
@@ -37,24 +52,19 @@ class ThrottledArray(DelayingArray):
             raise ValueError(f"need a positive rate for each of {devices} devices, not {bytes_per_second}")
         if latency < 0:
             raise ValueError(f"latency must not be negative, not {latency}")
-        self._rates = rates
+        self._buckets = [TokenBucket(rate) for rate in rates]
         self._latency = latency
-        self._passed_at = [float("-inf")] * devices
         self.description = self._describe()
 
     def append(self, device: NewDevice) -> None:
         """The new device is as fast as the last one."""
         super().append(device)
-        self._rates.append(self._rates[-1])
-        self._passed_at.append(float("-inf"))
+        self._buckets.append(TokenBucket(self._buckets[-1].bytes_per_second))
         self.description = self._describe()
 
     def _describe(self) -> str:
-        shown = ", ".join(f"{rate / 1e6:g}" for rate in self._rates)
+        shown = ", ".join(f"{bucket.bytes_per_second / 1e6:g}" for bucket in self._buckets)
         return f"{self.inner.description}, throttled to {shown} MB/s"
 
     def admit(self, number: int, request: Request, now: float) -> Admission:
-        seconds = request.length / self._rates[request.device]
-        started = max(self._passed_at[request.device], now - BURST_REQUESTS * seconds)
-        self._passed_at[request.device] = started + seconds
-        return Admission(max(now, started + seconds) + self._latency)
+        return Admission(self._buckets[request.device].take(request.length, now) + self._latency)

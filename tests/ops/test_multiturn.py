@@ -1,0 +1,435 @@
+"""The bench of three systems without its servers: what is asked, HiCache's throttle and copies, what comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_tiers.ops.bench import multiturn, multiturn_hicache
+from swift_tiers.ops.bench.multiturn_hicache import DiskBytes, ThrottledDisk, announce, disk_bytes
+from swift_tiers.ops.bench.multiturn_replay import Answer, Replayed, read_answer, replay
+from swift_tiers.ops.bench.multiturn_report import Round, different_answers, figures, make_rows, percentile
+from swift_tiers.ops.bench.multiturn_systems import HICACHE, OFF, TIERS, choose_sizes
+from swift_tiers.ops.bench.multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
+from swift_tiers.ops.errors import CommandError
+
+SHAPE = Shape(agents=5, turns=4, longest=600)
+VOCABULARY = 1000
+PAGE = 4
+
+
+# --- what is asked ---
+
+
+def test_histories_grow_and_agents_share_the_system_prompt_alone() -> None:
+    turns = make_round(SHAPE, VOCABULARY, seed=1)
+    assert sorted((turn.agent, turn.turn) for turn in turns) == [(a, t) for a in range(5) for t in range(4)]
+    last: dict[int, list[int]] = {}
+    for turn in turns:
+        before = last.get(turn.agent, [])
+        assert turn.turn == 0 or len(turn.prompt) > len(before) > 0
+        assert turn.prompt[: len(before)] == before
+        assert len(turn.prompt) <= SHAPE.longest
+        assert set(turn.prompt) <= set(range(VOCABULARY // 16, VOCABULARY * 3 // 4))
+        last[turn.agent] = turn.prompt
+    shared = SHAPE.longest // 6
+    assert len({tuple(prompt[:shared]) for prompt in last.values()}) == 1
+    assert distinct_tokens(turns) == sum(len(prompt) - shared for prompt in last.values()) + shared
+
+
+def test_rounds_are_drawn_by_their_seed_and_share_nothing() -> None:
+    assert make_round(SHAPE, VOCABULARY, seed=1) == make_round(SHAPE, VOCABULARY, seed=1)
+    one, other = (make_round(SHAPE, VOCABULARY, seed) for seed in (1, 2))
+    assert distinct_tokens(one + other) == distinct_tokens(one) + distinct_tokens(other)
+    assert [turn.agent for turn in one] != [turn.agent for turn in other]
+
+
+def test_every_agent_has_one_turn_in_each_lap() -> None:
+    turns = make_round(SHAPE, VOCABULARY, seed=3)
+    for lap in range(SHAPE.turns):
+        assert {(turn.agent, turn.turn) for turn in turns[lap * 5 : lap * 5 + 5]} == {(a, lap) for a in range(5)}
+
+
+def write_trace(path: Path, chains: list[list[int]]) -> Path:
+    lines = [json.dumps({"timestamp": number, "hash_ids": chain}) for number, chain in enumerate(chains)]
+    path.write_text("\n".join(reversed(lines)) + "\n")
+    return path
+
+
+def test_a_trace_gives_conversations_and_equal_blocks_equal_tokens(tmp_path: Path) -> None:
+    # 0 is a system prompt. 1 is alone; 2-3 with 5 is a conversation of two turns, 7-8 of three.
+    chains = [[0, 1, 90], [0, 2, 3, 91], [0, 7, 8, 92], [0, 2, 3, 5, 93], [0, 7, 8, 9, 94], [0, 7, 8, 9, 10, 95]]
+    turns = read_trace(write_trace(tmp_path / "trace.jsonl", chains), SHAPE, VOCABULARY, seed=0)
+    assert [(turn.agent, turn.turn) for turn in turns] == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
+    first, second = turns[0].prompt, turns[2].prompt
+    block = (SHAPE.longest - 8) // 6
+    assert len(turns[4].prompt) == 6 * block + 8
+    assert second[: 3 * block] == first[: 3 * block]
+    assert second[3 * block : 4 * block] != first[3 * block : 4 * block]
+    directory = read_trace(tmp_path, SHAPE, VOCABULARY, seed=0)
+    assert directory == turns
+    fewer = read_trace(tmp_path, SHAPE._replace(agents=1, turns=1), VOCABULARY, seed=0)
+    assert [(turn.agent, turn.turn) for turn in fewer] == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('{"timestamp": 0, "hash_ids": [1, 2, 3]}', "no requests that continue one another"),
+        ('{"timestamp": 0}', "not a Mooncake trace"),
+        ("prose", "not a Mooncake trace"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, content: str, problem: str) -> None:
+    (tmp_path / "trace.jsonl").write_text(content)
+    with pytest.raises(CommandError, match=problem):
+        read_trace(tmp_path / "trace.jsonl", SHAPE, VOCABULARY, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--rates", "1,fast"], "--rates"),
+        (["--rates", "0"], "--rates"),
+        (["--rounds", "0"], "--rounds"),
+        (["--together", "0"], "--together"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_starts(arguments: list[str], problem: str) -> None:
+    with pytest.raises(CommandError, match=problem):
+        multiturn.main(arguments)
+
+
+def test_host_memory_is_what_hicache_makes_of_its_ratio(tmp_path: Path) -> None:
+    shape = {"num_hidden_layers": 4, "num_attention_heads": 2, "head_dim": 16, "max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(shape))  # K and V in float32: 1024 bytes a token
+    sizes = choose_sizes(tmp_path, longest=600, together=2, written_tokens=10_000)
+    assert sizes.device_tokens == 2 * 632
+    assert sizes.host_tokens == (int(1264 * 1.25) // 16 + 1) * 16
+    assert sizes.page_bytes == 16 * 1024
+
+
+# --- HiCache's disk ---
+
+
+class Page:
+    """As much of a tensor as the throttle looks at."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def numel(self) -> int:
+        return self.length // 4
+
+    def element_size(self) -> int:
+        return 4
+
+
+class Storage:
+    """As SGLang's file storage, in memory; a read takes `seconds` of the clock."""
+
+    def __init__(self, clock: list[float], seconds: float = 0.0) -> None:
+        self.pages: set[str] = set()
+        self._clock, self._seconds = clock, seconds
+
+    def exists(self, key: str) -> bool:
+        return key in self.pages
+
+    def get(self, key: str, target: Page, target_sizes: object = None) -> Page | None:
+        self._clock[0] += self._seconds
+        return target if key in self.pages else None
+
+    def set(self, key: str, value: Page | None = None) -> bool:
+        if key == "no room":
+            return False
+        self.pages.add(key)
+        return True
+
+
+def make_disk(tmp_path: Path, clock: list[float], rate: float = 1000.0) -> ThrottledDisk:
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    return ThrottledDisk(rate, tmp_path / "disk-bytes", now=lambda: clock[0], sleep=sleep)
+
+
+def test_two_pages_pass_at_once_and_then_the_rate_rules_reads_and_writes_together(tmp_path: Path) -> None:
+    clock = [0.0]
+    disk, storage = make_disk(tmp_path, clock), Storage(clock)
+    for key in "abc":
+        assert disk.around_set(Storage.set, storage, key, Page(100))
+    assert clock[0] == pytest.approx(0.1)
+    assert disk.around_get(Storage.get, storage, "a", Page(100)) is not None
+    assert clock[0] == pytest.approx(0.2)
+    assert disk_bytes(tmp_path) == DiskBytes(read=100, written=300)
+
+
+def test_what_is_not_moved_costs_nothing(tmp_path: Path) -> None:
+    clock = [0.0]
+    disk, storage = make_disk(tmp_path, clock), Storage(clock)
+    for _ in range(9):
+        assert disk.around_get(Storage.get, storage, "missing", Page(100)) is None
+        assert not disk.around_set(Storage.set, storage, "no room", Page(100))
+    disk.around_set(Storage.set, storage, "there", Page(100))
+    for _ in range(9):
+        assert disk.around_set(Storage.set, storage, "there", Page(100))
+    assert clock[0] == 0.0
+    assert disk_bytes(tmp_path) == DiskBytes(read=0, written=100)
+
+
+def test_a_page_comes_neither_before_its_read_nor_before_its_bytes_have_passed(tmp_path: Path) -> None:
+    clock = [0.0]
+    disk, storage = make_disk(tmp_path, clock), Storage(clock, seconds=0.5)
+    storage.pages.add("a")
+    for expected in (0.5, 1.0, 1.5):  # slower than the throttle, which therefore adds nothing
+        disk.around_get(Storage.get, storage, "a", Page(100))
+        assert clock[0] == pytest.approx(expected)
+
+
+def test_threads_share_the_rate(tmp_path: Path) -> None:
+    slept: list[float] = []
+    disk = ThrottledDisk(1000.0, tmp_path / "disk-bytes", now=lambda: 0.0, sleep=slept.append)
+    storage = Storage([0.0])
+    storage.pages.add("a")
+
+    def read() -> None:
+        for _ in range(5):
+            disk.around_get(Storage.get, storage, "a", Page(100))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(slept) == pytest.approx([0.1 * count for count in range(1, 19)]), "all but the first two wait"
+    assert disk_bytes(tmp_path) == DiskBytes(read=2000, written=0)
+
+
+def test_a_server_without_throttle_is_noticed(tmp_path: Path) -> None:
+    assert disk_bytes(tmp_path) is None
+
+
+# --- HiCache's copies: each against plain loops over tokens ---
+
+
+def pools(pages: int, layers: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(K and V of a page-first host pool, every layer's K and then V of a device pool), all different."""
+    torch.manual_seed(0)
+    host = [torch.rand(pages, layers, PAGE, 2, 3) for _ in range(2)]
+    device = [torch.rand(pages * PAGE, 2, 3) for _ in range(2 * layers)]
+    return host, device
+
+
+def tokens_of(pages: list[int]) -> torch.Tensor:
+    return torch.tensor([page * PAGE + token for page in pages for token in range(PAGE)])
+
+
+def test_pages_go_down_and_come_up_as_they_were() -> None:
+    layers, device_pages, host_pages = 3, [4, 1, 2], [0, 3, 5]
+    host, device = pools(6, layers)
+    before = [tensor.clone() for tensor in device]
+    untouched = [tensor[[1, 2, 4]].clone() for tensor in host]
+    multiturn_hicache.transfer_kv_all_layer_direct_lf_pf(
+        device, host, tokens_of(device_pages), tokens_of(host_pages), PAGE
+    )
+    for part in range(2):
+        for layer in range(layers):
+            for source, target in zip(device_pages, host_pages, strict=True):
+                expected = before[part * layers + layer][source * PAGE : (source + 1) * PAGE]
+                assert torch.equal(host[part][target, layer], expected)
+        assert torch.equal(host[part][[1, 2, 4]], untouched[part])
+
+    elsewhere = [5, 0, 3]
+    for layer in range(layers):
+        targets = [device[layer], device[layers + layer]]
+        multiturn_hicache.transfer_kv_per_layer_direct_pf_lf(
+            host, targets, tokens_of(host_pages), tokens_of(elsewhere), layer, PAGE
+        )
+    for tensor, was in zip(device, before, strict=True):
+        assert torch.equal(tensor[tokens_of(elsewhere)], was[tokens_of(device_pages)])
+        assert torch.equal(tensor[tokens_of([1, 2, 4])], was[tokens_of([1, 2, 4])])
+
+
+def test_tokens_go_between_layer_first_pools() -> None:
+    _, device = pools(6, 2)
+    target = [torch.zeros_like(tensor) for tensor in device]
+    multiturn_hicache.transfer_kv_direct(device, target, torch.tensor([7, 1]), torch.tensor([2, 9]), PAGE)
+    for before, after in zip(device, target, strict=True):
+        assert torch.equal(after[[2, 9]], before[[7, 1]])
+        assert after.count_nonzero() == 12
+
+
+# --- the plugin is found by the server that it was announced to, and by no other ---
+
+
+def plugins(environment: Mapping[str, str]) -> set[str]:
+    code = "from importlib.metadata import entry_points as e; print(*(p.value for p in e(group='sglang.srt.plugins')))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return set(found.stdout.split())
+
+
+def test_only_the_server_it_was_announced_to_finds_the_plugin(tmp_path: Path) -> None:
+    ours = "swift_tiers.ops.bench.multiturn_hicache:load"
+    environment = announce(tmp_path / "plugin", 1000.0)
+    assert ours in plugins(environment)
+    assert "swift_tiers.sglang_ext.plugin:load" in plugins(environment), "the platform's hooks come with it"
+    assert ours not in plugins({})
+
+
+def test_it_does_nothing_in_a_process_that_it_was_not_announced_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(multiturn_hicache.SETTINGS, raising=False)
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", None)  # looks like the scheduler's process
+    multiturn_hicache.load()
+
+
+# --- asking ---
+
+
+def event(**more: Any) -> dict[str, Any]:
+    about = {"prompt_tokens": 4, "cached_tokens": 3, "cached_tokens_details": {"device": 1, "host": 0, "storage": 2}}
+    return {"output_ids": [7, 8], "meta_info": {**about, **more}}
+
+
+def test_an_answer_says_where_its_tokens_came_from() -> None:
+    answer = read_answer(Turn(1, 2, [5, 5, 5, 5]), 0.5, event())
+    assert (answer.device, answer.host, answer.disk, answer.computed) == (1, 0, 2, 1)
+    assert answer.token_ids == (7, 8)
+    without = read_answer(Turn(1, 2, [5, 5, 5, 5]), 0.5, event(cached_tokens_details=None))
+    assert (without.device, without.computed) == (3, 1)
+
+
+@pytest.mark.parametrize("more", [{"cached_tokens": 2}, {"prompt_tokens": 5}, {"cached_tokens": None}])
+def test_figures_that_do_not_add_up_are_an_error(more: dict[str, Any]) -> None:
+    with pytest.raises(CommandError, match="do not add up"):
+        read_answer(Turn(0, 0, [5, 5, 5, 5]), 0.5, event(**more))
+
+
+class Desk:
+    """Holds each request until a later one has come, or none is left; remembers who was there at a time."""
+
+    def __init__(self, requests: int) -> None:
+        self._left = requests
+        self._changed = threading.Condition()
+        self._inside: list[int] = []
+        self.seen: list[tuple[int, ...]] = []
+
+    def visit(self, agent: int) -> None:
+        with self._changed:
+            self._inside.append(agent)
+            self.seen.append(tuple(self._inside))
+            so_far = len(self.seen)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self.seen) > so_far or self._left == 1, timeout=10)
+            self._inside.remove(agent)
+            self._left -= 1
+            self._changed.notify_all()
+
+
+def make_handler(desk: Desk) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input_ids"]
+            desk.visit(prompt[0])
+            about = {"prompt_tokens": len(prompt), "cached_tokens": 0}
+            answer = {"output_ids": prompt, "meta_info": about}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f"data: {json.dumps(answer)}\n\ndata: [DONE]\n\n".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+def test_turns_are_asked_side_by_side_but_those_of_an_agent_one_after_the_other() -> None:
+    turns = [Turn(agent, turn, [agent, turn]) for turn in range(4) for agent in range(2)]
+    desk = Desk(len(turns))
+    with ThreadingHTTPServer(("127.0.0.1", 0), make_handler(desk)) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            replayed = replay(server.server_port, turns, together=2, new_tokens=1)
+        finally:
+            server.shutdown()
+    assert [(answer.agent, answer.turn) for answer in replayed.answers] == [(turn.agent, turn.turn) for turn in turns]
+    assert [answer.token_ids for answer in replayed.answers] == [tuple(turn.prompt) for turn in turns]
+    assert max(len(inside) for inside in desk.seen) == 2
+    assert all(len(set(inside)) == len(inside) for inside in desk.seen), "no agent has two requests at a time"
+
+
+def test_no_server_is_one_error() -> None:
+    with pytest.raises(CommandError, match="no answer from the server"):
+        replay(1, [Turn(0, 0, [1]), Turn(1, 0, [1])], together=2, new_tokens=1)
+
+
+# --- what is made of it ---
+
+
+def make_answer(ttft: float, ids: tuple[int, ...] = (1,), **tokens: int) -> Answer:
+    counted = {"device": 0, "host": 0, "disk": 0, **tokens}
+    return Answer(agent=0, turn=0, ttft_seconds=ttft, prompt_tokens=100, token_ids=ids, **counted)
+
+
+def make_test_round(system: str, answers: list[Answer], rate: float = 1.0, number: int = 0) -> Round:
+    replayed = Replayed(seconds=10.0, answers=tuple(answers))
+    return Round(
+        rate=rate, number=number, system=system, replayed=replayed, disk=DiskBytes(300, 100), disk_seconds=20.0
+    )
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    values = [float(value) for value in range(200, 0, -1)]
+    assert (percentile(values, 0.5), percentile(values, 0.9), percentile(values, 0.99)) == (100, 180, 198)
+    assert percentile(values[:100], 0.99) == 199
+    assert percentile([3.0], 0.5) == 3.0
+
+
+def test_a_row_is_over_all_rounds_of_a_system_at_a_rate() -> None:
+    rounds = [
+        make_test_round(TIERS, [make_answer(1.0, device=50, disk=10)]),
+        make_test_round(TIERS, [make_answer(3.0, host=20)], number=1),
+        make_test_round(TIERS, [make_answer(9.0)], rate=2.0),
+        make_test_round(OFF, [make_answer(5.0)]),
+    ]
+    off, tiers, faster = make_rows(rounds)
+    assert (off.system, tiers.system, faster.rate) == (OFF, TIERS, 2.0)
+    assert (tiers.requests, tiers.p50, tiers.p99) == (2, 1.0, 3.0)
+    assert (tiers.device, tiers.host, tiers.disk, tiers.computed) == (0.25, 0.1, 0.05, 0.6)
+    assert tiers.tokens_per_second == 10.0
+    assert (tiers.read_rate, tiers.write_rate) == (15.0, 5.0)
+
+
+def test_one_slow_answer_at_one_rate_breaks_the_bound_there() -> None:
+    rounds = [
+        *(make_test_round(HICACHE, [make_answer(2.0)] * 9, rate=rate) for rate in (0.5, 1.0)),
+        make_test_round(TIERS, [make_answer(1.0)] * 9, rate=0.5),
+        make_test_round(TIERS, [make_answer(1.0)] * 8 + [make_answer(2.5)], rate=1.0),
+    ]
+    slow, equal, different = figures(make_rows(rounds), different=0)
+    assert (slow.value, slow.holds) == (0.5, True)
+    assert (equal.value, equal.holds) == (1.25, False)
+    assert different.holds
+
+
+def test_other_tokens_break_a_bound_and_are_shown() -> None:
+    same, other = [make_answer(1.0), make_answer(1.0)], [make_answer(1.0), make_answer(1.0, ids=(2,))]
+    rounds = [make_test_round(OFF, same), make_test_round(HICACHE, same), make_test_round(TIERS, other)]
+    (line,) = different_answers(rounds)
+    assert "swift-tiers [2]" in line
+    assert "hicache [1]" in line
+    assert not figures(make_rows(rounds), different=1)[-1].holds
+    assert different_answers(rounds[:2]) == []
+    elsewhere = make_test_round(TIERS, other, number=1)
+    assert different_answers([*rounds[:2], elsewhere]) == [], "another round's prompts are others"
