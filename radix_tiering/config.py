@@ -192,6 +192,32 @@ class PeerConfig(Section, frozen=True):
     ] = None
 
 
+class RestoreConfig(Section, frozen=True):
+    """How prefixes come back to the device: loaded from below, recomputed, or both at once."""
+
+    strategy: Annotated[
+        Literal["auto", "load", "recompute", "token-wise"],
+        Meta(
+            description="auto: by what each costs; load: wait for the pages; recompute: load nothing; token-wise: "
+            "recompute from the front while loading from the back"
+        ),
+    ] = "auto"
+    chunk: Annotated[
+        int, Meta(ge=1, description="Tokens that are recomputed between two looks at what has arrived")
+    ] = 512
+    profile: Annotated[
+        str | None,
+        Meta(
+            description="The file that `swift-tiers profile` wrote for this model on this machine; unset: the one in "
+            "the profile directory, and without one costs are learnt from requests"
+        ),
+    ] = None
+    behind: Annotated[
+        float,
+        Meta(ge=1, description="A load that takes so many times its estimate is given up, and its pages recomputed"),
+    ] = 3.0
+
+
 class TiersConfig(Section, frozen=True):
     """The whole configuration. With no field set: a host tier sized from free memory, no ssd tier."""
 
@@ -201,6 +227,7 @@ class TiersConfig(Section, frozen=True):
     identity: IdentityConfig = msgspec.field(default_factory=IdentityConfig)
     bus: BusConfig = msgspec.field(default_factory=BusConfig)
     peer: PeerConfig = msgspec.field(default_factory=PeerConfig)
+    restore: RestoreConfig = msgspec.field(default_factory=RestoreConfig)
 
 
 def _decode(kind: type, value: object) -> object:

@@ -175,9 +175,11 @@ class RestoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     started: int
     completed: int  # every page that was found came up in time
     cut_short: int  # some pages did not come up: damaged, lost, or no room
+    split: int  # the device computed a part of the pages while the others came up
     expired: int  # the deadline passed; the rest was recomputed
     cancelled: int  # the request ended first
     failed_loads: int  # a copy to the device failed: SGLang answered 503 for its requests
+    late: int  # fell behind their estimates: what had not come by then was computed
 
 
 class StackSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,17 +1,11 @@
-"""Bringing a request's pages up to host memory before the request is admitted.
-
-A `Restore` is one request's claim on a chain of pages:
-
-    WAITING --(worker takes it)--> RUNNING --(all pages settled)--> READY
-       |                              |---(deadline passed)------> READY, with what has come up so far
-       '----------(cancel)------------'--(cancel)----------------> CANCELLED
-
-While it is RUNNING or READY its pages are pinned. READY is final until `release`: `pages` pages from the start of the
-chain lie in host memory, verified, and cannot leave. Nothing is promised before that.
+"""Bringing requests' pages up to host memory, before they are admitted or while the device computes the rest.
 
 A restore begins when its request arrives, which may be long before there is room for it on the device. So that a long
 queue does not pin all of host memory, one that nobody has asked for yet (`poll`) starts only while less than half of
 it is pinned; and the deadline counts from the first `poll`, since only from then on somebody waits.
+
+Where the device can compute beside it (`Restore.can_compute`), nobody waits for what is faster computed: `poll` says so
+by what both cost, and whoever drives the device asks for each next `step`, and says what it has taken.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 
 import numpy as np
 
@@ -28,10 +21,14 @@ from swift_tiers.radix_tiering.counters import LinkCounters, RestoreSnapshot, Ti
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.page_reads import PageReads, Waiter
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.peer_writer import PeerWriter
 from swift_tiers.radix_tiering.promotion import Promotions, Source
+from swift_tiers.radix_tiering.request_restore import Readiness, Restore, RestoreState
+from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.restore.planner import HERE, Planner
 from swift_tiers.radix_tiering.ssd import StripeSet
 from swift_tiers.radix_tiering.write_behind import WriteBehind
 
@@ -39,62 +36,10 @@ from swift_tiers.radix_tiering.write_behind import WriteBehind
 EARLY_SHARE = 0.5
 #: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64
-
-
-class RestoreState(Enum):
-    WAITING = auto()
-    RUNNING = auto()
-    READY = auto()
-    CANCELLED = auto()
-
-
-class Restore:
-    """One request's claim on a chain of pages. Made and changed by `Restorer`; `state` and `pages` may be read
-    by any thread."""
-
-    __slots__ = (
-        "arrived",
-        "asked_for",
-        "claimed",
-        "deadline",
-        "ended",
-        "keys",
-        "outcome",
-        "pages",
-        "prefix_keys",
-        "released",
-        "settled",
-        "short",
-        "slots",
-        "sources",
-        "started",
-        "state",
-        "unsettled",
-    )
-
-    def __init__(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes], started: float) -> None:
-        self.keys = keys  # the chain to bring up
-        self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
-        self.started = started
-        self.deadline = float("inf")  # until somebody waits
-        self.asked_for = False
-        self.state = RestoreState.WAITING
-        self.outcome = ""  # how it ended, by the name that `RestoreSnapshot` counts it under; empty: nothing was held
-        self.ended: float | None = None
-        self.claimed: list[Page] = []  # pinned
-        self.sources: list[Source] = []
-        self.settled: list[bool] = []  # per claimed page: its fate is known
-        self.arrived: list[bool] = []  # per claimed page: in host memory and verified
-        self.unsettled = 0
-        self.short = False  # a page was found that could not be claimed
-        self.pages = 0  # final when READY
-        self.slots: np.ndarray = np.empty(0, dtype=np.int64)  # host slots of those pages
-        self.released = False
-
-    @property
-    def reach(self) -> int:
-        """Whole pages of its request, as far as known."""
-        return len(self.prefix_keys) + len(self.keys)
+#: A waiting request is planned for anew after so long, seconds.
+REPLAN_SECONDS = 0.01
+#: Within so long of its estimate nothing counts as late, seconds: threads wake up when they do.
+SLACK_SECONDS = 0.05
 
 
 class Restorer:
@@ -119,6 +64,9 @@ class Restorer:
         deadline_seconds: float,
         verify: bool,
         fingerprint: Callable[[np.ndarray], bytes],
+        planner: Planner,
+        reads: PageReads,
+        behind: float,
     ) -> None:
         self.namespace = namespace
         self._table = table
@@ -135,21 +83,28 @@ class Restorer:
         self._deadline_seconds = deadline_seconds
         self._verify = verify
         self._checksum = fingerprint
+        self._planner = planner
+        self._reads = reads
+        self._behind = behind
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._deferred: deque[Restore] = deque()
-        self._promotions: Promotions[tuple[Restore, int]] = Promotions(
+        self._promotions: Promotions[Waiter] = Promotions(
             table, host, stripes, peer, host_counters=host_counters, ssd_counters=ssd_counters,
             peer_counters=peer_counters, link=link, events=events, clock=clock, settled=self._promoted,
         )  # fmt: skip
+        reads.promotions = self._promotions
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = threading.Thread(target=self._run, name="swift-restore", daemon=True)
         self._thread.start()
 
     # ---- any thread ----
 
-    def begin(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
-        """Start to bring up `keys`, a chain of pages; returns at once. Counts a use of `prefix_keys` too."""
-        restore = Restore(keys, prefix_keys, self._clock())
+    def begin(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), *, can_compute: bool = False) -> Restore:
+        """Start to bring up `keys`, a chain of pages; returns at once. Counts a use of `prefix_keys` too.
+
+        `can_compute`: the device could compute a part of them meanwhile.
+        """
+        restore = Restore(keys, prefix_keys, self._clock(), can_compute=can_compute)
         self._jobs.put(lambda: self._start(restore))
         return restore
 
@@ -161,27 +116,33 @@ class Restorer:
         """A restore of `keys` where nothing is held: ready now, with no page. Counts the misses and the uses."""
         restore = Restore(keys, prefix_keys, self._clock())
         restore.ended = restore.started
+        restore.complete = True
         restore.state = RestoreState.READY
         self._jobs.put(lambda: self._miss(restore))
         return restore
 
-    def poll(self, restore: Restore) -> bool:
-        """Whether `restore` is settled; past its deadline it settles here, with what has come up."""
+    def poll(self, restore: Restore) -> Readiness:
+        """What the request may do now. Past its deadline it is no longer kept waiting: it goes on with what has come
+        up, or computes what is missing."""
+        now = self._clock()
         if restore.state in (RestoreState.READY, RestoreState.CANCELLED):
-            return True
-        if not restore.asked_for:
-            restore.asked_for = True
-            restore.deadline = self._clock() + self._deadline_seconds
+            return self._readiness_of_settled(restore)
+        if restore.asked is None:
+            restore.asked = now
+            restore.deadline = now + self._deadline_seconds
             self._jobs.put(lambda: self._start(restore))  # in case it had been deferred
-        if self._clock() < restore.deadline:
-            return False
+        if restore.can_compute and restore.complete:
+            with self._table.lock:
+                return self._compute_or_wait(restore, now)
+        if now < restore.deadline:
+            return Readiness.WAIT
         with self._table.lock:
             if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
                 self._end(restore, "expired")
                 waited = self._clock() - restore.started
                 self._events.emit("restore.expired", pages=len(restore.keys), seconds=round(waited, 3))
                 self._finish(restore)
-        return True
+        return Readiness.READY
 
     def release(self, restore: Restore) -> None:
         """The request has its pages on the device, or ended: nothing is pinned for it any more. Idempotent."""
@@ -189,6 +150,7 @@ class Restorer:
             if restore.released:
                 return
             restore.released = True
+            self._reads.remove(restore)
             if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
                 self._end(restore, "cancelled")
                 restore.state = RestoreState.CANCELLED
@@ -211,6 +173,50 @@ class Restorer:
             self._peer_counters.hits += by_source[Source.PEER]
             self._host_counters.bytes_read += pages * length
             self._host_counters.read_latency.observe(seconds)
+
+    # ---- while the device computes; the thread that drives it ----
+
+    def step(self, restore: Restore, front: int) -> Step:
+        """What the device should do next for `restore`, of whose pages it has the first `front`.
+
+        It holds (`end == jump`) while it would compute what is about to arrive. Nothing is waited for without bound:
+        what takes longer than `restore.behind` times its estimate is computed.
+        """
+        with self._table.lock:
+            flight = restore.flight
+            flight.computed()
+            flight.has(front)
+            step = self._next_step(restore)
+            self._reads.pump()
+            return step
+
+    def take(self, restore: Restore, step: Step) -> None:
+        """The device copies and computes as `step` says; see `Flight.take`."""
+        with self._table.lock:
+            restore.flight.take(step)
+            restore.computing = True
+            restore.held = None
+            restore.computed_pages += step.end - step.jump
+            self._reads.batch.set_computing(restore, True)
+            self._reads.pump()
+
+    def present(self, restore: Restore, front: int) -> int:
+        """How many pages from the start can be copied to the device now, which has the first `front` of them."""
+        with self._table.lock:
+            restore.flight.has(front)
+            return restore.flight.step(1).jump
+
+    def split(self, restore: Restore) -> None:
+        """The device has computed or taken every page of it, or is about to. What it took stays pinned until it is
+        released."""
+        with self._table.lock:
+            self._reads.remove(restore)
+            if restore.state is RestoreState.RUNNING:
+                self._end(restore, "split")
+                restore.pages = len(restore.claimed)
+                restore.state = RestoreState.READY
+
+    # ---- any thread ----
 
     def snapshot(self) -> RestoreSnapshot:
         return RestoreSnapshot(**self._counts)
@@ -243,21 +249,27 @@ class Restorer:
         with self._table.lock:
             if restore.state is not RestoreState.WAITING:
                 return
-            if not restore.asked_for and not self._may_start_early(len(restore.keys)):
+            if restore.asked is None and not self._may_start_early(len(restore.keys)):
                 self._deferred.append(restore)
                 return
             restore.state = RestoreState.RUNNING
-            restore.unsettled = 1  # the worker's own share: not settled while the chain is still being claimed
             self._counts["started"] += 1
             now = self._table.tick()
+        self._use(restore.prefix_keys, now, restore.reach)
         try:
-            self._use(restore.prefix_keys, now, restore.reach)
             self._claim(restore, now)
+        finally:
+            with self._table.lock:
+                restore.complete = True
+                if restore.state is RestoreState.RUNNING:
+                    self._reads.add(restore)
+                    self._plan(restore)
+                    self._reads.pump()
+        try:
             if self._verify:
                 self._verify_resident(restore)
         finally:
             with self._table.lock:
-                restore.unsettled -= 1
                 self._finish_if_settled(restore)
 
     def _may_start_early(self, pages: int) -> bool:
@@ -307,7 +319,7 @@ class Restorer:
                 self._sharer.offer(page)
 
     def _claim(self, restore: Restore, now: int) -> None:
-        """Pin the chain as far as it goes, and start reading what is on ssd."""
+        """Pin the chain as far as it goes."""
         found = 0
         for start in range(0, len(restore.keys), PAGES_PER_HOLD):
             batch = restore.keys[start : start + PAGES_PER_HOLD]
@@ -328,43 +340,35 @@ class Restorer:
             self._count_misses(len(restore.keys) - found, on_ssd, at_peers)
 
     def _claim_page(self, restore: Restore, page: Page, now: int) -> bool:
-        index = len(restore.claimed)
+        unit = len(restore.claimed)
         if page.host is HostState.RESIDENT:
-            self._table.pin(page)
-            self._add_claim(restore, page, Source.HOST, settled=not self._verify)
-        elif (source := self._promotions.join(page, (restore, index))) is not None:
-            self._table.pin(page)
-            self._add_claim(restore, page, source, settled=False)
+            source, under_way = Source.HOST, True
+        elif (joined := self._promotions.join(page, (restore, unit, None))) is not None:
+            source, under_way = joined, True
         elif page.saved:
-            self._table.pin(page)
-            source = self._promotions.begin(page, (restore, index))
-            if source is None:
-                self._table.unpin(page)
-                restore.short = True
-                return False
-            self._add_claim(restore, page, source, settled=False)
+            source, under_way = Source.PEER if page.peer is not None else Source.SSD, False
         else:
             return False
-        self._touch(page, now, restore.reach)
-        return True
-
-    def _add_claim(self, restore: Restore, page: Page, source: Source, *, settled: bool) -> None:
+        self._table.pin(page)
         restore.claimed.append(page)
         restore.sources.append(source)
-        restore.settled.append(settled)
-        restore.arrived.append(settled)
-        if not settled:
-            restore.unsettled += 1
+        restore.flight.append(source.value)
+        if under_way:
+            restore.flight.take_load(range(unit, unit + 1))
+        if source is Source.HOST and not self._verify:
+            restore.flight.arrived(unit)
+        self._touch(page, now, restore.reach)
+        return True
 
     def _verify_resident(self, restore: Restore) -> None:
         """Check the bytes of the pages that were in host memory already; they are pinned, so no lock is needed."""
         with self._table.lock:
             resident = [
-                (index, page)
-                for index, page in enumerate(restore.claimed)
-                if restore.sources[index] is Source.HOST and restore.state is RestoreState.RUNNING
+                (unit, page)
+                for unit, page in enumerate(restore.claimed)
+                if restore.sources[unit] is Source.HOST and restore.state is RestoreState.RUNNING
             ]
-        for index, page in resident:
+        for unit, page in resident:
             expected, digest = page.digest, self._checksum(self._host.page(page.slot))
             with self._table.lock:
                 if restore.state is not RestoreState.RUNNING:
@@ -376,25 +380,31 @@ class Restorer:
                     self._host_counters.checksum_failures += 1
                     self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
                     self._table.drop(page)
-                self._settle(restore, index, arrived=not page.dropped)
+                self._settle(restore, unit, arrived=not page.dropped)
 
-    def _promoted(self, waiter: tuple[Restore, int], source: Source, arrived: bool) -> None:
-        """A page that was on its way up is there, or will not come. Lock held."""
-        restore, index = waiter
-        if index < len(restore.sources):
-            restore.sources[index] = source
-        self._settle(restore, index, arrived=arrived)
+    # ---- lock held ----
+
+    def _promoted(self, waiter: Waiter, source: Source, arrived: bool) -> None:
+        """A page that was on its way up is there, or will not come."""
+        restore, unit, asked = waiter
+        if unit < len(restore.sources):
+            restore.sources[unit] = source
+        if asked is not None:
+            self._reads.answered(asked, self._host.geometry.page_bytes if arrived else 0)
+        self._settle(restore, unit, arrived=arrived)
+        self._reads.pump()
         self._finish_if_settled(restore)
 
-    def _settle(self, restore: Restore, index: int, *, arrived: bool) -> None:
-        if not restore.settled[index]:
-            restore.settled[index] = True
-            restore.arrived[index] = arrived
-            restore.unsettled -= 1
+    def _settle(self, restore: Restore, unit: int, *, arrived: bool) -> None:
+        if arrived:
+            restore.flight.arrived(unit)
+        else:
+            restore.flight.failed(unit)
 
     def _finish_if_settled(self, restore: Restore) -> None:
-        if restore.state is RestoreState.RUNNING and restore.unsettled <= 0:
-            self._end(restore, "completed" if all(restore.arrived) and not restore.short else "cut_short")
+        if restore.state is RestoreState.RUNNING and not restore.computing and restore.settled:
+            whole = restore.usable == len(restore.claimed) and not restore.short
+            self._end(restore, "completed" if whole else "cut_short")
             self._finish(restore)
 
     def _end(self, restore: Restore, outcome: str) -> None:
@@ -405,13 +415,81 @@ class Restorer:
         restore.ended = self._clock()
 
     def _finish(self, restore: Restore) -> None:
-        """READY: keep the pages that arrived, from the start of the chain; let the others go."""
-        usable = 0
-        while usable < len(restore.claimed) and restore.arrived[usable] and not restore.claimed[usable].dropped:
-            usable += 1
-        for page in restore.claimed[usable:]:
-            self._table.unpin(page)
-        del restore.claimed[usable:], restore.sources[usable:]
-        restore.slots = np.fromiter((page.slot for page in restore.claimed), dtype=np.int64, count=usable)
+        """READY: keep the pages that arrived, from the start of the chain; let the others go, unless the device can
+        compute what is missing between them."""
+        usable = restore.usable
+        self._reads.remove(restore)
+        if not restore.can_compute or restore.outcome == "expired":
+            for page in restore.claimed[usable:]:
+                self._table.unpin(page)
+            del restore.claimed[usable:], restore.sources[usable:]
+        restore.slots = restore.host_slots(0, usable)
         restore.pages = usable
         restore.state = RestoreState.READY
+
+    def _readiness_of_settled(self, restore: Restore) -> Readiness:
+        holes = restore.can_compute and len(restore.claimed) > restore.pages and restore.outcome != "expired"
+        return Readiness.COMPUTE if holes else Readiness.READY
+
+    def _plan(self, restore: Restore) -> None:
+        """Decide, by where its pages are now."""
+        flight, now = restore.flight, self._clock()
+        if not restore.can_compute:
+            flight.steer(len(flight))  # front to back: what has come up when the deadline passes can be used
+            return
+        front = flight.step(1).jump
+        decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE))
+        if restore.decision is None and decision.plan is not None:
+            restore.estimate = decision.plan.seconds
+        restore.decision, restore.decided = decision, now
+        flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island)
+        # From now on: the request will be admitted as soon as there is room.
+        self._reads.batch.set_computing(restore, decision.compute)
+
+    def _compute_or_wait(self, restore: Restore, now: float) -> Readiness:
+        if restore.state is not RestoreState.RUNNING:
+            return self._readiness_of_settled(restore)
+        if not restore.late and now - restore.decided >= REPLAN_SECONDS:
+            self._plan(restore)
+        decision = restore.decision
+        assert decision is not None or restore.late, "planned for when its chain was complete"
+        if not restore.late and not (decision is not None and decision.compute):
+            assert restore.asked is not None
+            waited = now - restore.asked
+            if restore.estimate is not None and waited > self._behind * restore.estimate + SLACK_SECONDS:
+                self._fell_behind(restore, restore.flight.absent, "loading takes longer than estimated")
+            elif now >= restore.deadline:
+                self._fell_behind(restore, restore.flight.absent, "its deadline passed")
+            else:
+                return Readiness.WAIT
+            restore.flight.steer(0, self._planner.island)
+            self._reads.batch.set_computing(restore, True)
+        step = self._next_step(restore)
+        return Readiness.COMPUTE if step.end > step.jump else Readiness.WAIT
+
+    def _next_step(self, restore: Restore) -> Step:
+        flight = restore.flight
+        step = flight.step(self._planner.chunk)
+        if step.end > step.jump or step.jump == len(flight):
+            restore.held = None
+        elif self._held_too_long(restore):
+            pages = flight.abandon_loading()
+            for source in list(flight.sources()):
+                pages += flight.abandon_source(source)
+            self._fell_behind(restore, pages, "a page that the device waited for did not come in time")
+            step = flight.step(self._planner.chunk)
+        return step
+
+    def _held_too_long(self, restore: Restore) -> bool:
+        now = self._clock()
+        if restore.held is None:
+            restore.held = now
+        expected = self._reads.expected_seconds(restore)
+        limit = self._deadline_seconds if expected is None else self._behind * expected + SLACK_SECONDS
+        return now - restore.held > limit
+
+    def _fell_behind(self, restore: Restore, pages: int, reason: str) -> None:
+        restore.late = reason
+        self._counts["late"] += 1
+        waited = self._clock() - restore.started
+        self._events.emit("restore.behind", pages=pages, seconds=round(waited, 3), reason=reason)

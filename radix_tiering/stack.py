@@ -31,11 +31,15 @@ from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.observing import page_facts, take_snapshot
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageRecord, page_digest
+from swift_tiers.radix_tiering.page_reads import PageReads
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.peer_writer import PeerEvents, PeerWriter
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
-from swift_tiers.radix_tiering.restorer import Restore, Restorer
+from swift_tiers.radix_tiering.request_restore import Restore
+from swift_tiers.radix_tiering.restore.live import LiveCosts
+from swift_tiers.radix_tiering.restore.planner import Planner
+from swift_tiers.radix_tiering.restorer import Restorer
 from swift_tiers.radix_tiering.ssd import StoredPage
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.write_behind import WriteBehind
@@ -77,6 +81,7 @@ class TierStack:
         *,
         events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
+        costs: LiveCosts | None = None,
     ) -> None:
         self.namespace = namespace
         self.config = config
@@ -138,6 +143,17 @@ class TierStack:
                 events=self.events,
                 most_bytes=config.peer.borrow_limit,
             )
+        geometry, restoring = namespace.geometry, config.restore
+        #: What recomputing and loading cost, as far as is known: from a profile, or learnt.
+        self.costs = costs or LiveCosts()
+        self.planner = Planner(
+            self.costs,
+            page_tokens=geometry.tokens,
+            page_bytes=geometry.page_bytes,
+            layers=geometry.layers,
+            choice=restoring.strategy,
+            chunk_tokens=restoring.chunk,
+        )
         self.restorer = Restorer(
             self.digest,
             self.table,
@@ -155,6 +171,9 @@ class TierStack:
             deadline_seconds=float(config.policy.restore_deadline),
             verify=config.host.verify,
             fingerprint=self._fingerprint,
+            planner=self.planner,
+            reads=PageReads(self.planner, self.costs, clock),
+            behind=restoring.behind,
         )
         if peer is not None and self.sharer is not None:
             peer.watch(PeerEvents(self, self.sharer))
@@ -245,14 +264,16 @@ class TierStack:
             found += 1
         return found
 
-    def restore(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
+    def restore(
+        self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), *, can_compute: bool = False
+    ) -> Restore:
         """Start to bring up the chain `keys`; see `Restore` and `Restorer`. Returns at once.
 
         `prefix_keys` are the pages before it, which the device has: they count as used. If nothing of `keys` is held,
         the answer is ready at once.
         """
-        if self.probe(keys[:1]):
-            return self.restorer.begin(keys, prefix_keys)
+        if self.config.restore.strategy != "recompute" and self.probe(keys[:1]):
+            return self.restorer.begin(keys, prefix_keys, can_compute=can_compute)
         return self.restorer.nothing(keys, prefix_keys)
 
     # ---- steering ----

@@ -8,18 +8,22 @@ lengths, which SGLang repeats for a waiting request in every scheduling round, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from swift_tiers.radix_tiering.promotion import Source
+from swift_tiers.radix_tiering.request_restore import Readiness
+from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.sglang_ext.linker import SwiftLinker
 from swift_tiers.sglang_ext.request_facts import RequestFacts
+from swift_tiers.sglang_ext.restoring import Course, why_not
 from swift_tiers.sglang_ext.sampler import Sampler
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
@@ -31,13 +35,14 @@ MAX_ASKED = 8
 class Arrival:
     """A waiting request, as far as every rank agrees on it."""
 
-    __slots__ = ("agreed", "device_pages", "evictions", "facts", "key", "restarts", "tails")
+    __slots__ = ("agreed", "can_compute", "device_pages", "evictions", "facts", "key", "restarts", "tails")
 
-    def __init__(self, key: Any, facts: RequestFacts, device_pages: int, evictions: int) -> None:
+    def __init__(self, key: Any, facts: RequestFacts, device_pages: int, evictions: int, can_compute: bool) -> None:
         self.key = key
         self.facts = facts
         self.device_pages = device_pages  # of its prefix, on the device when it arrived
         self.evictions = evictions  # device evictions until then
+        self.can_compute = can_compute  # with a part of its pages, while the rest comes up
         self.agreed = False  # every rank has settled its restore
         self.restarts = 0
         self.tails: dict[tuple[int, int], Sequence[str]] = {}  # (device length, key length) -> page hashes
@@ -51,11 +56,15 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def __init__(self, cache: SwiftRadixCache, cache_linker: SwiftLinker) -> None:
         super().__init__(cache, cache_linker)
         self.arrivals: dict[str, Arrival] = {}
+        self.courses: dict[str, Course] = {}
+        self.computes = False  # SGLang computes prompts in chunks, so that pages may come up between two of them
         self._matching: Arrival | None = None  # the request that match() is working on
 
     def match(self, key: Any, req: Any, result: Any) -> Any:
         if req.rid not in self.arrivals:
-            self._arrive(key, req.rid, RequestFacts.of(req), result)
+            facts = RequestFacts.of(req)
+            facts.whole = why_not(req) if self.computes else "SGLang computes prompts in one piece"
+            self._arrive(key, req.rid, facts, result)
         # A marker of an earlier round must not outlive a round that finds nothing.
         self.hit_markers.pop(req.rid, None)
         self._matching = self.arrivals[req.rid]
@@ -72,7 +81,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         bigram, _ = key.maybe_to_bigram_view(self.cache.tree_core.is_eagle)
         device_length = result.device_prefix_len
         page = self.cache.page_size
-        arrival = Arrival(key, facts, device_length // page, self.cache.device_evictions)
+        arrival = Arrival(key, facts, device_length // page, self.cache.device_evictions, not facts.whole)
         self.arrivals[rid] = arrival
         tail = self._tail(arrival, bigram, result, device_length)
         prefix: list[str] = []
@@ -81,7 +90,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
         if tail or prefix:
             facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
-            self.cache_linker.arrive(rid, tail, prefix)
+            self.cache_linker.arrive(rid, tail, prefix, can_compute=arrival.can_compute)
             if (claim := self.cache_linker.claims.get(rid)) is not None:
                 facts.follow(claim.restore)
 
@@ -101,8 +110,63 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.arrivals[rid].restarts = arrival.restarts + 1
         return True
 
+    # ---- requests that are computed while their pages come up ----
+
+    def course_of(self, req: Any) -> Course | None:
+        """The course that a request which is about to be admitted would take; None if it needs none."""
+        arrival, claim = self.arrivals.get(req.rid), self.cache_linker.claims.get(req.rid)
+        if arrival is None or claim is None or not claim.computes:
+            return None
+        return Course(req.rid, claim.restore, arrival.device_pages)
+
+    def agree(self, course: Course, front: int) -> Step:
+        """The next step that every rank can take, of which the device has the first `front` pages."""
+        mine = self.cache_linker.stack.restorer.step(course.restore, front)
+        least = torch.tensor(mine, dtype=torch.int)
+        self.cache._all_reduce_attn_groups(least, torch.distributed.ReduceOp.MIN)
+        jump, end = least.tolist()
+        return Step(jump, max(jump, end))
+
+    def began(self, course: Course, step: Step) -> None:
+        """The request was admitted: its first chunk is `step`."""
+        self.courses[course.rid] = course
+        self.cache_linker.set_under_way(course.rid, course.restore, True)
+        self.advanced(course, step)
+
+    def advanced(self, course: Course, step: Step) -> None:
+        """The device takes `step`."""
+        self.cache_linker.stack.restorer.take(course.restore, step)
+        if step.end == course.pages:
+            self._end_course(course.rid)
+
+    def jump(self, course: Course, req: Any, front: int, end: int) -> bool:
+        """Give the request the pages `[front, end)` of its restore, which have arrived; they are copied in while its
+        next chunk is computed. False where the device has no room for them."""
+        if end <= front:
+            return True
+        hashes = self.cache_linker.claims[req.rid].hashes[front:end]
+        transfer = self._components[0].build_external_linker_transfer(LinkerTransferPhase.LOAD, None, hashes)
+        if transfer is None:
+            return False
+        self.cache_linker.load(req.rid, [transfer])
+        reached = req.prefix_len + len(transfer.device_indices)
+        row = self.cache.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+        row[req.prefix_len : reached] = transfer.device_indices.to(row.dtype)
+        req.kv.kv_allocated_len = req.kv.kv_committed_len = req.prefix_len = reached
+        self.inflight_load_rids.append(req.rid)
+        RequestFacts.of(req).runs += self.cache_linker.served.pop(req.rid, ())
+        return True
+
+    def _end_course(self, rid: str) -> None:
+        course = self.courses.pop(rid, None)
+        if course is not None:
+            self.cache_linker.set_under_way(rid, course.restore, False)
+
+    # ---- ends ----
+
     def forget(self, rid: str) -> None:
         """The request was admitted or has ended."""
+        self._end_course(rid)
         arrival = self.arrivals.pop(rid, None)
         if arrival is not None:
             self.cache_linker.depart(rid)
@@ -148,6 +212,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def reset(self) -> None:
         super().reset()
         self.arrivals.clear()
+        self.courses.clear()
 
 
 class SwiftRadixCache(UnifiedRadixCache):
@@ -157,6 +222,8 @@ class SwiftRadixCache(UnifiedRadixCache):
         self.device_evictions = 0
         self.sampler: Sampler | None = None
         self._asked_this_round = 0
+        #: Whether SGLang is computing some request in chunks already; it can follow one only.
+        self.chunk_taken: Callable[[], bool] = lambda: True
         super().__init__(params)
 
     def init_cache_linker(self, cache_linker: Any) -> None:
@@ -191,10 +258,16 @@ class SwiftRadixCache(UnifiedRadixCache):
             if self._asked_this_round >= MAX_ASKED:
                 return False
             self._asked_this_round += 1
-            ready = torch.tensor([int(self.linker.cache_linker.settled(rid))], dtype=torch.int)
+            ready = torch.tensor([self.linker.cache_linker.readiness(rid)], dtype=torch.int)
             self._all_reduce_attn_groups(ready, torch.distributed.ReduceOp.MIN)
-            arrival.agreed = bool(ready.item())
-        return arrival.agreed and not self.linker.restart(rid, arrival)
+            readiness = Readiness(int(ready.item()))
+            arrival.agreed = readiness is Readiness.READY
+            claim = self.linker.cache_linker.claims.get(rid)
+            if claim is not None:
+                claim.computes = readiness is Readiness.COMPUTE
+            if readiness is Readiness.WAIT or (readiness is Readiness.COMPUTE and self.chunk_taken()):
+                return False
+        return not self.linker.restart(rid, arrival)
 
     def pop_prefetch_loaded_span(self, request: Any) -> tuple[int, int | None]:
         """Tokens that came up from ssd for this request and where they begin, for SGLang's own accounting."""
@@ -215,7 +288,7 @@ class SwiftRadixCache(UnifiedRadixCache):
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint(req, up_to=up_to, **kwargs)
-        if self.linker is not None:
+        if self.linker is not None and req.rid not in self.linker.courses:
             self.linker.forget(req.rid)
         if self.sampler is not None:
             self.sampler.entered(req)

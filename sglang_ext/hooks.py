@@ -53,6 +53,8 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
         # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
         self.enable_lmcache = True
         linker.reporting = Reporting(self, linker)
+        self.tree_cache.linker.computes = self.chunked_prefill_size is not None
+        self.tree_cache.chunk_taken = lambda: self.chunked_req is not None
 
 
 def after_abort_output(result: Any, self: Any, abort_req: Any, req: Any) -> None:
@@ -87,6 +89,8 @@ def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
         result.internal_state["swift_tiers_profile"] = {
             "model": msgspec.to_builtins(ModelIdentity.of(linker.stack.namespace)),
             "hardware": hardware_name(),
+            "vocabulary": self.scheduler.model_config.vocab_size,
+            "context": self.scheduler.model_config.context_len,
         }
     return result
 
@@ -130,6 +134,25 @@ def after_add_one_req(result: Any, self: Any, *args: Any, **kwargs: Any) -> None
         from sglang.srt.managers.schedule_policy import AddReqResult
 
         allocator.refused |= result is AddReqResult.NO_TOKEN
+
+
+def after_prefill_adder_class(adder: Any, self: Any) -> Any:
+    if swift_linker(self) is None or self.chunked_prefill_size is None:
+        return adder
+    from sglang.srt.managers.schedule_policy import PrefillAdder
+
+    from swift_tiers.sglang_ext.restoring import RestoringAdder
+
+    if adder is not PrefillAdder:  # another plugin's
+        return adder
+    return RestoringAdder
+
+
+def after_batch_result(result: Any, self: Any, batch: Any, *args: Any) -> None:
+    """SGLang has a batch's result: what a forward takes is known from those with one prompt."""
+    linker = swift_linker(self)
+    if linker is not None:
+        linker.forward_ended(batch)
 
 
 def swift_linker(scheduler: Any) -> Any:
@@ -216,6 +239,20 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             before_release_memory,
             ("self", "recv_req"),
             "let copies out of the pool end before its memory goes",
+        ),
+        Hook(
+            f"{_SCHEDULER}.Scheduler.get_prefill_adder_class",
+            HookType.AFTER,
+            after_prefill_adder_class,
+            ("self",),
+            "cut chunks where pages have arrived: SGLang's own seam for another choice of what runs next",
+        ),
+        Hook(
+            f"{_SCHEDULER}.Scheduler.process_batch_result",
+            HookType.AFTER,
+            after_batch_result,
+            ("self", "batch", "result"),
+            "learn what recomputing costs here",
         ),
         *donor_hooks(),
     )

@@ -16,6 +16,7 @@ A request's way up:
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,9 +25,10 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from swift_tiers.radix_tiering.page import Namespace
-from swift_tiers.radix_tiering.restorer import Restore, RestoreState
+from swift_tiers.radix_tiering.request_restore import Readiness, Restore, RestoreState
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.build import build_tiers
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
@@ -50,12 +52,14 @@ def _no_lengths() -> list[int]:
 class Claim:
     """What one request has below the device, from its arrival until it is admitted or gone. Scheduler's thread."""
 
-    __slots__ = ("hashes", "loading", "restore")
+    __slots__ = ("computes", "hashes", "loading", "restore", "under_way")
 
     def __init__(self, hashes: Sequence[str], restore: Restore) -> None:
         self.hashes = hashes  # SGLang's page hashes of the tail that the device did not have
         self.restore = restore
         self.loading = False
+        self.computes = False  # it may be admitted with a part of its pages, and compute what is missing
+        self.under_way = False  # it was, and is not done
 
     def offset_of(self, page_hash: str) -> int | None:
         """Where in the chain a tail begins now: the device may have gained pages since the request arrived."""
@@ -130,41 +134,67 @@ class SwiftLinker(UnifiedCacheLinker):
         self._running: dict[int, list[Load]] = {}
         self._ahead = _Ahead()
         self._closed = False
+        self._load_began = self._launched = self._resulted = 0.0
 
     def begin_round(self) -> None:
         """A scheduling round begins: no request has been admitted in it yet."""
         if self.peer_side is not None:
             self.peer_side.tick()
 
+    @never_raises(lambda: None)
+    def forward_ended(self, batch: Any) -> None:
+        """A batch's result is there. One prompt alone, that waited for no load, tells what computing costs."""
+        launched, previous, ended = batch.launch_ts, self._resulted, time.monotonic()
+        waited = self._launched < self._load_began
+        self._resulted = ended
+        if launched is not None:
+            self._launched = launched
+            if batch.forward_mode == ForwardMode.EXTEND and len(batch.extend_lens or ()) == 1 and not waited:
+                (start,), (length,) = batch.prefix_lens, batch.extend_lens
+                # With overlap, a batch is launched before the one ahead of it is done.
+                self.stack.costs.computed(start, start + length, ended - max(launched, previous))
+
     # ---- arrival: before admission ----
 
     @never_raises(lambda: None)
-    def arrive(self, rid: str, hashes: Sequence[str], prefix_hashes: Sequence[str] = ()) -> None:
+    def arrive(
+        self, rid: str, hashes: Sequence[str], prefix_hashes: Sequence[str] = (), *, can_compute: bool = False
+    ) -> None:
         """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has.
 
-        A second call for the same request begins anew.
+        A second call for the same request begins anew. `can_compute`: the device could compute a part of them.
         """
         self.depart(rid)
         keys = [bytes.fromhex(page_hash) for page_hash in hashes]
         prefix = [bytes.fromhex(page_hash) for page_hash in prefix_hashes]
-        self.claims[rid] = Claim(hashes, self.stack.restore(keys, prefix))
+        self.claims[rid] = Claim(hashes, self.stack.restore(keys, prefix, can_compute=can_compute))
 
-    def settled(self, rid: str) -> bool:
-        """Whether `rid` may be admitted: its pages are up, or its deadline has passed."""
+    def readiness(self, rid: str) -> Readiness:
+        """Whether `rid` may be admitted: its pages are up, or its deadline has passed, or it is to compute a part."""
         claim = self.claims.get(rid)
         try:
-            return claim is None or self.stack.restorer.poll(claim.restore)
+            return Readiness.READY if claim is None else self.stack.restorer.poll(claim.restore)
         except Exception:
             logger.exception("swift-tiers: the restore of request %s failed; it is recomputed", rid)
-            return True
+            return Readiness.READY
 
     @never_raises(lambda: None)
     def depart(self, rid: str) -> None:
         """The request is admitted without a load, or has ended: nothing is kept for it any more."""
         claim = self.claims.get(rid)
-        if claim is not None and not claim.loading:
+        if claim is not None and not claim.loading and not claim.under_way:
             del self.claims[rid]
             self.stack.restorer.release(claim.restore)
+
+    def set_under_way(self, rid: str, restore: Restore, under_way: bool) -> None:
+        """Whether the device computes the request while its pages come up. At the end of that its restore is over; the
+        pages that it takes with it stay pinned until they are copied."""
+        claim = self.claims.get(rid)
+        if claim is not None and claim.restore is restore:
+            claim.under_way = under_way
+        if not under_way:
+            self.stack.restorer.split(restore)
+            self.depart(rid)
 
     # ---- SGLang's linker interface: admission ----
 
@@ -177,9 +207,13 @@ class SwiftLinker(UnifiedCacheLinker):
             self.arrive(rid, hashes)
             return []
         offset = claim.covers(hashes)
-        if offset is None or claim.restore.state is not RestoreState.READY:
+        if offset is None:
             return []
-        return list(range(1, min(len(hashes), claim.restore.pages - offset) + 1))
+        if claim.computes:
+            pages = self.stack.restorer.present(claim.restore, offset)
+        else:
+            pages = claim.restore.pages if claim.restore.state is RestoreState.READY else 0
+        return list(range(1, min(len(hashes), pages - offset) + 1))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue the copy of promised pages into device slots. Always accepted: ranks must answer alike."""
@@ -190,7 +224,7 @@ class SwiftLinker(UnifiedCacheLinker):
             if offset is None:
                 raise RuntimeError("the pages asked for are not the ones promised")
             last = offset + len(transfer.keys)
-            slots = claim.restore.slots[offset:last]
+            slots = claim.restore.host_slots(offset, last)
             pool_pages = self.pool.page_indices(transfer.device_indices)
             if len(slots) != len(pool_pages):
                 raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(slots)} promised")
@@ -223,6 +257,7 @@ class SwiftLinker(UnifiedCacheLinker):
         if not self._queued:
             return -1
         loads, self._queued = list(self._queued.values()), {}
+        self._load_began = time.monotonic()
         # Whoever used the slots before has to be done with them: the same events as for an offload.
         index = self.loader.start(loads, self.record_offload_ready)
         self._running[index] = loads
@@ -232,7 +267,8 @@ class SwiftLinker(UnifiedCacheLinker):
         """Wait until every layer of the batch has landed; False if one did not."""
         landed = self.loader.counter.finish(counter_index)
         for load in self._running.pop(counter_index, []):
-            if load.restore is not None:
+            claim = self.claims.get(load.rid)
+            if load.restore is not None and (claim is None or not claim.under_way):
                 self.stack.restorer.release(load.restore)
             self._end_loading(load.rid)
         return landed

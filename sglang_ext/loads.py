@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter
 
-from swift_tiers.radix_tiering.restorer import Restore
+from swift_tiers.radix_tiering.request_restore import Restore
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.device_pool import DevicePool
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from swift_tiers.radix_tiering.restorer import Restore, Source
+from swift_tiers.radix_tiering.promotion import Source
+from swift_tiers.radix_tiering.request_restore import Restore
 
 #: Neighbouring pages from one place, in order: (("host", 30), ("ssd", 4)).
 Runs = tuple[tuple[str, int], ...]
@@ -21,11 +22,12 @@ _WORDS = {"cut_short": "cut short"}
 class RequestFacts:
     """Scheduler's thread, but for the fields of a restore, which other threads set."""
 
-    __slots__ = ("_outcome", "_restore", "_waited", "counted", "ended", "last_page", "runs")
+    __slots__ = ("_outcome", "_restore", "_waited", "counted", "ended", "last_page", "runs", "whole")
 
     def __init__(self) -> None:
         self.runs: Runs = ()  # pages of the prompt that were loaded from below, from the first admission on
         self.last_page = ""  # hex key of the last page of its prompt that may be found
+        self.whole = ""  # why it needs its prefix whole before it is computed; empty if it does not
         self.counted = False  # among the prompts that the sums are over
         self.ended = False  # its end has been told
         self._restore: Restore | None = None

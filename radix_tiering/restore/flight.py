@@ -13,7 +13,7 @@ loaded when the compute pointer reaches it is waited for until it is there, has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -41,29 +41,46 @@ class Step(NamedTuple):
 class Flight:
     """The units of one request. Pure; not thread-safe."""
 
-    def __init__(self, sources: Sequence[str | None], *, lead: int = 0, island: int = 1) -> None:
-        """`sources[i]`: where unit `i` can be loaded from; None: nowhere.
+    def __init__(self, sources: Iterable[str | None] = (), *, lead: int = 0, island: int = 1) -> None:
+        """`sources[i]`: where unit `i` can be loaded from; None: nowhere. `lead`, `island`: see `steer`."""
+        self._sources: list[str | None] = []
+        self._state = bytearray()
+        #: By source: 1 where a unit is absent and can be loaded from it; what lies behind its end cannot.
+        self._wanted: dict[str, bytearray] = {}
+        for source in sources:
+            self.append(source)
+        self.steer(lead, island)
 
-        The first `lead` units are loaded first, front to back, and computed only where that fails. Fewer than `island`
-        units that have arrived between two absent ones are computed with them: a jump would cost more than it saves.
-        """
-        if not 0 <= lead <= len(sources):
-            raise ValueError(f"a lead of {lead} in a flight of {len(sources)} units")
-        self._sources = list(sources)
+    def append(self, source: str | None) -> int:
+        """One more unit at the end; its number."""
+        unit = len(self._state)
+        self._state.append(Unit.ABSENT)
+        self._sources.append(source)
+        if source is not None:
+            wanted = self._wanted.setdefault(source, bytearray())
+            wanted.extend(bytes(unit - len(wanted)))
+            wanted.append(1)
+        return unit
+
+    def steer(self, lead: int, island: int = 1) -> None:
+        """The first `lead` units are loaded first, front to back, and computed only where that fails. Fewer than
+        `island` units that have arrived between two absent ones are computed with them: a jump would cost more than it
+        saves. May be changed at any time."""
+        if not 0 <= lead <= len(self):
+            raise ValueError(f"a lead of {lead} in a flight of {len(self)} units")
         self._lead = lead
         self._island = island
-        self._state = bytearray(len(sources))
-        #: By source: 1 where a unit is absent and can be loaded from it.
-        self._wanted: dict[str, bytearray] = {}
-        for at, source in enumerate(sources):
-            if source is not None:
-                self._wanted.setdefault(source, bytearray(len(sources)))[at] = 1
 
     def __len__(self) -> int:
         return len(self._state)
 
     def __getitem__(self, unit: int) -> Unit:
         return Unit(self._state[unit])
+
+    @property
+    def lead(self) -> int:
+        """Units from the start that are loaded, not computed."""
+        return self._lead
 
     @property
     def front(self) -> int:
@@ -98,9 +115,20 @@ class Flight:
         """Where it can still be loaded from, or is being or was loaded from."""
         return self._sources[unit]
 
+    def whereabouts(self, start: int, here: str) -> list[str | None]:
+        """Where each unit from `start` on comes from; `here` for what has arrived, None for what has to be computed."""
+        return [
+            here if state == Unit.PRESENT else source
+            for state, source in zip(self._state[start:], self._sources[start:], strict=True)
+        ]
+
     def sources(self) -> Iterator[str]:
         """Those that have something to load still."""
         return (source for source, wanted in self._wanted.items() if 1 in wanted)
+
+    def absent_from(self, source: str) -> int:
+        """Absent units that this source can bring."""
+        return self._wanted.get(source, b"").count(1)
 
     # ---- the compute pointer ----
 
@@ -219,7 +247,8 @@ class Flight:
     def _set(self, start: int, end: int, state: Unit) -> None:
         self._state[start:end] = bytes([state]) * (end - start)
         for wanted in self._wanted.values():
-            wanted[start:end] = bytes(end - start)
+            end_here = min(end, len(wanted))
+            wanted[start:end_here] = bytes(max(0, end_here - start))
 
     def _move(self, unit: int, before: Unit, after: Unit) -> None:
         if self._state[unit] != before:

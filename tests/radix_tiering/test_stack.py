@@ -9,7 +9,7 @@ import pytest
 from swift_tiers.radix_tiering.errors import FormatError
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.promotion import Source
-from swift_tiers.radix_tiering.restorer import RestoreState
+from swift_tiers.radix_tiering.request_restore import RestoreState
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
 from support.engine import (

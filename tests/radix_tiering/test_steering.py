@@ -25,7 +25,7 @@ from swift_tiers.radix_tiering.bus.commands import (
 )
 from swift_tiers.radix_tiering.bus.records import tier_record
 from swift_tiers.radix_tiering.page import ROOT_KEY
-from swift_tiers.radix_tiering.restorer import RestoreState
+from swift_tiers.radix_tiering.request_restore import RestoreState
 from swift_tiers.radix_tiering.ssd import Operation
 from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray

@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.config import parse_config
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageGeometry
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.restorer import Restore
+from swift_tiers.radix_tiering.request_restore import Restore
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack

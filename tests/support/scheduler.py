@@ -67,12 +67,14 @@ class StepScheduler:
             mm_inputs=None,
             token_type_ids=None,
             sampling_params=sampling,
-            return_logprob=False,
-            logprob_start_len=-1,
-            top_logprobs_num=0,
-            token_ids_logprob=None,
-            stream=False,
-            **fields,
+            **{
+                "return_logprob": False,
+                "logprob_start_len": -1,
+                "top_logprobs_num": 0,
+                "token_ids_logprob": None,
+                "stream": False,
+                **fields,
+            },
         )
         request.time_stats = APIServerReqTimeStats()
         self.scheduler.process_input_requests([request])

@@ -117,7 +117,9 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
             reads={"ok": 800, "corrupt: checksum": 1},
         ),
         "devices": tuple(device(number) for number in range(devices)),
-        "restores": RestoreSnapshot(started=40, completed=36, cut_short=1, expired=2, cancelled=1, failed_loads=1),
+        "restores": RestoreSnapshot(
+            started=40, completed=30, cut_short=1, split=6, expired=2, cancelled=1, failed_loads=1, late=1
+        ),
         "io_engine": "io_uring",
         "write_queue_pages": 3,
         "events_emitted": 5,

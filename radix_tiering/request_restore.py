@@ -1,0 +1,124 @@
+"""What one request claims below the device: a chain of pages, on their way up to host memory or there.
+
+    WAITING --(worker takes it)--> RUNNING --(all pages settled)--> READY
+       |                              |---(deadline passed)------> READY, with what has come up so far
+       '----------(cancel)------------'--(cancel)----------------> CANCELLED
+
+While it is RUNNING or READY its pages are pinned. READY is final until `release`: `pages` pages from the start of the
+chain lie in host memory, verified, and cannot leave. Nothing is promised before that, but to a device that has begun
+to compute what is missing (`Readiness.COMPUTE`): it is given pages run by run, each verified when it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, IntEnum, auto
+
+import numpy as np
+
+from swift_tiers.radix_tiering.held_page import Page
+from swift_tiers.radix_tiering.promotion import Source
+from swift_tiers.radix_tiering.restore.flight import Flight, Unit
+from swift_tiers.radix_tiering.restore.planner import Decision
+
+
+class RestoreState(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    READY = auto()
+    CANCELLED = auto()
+
+
+class Readiness(IntEnum):
+    """What a waiting request may do now. Ranks agree on the least."""
+
+    WAIT = 0
+    COMPUTE = 1  # be admitted, and compute what is missing while the rest comes up
+    READY = 2  # be admitted with what there is; no more is coming
+
+
+class Restore:
+    """One request's claim on a chain of pages. Made and changed by `Restorer`; `state` and `pages` may be read
+    by any thread."""
+
+    __slots__ = (
+        "asked",
+        "can_compute",
+        "claimed",
+        "complete",
+        "computed_pages",
+        "computing",
+        "deadline",
+        "decided",
+        "decision",
+        "ended",
+        "estimate",
+        "flight",
+        "held",
+        "keys",
+        "late",
+        "outcome",
+        "pages",
+        "prefix_keys",
+        "released",
+        "short",
+        "slots",
+        "sources",
+        "started",
+        "state",
+    )
+
+    def __init__(
+        self, keys: Sequence[bytes], prefix_keys: Sequence[bytes], started: float, *, can_compute: bool = False
+    ) -> None:
+        self.keys = keys  # the chain to bring up
+        self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
+        self.can_compute = can_compute  # the device could compute a part of it
+        self.started = started
+        self.asked: float | None = None  # when somebody began to wait
+        self.deadline = float("inf")  # until somebody waits
+        self.state = RestoreState.WAITING
+        self.outcome = ""  # how it ended, by the name that `RestoreSnapshot` counts it under; empty: nothing was held
+        self.ended: float | None = None
+        self.claimed: list[Page] = []  # pinned
+        self.sources: list[Source] = []
+        self.flight = Flight()  # of the claimed pages
+        self.complete = False  # the chain has been claimed as far as it goes
+        self.short = False  # a page was found that could not be claimed
+        self.pages = 0  # final when READY
+        self.slots: np.ndarray = np.empty(0, dtype=np.int64)  # host slots of those pages
+        self.released = False
+        self.decision: Decision | None = None
+        self.decided = float("-inf")  # when
+        self.estimate: float | None = None  # seconds that the first decision expected it to take
+        self.computing = False  # the device computes what is missing
+        self.computed_pages = 0
+        self.held: float | None = None  # since when the device waits for a page
+        self.late = ""  # why it fell behind its estimate, if it did
+
+    @property
+    def reach(self) -> int:
+        """Whole pages of its request, as far as known."""
+        return len(self.prefix_keys) + len(self.keys)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is on its way any more, or could be."""
+        return self.complete and not self.flight.loading and not any(self.flight.sources())
+
+    @property
+    def usable(self) -> int:
+        """Pages from the start of the chain that lie in host memory, verified."""
+        count = 0
+        while (
+            count < len(self.claimed)
+            and self.flight[count] in (Unit.PRESENT, Unit.DONE)
+            and not self.claimed[count].dropped
+        ):
+            count += 1
+        return count
+
+    def host_slots(self, first: int, end: int) -> np.ndarray:
+        """Where pages `[first, end)` lie in host memory: int64. They have to be there."""
+        pages = self.claimed[first:end]
+        return np.fromiter((page.slot for page in pages), dtype=np.int64, count=len(pages))

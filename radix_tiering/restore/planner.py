@@ -1,0 +1,138 @@
+"""What to do about a prefix that the device lacks, by what it costs: wait for its pages, or begin to compute them.
+
+Loading goes on in either case, from the back; the question is only whether computing begins as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple, Protocol
+
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS, Prefix, RestorePlan, Run, Strategy, plan_restore
+
+#: Where pages lie that can be copied to the device at once.
+HERE = "host"
+#: What copying from host memory costs where nothing has been measured: nothing that matters beside the others.
+_AT_ONCE = SourceCost(latency_seconds=0.0, bytes_per_second=math.inf)
+
+Choice = Literal["auto", "load", "recompute", "token-wise"]
+
+
+class Costs(Protocol):
+    """What is known of costs now; `LiveCosts` is one."""
+
+    @property
+    def compute(self) -> ComputeCost | None: ...
+
+    @property
+    def sources(self) -> Mapping[str, SourceCost]: ...
+
+
+class Decision(NamedTuple):
+    """What to do, and why."""
+
+    compute: bool  # begin to compute; else wait for pages
+    load: bool  # load anything at all
+    lead: int  # pages that are loaded first, front to back
+    plan: RestorePlan | None  # None where costs are not known, or do not matter
+    why: str
+
+
+class Planner:
+    """Decides for one rank. Pure; as thread-safe as the costs that it reads."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        *,
+        page_tokens: int,
+        page_bytes: int,
+        layers: int,
+        choice: Choice = "auto",
+        chunk_tokens: int = CHUNK_TOKENS,
+    ) -> None:
+        """`page_bytes`: of the KV of one page, all layers. `choice`: `restore.strategy` of the configuration."""
+        self.costs = costs
+        self.choice = choice
+        self._page_tokens = page_tokens
+        self._page_bytes = page_bytes
+        self._layers = layers
+        #: Pages of a chunk.
+        self.chunk = max(1, chunk_tokens // page_tokens)
+
+    def decide(self, start: int, sources: Sequence[str | None]) -> Decision:
+        """What to do for pages `[start, start + len(sources))` of a prompt; `sources[i]` is None for a page that has to
+        be computed, `HERE` for one that can be copied at once."""
+        missing = sum(source != HERE for source in sources)
+        if not missing:
+            return Decision(False, True, 0, None, "every page is in host memory")
+        if self.choice == "recompute":
+            return Decision(True, False, 0, None, "restore.strategy is recompute")
+        if self.choice == "token-wise":
+            return Decision(True, True, 0, None, "restore.strategy is token-wise")
+        if self.choice == "load":
+            return Decision(False, True, len(sources), None, "restore.strategy is load")
+        costs = self._model(sources)
+        if isinstance(costs, str):
+            return Decision(False, True, len(sources), None, f"what {costs} costs is not known yet")
+        runs = tuple(Run(len(list(group)) * self._page_tokens, source) for source, group in groupby(sources))
+        prefix = Prefix(
+            start=start * self._page_tokens, runs=runs, token_bytes=self._page_bytes // self._page_tokens,
+            layers=self._layers,
+        )  # fmt: skip
+        plan = plan_restore(prefix, costs, chunk_tokens=self.chunk * self._page_tokens)
+        if plan.strategy is Strategy.LOAD:
+            return Decision(False, True, 0, plan, f"loading takes {_ms(plan.seconds)}, and nothing is faster")
+        why = (
+            f"recomputing takes {_ms(plan.seconds)}, and no page comes sooner"
+            if plan.strategy is Strategy.RECOMPUTE
+            else f"recomputing {plan.recomputed} of {prefix.tokens} tokens meanwhile takes {_ms(plan.seconds)}"
+        )
+        return Decision(True, True, plan.lead // self._page_tokens, plan, why)
+
+    def compute_seconds(self, start: int) -> Callable[[int, int], float] | None:
+        """What computing pages `[a, b)` behind page `start` of a prompt takes, in seconds; None if unknown."""
+        cost, tokens = self.costs.compute, self._page_tokens
+        if cost is None:
+            return None
+
+        def seconds(first: int, end: int) -> float:
+            chunks = math.ceil(max(0, end - first) / self.chunk)
+            begin, stop = (start + first) * tokens, (start + end) * tokens
+            return cost.fixed_seconds * max(0, chunks - 1) + cost.seconds(begin, stop)
+
+        return seconds
+
+    def page_seconds(self, source: str) -> float | None:
+        """What loading one page among many takes, in seconds; None if that is not known."""
+        cost = self.costs.sources.get(source)
+        return None if cost is None else self._page_bytes / cost.bytes_per_second
+
+    @property
+    def island(self) -> int:
+        """Pages between two absent ones that are computed rather than jumped over: as many as cost less than one more
+        chunk's fixed part."""
+        cost = self.costs.compute
+        if cost is None:
+            return 1
+        each = cost.token_seconds * self._page_tokens
+        return max(1, min(self.chunk, math.ceil(cost.fixed_seconds / each))) if each > 0 else 1
+
+    def _model(self, sources: Sequence[str | None]) -> CostModel | str:
+        """The costs of what is needed, or what is not known of it."""
+        compute = self.costs.compute
+        if compute is None:
+            return "recomputing"
+        known = {HERE: _AT_ONCE, **self.costs.sources}
+        needed = {source for source in sources if source is not None}
+        for source in sorted(needed):
+            if source not in known:
+                return f"loading from {source}"
+        return CostModel(compute=compute, sources={source: known[source] for source in needed})
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"

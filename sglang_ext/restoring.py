@@ -1,0 +1,122 @@
+"""Requests that SGLang computes from the front while their pages come up from the back (CacheFlow, section 3.1).
+
+Such a request is on a course: SGLang's one chunked request, whose chunks end where `Restorer.step` says. Between two
+chunks it jumps over the pages that have arrived: they get device slots, their rows are written, and they are copied in
+layer by layer while the next chunk is computed. What has not arrived is computed, or, where it is about to, waited for.
+
+All of this is on the scheduler's thread; every rank takes the same steps (`agree`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+from swift_tiers.radix_tiering.restore.flight import Step
+
+if TYPE_CHECKING:
+    from swift_tiers.radix_tiering.request_restore import Restore
+    from swift_tiers.sglang_ext.cache import SwiftLinkerWrapper
+
+
+class Course:
+    """One request that is being computed while its pages come up."""
+
+    __slots__ = ("first_page", "restore", "rid")
+
+    def __init__(self, rid: str, restore: Restore, first_page: int) -> None:
+        self.rid = rid
+        self.restore = restore
+        self.first_page = first_page  # of its prompt: the restore's page 0
+
+    @property
+    def pages(self) -> int:
+        return len(self.restore.flight)
+
+
+def why_not(req: Any) -> str:
+    """Why `req` has to have its prefix whole before it is computed; empty if it need not. Such requests wait for their
+    pages as they do where nothing is known of costs."""
+    if req.return_logprob and req.logprob_start_len >= 0:
+        return "it wants log probabilities of its prompt"
+    if req.retracted_stain:
+        return "it was retracted"
+    if req.input_embeds is not None or req.positional_embed_overrides is not None or req.multimodal_inputs is not None:
+        return "it brings its own embeddings"
+    if req.session is not None:
+        return "it belongs to a session"
+    if req.beam_group is not None or req.token_indices_to_pool is not None:
+        return "it is searched or pooled as a group"
+    return ""
+
+
+class RestoringAdder(PrefillAdder):
+    """SGLang's choice of what runs next, with the chunks of requests on a course cut where they have to be."""
+
+    rem_chunk_tokens: int | None
+    chunked_req_limit: int | None
+    #: A chunk was cut short: what is left of the budget must not begin another chunked request, of which SGLang can
+    #: follow one only.
+    cut_short = False
+    #: The chunked request waits for a page. Nobody else is admitted meanwhile: SGLang would count a chunk for it.
+    holds = False
+
+    def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
+        if self.holds:
+            return AddReqResult.OTHER
+        wrapper: SwiftLinkerWrapper = self.tree_cache.linker
+        course, page = wrapper.course_of(req), self.page_size
+        jump = (req.prefix_len + req.host_hit_length) // page - course.first_page if course is not None else 0
+        if course is None or self.rem_chunk_tokens is None or jump >= course.pages:
+            return super().add_one_req(req, has_chunked_req, truncation_align_size)
+        if has_chunked_req or self.new_chunked_req is not None:
+            return AddReqResult.OTHER
+        end = wrapper.agree(course, jump).end
+        budget = self.rem_chunk_tokens
+        limit = budget if end == course.pages else min((end - jump) * page, budget // page * page)
+        if end <= jump or limit <= 0:
+            return AddReqResult.OTHER
+        self.rem_chunk_tokens = limit
+        result = super().add_one_req(req, has_chunked_req, truncation_align_size)
+        self.rem_chunk_tokens = budget - (limit - self.rem_chunk_tokens)
+        if not self.can_run_list or self.can_run_list[-1] is not req:
+            return result
+        self.cut_short = True
+        wrapper.began(course, Step(jump, self._reached(req, course)))
+        return self.budget_state()
+
+    def add_chunked_req(self, req: Any) -> Any:
+        wrapper: SwiftLinkerWrapper = self.tree_cache.linker
+        course = wrapper.courses.get(req.rid)
+        if course is None:
+            return super().add_chunked_req(req)
+        page = self.page_size
+        front = req.prefix_len // page - course.first_page
+        step = wrapper.agree(course, front)
+        budget = (self.rem_chunk_tokens or 0) // page * page
+        whole = step.end == course.pages
+        limit = min((step.end - step.jump) * page, budget)
+        if (not whole and limit <= 0) or not wrapper.jump(course, req, front, step.jump):
+            req.extend_end = req.prefix_len  # SGLang's sign for a chunk that did not run
+            self.holds = True
+            return req
+        if not whole:
+            self.chunked_req_limit = limit if self.chunked_req_limit is None else min(limit, self.chunked_req_limit)
+            self.cut_short = True
+        rest = super().add_chunked_req(req)
+        ran = bool(self.can_run_list) and self.can_run_list[-1] is req
+        wrapper.advanced(course, Step(step.jump, self._reached(req, course) if ran else step.jump))
+        return rest
+
+    def budget_state(self) -> Any:
+        return AddReqResult.OTHER if self.holds else super().budget_state()
+
+    def _select_prefill_admission(self, req: Any, **shape: Any) -> Any:
+        admission = super()._select_prefill_admission(req, **shape)
+        if self.cut_short and not isinstance(admission, AddReqResult) and admission.is_chunked:
+            return AddReqResult.OTHER
+        return admission
+
+    def _reached(self, req: Any, course: Course) -> int:
+        return min(req.extend_end // self.page_size - course.first_page, course.pages)

@@ -1,0 +1,396 @@
+"""Requests that are computed from the front while their pages come up from the back, in SGLang's real scheduler.
+
+Functions whose first parameter is a `StepScheduler` run in the scheduler's process; the tests below call them there.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from support.scheduler_process import SchedulerProcess
+
+PAGE = 16
+CHUNK = 64
+DEVICE_TOKENS = 4096
+
+
+def prompt(seed: int, tokens: int = 1000) -> list[int]:
+    """A prompt that no other seed's shares a prefix with."""
+    return random.Random(seed).choices(range(1, 250), k=tokens)
+
+
+def to_ssd(s, *prompts: list[int]) -> list[list[int]]:
+    """The answers to `prompts`, whose pages are then on ssd alone."""
+    answers = [s.generate(one) for one in prompts]
+    empty_memory(s)
+    return answers
+
+
+def empty_memory(s) -> None:
+    s.run()
+    assert s.linker.wait_offloads()
+    assert s.linker.stack.wait_written(20)
+    assert s.scheduler.flush_cache()  # with policy.flush_cache = host
+    s.linker.stack.restorer.flush()
+
+
+def quiet(s) -> None:
+    """Require that nothing is kept for any request."""
+    s.linker.stack.restorer.flush()
+    assert not s.linker.claims, "claims leaked"
+    assert not s.cache.linker.arrivals, "arrivals leaked"
+    assert not s.cache.linker.courses, "courses leaked"
+    assert not s.linker.served
+    table = s.linker.stack.table
+    with table.lock:
+        table.check()
+        assert table.pinned_pages == 0, "pins leaked"
+
+
+class Link:
+    """Stands between the restorer and the stripe set: pages arrive when the test says so."""
+
+    def __init__(self, s) -> None:
+        self.s = s
+        self.kept: list = []
+        self.stripes = s.linker.stack.stripes
+        self.read = self.stripes.read
+
+    def __enter__(self):
+        self.stripes.read = lambda stored, block, done: self.kept.append((stored, block, done))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stripes.read = self.read
+        self.deliver(len(self.kept))
+
+    def deliver(self, pages: int) -> int:
+        """Let the first `pages` of those asked for come in; how many did."""
+        import threading
+
+        now, self.kept[:] = self.kept[:pages], self.kept[pages:]
+        for stored, block, done in now:
+            there = threading.Event()
+
+            def came(outcome, done=done, there=there):
+                done(outcome)
+                there.set()
+
+            self.read(stored, block, came)
+            assert there.wait(20)
+        return len(now)
+
+    def fail(self, pages: int) -> int:
+        from swift_tiers.radix_tiering.ssd import ReadOutcome
+
+        now, self.kept[:] = self.kept[:pages], self.kept[pages:]
+        for _, _, done in now:
+            done(ReadOutcome.CHECKSUM)
+        return len(now)
+
+
+def extends(s, link: Link | None, pages_a_step: int, until=lambda: False, steps: int = 4000) -> list[tuple[int, int]]:
+    """Run to the end, with so many pages arriving at each step: (prefix, extend) of each forward over prompts."""
+    log = []
+    for _ in range(steps):
+        if link is not None:
+            link.deliver(pages_a_step)
+        batch = s.step()
+        if batch is not None and batch.forward_mode.is_extend():
+            log += list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
+        if until() or (batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None):
+            return log
+    raise AssertionError(f"not done after {steps} steps: {log[-5:]}")
+
+
+# ---- in the scheduler's process ----
+
+
+def met_in_the_middle(s, pages_a_step):
+    question = prompt(1)
+    (answer,) = to_ssd(s, question)
+    with Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        log = extends(s, link, pages_a_step)
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, s.details(req), s.linker.stack.snapshot().restores.split
+
+
+def others_go_on(s):
+    """A request decodes while another one waits for its last page; both are as ever."""
+    question, other = prompt(2), prompt(102, 40)
+    expected = to_ssd(s, question, other)[0]
+    long = s.generate(other, 40)
+    empty_memory(s)
+    decoding = s.add(other, 40)
+    s.run(until=lambda: len(decoding.output_ids) > 2)
+    with Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        before = None
+        for _ in range(200):
+            s.step()
+            claim = s.linker.claims.get(req.rid)
+            if claim is not None and claim.restore.held is not None and claim.under_way:
+                before = before or len(decoding.output_ids)
+                if len(decoding.output_ids) >= before + 3:
+                    break
+        assert before is not None, "it never held: this tests nothing"
+        assert len(decoding.output_ids) >= before + 3, "nobody else went on"
+        chunks = extends(s, link, 4)
+    assert list(decoding.output_ids) == long
+    assert list(req.output_ids) == expected
+    assert chunks, "it went on"
+    quiet(s)
+
+
+def ends_early(s, how):
+    """The request is aborted while it is computed, or while it waits for a page."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    question = prompt(3)
+    (answer,) = to_ssd(s, question)
+    with Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        for _ in range(200):
+            s.step()
+            claim = s.linker.claims.get(req.rid)
+            there = claim is not None and claim.under_way
+            if there and (how == "computing" or claim.restore.held is not None):
+                break
+        assert there, "it was not on its way: this tests nothing"
+        s.scheduler.abort_request(AbortReq(rid=req.rid))
+        extends(s, None, 0)
+        assert not s.linker.claims
+        assert not s.cache.linker.courses
+        assert link.kept
+    s.run()
+    quiet(s)
+    assert s.generate(question) == answer
+    quiet(s)
+
+
+def a_page_fails(s):
+    """Pages that cannot be read are computed, those around them are used."""
+    question = prompt(4)
+    (answer,) = to_ssd(s, question)
+    with Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        link.deliver(2)
+        assert link.fail(1) == 1
+        log = extends(s, link, 3)
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, s.details(req)
+
+
+def a_source_that_is_silent_is_given_up(s):
+    question = prompt(5)
+    (answer,) = to_ssd(s, question)
+    restorer = s.linker.stack.restorer
+    deadline, restorer._deadline_seconds = restorer._deadline_seconds, 0.2
+    seen = len(s.linker.stack.events.since())
+    try:
+        with Link(s) as link:
+            req = s.add(question)
+            restorer.flush()
+            log = extends(s, None, 0, steps=1000000)
+            assert link.kept
+    finally:
+        restorer._deadline_seconds = deadline
+    assert list(req.output_ids) == answer
+    reasons = [
+        event.fields["reason"] for event in s.linker.stack.events.since()[seen:] if event.kind == "restore.behind"
+    ]
+    quiet(s)
+    return log, reasons
+
+
+def two_share_a_prefix(s):
+    """Each page is read once, and computed once."""
+    shared = prompt(6, 800)
+    questions = [[*shared, *prompt(60 + number, 100)] for number in range(2)]
+    answers = to_ssd(s, *questions)
+    reads = []
+    with Link(s) as link:
+        begun = link.stripes.read
+        link.stripes.read = lambda stored, block, done: (reads.append(stored.record.key), begun(stored, block, done))
+        reqs = [s.add(question) for question in questions]
+        s.linker.stack.restorer.flush()
+        log = extends(s, link, 3)
+    assert [list(req.output_ids) for req in reqs] == answers
+    assert len(reads) == len(set(reads)), "a page was read twice"
+    quiet(s)
+    return log, [req.cached_tokens for req in reqs]
+
+
+def partly_in_memory(s):
+    """The front is in host memory, the rest on ssd: the front is copied, computing begins behind it."""
+    question = prompt(7)
+    answer = s.generate(question)
+    empty_memory(s)
+    planner = s.linker.stack.planner
+    planner.choice = "load"
+    s.generate(question[:401])  # its pages are in host memory again
+    planner.choice = "token-wise"
+    assert s.linker.wait_offloads()
+    device_only(s)
+    with Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        log = extends(s, link, 3)
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, s.details(req)
+
+
+def device_only(s) -> None:
+    """Evict the device's tree, and leave host memory as it is."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    s.cache.evict(EvictParams(num_tokens=DEVICE_TOKENS))
+
+
+def any_order(s, seed):
+    """Several requests, pages that arrive and fail in any order, requests that end early: the answers stay."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    dice = random.Random(seed)
+    shared = prompt(900 + seed, 480)
+    questions = [
+        [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, dice.randrange(100, 900))]
+        for n in range(4)
+    ]
+    answers = to_ssd(s, *questions)
+    with Link(s) as link:
+        reqs = []
+        for _ in range(6000):
+            if len(reqs) < len(questions) and dice.random() < 0.2:
+                reqs.append(s.add(questions[len(reqs)], rid=f"any-{seed}-{len(reqs)}"))
+            if dice.random() < 0.4:
+                dice.shuffle(link.kept)
+                link.deliver(dice.randrange(1, 8))
+            if dice.random() < 0.03:
+                link.fail(1)
+            if dice.random() < 0.004 and reqs:
+                s.scheduler.abort_request(AbortReq(rid=dice.choice(reqs).rid))
+            batch = s.step()
+            idle = batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None
+            if len(reqs) == len(questions) and idle:
+                break
+        else:
+            raise AssertionError("not done")
+    for req, answer in zip(reqs, answers, strict=True):
+        output = list(req.output_ids)
+        assert output == answer[: len(output)]
+        assert len(output) == len(answer) or req.finished_reason.to_json()["type"] == "abort"
+    quiet(s)
+    s.run()
+    assert [s.generate(question) for question in questions] == answers
+    return s.linker.stack.snapshot().restores.split
+
+
+def falls_back(s):
+    """A request that wants log probabilities of its prompt waits for its pages, visibly."""
+    question = prompt(8)
+    (answer,) = to_ssd(s, question)
+    from swift_tiers.sglang_ext.request_facts import RequestFacts
+
+    with Link(s) as link:
+        req = s.add(question, return_logprob=True, logprob_start_len=900)
+        log = extends(s, link, 8)
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, RequestFacts.of(req).whole
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory):
+    from swift_tiers.ops.model import tiny_model
+
+    folder = tmp_path_factory.mktemp("ssd")
+    config = {
+        "host": {"size": "8MiB"},
+        "ssd": {"directories": [str(folder)], "size_per_device": "64MiB", "stripe_unit": "8KiB"},
+        "policy": {"restore_deadline": "20s"},
+        "restore": {"strategy": "token-wise", "chunk": CHUNK},
+        "bus": {"enabled": False},
+    }
+    arguments = [
+        "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32", "--page-size", "16",
+        "--max-total-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8", "--chunked-prefill-size", "512",
+        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
+    ]  # fmt: skip
+    with SchedulerProcess(arguments) as process:
+        yield process
+
+
+@pytest.mark.parametrize("pages_a_step", [1, 4, 12, 100])
+def test_it_meets_where_the_link_lets_it(scheduler, pages_a_step: int) -> None:
+    log, details, split = scheduler(met_in_the_middle, pages_a_step)
+    assert split
+    chunks, (last_start, last_length) = log[:-1], log[-1]
+    assert [start for start, _ in chunks] == [CHUNK * number for number in range(len(chunks))], "no gap, nothing twice"
+    assert all(length <= CHUNK for _, length in chunks)
+    met = sum(length for _, length in chunks)
+    assert 0 < met < 992, "one of both has done everything"
+    assert (last_start, last_length) == (992, 8)
+    assert details == {"device": 0, "host": 0, "ssd": 992 - met}
+
+
+def test_others_go_on_while_it_waits_for_a_page(scheduler) -> None:
+    scheduler(others_go_on)
+
+
+@pytest.mark.parametrize("how", ["computing", "holding"])
+def test_it_may_be_aborted(scheduler, how: str) -> None:
+    scheduler(ends_early, how)
+
+
+def test_a_page_that_fails_is_computed(scheduler) -> None:
+    log, details = scheduler(a_page_fails)
+    assert 0 < details["ssd"] < 992
+    assert (976, 24) not in log
+    # 992 - 3 pages: the third from the end has failed; it is computed alone, and the two behind it are used.
+    assert any(start <= 944 < start + length for start, length in log[:-1])
+    assert sum(length for _, length in log[:-1]) + details["ssd"] == 992
+
+
+def test_a_source_that_is_silent_is_given_up(scheduler) -> None:
+    log, reasons = scheduler(a_source_that_is_silent_is_given_up)
+    assert sum(length for _, length in log) == 1000
+    assert reasons == ["a page that the device waited for did not come in time"]
+
+
+def test_two_that_share_a_prefix_restore_it_once(scheduler) -> None:
+    log, cached = scheduler(two_share_a_prefix)
+    assert all(count > 0 for count in cached)
+    computed = sum(length for _, length in log)
+    assert computed + sum(cached) == 1800
+    assert computed < 1800 - 800
+
+
+def test_what_is_in_host_memory_comes_first(scheduler) -> None:
+    log, details = scheduler(partly_in_memory)
+    assert log[0][0] == 400, (log, details)
+    assert details["host"] == 400
+    assert details["ssd"] > 0
+    assert sum(length for _, length in log) + 400 + details["ssd"] == 1000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_things(scheduler, seed: int) -> None:
+    assert scheduler(any_order, seed, timeout=300) > 0
+
+
+def test_what_needs_its_prefix_whole_waits_for_it(scheduler) -> None:
+    log, why = scheduler(falls_back)
+    assert why == "it wants log probabilities of its prompt"
+    assert log == [(896, 104)]
