@@ -7,10 +7,11 @@ that has been passed over `patience` times by a source is served before that, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
-from swift_tiers.radix_tiering.restore.flight import Flight
+from swift_tiers.radix_tiering.restore.flight import Flight, Step, Unit
 
 Request = TypeVar("Request")
 
@@ -28,7 +29,7 @@ class Pick(NamedTuple, Generic[Request]):
 class Member:
     """A request of the batch."""
 
-    __slots__ = ("compute_seconds", "computing", "flight", "passed_over", "unit_seconds")
+    __slots__ = ("compute_seconds", "computing_since", "flight", "passed_over", "unit_seconds")
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Member:
         self.flight = flight
         self.compute_seconds = compute_seconds
         self.unit_seconds = unit_seconds
-        self.computing = False  # the device works on it, chunk after chunk
+        self.computing_since: float | None = None  # the device works on it: when its chunk began
         self.passed_over: dict[str, int] = {}  # by source: picks given to others while it waited
 
     @property
@@ -51,18 +52,22 @@ class Member:
         first, end = self.flight.absent_span
         return self.compute_seconds(first, end) * absent / (end - first)
 
-    def worth_loading(self, units: range, source: str, before: int) -> bool:
-        """Whether it would arrive sooner than the compute pointer gets there; `before`: units that the source has
-        still to load first."""
-        if not self.computing or self.compute_seconds is None:
-            return True  # nobody computes it meanwhile, as far as is known
+    def worth_loading(self, units: range, source: str, before: int, now: float) -> range:
+        """The last of these units, as far as they would arrive sooner than the compute pointer gets there; `before`:
+        units that the source has still to load first."""
+        if self.computing_since is None or self.compute_seconds is None:
+            return units  # nobody computes them meanwhile, as far as is known
+        if units.start < self.flight.lead:
+            return units  # nor these: the device waits for them
         each = self.unit_seconds(source)
         if each is None:
-            return True
+            return units
         behind = self.flight.front
-        # The chunk under way counts as just begun: too much by half a chunk on the average.
-        reached = self.compute_seconds(behind - self.flight.computing, units.stop)
-        return (before + len(units)) * each < reached
+        began = behind - self.flight.computing
+        passed = min(now - self.computing_since, self.compute_seconds(began, behind))
+        while units and (before + len(units)) * each >= self.compute_seconds(began, units.start + 1) - passed:
+            units = units[1:]
+        return units
 
 
 class Batch(Generic[Request]):
@@ -71,9 +76,12 @@ class Batch(Generic[Request]):
     Both the executor and the simulator ask it what to load next.
     """
 
-    def __init__(self, patience: int = PATIENCE) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0, patience: int = PATIENCE) -> None:
+        """`clock`, seconds, tells how far a chunk has come. Without one it counts as just begun, and the sources load
+        some of what the device would have computed sooner."""
         if patience < 1:
             raise ValueError(f"patience of {patience} picks would serve nobody by need")
+        self._clock = clock
         self._patience = patience
         self._members: dict[Request, Member] = {}
         self._under_way: dict[str, int] = {}
@@ -108,9 +116,9 @@ class Batch(Generic[Request]):
         return self._members[request].flight
 
     def set_computing(self, request: Request, computing: bool) -> None:
-        """Whether the device works on it. Unknown requests are left alone."""
+        """Whether the device works on it; said anew when a chunk begins. Unknown requests are left alone."""
         if (member := self._members.get(request)) is not None:
-            member.computing = computing
+            member.computing_since = self._clock() if computing else None
 
     def requests(self) -> Iterable[Request]:
         return self._members
@@ -119,30 +127,79 @@ class Batch(Generic[Request]):
         """Units that a source has been told to load and has not answered for."""
         return self._under_way.get(source, 0)
 
+    def next_step(self, request: Request, most: int) -> Step:
+        """What the device should do next for `request`: as `Flight.step`, but it computes no more than the sources
+        leave to it meanwhile.
+
+        Where they can bring all that is left of the batch sooner than a whole chunk is computed, the chunk ends where
+        both would be done at the same time, and where that is sooner than even one unit could be computed, the device
+        holds. Otherwise the sources would rest while the last chunk is computed, which for a prefix of few chunks is a
+        good part of the whole. Costs that are not known leave the step as it is.
+        """
+        member = self._members[request]
+        step = member.flight.step(most)
+        loading = self._loading_left(member, step)
+        if step.end == step.jump or member.compute_seconds is None or loading is None:
+            return step
+        computing = [member.compute_seconds(step.jump, end) for end in range(step.jump, step.end + 1)]
+        if loading[-1] >= computing[-1]:
+            return step
+        without = [unit for unit in range(step.jump, step.end) if member.flight.source(unit) is None]
+        least = without[-1] + 1 - step.jump if without else int(not any(self._under_way.values()))
+        units = min(range(least, len(computing)), key=lambda count: max(computing[count], loading[count]))
+        return Step(step.jump, step.jump + units)
+
+    def _loading_left(self, member: Member, step: Step) -> list[float] | None:
+        """Seconds until the sources have brought all that is left of the batch if the device computes the first 0, 1,
+        … units of `step`; None where a source's cost is not known."""
+        seconds: dict[str, float] = {}
+        under_way = ((member, source, units) for source, units in self._under_way.items() if units)
+        absent = (
+            (one, source, one.flight.absent_from(source))
+            for one in self._members.values()
+            for source in one.flight.sources()
+        )
+        for one, source, units in chain(under_way, absent):
+            each = one.unit_seconds(source)
+            if each is None:
+                return None
+            seconds[source] = seconds.get(source, 0.0) + units * each
+        left = [max(seconds.values(), default=0.0)]
+        for unit in range(step.jump, step.end):
+            origin = member.flight.source(unit)
+            if origin is not None and member.flight[unit] == Unit.ABSENT:
+                seconds[origin] -= member.unit_seconds(origin) or 0.0
+            left.append(max(seconds.values(), default=0.0))
+        return left
+
     def next_load(self, source: str, most: int = 1) -> Pick[Request] | None:
         """What `source` is to load next, taken; None if nobody needs anything from it. `answered` is to follow for
         every unit of it."""
+        now = self._clock()
         waiting: dict[Request, range] = {}
         for request, member in self._members.items():
             units = member.flight.next_load(source, most)
-            if units and member.worth_loading(units, source, self.under_way(source)):
+            if units and (units := member.worth_loading(units, source, self.under_way(source), now)):
                 waiting[request] = units
         if not waiting:
             return None
+        chosen = self.choose(waiting, source)
+        for request in waiting:
+            passed = self._members[request].passed_over
+            passed[source] = 0 if request == chosen else passed.get(source, 0) + 1
+        units = waiting[chosen]
+        self._members[chosen].flight.take_load(units)
+        self._under_way[source] = self.under_way(source) + len(units)
+        return Pick(chosen, units)
+
+    def choose(self, waiting: Mapping[Request, range], source: str) -> Request:
+        """Whom `source` serves, of those for whom it could load these units; at least one, the oldest first."""
         members = self._members
         starving = [one for one in waiting if members[one].passed_over.get(source, 0) >= self._patience]
         if starving:
-            chosen = max(starving, key=lambda one: members[one].passed_over[source])
-        else:
-            # The oldest wins a draw.
-            chosen = max(waiting, key=lambda one: members[one].recomputation_left)
-        for request in waiting:
-            passed = members[request].passed_over
-            passed[source] = 0 if request == chosen else passed.get(source, 0) + 1
-        units = waiting[chosen]
-        members[chosen].flight.take_load(units)
-        self._under_way[source] = self.under_way(source) + len(units)
-        return Pick(chosen, units)
+            return max(starving, key=lambda one: members[one].passed_over[source])
+        # The oldest wins a draw.
+        return max(waiting, key=lambda one: members[one].recomputation_left)
 
     def answered(self, source: str) -> None:
         """A unit that `source` was told to load has come, or will not: once for each, whoever still waits for it."""

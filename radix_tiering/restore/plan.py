@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 import msgspec
@@ -12,6 +12,8 @@ from swift_tiers.radix_tiering.restore.cost import CostModel
 
 #: Tokens of a chunk (the paper's C): what attention kernels like, and what SGLang's chunked prefill can follow.
 CHUNK_TOKENS = 512
+#: Into so many parts a chunk is divided to find where it should end.
+PARTS = 32
 
 
 class Strategy(Enum):
@@ -109,7 +111,7 @@ def plan_load(prefix: Prefix, costs: CostModel) -> RestorePlan | None:
 
 
 def plan_token_wise(prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_TOKENS) -> RestorePlan:
-    """The best meeting point, at chunk boundaries (Eq. 1, with a superlinear cost and several sources).
+    """The best meeting point (Eq. 1, with a superlinear cost and several sources), the last chunk as short as it takes.
 
     A chunk can be recomputed once everything before it is there, so nothing behind the meeting point may be without a
     source, and what is loaded before the part that is recomputed delays it. That pays where the front of a prefix lies
@@ -122,21 +124,35 @@ def plan_token_wise(prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_
     first_gap = gaps[0] if gaps else tokens
     best: RestorePlan | None = None
     for lead in [0, *(end for end in ends[:-1] if end <= first_gap)]:
-        meetings = [
-            meeting
-            for meeting in [*range(lead, tokens, chunk_tokens), tokens]
-            if meeting >= lowest_meeting and meeting > 0
-        ]
-        led = max(_load_seconds(prefix, costs, [(0, lead)]).values(), default=0.0)
-        computing = _compute_seconds(prefix, costs, lead, meetings, chunk_tokens)
-        for meeting, compute in zip(meetings, computing.tolist(), strict=True):
-            loads = _load_seconds(prefix, costs, [(0, lead), (meeting, tokens)])
-            seconds = max(led + compute, *loads.values()) if loads else led + compute
-            if best is None or seconds < best.seconds:
-                best = RestorePlan(
-                    strategy=Strategy.TOKEN_WISE, lead=lead, meeting=meeting, cutover=prefix.layers, seconds=seconds,
-                    compute_seconds=compute, load_seconds=loads,
-                )  # fmt: skip
+        lowest = max(lowest_meeting, lead, 1)
+        whole = _best_meeting(prefix, costs, chunk_tokens, lead, range(lead, tokens, chunk_tokens), lowest)
+        # What computing takes grows with the meeting and what loading takes shrinks, so the best one lies beside it.
+        around = range(whole.meeting - chunk_tokens, whole.meeting + chunk_tokens, max(1, chunk_tokens // PARTS))
+        for plan in (whole, _best_meeting(prefix, costs, chunk_tokens, lead, around, lowest)):
+            if best is None or plan.seconds < best.seconds:
+                best = plan
+    assert best is not None, "no lead is always among the leads"
+    return best
+
+
+def _best_meeting(
+    prefix: Prefix, costs: CostModel, chunk_tokens: int, lead: int, candidates: Iterable[int], lowest: int
+) -> RestorePlan:
+    """The best of these meetings, and of meeting at the end."""
+    tokens = prefix.tokens
+    meetings = [*(meeting for meeting in candidates if lowest <= meeting < tokens), tokens]
+    led = max(_load_seconds(prefix, costs, [(0, lead)]).values(), default=0.0)
+    best: RestorePlan | None = None
+    for meeting, compute in zip(
+        meetings, _compute_seconds(prefix, costs, lead, meetings, chunk_tokens).tolist(), strict=True
+    ):
+        loads = _load_seconds(prefix, costs, [(0, lead), (meeting, tokens)])
+        seconds = max(led + compute, *loads.values()) if loads else led + compute
+        if best is None or seconds < best.seconds:
+            best = RestorePlan(
+                strategy=Strategy.TOKEN_WISE, lead=lead, meeting=meeting, cutover=prefix.layers, seconds=seconds,
+                compute_seconds=compute, load_seconds=loads,
+            )  # fmt: skip
     assert best is not None, "recomputing everything is always among the meetings"
     return best
 

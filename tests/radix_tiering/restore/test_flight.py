@@ -272,7 +272,7 @@ def test_what_would_come_later_than_it_is_computed_is_not_loaded() -> None:
 @settings(deadline=None, max_examples=100)
 @given(lengths=st.lists(st.integers(1, 40), min_size=2, max_size=8), patience=st.integers(1, 6), most=st.integers(1, 5))
 def test_no_request_waits_longer_than_its_share(lengths: list[int], patience: int, most: int) -> None:
-    batch: Batch[int] = Batch(patience)
+    batch: Batch[int] = Batch(patience=patience)
     for request, length in enumerate(lengths):
         batch.add(request, Flight(["ssd"] * length), per_unit)
     since = dict.fromkeys(range(len(lengths)), 0)

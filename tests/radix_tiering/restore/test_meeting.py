@@ -1,0 +1,117 @@
+"""Where the two pointers meet: neither the device nor a source rests while the other does what it could have done."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_tiers.radix_tiering.restore.batch import Batch
+from swift_tiers.radix_tiering.restore.flight import Flight, Step, Unit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def batch_of(*flights: Flight, load: float | None = 1.0, fixed: float = 0.0, clock: Clock | None = None) -> Batch[int]:
+    """Flights of units that take a second each to compute, and `load` seconds to load."""
+    result: Batch[int] = Batch(clock=clock or Clock())
+    for number, flight in enumerate(flights):
+        result.add(number, flight, lambda a, b: fixed + (b - a) if b > a else 0.0, lambda source: load)
+    return result
+
+
+def test_a_chunk_ends_where_the_source_will_have_brought_the_rest() -> None:
+    assert batch_of(Flight(["ssd"] * 100)).next_step(0, 32) == Step(0, 32)  # far from the end
+    assert batch_of(Flight(["ssd"] * 40)).next_step(0, 32) == Step(0, 20)
+    assert batch_of(Flight(["ssd"] * 40), load=0.25).next_step(0, 32) == Step(0, 8)
+    assert batch_of(Flight(["ssd"] * 40), load=0.25, fixed=5.0).next_step(0, 32) == Step(0, 4)
+
+
+def test_what_others_of_the_batch_want_counts_as_well() -> None:
+    batch = batch_of(Flight(["ssd"] * 40), Flight(["ssd"] * 40))
+    assert batch.next_step(0, 32) == Step(0, 32)
+
+
+def test_what_has_no_source_is_computed_in_any_case() -> None:
+    assert batch_of(Flight([None] * 8 + ["ssd"] * 4), load=0.1).next_step(0, 32) == Step(0, 8)
+
+
+def test_the_device_holds_only_while_something_is_under_way() -> None:
+    one = Flight(["ssd"] * 4)
+    batch = batch_of(one, load=0.1, fixed=5.0)
+    assert batch.next_step(0, 32) == Step(0, 1)  # nobody would ever wake it
+    assert batch.next_load("ssd", 2) is not None
+    assert batch.next_step(0, 32) == Step(0, 0)
+
+
+def test_costs_that_are_not_known_change_nothing() -> None:
+    assert batch_of(Flight(["ssd"] * 40), load=None).next_step(0, 32) == Step(0, 32)
+    plain: Batch[int] = Batch()
+    plain.add(0, Flight(["ssd"] * 40))
+    assert plain.next_step(0, 32) == Step(0, 32)
+
+
+def test_a_run_is_loaded_as_far_as_it_comes_before_the_device_would() -> None:
+    clock = Clock()
+    one = Flight(["ssd"] * 16)
+    batch = batch_of(one, clock=clock)
+    one.take(Step(0, 4))
+    batch.set_computing(0, True)
+    pick = batch.next_load("ssd", 16)
+    assert pick is not None
+    assert pick.units == range(8, 16)  # the last of eight comes after 8 s, and the device is at unit 8 by then
+    assert batch.next_load("ssd", 16) is None
+    for unit in pick.units:
+        one.arrived(unit)
+        batch.answered("ssd")
+
+
+def test_how_far_a_chunk_has_come_is_known_by_the_clock() -> None:
+    clock = Clock()
+    one = Flight(["ssd"] * 10)
+    batch = batch_of(one, clock=clock)
+    one.take(Step(0, 8))
+    batch.set_computing(0, True)
+    clock.now = 7.5
+    assert batch.next_load("ssd", 2) == (0, range(9, 10))  # unit 8 will be computed before it could come
+
+
+def test_the_lead_is_loaded_whatever_computing_it_would_take() -> None:
+    one = Flight(["ssd"] * 4, lead=2)
+    batch = batch_of(one, load=100.0)
+    batch.set_computing(0, True)
+    assert batch.next_load("ssd", 4) == (0, range(0, 2))
+
+
+@given(
+    units=st.integers(1, 200),
+    most=st.integers(1, 40),
+    load=st.floats(0.01, 100.0),
+    fixed=st.floats(0.0, 20.0),
+    wanted=st.integers(0, 40),
+)
+def test_a_step_is_one_that_can_be_taken_and_no_longer_than_the_flights_own(
+    units: int, most: int, load: float, fixed: float, wanted: int
+) -> None:
+    one = Flight(["ssd"] * units)
+    batch = batch_of(one, load=load, fixed=fixed)
+    if wanted:
+        batch.next_load("ssd", wanted)
+    step, own = batch.next_step(0, most), one.step(most)
+    assert step.jump == own.jump
+    assert step.end <= own.end
+    if step.end == step.jump < units:
+        assert batch.under_way("ssd")  # whose arrival wakes the device
+    one.take(step)
+    assert all(one[unit] == Unit.COMPUTING for unit in range(step.jump, step.end))
+
+
+def test_a_batch_without_patience_is_refused() -> None:
+    with pytest.raises(ValueError, match="patience"):
+        Batch(patience=0)
