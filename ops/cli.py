@@ -11,7 +11,17 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from swift_tiers.ops import bench_command, config_command, control_command, demo, doctor, fsck, inspect, lease_command
+from swift_tiers.ops import (
+    bench_command,
+    config_command,
+    control_command,
+    demo,
+    doctor,
+    fsck,
+    inspect,
+    lease_command,
+    profile,
+)
 from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from swift_tiers.ops.model import ModelError
 from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
@@ -23,6 +33,7 @@ COMMANDS = {
     "inspect": inspect,
     "control": control_command,
     "lease": lease_command,
+    "profile": profile,
     "bench": bench_command,
     "fsck": fsck,
     "config": config_command,
@@ -31,14 +42,20 @@ COMMANDS = {
 
 #: Commands whose options may stand between their words: `inspect request --json RID`.
 INTERMIXED = {"inspect", "control", "lease"}
+#: Commands that hand what they do not know to a server, as `options.server_arguments`.
+PASSING_ON = {"profile"}
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one line."""
 
     intermixed = False
+    passing_on = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.passing_on:
+            found, found.server_arguments = super().parse_known_args(args, namespace)
+            return found, []
         if not self.intermixed:
             return super().parse_known_args(args, namespace)
         self.intermixed = False  # it calls this in its turn
@@ -67,13 +84,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
-        command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
+        # What is passed on must not be taken for an abbreviation of an option here.
+        command = commands.add_parser(
+            name, help=module.SUMMARY, description=module.__doc__, allow_abbrev=name not in PASSING_ON
+        )
         # Suppressed: the default of a subcommand must not overwrite what stood before it.
         command.add_argument(
             "-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
         module.add_arguments(command)
         command.intermixed = name in INTERMIXED
+        command.passing_on = name in PASSING_ON
         command.set_defaults(run=module.run)
     return parser
 

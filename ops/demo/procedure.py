@@ -6,14 +6,12 @@ import argparse
 import contextlib
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -34,6 +32,7 @@ from swift_tiers.ops.demo.servers import LOG_LINES, Server, free_ports, log_tail
 from swift_tiers.ops.demo.workload import Plan, Sizes, Turn, choose_sizes, load_sessions, make_plan, read_shape
 from swift_tiers.ops.demo.workload import token_counter as make_token_counter
 from swift_tiers.ops.errors import FAILURE, USAGE, CommandError
+from swift_tiers.ops.interruptible import terminable
 from swift_tiers.ops.model import demo_model
 from swift_tiers.ops.progress import note, progress
 from swift_tiers.radix_tiering.bus.views import RankState
@@ -75,7 +74,7 @@ def run_demo(options: argparse.Namespace) -> int:
     counts = [[count_tokens(text) for text in session] for session in sessions]
     sizes = choose_sizes(counts, read_shape(model), options.devices, options.max_tokens)
     plan = make_plan(sessions)
-    with _terminable(), _work_directory(options.keep) as work, contextlib.ExitStack() as children:
+    with terminable(), _work_directory(options.keep) as work, contextlib.ExitStack() as children:
         ports = free_ports(2)
         common = common_arguments(model, options.dtype, sizes, options.server_arguments)
         bus = children.enter_context(DemoBus())
@@ -317,18 +316,3 @@ def _work_directory(keep: Path | None) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
         raise
     shutil.rmtree(work, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does, with its servers."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -35,6 +35,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str  # of the KV cache and of the model
     quantization: str
     tensor_size: int  # ranks that share the model
+    layers: int
     page_tokens: int
     page_bytes: int  # of one rank
 
@@ -46,6 +47,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
             dtype=namespace.dtype,
             quantization=namespace.quantization,
             tensor_size=int(namespace.rank.partition("/")[2]),
+            layers=namespace.geometry.layers,
             page_tokens=namespace.geometry.tokens,
             page_bytes=namespace.geometry.page_bytes,
         )

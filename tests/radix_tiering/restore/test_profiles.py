@@ -27,8 +27,9 @@ from swift_tiers.radix_tiering.restore.profiles import (
 )
 
 MODEL = ModelIdentity(
-    model="d3adb33f", dtype="torch.float32", quantization="", tensor_size=2, page_tokens=16, page_bytes=737280
-)
+    model="d3adb33f", dtype="torch.float32", quantization="", tensor_size=2, layers=30, page_tokens=16,
+    page_bytes=737280,
+)  # fmt: skip
 HARDWARE = "NVIDIA H200"
 
 
@@ -174,8 +175,9 @@ def test_the_identity_is_that_of_the_pages() -> None:
     )  # fmt: skip
     found = ModelIdentity.of(namespace)
     assert found == ModelIdentity(
-        model="m", dtype="torch.float32", quantization="awq", tensor_size=2, page_tokens=16, page_bytes=737280
-    )
+        model="m", dtype="torch.float32", quantization="awq", tensor_size=2, layers=30, page_tokens=16,
+        page_bytes=737280,
+    )  # fmt: skip
     # Other weights of the same shape are as fast, and so is the other rank.
     assert ModelIdentity.of(msgspec.structs.replace(namespace, weights="other", rank="tp0/2")) == found
 

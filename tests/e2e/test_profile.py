@@ -1,0 +1,86 @@
+"""A profile of a real server: what it measures is what that server would look for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swift_tiers.ops.model import tiny_model
+from swift_tiers.radix_tiering.restore.profiles import Profile, find_profile, load_profile
+from swift_tiers.sglang_ext.hardware import hardware_name
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def profile(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "swift_tiers.ops", "profile", "--model-path", str(place / "model"), *words]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(place / "cache")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=550, env=environment)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profile")
+    tiny_model(folder / "model", context=4096)
+    (folder / "ssd").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(place: Path) -> Profile:
+    config = {"ssd": {"directories": [str(place / "ssd")], "stripe_unit": "4KiB"}}
+    words = ["--dtype", "float32", "--max-total-tokens", "4096", "--chunked-prefill-size", "1024", "--seconds", "5"]
+    result = profile(place, *words, "--swift-tiers-config", json.dumps(config))
+    assert result.returncode == 0, result.stderr
+    (path,) = (place / "cache" / "swift-tiers" / "profiles").iterdir()
+    assert f"saved: {path}" in result.stdout
+    found = load_profile(path)
+    for source in ("compute", "host", "ssd"):
+        assert f"\n{source} " in result.stdout
+        assert found.residuals[source].samples >= 2
+    return found
+
+
+def test_it_is_of_the_model_that_was_served(made: Profile) -> None:
+    assert made.name == "model"
+    assert made.model.layers == 4
+    assert made.model.page_tokens == 16
+    assert made.model.page_bytes == 4 * 2 * 16 * 2 * 16 * 4
+    assert made.model.tensor_size == 1
+    assert "float32" in made.model.dtype
+
+
+def test_a_server_here_would_find_it(made: Profile, place: Path) -> None:
+    directory = place / "cache" / "swift-tiers" / "profiles"
+    assert find_profile(made.model, hardware_name(), directory) == made
+    assert find_profile(msgspec.structs.replace(made.model, page_tokens=32), hardware_name(), directory) is None
+
+
+def test_every_length_was_seen_and_every_source_loaded(made: Profile) -> None:
+    token_bytes = made.model.page_bytes // made.model.page_tokens
+    starts = {one.start for one in made.compute_samples}
+    assert {0, 512, 1024, 2048} <= starts
+    assert {one.end - one.start for one in made.compute_samples if one.start == 1024} >= {64, 512}
+    assert {one.forwards for one in made.compute_samples} == {1}
+    for source in ("host", "ssd"):
+        assert {one.nbytes // token_bytes for one in made.source_samples[source]} >= {512, 1024, 2048}
+    assert set(made.layer_wise_below) == {"host", "ssd"}
+
+
+def test_nothing_is_left_behind(made: Profile, place: Path) -> None:
+    assert not any((place / "ssd").iterdir())
+
+
+def test_a_server_that_does_not_start_is_one_line_and_its_log(place: Path) -> None:
+    result = profile(place, "--no-such-option-of-a-server", "1")
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("swift-tiers: error: the server to profile ended by itself")
+    assert "no-such-option-of-a-server" in result.stderr
+    assert result.stdout == ""
