@@ -21,6 +21,7 @@ from swift_tiers.ops import (
     inspect,
     lease_command,
     profile,
+    simulate,
 )
 from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from swift_tiers.ops.model import ModelError
@@ -35,13 +36,14 @@ COMMANDS = {
     "lease": lease_command,
     "profile": profile,
     "bench": bench_command,
+    "simulate": simulate,
     "fsck": fsck,
     "config": config_command,
 }
 
 
 #: Commands whose options may stand between their words: `inspect request --json RID`.
-INTERMIXED = {"inspect", "control", "lease"}
+INTERMIXED = {"inspect", "control", "lease", "simulate"}
 #: Commands that hand what they do not know to a server, as `options.server_arguments`.
 PASSING_ON = {"profile"}
 

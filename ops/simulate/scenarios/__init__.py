@@ -1,0 +1,12 @@
+"""What can be simulated: each scenario makes tables."""
+
+from __future__ import annotations
+
+from swift_tiers.ops.simulate.scenarios.scenario import Scenario
+
+
+def scenarios() -> dict[str, Scenario]:
+    """All of them by name, in the order in which docs/evaluation.md has them."""
+    from swift_tiers.ops.simulate.scenarios import bounds, cacheflow
+
+    return {**bounds.SCENARIOS, **cacheflow.SCENARIOS}

@@ -1,0 +1,126 @@
+"""One simulated server: what is computed and loaded when, and by whom."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_tiers.ops.simulate.clock import Clock
+from swift_tiers.ops.simulate.curve import Curve, Linear
+from swift_tiers.ops.simulate.hardware import GPUS
+from swift_tiers.ops.simulate.lines import Line
+from swift_tiers.ops.simulate.models import MODELS
+from swift_tiers.ops.simulate.restoring import (
+    BY_AGE,
+    IN_TURN,
+    LOAD,
+    RECOMPUTE,
+    SWIFT_TIERS,
+    TWO_POINTERS,
+    Method,
+    Request,
+    Restoration,
+    Server,
+)
+from swift_tiers.ops.simulate.runs import REMOTE, linear_setup, restore
+from swift_tiers.ops.simulate.stages import Inputs, Stages
+from swift_tiers.radix_tiering.restore.cost import ComputeCost
+from swift_tiers.radix_tiering.restore.planner import HERE
+
+COST = ComputeCost(fixed_seconds=0.0, token_seconds=1e-3, pair_seconds=0.0)
+METHODS = (RECOMPUTE, LOAD, TWO_POINTERS, SWIFT_TIERS, BY_AGE, IN_TURN)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 80), min_size=1, max_size=6),
+    news=st.lists(st.integers(0, 2000), min_size=6, max_size=6),
+    gaps=st.lists(st.floats(0, 0.3), min_size=6, max_size=6),
+    load=st.floats(1e-5, 1e-1),
+    method=st.sampled_from(METHODS),
+    layer_wise_below=st.sampled_from([0, 640]),
+)
+@settings(max_examples=80, deadline=None)
+def test_every_request_gets_its_first_token_however_it_is_restored(
+    lengths: list[int], news: list[int], gaps: list[float], load: float, method: Method, layer_wise_below: int
+) -> None:
+    now, asked = 0.0, []
+    for pages, new, gap in zip(lengths, news, gaps, strict=False):
+        now += gap
+        asked.append(Request(arrival=now, prefix=16 * pages, new=new))
+    changed = Method(
+        name=method.name, loads=method.loads, computes=method.computes, sharing=method.sharing, in_turn=method.in_turn,
+        layer_wise_below=layer_wise_below if method.planned else 0,
+    )  # fmt: skip
+    result = restore(Linear(COST), linear_setup(COST, load), changed, asked)  # raises if one never does
+    alone = [one.new * 1e-3 + min(1e-3, load) * one.prefix / 2 for one in asked]
+    assert all(seconds >= least - 1e-9 for seconds, least in zip(result.seconds, alone, strict=True))
+
+
+def test_new_tokens_are_computed_behind_the_prefix() -> None:
+    [seconds] = restore(Linear(COST), linear_setup(COST, 1e-3), SWIFT_TIERS, [_request(1024, 256)]).seconds
+    assert seconds == pytest.approx(0.512 + 0.256, rel=0.02)
+
+
+def _request(prefix: int, new: int = 0, arrival: float = 0.0) -> Request:
+    return Request(arrival=arrival, prefix=prefix, new=new)
+
+
+def test_pages_in_host_memory_are_copied_while_the_forward_runs() -> None:
+    clock = Clock()
+    setup = linear_setup(COST, 1e-3)
+    copies = Line(clock, 1000 * 1000.0)  # a token in a millisecond
+    server = Server(clock, Linear(COST), {}, setup, copies=copies)
+    one = server.submit(_request(640, 320), [HERE] * 40)
+    clock.run()
+    assert copies.carried_bytes == 640 * 1000
+    assert one.seconds == pytest.approx(0.640 + 0.320 / setup.layers)  # the last layer follows the copy
+    assert server.computed_tokens == 0
+
+
+def test_layers_come_back_from_the_top_where_the_method_says_so() -> None:
+    layer_wise = Method(name="layers", layer_wise_below=1 << 20)
+    result = restore(Linear(COST), linear_setup(COST, 1e-3), layer_wise, [_request(1024)])
+    assert result.makespan == pytest.approx(0.512, rel=0.05)
+    fixed = ComputeCost(fixed_seconds=0.5, token_seconds=1e-3, pair_seconds=0.0)
+    by_layers = restore(Linear(fixed), linear_setup(fixed, 1e-3), layer_wise, [_request(512)])
+    by_tokens = restore(Linear(fixed), linear_setup(fixed, 1e-3), SWIFT_TIERS, [_request(512)])
+    assert by_layers.makespan < 0.75 * by_tokens.makespan  # half of a fixed part is less than a whole one
+
+
+def test_the_longest_request_is_loaded_for_first_unless_loads_go_by_age() -> None:
+    asked = [_request(1024), _request(8192)]
+    setup = linear_setup(COST, 1e-3, chunk_tokens=64)
+    by_need = restore(Linear(COST), setup, SWIFT_TIERS, asked)
+    by_age = restore(Linear(COST), setup, BY_AGE, asked)
+    assert by_age.seconds[0] < by_need.seconds[0]
+    assert by_age.makespan == pytest.approx(by_need.makespan, rel=0.05)
+
+
+def test_a_page_that_nobody_has_is_computed() -> None:
+    clock = Clock()
+    setup = linear_setup(COST, 1e-6)
+    server = Server(clock, Linear(COST), {REMOTE: Line(clock, 1e9)}, setup)
+    told: list[Restoration] = []
+    server.submit(_request(480), [REMOTE] * 10 + [None] * 10 + [REMOTE] * 10, told.append)
+    clock.run()
+    assert [one.computed for one in told] == [20]
+    assert server.computed_tokens >= 160
+
+
+@pytest.mark.parametrize("inputs", Inputs)
+def test_stages_restore_alone_and_at_once(inputs: Inputs) -> None:
+    curve = Curve(model=MODELS["Llama-3.1-8B"], gpu=GPUS["L40S"])
+    speed = 1.25e9
+    one = Stages(curve, 1, speed, 512, inputs).restore(8192)
+    two = Stages(curve, 2, speed, 512, inputs).restore(8192)
+    four = Stages(curve, 4, speed, 512, inputs).restore(8192)
+    assert one > two > four
+    assert two >= one / 2 * 0.999
+    assert four >= one / 4 * 0.999
+
+
+def test_boundary_activations_beat_waiting_for_the_stage_before() -> None:
+    curve = Curve(model=MODELS["Llama-3.1-8B"], gpu=GPUS["L40S"])
+    seconds = {inputs: Stages(curve, 2, 1.25e9, 512, inputs).restore(8192) for inputs in Inputs}
+    assert seconds[Inputs.STORED] < 0.85 * seconds[Inputs.WHOLE]
