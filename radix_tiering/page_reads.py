@@ -56,7 +56,7 @@ class PageReads:
         self._planner = planner
         self._costs = costs
         self._clock = clock
-        self.batch: Batch[Restore] = Batch()
+        self.batch: Batch[Restore] = Batch(clock=clock)
         self._channels = {Source.PEER: Channel(), Source.SSD: Channel()}
         self.promotions: Promotions[Waiter] | None = None  # set by the restorer, which is told what has come
 

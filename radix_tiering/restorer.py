@@ -85,7 +85,7 @@ class Restorer:
         self._checksum = fingerprint
         self._planner = planner
         self._reads = reads
-        self._behind = behind
+        self.behind = behind  # may be changed at any time
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._deferred: deque[Restore] = deque()
         self._promotions: Promotions[Waiter] = Promotions(
@@ -456,7 +456,7 @@ class Restorer:
         if not restore.late and not (decision is not None and decision.compute):
             assert restore.asked is not None
             waited = now - restore.asked
-            if restore.estimate is not None and waited > self._behind * restore.estimate + SLACK_SECONDS:
+            if restore.estimate is not None and waited > self.behind * restore.estimate + SLACK_SECONDS:
                 self._fell_behind(restore, restore.flight.absent, "loading takes longer than estimated")
             elif now >= restore.deadline:
                 self._fell_behind(restore, restore.flight.absent, "its deadline passed")
@@ -468,8 +468,8 @@ class Restorer:
         return Readiness.COMPUTE if step.end > step.jump else Readiness.WAIT
 
     def _next_step(self, restore: Restore) -> Step:
-        flight = restore.flight
-        step = flight.step(self._planner.chunk)
+        flight, batch, most = restore.flight, self._reads.batch, self._planner.chunk
+        step = batch.next_step(restore, most) if restore in batch else flight.step(most)
         if step.end > step.jump or step.jump == len(flight):
             restore.held = None
         elif self._held_too_long(restore):
@@ -477,7 +477,7 @@ class Restorer:
             for source in list(flight.sources()):
                 pages += flight.abandon_source(source)
             self._fell_behind(restore, pages, "a page that the device waited for did not come in time")
-            step = flight.step(self._planner.chunk)
+            step = flight.step(most)
         return step
 
     def _held_too_long(self, restore: Restore) -> bool:
@@ -485,7 +485,7 @@ class Restorer:
         if restore.held is None:
             restore.held = now
         expected = self._reads.expected_seconds(restore)
-        limit = self._deadline_seconds if expected is None else self._behind * expected + SLACK_SECONDS
+        limit = self._deadline_seconds if expected is None else self.behind * expected + SLACK_SECONDS
         return now - restore.held > limit
 
     def _fell_behind(self, restore: Restore, pages: int, reason: str) -> None:

@@ -15,6 +15,7 @@ from swift_tiers.radix_tiering.ssd import DeviceArray, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS, close_array
 from swift_tiers.radix_tiering.ssd.layout import combined_digest
 from swift_tiers.radix_tiering.ssd.snapshots import device_snapshots, stripe_snapshot
+from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 
 
 class SsdTier:
@@ -59,6 +60,13 @@ class SsdTier:
         except BaseException:
             close_array(array)
             raise
+
+    def throttle(self, bytes_per_second: float) -> bool:
+        """Slow each device down to this rate from now on; False where the tier was not opened to be throttled."""
+        if not isinstance(self._array, ThrottledArray):
+            return False
+        self._array.slow_to(bytes_per_second)
+        return True
 
     @property
     def paths(self) -> Sequence[str]:

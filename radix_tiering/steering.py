@@ -154,26 +154,39 @@ def _unpin(stack: TierStack, page: Page) -> Errand:
 # ---- policy and limits ----
 
 
-def _set_policy(stack: TierStack, field: str, value: str | int) -> str | Errand:
+def _set_policy(stack: TierStack, field: str, value: str | float) -> str | Errand:
     """At once, but for the order of eviction: pages take their new places one after the other."""
-    before = stack.config.policy
+    name, _, field_name = field.rpartition(".")
+    name = name or "policy"
+    section = getattr(stack.config, name)
     try:
-        checked = parse_config({"policy": {field: value}}).policy
+        new = getattr(getattr(parse_config({name: {field_name: value}}), name), field_name)
     except ConfigError as error:
         raise CommandError(str(error)) from None
-    old, new = getattr(before, field), getattr(checked, field)
+    old = getattr(section, field_name)
     if new == old:
         return f"{field} was {old!s} already"
-    policy = msgspec.structs.replace(before, **{field: new})
-    stack.config = msgspec.structs.replace(stack.config, policy=policy)
+    if name == "ssd":
+        _throttle(stack, float(new))
+    changed = msgspec.structs.replace(section, **{field_name: new})
+    stack.config = msgspec.structs.replace(stack.config, **{name: changed})
+    policy, restoring = stack.config.policy, stack.config.restore
     stack.restorer.change_deadline(float(policy.restore_deadline))
+    stack.restorer.behind = restoring.behind
+    stack.planner.choice = restoring.strategy
     if stack.writer is not None:
         stack.writer.admission = admission_policy(policy, stack.namespace.geometry.tokens)
-    with stack.table.lock:
-        stack.table.change_eviction(eviction_policy(policy))
+    if name == "policy":
+        with stack.table.lock:
+            stack.table.change_eviction(eviction_policy(policy))
     stack.events.emit("policy.changed", field=field, old=str(old), new=str(new))
     text = f"{field}: {old!s} -> {new!s}"
     return _requeue(stack, text) if field == "eviction" else text
+
+
+def _throttle(stack: TierStack, bytes_per_second: float) -> None:
+    if stack.ssd is None or not stack.ssd.throttle(bytes_per_second):
+        raise CommandError("ssd.throttle: can be changed only where the server was started with it; set it there")
 
 
 def _requeue(stack: TierStack, text: str) -> Errand:

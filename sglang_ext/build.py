@@ -14,18 +14,21 @@ import numpy as np
 import psutil
 import torch
 
-from swift_tiers.radix_tiering.config import SsdConfig, TiersConfig, parse_config
+from swift_tiers.radix_tiering.config import RestoreConfig, SsdConfig, TiersConfig, parse_config
 from swift_tiers.radix_tiering.device_files import SMALLEST_DEVICE, DeviceFiles, new_device_size
 from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.memory import huge_array
 from swift_tiers.radix_tiering.page import Namespace, PageGeometry, page_digest
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.restore.live import LiveCosts
+from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, ProfileError, find_profile, load_profile
 from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array, open_device_file
 from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.units import format_size
+from swift_tiers.sglang_ext.hardware import hardware_name
 
 if TYPE_CHECKING:
     from swift_tiers.sglang_ext.peer_side import PeerSide
@@ -129,7 +132,27 @@ def open_stack(
         else "",
         namespace.digest().hex(),
     )
-    return TierStack(namespace, config, host, ssd, borrow(ssd.fingerprint if ssd is not None else page_digest))
+    peer = borrow(ssd.fingerprint if ssd is not None else page_digest)
+    return TierStack(namespace, config, host, ssd, peer, costs=known_costs(namespace, config.restore))
+
+
+def known_costs(namespace: Namespace, config: RestoreConfig) -> LiveCosts:
+    """What recomputing and loading cost by this model's profile on this hardware; to be learnt where there is none.
+
+    Raises ConfigError for a profile that is named and cannot be used; one that is found by itself is left out then,
+    with a log entry.
+    """
+    model, hardware = ModelIdentity.of(namespace), hardware_name()
+    if config.profile is not None:
+        return LiveCosts(load_profile(Path(config.profile), model, hardware).costs)
+    try:
+        profile = find_profile(model, hardware)
+    except ProfileError as error:
+        logger.warning("swift-tiers: going on without a profile: %s", error)
+        profile = None
+    if profile is None:
+        logger.info("swift-tiers: no profile of this model on %s: costs are learnt from requests", hardware)
+    return LiveCosts(profile.costs if profile is not None else None)
 
 
 def host_memory(size: int) -> Any:

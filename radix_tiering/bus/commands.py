@@ -68,12 +68,21 @@ class Drop(Command, frozen=True, tag="drop"):
 
 
 class SetPolicy(Command, frozen=True, tag="set_policy"):
-    """Change one value of the configuration's section `policy` until the server ends."""
+    """Change one value of the configuration until the server ends: of its section `policy`, or of another one."""
 
     field: Literal[
-        "eviction", "write", "ssd_admission", "admission_uses", "admission_tokens", "restore_deadline", "flush_cache"
+        "eviction",
+        "write",
+        "ssd_admission",
+        "admission_uses",
+        "admission_tokens",
+        "restore_deadline",
+        "flush_cache",
+        "restore.strategy",
+        "restore.behind",
+        "ssd.throttle",
     ]
-    value: str | int
+    value: str | int | float
 
 
 class CapTier(Command, frozen=True, tag="cap_tier"):

@@ -62,6 +62,12 @@ class ThrottledArray(DelayingArray):
         self._buckets.append(TokenBucket(self._buckets[-1].bytes_per_second))
         self.description = self._describe()
 
+    def slow_to(self, bytes_per_second: float) -> None:
+        """Another rate, for every device, for what is submitted from now on. Any thread."""
+        for bucket in self._buckets:
+            bucket.bytes_per_second = bytes_per_second
+        self.description = self._describe()
+
     def _describe(self) -> str:
         shown = ", ".join(f"{bucket.bytes_per_second / 1e6:g}" for bucket in self._buckets)
         return f"{self.inner.description}, throttled to {shown} MB/s"

@@ -326,6 +326,16 @@ def test_a_flush_of_host_memory_leaves_the_pin_of_what_is_on_ssd() -> None:
 # ---- policy ----
 
 
+def test_how_prefixes_come_back_can_be_changed() -> None:
+    stack = make_stack()
+    assert obey(stack, SetPolicy(field="restore.strategy", value="load")) == "restore.strategy: auto -> load"
+    assert stack.planner.choice == "load"
+    assert obey(stack, SetPolicy(field="restore.behind", value=4)) == "restore.behind: 3.0 -> 4.0"
+    assert stack.restorer.behind == 4
+    assert "restore.strategy: 'guess' is not one of" in refusal(stack, SetPolicy(field="restore.strategy", value="guess"))
+    assert "only where the server was started" in refusal(stack, SetPolicy(field="ssd.throttle", value="20MiB"))
+
+
 def test_another_order_of_eviction_holds_for_pages_that_are_there() -> None:
     stack = make_stack(host_pages=6)
     often, lately = chain("often", 1, 2), chain("lately", 1, 2)
