@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -43,7 +44,7 @@ class Sizes(NamedTuple):
 class System:
     """One server and how to read what it moved from and to its disk. A context manager: leaving it ends the server."""
 
-    def __init__(self, name: str, server: BenchServer, port: int, moved: Callable[[], DiskBytes | None]) -> None:
+    def __init__(self, name: str, server: EnvironmentServer, port: int, moved: Callable[[], DiskBytes | None]) -> None:
         self.name = name
         self.server = server
         self.port = port
@@ -68,10 +69,10 @@ class EnvironmentServer(BenchServer):
 
     def __init__(self, name: str, arguments: list[str], port: int, log: Path, environment: Mapping[str, str]) -> None:
         super().__init__(name, arguments, port, log)
-        self._environment = environment
+        self.environment = environment
 
-    def _spawn(self, environment: dict[str, str], log: IO[bytes]):  # type: ignore[no-untyped-def]  # as its base
-        return super()._spawn({**environment, **self._environment}, log)
+    def _spawn(self, environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return super()._spawn({**environment, **self.environment}, log)
 
 
 def choose_sizes(model: Path, longest: int, together: int, written_tokens: int) -> Sizes:

@@ -19,9 +19,10 @@ from swift_tiers.ops.bench import multiturn, multiturn_hicache
 from swift_tiers.ops.bench.multiturn_hicache import DiskBytes, ThrottledDisk, announce, disk_bytes
 from swift_tiers.ops.bench.multiturn_replay import Answer, Replayed, read_answer, replay
 from swift_tiers.ops.bench.multiturn_report import Round, different_answers, figures, make_rows, percentile
-from swift_tiers.ops.bench.multiturn_systems import HICACHE, OFF, TIERS, choose_sizes
+from swift_tiers.ops.bench.multiturn_systems import HICACHE, OFF, SYSTEMS, TIERS, Sizes, choose_sizes, make_system
 from swift_tiers.ops.bench.multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
 from swift_tiers.ops.errors import CommandError
+from swift_tiers.radix_tiering.config import parse_config
 
 SHAPE = Shape(agents=5, turns=4, longest=600)
 VOCABULARY = 1000
@@ -117,6 +118,35 @@ def test_host_memory_is_what_hicache_makes_of_its_ratio(tmp_path: Path) -> None:
     assert sizes.device_tokens == 2 * 632
     assert sizes.host_tokens == (int(1264 * 1.25) // 16 + 1) * 16
     assert sizes.page_bytes == 16 * 1024
+
+
+def after(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_both_have_the_same_memory_and_disk_and_all_the_same_flags(tmp_path: Path) -> None:
+    sizes = Sizes(tmp_path, token_bytes=1000, device_tokens=1264, host_tokens=1584, ssd_bytes=2**26)
+    commands: dict[str, list[str]] = {}
+    for name in SYSTEMS:
+        (tmp_path / name).mkdir()
+        system = make_system(name, sizes, 5e6, "wait_complete", tmp_path / name)
+        commands[name] = system.server.command
+        commands[name][commands[name].index("--port") + 1] = "any"
+        if name == HICACHE:
+            environment = system.server.environment
+    off, hicache, tiers = (commands[name] for name in SYSTEMS)
+    end = off.index("--host")
+    assert hicache[:end] == tiers[:end] == off[:end], "what they differ in comes after what they share"
+    assert hicache[-4:] == tiers[-4:] == off[end:]
+
+    config = parse_config(json.loads(after(tiers, "--swift-tiers-config")))
+    page_bytes = 16 * sizes.token_bytes
+    assert config.host.size == sizes.host_tokens // 16 * (page_bytes + 384), "a page begins at a multiple of 4 KiB"
+    assert int(sizes.device_tokens * float(after(hicache, "--hicache-ratio"))) // 16 + 1 == sizes.host_tokens // 16
+    assert config.ssd.throttle == json.loads(environment[multiturn_hicache.SETTINGS])["bytes_per_second"] == 5e6
+    assert config.ssd.directories == (str(tmp_path / TIERS / "ssd"),)
+    assert (config.policy.write, after(hicache, "--hicache-write-policy")) == ("through", "write_through")
+    assert after(hicache, "--hicache-storage-prefetch-policy") == "wait_complete"
 
 
 # --- HiCache's disk ---
