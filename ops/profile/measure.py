@@ -24,9 +24,11 @@ WALK_SHARE = 0.25
 PARTS = (8, 4, 2)
 #: Ids of tokens: not the first ones, which are often special.
 FIRST_ID = 10
+#: Share of host memory that is loaded into: some of its pages may still be on their way somewhere.
+HOST_SHARE = 0.9
 #: How long a donor may take until it has lent and stored what is to be read from it, seconds.
 LENDING_SECONDS = 20.0
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25
 
 
 class Measurement:
@@ -62,6 +64,7 @@ class Measurement:
             prefix = self._walk(seconds * WALK_SHARE if not number else float("inf"), lambda: tick(_since(started)))
             self._parts(prefix)
             tick(_since(started))
+            prefix = self._keep(prefix)
             for source in self.loads:
                 if source not in self.left_out:
                     self._load(source, prefix)
@@ -118,9 +121,23 @@ class Measurement:
 
     # ---- loading ----
 
+    def _keep(self, prefix: list[int]) -> list[int]:
+        """As much of `prefix` as host memory holds, which every load goes through, and what of the parts is there too
+        forgotten: they would be evicted while loads are timed."""
+        slots = self._session.tiers()["tiers"]["host"]["capacity_bytes"] // self._token_bytes
+        tokens = min(len(prefix), int(slots * HOST_SHARE) // self._chunk * self._chunk)
+        if not tokens:
+            self.left_out |= dict.fromkeys(self.loads, "host.size holds less than a chunk")
+            return []
+        self._session.order(Flush(tiers="all"))
+        self._session.flush_device()
+        self._session.ask(prefix[:tokens])
+        self._session.settle()
+        return prefix[:tokens]
+
     def _load(self, source: str, prefix: list[int]) -> None:
         """Prefixes of several lengths from `source`, and from nowhere else."""
-        if source == "peer" and not self._lent(len(prefix)):
+        if source == "peer" and not self._lent(prefix):
             self.left_out["peer"] = "no server of this machine lends memory"
             return
         for tokens in _doublings(self._chunk, len(prefix)):
@@ -144,12 +161,16 @@ class Measurement:
             self._session.order(Flush(tiers="host"))
         self._session.flush_device()
 
-    def _lent(self, tokens: int) -> bool:
-        """Whether other servers keep the whole prefix, within a time that they may take."""
+    def _lent(self, prefix: list[int]) -> bool:
+        """Whether other servers keep the whole prefix, within a time that they may take. Not on the device after."""
         deadline = time.monotonic() + LENDING_SECONDS
         while True:
+            # What is used is offered to peers once more.
+            self._session.flush_device()
+            self._session.ask(prefix + self._tokens(1))
+            self._session.settle()
             peer = self._session.tiers()["tiers"].get("peer")
-            if peer is not None and peer["pages"] * self._page >= tokens:
+            if peer is not None and peer["pages"] * self._page >= len(prefix):
                 return True
             if time.monotonic() > deadline:
                 return False

@@ -57,12 +57,12 @@ def prepare(model: str, source: str | None, server_arguments: Sequence[str]) -> 
     with contextlib.ExitStack() as scratch:
         bus = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="swift-tiers-bus-")))
         directories = [scratch.enter_context(_scratch_directory(Path(one))) for one in config.ssd.directories]
+        if config.peer.borrow:
+            sources.append("peer")  # before ssd: what is forgotten for that is forgotten at peers too
         if directories:
             sources.append("ssd")
         elif config.ssd.devices:
             left_out["ssd"] = "a profile writes to no whole block device"
-        if config.peer.borrow:
-            sources.append("peer")
         content |= {
             "host": {**content["host"], "size": _host_size(config, shape, longest)},
             "ssd": _ssd(content["ssd"], directories, shape, longest),

@@ -9,11 +9,16 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
+from swift_tiers.ops.errors import INTERRUPTED
 from swift_tiers.ops.model import tiny_model
+from swift_tiers.radix_tiering.bus.waiting import wait_for
 from swift_tiers.radix_tiering.restore.profiles import Profile, find_profile, load_profile
 from swift_tiers.sglang_ext.hardware import hardware_name
+
+from support.servers import START_SECONDS, Site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -84,3 +89,42 @@ def test_a_server_that_does_not_start_is_one_line_and_its_log(place: Path) -> No
     assert last.startswith("swift-tiers: error: the server to profile ended by itself")
     assert "no-such-option-of-a-server" in result.stderr
     assert result.stdout == ""
+
+
+def test_a_peer_is_measured_where_one_lends(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    bus = {"directory": str(site.bus)}
+    lending = {"host": {"size": "1MiB"}, "bus": {**bus, "server": "donor"}, "peer": {"donate": True, "window": "1s"}}
+    # Room for more than the whole prefix.
+    with site.server("donor", tiers=lending, **{"--max-total-tokens": "32768", "--page-size": "16"}) as donor:
+        donor.start()
+        donor.wait_ready(START_SECONDS)
+        config = {**site.tiers(host="16MiB"), "peer": {"borrow": True}}
+        words = ["--dtype", "float32", "--max-total-tokens", "4096", "--seconds", "5", "--out", str(tmp_path / "out")]
+        result = profile(tmp_path, *words, "--swift-tiers-config", json.dumps(config))
+        assert result.returncode == 0, result.stderr
+        found = load_profile(tmp_path / "out")
+    assert set(found.costs.sources) == {"host", "ssd", "peer"}, result.stdout
+    token_bytes = found.model.page_bytes // found.model.page_tokens
+    for source in ("host", "ssd", "peer"):
+        assert {one.nbytes // token_bytes for one in found.source_samples[source]} >= {512, 1024, 2048}
+    assert "left out" not in result.stdout
+
+
+def test_one_that_is_ended_leaves_nothing(place: Path) -> None:
+    ssd = place / "ssd"
+    config = {"ssd": {"directories": [str(ssd)]}}
+    command = [sys.executable, "-m", "swift_tiers.ops", "profile", "--model-path", str(place / "model")]
+    command += ["--dtype", "float32", "--swift-tiers-config", json.dumps(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        # Within the server's start: what it holds of the device is there.
+        assert wait_for(lambda: list(ssd.glob("*/*")) or None, 240)
+        children = psutil.Process(running.pid).children(recursive=True)
+        running.terminate()
+        out, error = running.communicate(timeout=120)
+    assert running.returncode == INTERRUPTED
+    assert error.splitlines()[-1] == "swift-tiers: error: interrupted"
+    assert out == ""
+    assert not any(ssd.iterdir())
+    assert children
+    assert not psutil.wait_procs(children, timeout=60)[1]

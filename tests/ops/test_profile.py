@@ -54,6 +54,7 @@ class ModelServer:
         self.asked: list[Answer] = []
         self.restored: dict[str, float] = {}
         self.longest_prompt = 0
+        self.host_bytes = 2**30
 
     def served(self) -> Served:
         return SERVED
@@ -97,7 +98,8 @@ class ModelServer:
         return self.copied
 
     def tiers(self) -> dict[str, Any]:
-        return {"tiers": {"peer": {"pages": len(self.held["peer"])}} if self.lends else {}}
+        peer = {"peer": {"pages": len(self.held["peer"])}} if self.lends else {}
+        return {"tiers": {"host": {"capacity_bytes": self.host_bytes}, **peer}}
 
     def flush_device(self) -> None:
         self.held["device"].clear()
@@ -124,7 +126,7 @@ def measure(server: ModelServer, *sources: str, longest: int = 2048, seconds: fl
 
 def test_the_costs_of_the_server_are_found() -> None:
     server = ModelServer(lends=True)
-    profile = make_profile("model", SERVED, CHUNK, measure(server, "host", "ssd", "peer"))
+    profile = make_profile("model", SERVED, CHUNK, measure(server, "host", "peer", "ssd"))
     found = profile.costs
     for span in ((0, 64), (0, 2048), (1024, 1152), (4000, 4100)):
         assert found.compute.seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=1e-3)
@@ -169,7 +171,7 @@ def test_the_crossover_is_where_the_plans_cross() -> None:
 
 def test_a_source_that_has_nothing_is_left_out_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swift_tiers.ops.profile.measure.LENDING_SECONDS", 0.0)
-    measurement = measure(ModelServer(lends=False, loses="ssd"), "host", "ssd", "peer")
+    measurement = measure(ModelServer(lends=False, loses="ssd"), "host", "peer", "ssd")
     assert set(measurement.left_out) == {"ssd", "peer"}
     assert "lends" in measurement.left_out["peer"]
     profile = make_profile("model", SERVED, CHUNK, measurement)
@@ -182,6 +184,20 @@ def test_a_slow_machine_measures_shorter_prefixes() -> None:
     assert measurement.longest == 2 * CHUNK
     assert measurement.loads["host"]
     assert max(one.nbytes for one in measurement.loads["host"]) == 2 * CHUNK * 46080
+
+
+def test_loads_fit_host_memory() -> None:
+    server = ModelServer()
+    server.host_bytes = 1000 * 46080
+    measurement = measure(server, "host", "ssd")
+    for samples in measurement.loads.values():
+        assert {one.nbytes // 46080 for one in samples} == {128, 256, 512, 896}
+    assert max(one.end for one in measurement.compute) == 2048
+    server = ModelServer()
+    server.host_bytes = 100 * 46080
+    measurement = measure(server, "host", "ssd")
+    assert "host.size" in measurement.left_out["host"]
+    assert "host.size" in measurement.left_out["ssd"]
 
 
 def test_prompts_fit_the_device() -> None:
@@ -263,7 +279,7 @@ def test_its_bus_is_its_own_unless_it_borrows(model: Path, tmp_path: Path) -> No
     with prepare(str(model), json.dumps(source), []) as setting:
         assert given(setting).bus.directory == str(shared)
         assert given(setting).bus.server != "web"
-        assert "peer" in setting.sources
+        assert setting.sources == ("host", "peer")
 
 
 def test_the_servers_options_are_passed_on(model: Path) -> None:
