@@ -390,7 +390,10 @@ def _kind_text(kind: Any) -> str:
         return " | ".join(f'"{choice}"' for choice in get_args(kind))
     if get_origin(kind) is tuple:
         return "list of paths"
-    names = {Size: 'size ("8GiB")', Duration: 'duration ("250ms")', bool: "true | false", int: "integer", str: "text"}
+    names = {
+        Size: 'size ("8GiB")', Duration: 'duration ("250ms")', bool: "true | false", int: "integer", float: "number",
+        str: "text",
+    }  # fmt: skip
     options = [option for option in get_args(kind) if option is not type(None)] or [kind]
     return " | ".join(names.get(option, str(option)) for option in options)
 
