@@ -40,6 +40,15 @@ class Decision(NamedTuple):
     plan: RestorePlan | None  # None where costs are not known, or do not matter
     why: str
 
+    @property
+    def strategy(self) -> Strategy:
+        """In a word."""
+        if self.plan is not None:
+            return self.plan.strategy
+        if not self.compute:
+            return Strategy.LOAD
+        return Strategy.TOKEN_WISE if self.load else Strategy.RECOMPUTE
+
 
 class Planner:
     """Decides for one rank. Pure; as thread-safe as the costs that it reads."""
