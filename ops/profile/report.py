@@ -12,6 +12,8 @@ from swift_tiers.radix_tiering.units import format_size
 if TYPE_CHECKING:
     from rich.console import Console
 
+#: What stands behind the time of a plan that is not to load everything.
+MARKS = {Strategy.LOAD: "", Strategy.TOKEN_WISE: " *", Strategy.RECOMPUTE: " °"}
 #: Prefixes that the second table is about, tokens.
 SHOWN_PREFIXES = (512, 1024, 2048, 4096, 8192)
 
@@ -65,16 +67,16 @@ def _show_prefixes(profile: Profile, console: Console) -> None:
         table.add_column(name, justify="right")
     for source in profile.costs.sources:
         table.add_column(f"load from {source}", justify="right")
-        table.add_column("at best")
+        table.add_column("at best", no_wrap=True)
     token_bytes = profile.model.page_bytes // profile.model.page_tokens
     for tokens in SHOWN_PREFIXES:
         cells = [_seconds(_best_plan(profile, tokens, None).seconds)]
         for source, cost in profile.costs.sources.items():
             best = _best_plan(profile, tokens, source)
-            how = f" ({best.strategy.value})" if best.strategy is not Strategy.LOAD else ""
-            cells += [_seconds(cost.seconds(tokens * token_bytes)), f"{_seconds(best.seconds)}{how}"]
+            cells += [_seconds(cost.seconds(tokens * token_bytes)), _seconds(best.seconds) + MARKS[best.strategy]]
         table.add_row(str(tokens), *cells)
     console.print(table)
+    console.print("* recomputed from the front while loading from the back   ° recomputed", markup=False)
 
 
 def _best_plan(profile: Profile, tokens: int, source: str | None) -> RestorePlan:
