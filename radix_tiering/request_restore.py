@@ -49,7 +49,6 @@ class Restore:
         "computed_pages",
         "computing",
         "deadline",
-        "decided",
         "decision",
         "ended",
         "estimate",
@@ -61,6 +60,7 @@ class Restore:
         "pages",
         "prefix_keys",
         "released",
+        "replan",
         "short",
         "slots",
         "sources",
@@ -89,7 +89,7 @@ class Restore:
         self.slots: np.ndarray = np.empty(0, dtype=np.int64)  # host slots of those pages
         self.released = False
         self.decision: Decision | None = None
-        self.decided = float("-inf")  # when
+        self.replan = float("-inf")  # when it is decided anew
         self.estimate: float | None = None  # seconds that the first decision expected it to take
         self.computing = False  # the device computes what is missing
         self.computed_pages = 0

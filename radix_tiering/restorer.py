@@ -38,6 +38,8 @@ EARLY_SHARE = 0.5
 PAGES_PER_HOLD = 64
 #: A waiting request is planned for anew after so long, seconds.
 REPLAN_SECONDS = 0.01
+#: ... or after so many times what planning took, where that is longer: very long prefixes of very small pages.
+PLANNING_SHARE = 50
 #: Within so long of its estimate nothing counts as late, seconds: threads wake up when they do.
 SLACK_SECONDS = 0.05
 
@@ -179,14 +181,17 @@ class Restorer:
     def step(self, restore: Restore, front: int) -> Step:
         """What the device should do next for `restore`, of whose pages it has the first `front`.
 
-        It holds (`end == jump`) while it would compute what is about to arrive. Nothing is waited for without bound:
+        What it says stays possible until the next call of this, of `take` or of `poll`. It holds (`end == jump`) while
+        it would compute what is about to arrive. Nothing is waited for without bound:
         what takes longer than `restore.behind` times its estimate is computed.
         """
         with self._table.lock:
             flight = restore.flight
             flight.computed()
             flight.has(front)
+            flight.reserve(0)
             step = self._next_step(restore)
+            flight.reserve(step.end)
             self._reads.pump()
             return step
 
@@ -420,8 +425,9 @@ class Restorer:
         usable = restore.usable
         self._reads.remove(restore)
         if not restore.can_compute or restore.outcome == "expired":
-            for page in restore.claimed[usable:]:
+            for unit, page in enumerate(restore.claimed[usable:], usable):
                 self._table.unpin(page)
+                restore.flight.failed(unit)
             del restore.claimed[usable:], restore.sources[usable:]
         restore.slots = restore.host_slots(0, usable)
         restore.pages = usable
@@ -441,7 +447,8 @@ class Restorer:
         decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE))
         if restore.decision is None and decision.plan is not None:
             restore.estimate = decision.plan.seconds
-        restore.decision, restore.decided = decision, now
+        restore.decision = decision
+        restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
         flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island)
         # From now on: the request will be admitted as soon as there is room.
         self._reads.batch.set_computing(restore, decision.compute)
@@ -449,7 +456,7 @@ class Restorer:
     def _compute_or_wait(self, restore: Restore, now: float) -> Readiness:
         if restore.state is not RestoreState.RUNNING:
             return self._readiness_of_settled(restore)
-        if not restore.late and now - restore.decided >= REPLAN_SECONDS:
+        if not restore.late and now >= restore.replan:
             self._plan(restore)
         decision = restore.decision
         assert decision is not None or restore.late, "planned for when its chain was complete"
@@ -464,6 +471,7 @@ class Restorer:
                 return Readiness.WAIT
             restore.flight.steer(0, self._planner.island)
             self._reads.batch.set_computing(restore, True)
+        restore.flight.reserve(0)  # whoever asks again has not taken the last step
         step = self._next_step(restore)
         return Readiness.COMPUTE if step.end > step.jump else Readiness.WAIT
 

@@ -35,7 +35,7 @@ MAX_ASKED = 8
 class Arrival:
     """A waiting request, as far as every rank agrees on it."""
 
-    __slots__ = ("agreed", "can_compute", "device_pages", "evictions", "facts", "key", "restarts", "tails")
+    __slots__ = ("agreed", "can_compute", "device_pages", "evictions", "facts", "key", "pages", "restarts", "tails")
 
     def __init__(self, key: Any, facts: RequestFacts, device_pages: int, evictions: int, can_compute: bool) -> None:
         self.key = key
@@ -44,6 +44,7 @@ class Arrival:
         self.evictions = evictions  # device evictions until then
         self.can_compute = can_compute  # with a part of its pages, while the rest comes up
         self.agreed = False  # every rank has settled its restore
+        self.pages = 0  # of its prefix below the device, of which every rank knows
         self.restarts = 0
         self.tails: dict[tuple[int, int], Sequence[str]] = {}  # (device length, key length) -> page hashes
 
@@ -117,14 +118,14 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         arrival, claim = self.arrivals.get(req.rid), self.cache_linker.claims.get(req.rid)
         if arrival is None or claim is None or not claim.computes:
             return None
-        return Course(req.rid, claim.restore, arrival.device_pages)
+        return Course(req.rid, claim.restore, arrival.device_pages, arrival.pages)
 
     def agree(self, course: Course, front: int) -> Step:
         """The next step that every rank can take, of which the device has the first `front` pages."""
         mine = self.cache_linker.stack.restorer.step(course.restore, front)
         least = torch.tensor(mine, dtype=torch.int)
         self.cache._all_reduce_attn_groups(least, torch.distributed.ReduceOp.MIN)
-        jump, end = least.tolist()
+        jump, end = (min(page, course.pages) for page in least.tolist())
         return Step(jump, max(jump, end))
 
     def began(self, course: Course, step: Step) -> None:
@@ -258,11 +259,12 @@ class SwiftRadixCache(UnifiedRadixCache):
             if self._asked_this_round >= MAX_ASKED:
                 return False
             self._asked_this_round += 1
-            ready = torch.tensor([self.linker.cache_linker.readiness(rid)], dtype=torch.int)
-            self._all_reduce_attn_groups(ready, torch.distributed.ReduceOp.MIN)
-            readiness = Readiness(int(ready.item()))
-            arrival.agreed = readiness is Readiness.READY
             claim = self.linker.cache_linker.claims.get(rid)
+            known = len(claim.restore.flight) if claim is not None else 0
+            ready = torch.tensor([self.linker.cache_linker.readiness(rid), known], dtype=torch.int)
+            self._all_reduce_attn_groups(ready, torch.distributed.ReduceOp.MIN)
+            readiness, arrival.pages = Readiness(int(ready[0])), int(ready[1])
+            arrival.agreed = readiness is Readiness.READY
             if claim is not None:
                 claim.computes = readiness is Readiness.COMPUTE
             if readiness is Readiness.WAIT or (readiness is Readiness.COMPUTE and self.chunk_taken()):

@@ -23,16 +23,13 @@ if TYPE_CHECKING:
 class Course:
     """One request that is being computed while its pages come up."""
 
-    __slots__ = ("first_page", "restore", "rid")
+    __slots__ = ("first_page", "pages", "restore", "rid")
 
-    def __init__(self, rid: str, restore: Restore, first_page: int) -> None:
+    def __init__(self, rid: str, restore: Restore, first_page: int, pages: int) -> None:
         self.rid = rid
         self.restore = restore
         self.first_page = first_page  # of its prompt: the restore's page 0
-
-    @property
-    def pages(self) -> int:
-        return len(self.restore.flight)
+        self.pages = pages  # that every rank knows of: some may know of more
 
 
 def why_not(req: Any) -> str:

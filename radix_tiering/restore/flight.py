@@ -47,6 +47,7 @@ class Flight:
         self._state = bytearray()
         #: By source: 1 where a unit is absent and can be loaded from it; what lies behind its end cannot.
         self._wanted: dict[str, bytearray] = {}
+        self._reserved = 0
         for source in sources:
             self.append(source)
         self.steer(lead, island)
@@ -142,6 +143,11 @@ class Flight:
             return Step(jump, jump)
         return Step(jump, self._compute_end(jump, min(jump + most, len(self))))
 
+    def reserve(self, end: int) -> None:
+        """Leave the units before `end` to the compute pointer, which is about to take some of them: nothing more of
+        them is loaded, but of the lead. The last word counts; 0 ends it."""
+        self._reserved = end
+
     def take(self, step: Step) -> None:
         """Begin it. A step may reach less far than `step()` said, as where other ranks have got less.
 
@@ -156,6 +162,7 @@ class Flight:
             raise ValueError(f"not all units of [{step.jump}, {step.end}) can be computed")
         self._set(front, step.jump, Unit.DONE)
         self._set(step.jump, step.end, Unit.COMPUTING)
+        self._reserved = 0
 
     def computed(self) -> None:
         """What was being computed is done."""
@@ -177,8 +184,8 @@ class Flight:
         if first >= 0:
             end = min(first + most, self._lead)
             return range(first, first + len(wanted[first:end]) - len(wanted[first:end].lstrip(b"\1")))
-        end = wanted.rfind(1) + 1
-        part = wanted[max(0, end - most) : end]
+        end = wanted.rfind(1, self._reserved) + 1
+        part = wanted[max(self._reserved, end - most) : end]
         return range(end - (len(part) - len(part.rstrip(b"\1"))), end)
 
     def take_load(self, units: range) -> None:

@@ -14,6 +14,8 @@ from swift_tiers.radix_tiering.restore.cost import CostModel
 CHUNK_TOKENS = 512
 #: Into so many parts a chunk is divided to find where it should end.
 PARTS = 32
+#: Ends of runs that are tried as leads, beside none.
+LEADS = 8
 
 
 class Strategy(Enum):
@@ -115,46 +117,81 @@ def plan_token_wise(prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_
 
     A chunk can be recomputed once everything before it is there, so nothing behind the meeting point may be without a
     source, and what is loaded before the part that is recomputed delays it. That pays where the front of a prefix lies
-    in a fast tier and its end in a slow one: therefore every end of a run is tried as `lead`.
+    in a fast tier and its end in a slow one: therefore the ends of the longest runs are tried as `lead`.
     """
-    tokens = prefix.tokens
+    tokens, loading = prefix.tokens, _Loading(prefix, costs)
     ends = np.cumsum([run.tokens for run in prefix.runs]).tolist()
-    lowest_meeting = max((end for end, run in zip(ends, prefix.runs, strict=True) if run.source is None), default=0)
-    gaps = [end - run.tokens for end, run in zip(ends, prefix.runs, strict=True) if run.source is None]
-    first_gap = gaps[0] if gaps else tokens
+    without = [number for number, run in enumerate(prefix.runs) if run.source is None]
+    lowest_meeting = ends[without[-1]] if without else 0
+    first_gap = ends[without[0]] - prefix.runs[without[0]].tokens if without else tokens
+    # The long ones only: a prefix whose pages lie in turn here and there has as many as pages.
+    longest = sorted(range(len(ends) - 1), key=lambda number: -prefix.runs[number].tokens)[:LEADS]
     best: RestorePlan | None = None
-    for lead in [0, *(end for end in ends[:-1] if end <= first_gap)]:
+    for lead in [0, *(ends[number] for number in sorted(longest) if ends[number] <= first_gap)]:
         lowest = max(lowest_meeting, lead, 1)
-        whole = _best_meeting(prefix, costs, chunk_tokens, lead, range(lead, tokens, chunk_tokens), lowest)
+        whole = _best_meeting(prefix, costs, loading, chunk_tokens, lead, range(lead, tokens, chunk_tokens), lowest)
         # What computing takes grows with the meeting and what loading takes shrinks, so the best one lies beside it.
         around = range(whole.meeting - chunk_tokens, whole.meeting + chunk_tokens, max(1, chunk_tokens // PARTS))
-        for plan in (whole, _best_meeting(prefix, costs, chunk_tokens, lead, around, lowest)):
+        for plan in (whole, _best_meeting(prefix, costs, loading, chunk_tokens, lead, around, lowest)):
             if best is None or plan.seconds < best.seconds:
                 best = plan
     assert best is not None, "no lead is always among the leads"
     return best
 
 
+class _Loading:
+    """What each source takes to load parts of a prefix, for many parts at once."""
+
+    def __init__(self, prefix: Prefix, costs: CostModel) -> None:
+        lengths = np.array([run.tokens for run in prefix.runs])
+        self._bounds = np.concatenate([[0], np.cumsum(lengths)])
+        self._token_bytes = prefix.token_bytes
+        self.costs = {run.source: costs.sources[run.source] for run in prefix.runs if run.source is not None}
+        #: By source: its tokens before each bound.
+        self._before = {
+            source: np.concatenate([[0], np.cumsum(lengths * [run.source == source for run in prefix.runs])])
+            for source in self.costs
+        }
+
+    def seconds(self, lead: int, meetings: np.ndarray) -> dict[str, np.ndarray]:
+        """By source: to load `[0, lead)` and `[meeting, end)`, for each meeting; 0 for nothing."""
+        result = {}
+        for source, before in self._before.items():
+            at_lead, at_meeting = (np.interp(at, self._bounds, before) for at in (lead, meetings))
+            nbytes = (at_lead + before[-1] - at_meeting) * self._token_bytes
+            cost = self.costs[source]
+            result[source] = np.where(nbytes > 0, cost.latency_seconds + nbytes / cost.bytes_per_second, 0.0)
+        return result
+
+    def lead_seconds(self, lead: int) -> float:
+        """To load `[0, lead)`."""
+        each = self.seconds(lead, self._bounds[-1:])
+        return max((float(seconds[0]) for seconds in each.values()), default=0.0)
+
+
 def _best_meeting(
-    prefix: Prefix, costs: CostModel, chunk_tokens: int, lead: int, candidates: Iterable[int], lowest: int
+    prefix: Prefix,
+    costs: CostModel,
+    loading: _Loading,
+    chunk_tokens: int,
+    lead: int,
+    candidates: Iterable[int],
+    lowest: int,
 ) -> RestorePlan:
     """The best of these meetings, and of meeting at the end."""
     tokens = prefix.tokens
-    meetings = [*(meeting for meeting in candidates if lowest <= meeting < tokens), tokens]
-    led = max(_load_seconds(prefix, costs, [(0, lead)]).values(), default=0.0)
-    best: RestorePlan | None = None
-    for meeting, compute in zip(
-        meetings, _compute_seconds(prefix, costs, lead, meetings, chunk_tokens).tolist(), strict=True
-    ):
-        loads = _load_seconds(prefix, costs, [(0, lead), (meeting, tokens)])
-        seconds = max(led + compute, *loads.values()) if loads else led + compute
-        if best is None or seconds < best.seconds:
-            best = RestorePlan(
-                strategy=Strategy.TOKEN_WISE, lead=lead, meeting=meeting, cutover=prefix.layers, seconds=seconds,
-                compute_seconds=compute, load_seconds=loads,
-            )  # fmt: skip
-    assert best is not None, "recomputing everything is always among the meetings"
-    return best
+    meetings = np.array([*(meeting for meeting in candidates if lowest <= meeting < tokens), tokens])
+    computing = _compute_seconds(prefix, costs, lead, meetings, chunk_tokens)
+    loads = loading.seconds(lead, meetings)
+    seconds = loading.lead_seconds(lead) + computing
+    for each in loads.values():
+        seconds = np.maximum(seconds, each)
+    best = int(seconds.argmin())
+    return RestorePlan(
+        strategy=Strategy.TOKEN_WISE, lead=lead, meeting=int(meetings[best]), cutover=prefix.layers,
+        seconds=float(seconds[best]), compute_seconds=float(computing[best]),
+        load_seconds={source: float(each[best]) for source, each in loads.items() if each[best] > 0},
+    )  # fmt: skip
 
 
 def plan_layer_wise(prefix: Prefix, costs: CostModel) -> RestorePlan:
@@ -200,7 +237,7 @@ def two_pointer_bound(compute_seconds: float, load_seconds: float) -> float:
 
 
 def _compute_seconds(
-    prefix: Prefix, costs: CostModel, lead: int, meetings: Sequence[int], chunk_tokens: int
+    prefix: Prefix, costs: CostModel, lead: int, meetings: Sequence[int] | np.ndarray, chunk_tokens: int
 ) -> np.ndarray:
     """Seconds to recompute `[lead, meeting)` in chunks, for each of the meetings."""
     cost, start = costs.compute, prefix.start

@@ -258,11 +258,36 @@ def device_only(s) -> None:
     s.cache.evict(EvictParams(num_tokens=DEVICE_TOKENS))
 
 
-def any_order(s, seed):
+def with_another_rank(s, dice):
+    """As if another rank had got less than this one, in half of all steps."""
+    from swift_tiers.radix_tiering.restore.flight import Step
+
+    agree = type(s.cache.linker).agree
+
+    def less(course, front):
+        step = agree(s.cache.linker, course, front)
+        if dice.random() < 0.5:
+            return step
+        jump = dice.randint(front, step.jump)
+        return Step(jump, dice.randint(jump, step.end))
+
+    s.cache.linker.agree = less
+
+
+def any_order(s, seed, ranks=1):
     """Several requests, pages that arrive and fail in any order, requests that end early: the answers stay."""
     from sglang.srt.managers.io_struct import AbortReq
 
     dice = random.Random(seed)
+    if ranks > 1:
+        with_another_rank(s, dice)
+    try:
+        return in_any_order(s, seed, dice, AbortReq)
+    finally:
+        s.cache.linker.__dict__.pop("agree", None)
+
+
+def in_any_order(s, seed, dice, AbortReq):
     shared = prompt(900 + seed, 480)
     questions = [
         [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, dice.randrange(100, 900))]
@@ -388,6 +413,11 @@ def test_what_is_in_host_memory_comes_first(scheduler) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_any_order_of_things(scheduler, seed: int) -> None:
     assert scheduler(any_order, seed, timeout=300) > 0
+
+
+@pytest.mark.parametrize("seed", range(20, 23))
+def test_any_order_of_things_where_another_rank_is_behind(scheduler, seed: int) -> None:
+    assert scheduler(any_order, seed, 2, timeout=300) > 0
 
 
 def test_what_needs_its_prefix_whole_waits_for_it(scheduler) -> None:

@@ -116,6 +116,20 @@ def test_the_device_may_have_gained_units_meanwhile() -> None:
     assert one.step(8) == Step(6, 6)
 
 
+def test_what_is_about_to_be_computed_is_not_loaded() -> None:
+    one = Flight(["ssd"] * 6)
+    step = one.step(4)
+    one.reserve(step.end)
+    assert [load(one, "ssd", 6), load(one, "ssd", 6)] == [[4, 5], []]
+    assert one.step(4) == step
+    one.take(Step(0, 3))  # another rank has got less
+    assert load(one, "ssd", 6) == [3]
+    one.computed()
+    one.reserve(6)
+    one.reserve(0)
+    assert one.step(4) == Step(3, 3)
+
+
 def test_moves_that_cannot_be_are_refused() -> None:
     one = Flight(["ssd", "ssd", None])
     with pytest.raises(ValueError, match="cannot be loaded from anywhere"):

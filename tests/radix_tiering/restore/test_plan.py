@@ -184,3 +184,23 @@ def test_nothing_and_the_unknown_are_refused() -> None:
         plan_restore(Prefix(start=0, runs=(), token_bytes=1, layers=1), costs)
     with pytest.raises(KeyError):
         plan_restore(everything_from("ssd", 10), costs)
+
+
+def test_pages_that_lie_here_and_there_in_turn_are_planned_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning is done again and again while a request waits, on the scheduler's thread."""
+    from swift_tiers.radix_tiering.restore import plan
+
+    steps = []
+    best_meeting = plan._best_meeting
+    monkeypatch.setattr(plan, "_best_meeting", lambda *given: steps.append(given) or best_meeting(*given))
+    costs = CostModel(
+        compute=ComputeCost(fixed_seconds=0.01, token_seconds=1e-4, pair_seconds=1e-9),
+        sources={
+            "host": SourceCost(latency_seconds=0, bytes_per_second=1e11),
+            "ssd": SourceCost(latency_seconds=1e-4, bytes_per_second=5e9),
+        },
+    )
+    turns = tuple(Run(128, source) for source in ("ssd", "host") * 256)
+    found = plan_token_wise(Prefix(start=0, token_bytes=131072, layers=32, runs=turns), costs)
+    assert len(steps) <= 2 * (plan.LEADS + 1)
+    check_whole(found, Prefix(start=0, token_bytes=131072, layers=32, runs=turns))

@@ -1,0 +1,93 @@
+"""Real servers that compute prefixes from the front while their pages come up from slow devices."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot, wait_written
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+LENGTHS = (900, 1000, 1100, 600)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return Site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    shared = prompt(50, 300)
+    return [prompt(40 + number, length) for number, length in enumerate(LENGTHS)] + [
+        [*shared, *prompt(60 + number, 500)] for number in range(3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def answers(site, prompts):
+    with site.server("plain") as server:
+        server.start()
+        server.wait_ready(START_SECONDS)
+        return [generate(server, one)[0] for one in prompts]
+
+
+def slow_tiers(site, page_tokens: int) -> dict:
+    tiers = site.tiers(site.directories[0], host="16MiB")
+    # A page of one token takes as much of an ssd as one of sixteen does here.
+    tiers["ssd"]["throttle"] = "1MiB" if page_tokens > 1 else "6MiB"
+    tiers["restore"] = {"strategy": "token-wise", "chunk": 64}
+    return tiers
+
+
+def from_ssd(server) -> None:
+    wait_written(server)
+    limit = time.monotonic() + 30
+    while snapshot(server)["tiers"]["host"]["pages"]:
+        call(server, "/flush_cache", {})
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("overlap", ("--enable-mixed-chunk",)),
+        ("no overlap", ("--disable-overlap-schedule", "--page-size", "1")),
+        ("two ranks", ("--tp-size", "2")),
+    ],
+)
+def test_the_same_tokens_one_by_one_and_all_at_once(site, prompts, answers, name, arguments, monkeypatch) -> None:
+    if "--tp-size" in arguments:
+        monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")  # a core for each rank
+    site.directories[0] = site.root / name.replace(" ", "-")
+    site.directories[0].mkdir()
+    with site.server(
+        name.replace(" ", "-"), *arguments, tiers=slow_tiers(site, 1 if "--page-size" in arguments else 16)
+    ) as server:
+        server.start()
+        server.wait_ready(START_SECONDS)
+        for one, answer in zip(prompts, answers, strict=True):
+            assert generate(server, one)[0] == answer
+        from_ssd(server)
+        for one, answer in zip(prompts, answers, strict=True):
+            assert generate(server, one)[0] == answer
+        from_ssd(server)
+        found: dict[int, list[int]] = {}
+        threads = [
+            threading.Thread(target=lambda number=number: found.update({number: generate(server, prompts[number])[0]}))
+            for number in range(len(prompts))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert [found.get(number) for number in range(len(prompts))] == answers
+        restores = snapshot(server)["restores"]
+        assert restores["split"] > 0, "no prefix was computed while it came up: this tests nothing"
+        assert restores["failed_loads"] == 0
+        # SGLang's own checks would have ended the server.
+        assert call(server, "/health") is not None
