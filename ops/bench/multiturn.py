@@ -35,7 +35,7 @@ import msgspec
 
 from swift_tiers.ops.bench.multiturn_hicache import DiskBytes
 from swift_tiers.ops.bench.multiturn_replay import ask, replay
-from swift_tiers.ops.bench.multiturn_report import Round, different_answers, figures, make_rows, show
+from swift_tiers.ops.bench.multiturn_report import Round, different_answers, figures, make_rows, show, show_different
 from swift_tiers.ops.bench.multiturn_systems import (
     HICACHE,
     OFF,
@@ -51,6 +51,7 @@ from swift_tiers.ops.bench.report import finish, parser
 from swift_tiers.ops.bench.two_servers import START_SECONDS
 from swift_tiers.ops.demo.workload import read_shape
 from swift_tiers.ops.errors import USAGE, CommandError
+from swift_tiers.ops.interruptible import terminable
 from swift_tiers.ops.progress import progress
 
 RATES = (0.5, 1.0, 2.0)
@@ -73,10 +74,12 @@ class Plan(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     folder = Path(tempfile.mkdtemp(prefix="swift-tiers-bench-"))
-    try:
-        return _measure(folder, options)
-    finally:
-        shutil.rmtree(folder)
+    # A server that stands still when the bench is ended would not hear that it should end, too.
+    with terminable():
+        try:
+            return _measure(folder, options)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -145,9 +148,11 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
                 bytes_per_second[rate] = rate * speed * sizes.token_bytes
                 here = [plan for plan in plans if plan.rate == rate]
                 order = SYSTEMS if place % 2 == 0 else SYSTEMS[::-1]
-                rounds += _at_rate(here, order, off, sizes, bytes_per_second[rate], options, folder / f"rate-{rate:g}")
+                now = _at_rate(here, order, off, sizes, bytes_per_second[rate], options, folder / f"rate-{rate:g}")
+                show(make_rows(now), bytes_per_second[rate])
+                rounds += now
     rows, different = make_rows(rounds), different_answers(rounds)
-    show(rows, bytes_per_second, different)
+    show_different(different)
     details = {
         "sizes": sizes._asdict() | {"model": model.name},
         "bytes_per_second": {f"{rate:g}": value for rate, value in bytes_per_second.items()},

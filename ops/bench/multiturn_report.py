@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 
 import msgspec
@@ -107,24 +107,26 @@ def figures(rows: Sequence[Row], different: int) -> list[Figure]:
     return [*result, Figure("different_answers", different, at_most=0)]
 
 
-def show(rows: Sequence[Row], bytes_per_second: Mapping[float, float], different: Sequence[str]) -> None:
-    """The table. Times are seconds to the first token."""
-    for rate in sorted({row.rate for row in rows}):
-        limit = bytes_per_second[rate]
-        print(f"\ndisk at {limit / 1e6:.1f} MB/s, {rate:g} of what recomputing makes")
+def show(rows: Sequence[Row], bytes_per_second: float) -> None:
+    """The table of one rate, of which all rows are. Times are seconds to the first token."""
+    rate, limit = rows[0].rate, bytes_per_second
+    hicache = next(row for row in rows if row.system == HICACHE)
+    print(f"\ndisk at {limit / 1e6:.1f} MB/s, {rate:g} of what recomputing makes")
+    print(
+        f"  {'':<12}{'n':>4}{'P50':>8}{'P90':>8}{'P99':>8}{'to hicache':>12}"
+        f"   {'device':>7}{'host':>7}{'disk':>7}{'computed':>10}{'input tok/s':>13}   disk MB/s"
+    )
+    for row in rows:
+        moved = "-" if row.system == OFF else _moved(row, limit)
         print(
-            f"  {'':<12}{'n':>4}{'P50':>8}{'P90':>8}{'P99':>8}{'off hicache':>13}"
-            f"   {'device':>7}{'host':>7}{'disk':>7}{'computed':>10}{'input tok/s':>13}   disk MB/s"
+            f"  {row.system:<12}{row.requests:>4}{row.p50:>8.3f}{row.p90:>8.3f}{row.p99:>8.3f}"
+            f"{row.p99 / hicache.p99 - 1:>+12.0%}   {row.device:>7.0%}{row.host:>7.0%}{row.disk:>7.0%}"
+            f"{row.computed:>10.0%}{row.tokens_per_second:>13.0f}   {moved}"
         )
-        at = {row.system: row for row in rows if row.rate == rate}
-        for row in at.values():
-            less = 1 - row.p99 / at[HICACHE].p99
-            moved = "-" if row.system == OFF else _moved(row, limit)
-            print(
-                f"  {row.system:<12}{row.requests:>4}{row.p50:>8.3f}{row.p90:>8.3f}{row.p99:>8.3f}{-less:>+13.0%}"
-                f"   {row.device:>7.0%}{row.host:>7.0%}{row.disk:>7.0%}{row.computed:>10.0%}"
-                f"{row.tokens_per_second:>13.0f}   {moved}"
-            )
+
+
+def show_different(different: Sequence[str]) -> None:
+    """Answers that are not as they should be; nothing where all are."""
     if different:
         print(f"\n{len(different)} turns were not answered with the same tokens by everybody:")
         for line in different[:SHOWN]:

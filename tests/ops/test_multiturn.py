@@ -18,7 +18,7 @@ import torch
 from swift_tiers.ops.bench import multiturn, multiturn_hicache
 from swift_tiers.ops.bench.multiturn_hicache import DiskBytes, ThrottledDisk, announce, disk_bytes
 from swift_tiers.ops.bench.multiturn_replay import Answer, Replayed, read_answer, replay
-from swift_tiers.ops.bench.multiturn_report import Round, different_answers, figures, make_rows, percentile
+from swift_tiers.ops.bench.multiturn_report import Round, different_answers, figures, make_rows, percentile, show
 from swift_tiers.ops.bench.multiturn_systems import HICACHE, OFF, SYSTEMS, TIERS, Sizes, choose_sizes, make_system
 from swift_tiers.ops.bench.multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
 from swift_tiers.ops.errors import CommandError
@@ -451,6 +451,16 @@ def test_one_slow_answer_at_one_rate_breaks_the_bound_there() -> None:
     assert (slow.value, slow.holds) == (0.5, True)
     assert (equal.value, equal.holds) == (1.25, False)
     assert different.holds
+
+
+def test_the_table_says_how_far_it_is_from_hicache_and_how_busy_the_disk_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rounds = [make_test_round(name, [make_answer(ttft)]) for name, ttft in ((OFF, 5.0), (HICACHE, 4.0), (TIERS, 3.0))]
+    show(make_rows(rounds), bytes_per_second=25.0)
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    assert ["+25%" in lines[OFF], "-25%" in lines[TIERS]] == [True, True]
+    assert lines[TIERS].endswith("= 80%"), "15 read and 5 written, of 25 bytes per second"
 
 
 def test_other_tokens_break_a_bound_and_are_shown() -> None:
