@@ -17,9 +17,10 @@ Every table here is printed by `swift-tiers simulate NAME`, and this whole file 
     swift-tiers simulate all --markdown > docs/evaluation.md
 
 A discrete-event simulation runs the planner, the two pointers, the batch's choice of what to load, the placement of
-stripe units, the page table with its eviction and admission, and the sizing of leases that also run in a server; what
-is modelled are devices: how long a GPU computes, what HBM, NVLink, PCIe, networks and SSDs carry. Times are virtual,
-random numbers are seeded, so the figures are the same on every machine.
+stripe units, the page table with its eviction and write-behind, and the sizing of what donors lend, all of which also
+run in a server. Modelled are devices: how long a GPU computes, what NVLink, PCIe, networks and SSDs carry. Of leases
+only their sizes are simulated. Times are virtual and random numbers seeded, so the figures are the same on every
+machine. `mooncake-…` needs the trace (`SWIFT_TIERS_TRACES`).
 
 **What this can show, and what not.** It shows what schedules and sizes do on devices that behave as assumed. It does
 not show how fast a real server is: data sheets are not devices, and nobody else's software is modelled beyond the one

@@ -1,10 +1,11 @@
-"""What bytes come through: a line with a latency and a bandwidth, and lines one behind or beside the other."""
+"""What bytes come through: a line with a latency and a bandwidth, and SSDs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from swift_tiers.ops.simulate.clock import Clock
+from swift_tiers.radix_tiering.ssd.layout import Placement, unit_count, unit_length
 from swift_tiers.radix_tiering.ssd.slots import SlotAllocator, SlotMap
 
 Done = Callable[[], None]
@@ -33,11 +34,6 @@ class Line:
         """When what has been asked for so far will have passed."""
         return max(self._free, self._clock.now)
 
-    @property
-    def ready_at(self) -> float:
-        """When to ask for more, so that the line never rests and nothing is asked for sooner than needed."""
-        return max(self._clock.now, self._free - self.latency_seconds)
-
     def send(self, nbytes: float, done: Done) -> None:
         took = max(nbytes / self.bytes_per_second, self._request_seconds)
         self._free = max(self._clock.now + self.latency_seconds, self._free) + took
@@ -46,74 +42,36 @@ class Line:
         self._clock.at(self._free, done)
 
 
-class Chain:
-    """Lines one behind the other, as from a network over PCIe: each thing passes them in turn."""
-
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._lines = list(lines)
-
-    @property
-    def ready_at(self) -> float:
-        """As of its slowest line: the others keep up with it."""
-        return max(line.ready_at for line in self._lines)
-
-    @property
-    def busy_seconds(self) -> float:
-        return max(line.busy_seconds for line in self._lines)
-
-    def send(self, nbytes: float, done: Done) -> None:
-        for line in reversed(self._lines):
-            done = _send(line, nbytes, done)
-        done()
-
-
-def _send(line: Line, nbytes: float, done: Done) -> Done:
-    return lambda: line.send(nbytes, done)
-
-
 class Stripes:
-    """SSDs side by side. A page lies where the product's allocator puts its stripe units, and is there with the last.
+    """SSDs side by side. A page lies where the product's allocator puts its units, and is there with the last."""
 
-    So many requests are kept in flight per device as the stripe set keeps.
-    """
-
-    def __init__(self, clock: Clock, devices: Sequence[Line], unit_bytes: int, *, depth: int = 32) -> None:
-        self._clock = clock
+    def __init__(self, devices: Sequence[Line], unit_bytes: int) -> None:
         self.devices = list(devices)
         self.unit_bytes = unit_bytes
-        self._window = depth * unit_bytes
-        # More slots than any simulation fills: what is asked here is only where units go.
-        self._allocator = SlotAllocator([SlotMap(1 << 20) for _ in devices])
+        # More slots than any page has units: what is asked here is only where units go.
+        self._allocator = SlotAllocator([SlotMap(1 << 16) for _ in devices])
 
     @property
     def bytes_per_second(self) -> float:
         return sum(device.bytes_per_second for device in self.devices)
 
-    @property
-    def busy_seconds(self) -> float:
-        return max(device.busy_seconds for device in self.devices)
-
-    @property
-    def ready_at(self) -> float:
-        """When the most loaded device has less than its queue's depth before it."""
-        return max(
-            self._clock.now,
-            max(device.free_at - self._window / device.bytes_per_second for device in self.devices),
-        )
-
     def send(self, nbytes: float, done: Done) -> None:
-        self.read(self.units(nbytes), done)
+        """A page of this length, which lies as the next one written would."""
+        self.transfer(self.units(int(nbytes)), done)
 
-    def units(self, nbytes: float) -> list[tuple[int, float]]:
-        """Device and bytes of each unit of a page of this length, placed as the next page written would be."""
-        count = max(1, -(-int(nbytes) // self.unit_bytes))
-        placement = self._allocator.take(count)
-        assert placement is not None, "a simulation has room for what it reads"
+    def units(self, length: int) -> list[tuple[int, int]]:
+        """Device and bytes of each unit of such a page."""
+        placement = self._allocator.take(unit_count(length, self.unit_bytes))
+        assert placement is not None, "no page has so many units"
         self._allocator.give_back(placement)
-        lengths = [self.unit_bytes] * (count - 1) + [nbytes - (count - 1) * self.unit_bytes]
-        return [(device, length) for (device, _), length in zip(placement, lengths, strict=True)]
+        return self.lengths(placement, length)
 
-    def read(self, units: Sequence[tuple[int, float]], done: Done) -> None:
+    def lengths(self, placement: Placement, length: int) -> list[tuple[int, int]]:
+        """Device and bytes of each unit of a page that lies there."""
+        return [(device, unit_length(length, self.unit_bytes, at)) for at, (device, _) in enumerate(placement)]
+
+    def transfer(self, units: Sequence[tuple[int, int]], done: Done) -> None:
+        """Read or write them; `done` when the last one is through."""
         left = len(units)
 
         def came() -> None:

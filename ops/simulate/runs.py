@@ -20,7 +20,7 @@ REMOTE = "remote"
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the requests of one run."""
 
-    seconds: tuple[float, ...]  # to the first token, by request
+    seconds: tuple[float, ...]  # to the first token, in the order in which they were given
     makespan: float  # until the last prefix was there
     device_busy: float  # parts of the time in which some request waited
     source_busy: float
@@ -69,21 +69,22 @@ def restore(device: Computes, setup: Setup, method: Method, requests: Iterable[R
     cost = setup.costs.sources[REMOTE]
     line = Line(clock, cost.bytes_per_second, latency_seconds=cost.latency_seconds)
     server = Server(clock, device, {REMOTE: line}, setup, method)
-    done: list[Restoration] = []
-
-    def arrive(request: Request) -> None:
-        server.submit(request, [REMOTE] * (request.prefix // setup.page_tokens), done.append)
-
     asked: Sequence[Request] = list(requests)
-    for request in asked:
-        clock.at(request.arrival, lambda request=request: arrive(request))  # type: ignore[misc]
+    submitted: dict[int, Restoration] = {}
+
+    def arrive(number: int) -> None:
+        sources = [REMOTE] * (asked[number].prefix // setup.page_tokens)
+        submitted[number] = server.submit(asked[number], sources)
+
+    for number, request in enumerate(asked):
+        clock.at(request.arrival, lambda number=number: arrive(number))  # type: ignore[misc]
     clock.run()
-    if len(done) != len(asked):
-        raise AssertionError(f"{len(asked) - len(done)} requests never got their first token")
-    by_arrival = sorted(done, key=lambda one: one.request.arrival)
+    if server.waiting:
+        raise AssertionError(f"{server.waiting} requests never got their first token")
+    restored = [submitted[number].restored for number in range(len(asked))]
     return Result(
-        seconds=tuple(one.seconds for one in by_arrival),
-        makespan=max(one.restored or 0.0 for one in done) - min(request.arrival for request in asked),
+        seconds=tuple(submitted[number].seconds for number in range(len(asked))),
+        makespan=max(when or 0.0 for when in restored) - min(request.arrival for request in asked),
         device_busy=server.busy_seconds / server.active_seconds,
         source_busy=line.busy_seconds / server.active_seconds,
     )

@@ -7,6 +7,12 @@ from swift_tiers.ops.simulate.scenarios.scenario import Scenario
 
 def scenarios() -> dict[str, Scenario]:
     """All of them by name, in the order in which docs/evaluation.md has them."""
-    from swift_tiers.ops.simulate.scenarios import bounds, cacheflow
+    from swift_tiers.ops.simulate.scenarios import bounds, cacheflow, mooncake, swarm, swiftcache
 
-    return {**bounds.SCENARIOS, **cacheflow.SCENARIOS}
+    return {
+        **bounds.SCENARIOS,
+        **cacheflow.SCENARIOS,
+        **swiftcache.SCENARIOS,
+        **swarm.SCENARIOS,
+        **mooncake.SCENARIOS,
+    }

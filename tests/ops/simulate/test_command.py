@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from swift_tiers.ops import cli
+from swift_tiers.ops.simulate import traces
 from swift_tiers.ops.simulate.command import HEAD
 from swift_tiers.ops.simulate.scenarios import scenarios
 from swift_tiers.ops.simulate.tables import as_markdown, as_text, table
@@ -16,7 +17,7 @@ from support.command_line import run_command
 
 EVALUATION = Path(__file__).parents[3] / "docs" / "evaluation.md"
 #: Longer than a few seconds: of these it is only checked that the tables are there.
-SLOW = {"bound-batch", "cacheflow-workloads"}
+SLOW = {"bound-batch", "cacheflow-workloads", "swiftcache-tail", "mooncake-sizes", "mooncake-cluster"}
 
 
 def test_the_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,14 +61,29 @@ def test_the_evaluation_has_its_head() -> None:
 
 @pytest.mark.parametrize("name", [name for name in scenarios() if name not in SLOW])
 def test_the_evaluation_says_what_the_simulation_gives(name: str) -> None:
+    if name.startswith("mooncake") and not (traces.directory() / traces.MOONCAKE).exists():
+        pytest.skip(f"no trace at {traces.directory()}: set {traces.VARIABLE} to have its tables checked")
     for result in scenarios()[name].run():
         assert as_markdown(result) in EVALUATION.read_text(), (
             f"{name} gives something else now; run `swift-tiers simulate all --markdown > docs/evaluation.md`"
         )
 
 
-def test_slow_scenarios_are_known_ones() -> None:
+def test_the_tables_of_slow_scenarios_are_there() -> None:
     assert set(scenarios()) >= SLOW
+    titles = [line for line in EVALUATION.read_text().splitlines() if line.startswith("### ")]
+    for words in ("Batches: makespan", "Figure 4", "Figure 7: conversations", "Mooncake's conversation", "64 machines"):
+        assert any(words in title for title in titles), words
+
+
+def test_without_the_trace_one_line_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(traces.VARIABLE, str(tmp_path))
+    code, out, err = run_command(capsys, "simulate", "mooncake-beginning")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert traces.VARIABLE in err
 
 
 def test_simulate_is_a_command() -> None:

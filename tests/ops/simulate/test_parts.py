@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.curve import Curve
 from swift_tiers.ops.simulate.hardware import GPUS, SSDS
-from swift_tiers.ops.simulate.lines import Chain, Line, Stripes
+from swift_tiers.ops.simulate.lines import Line, Stripes
 from swift_tiers.ops.simulate.models import MODELS
 from swift_tiers.ops.simulate.workloads import WORKLOADS, poisson
 
@@ -28,7 +28,7 @@ def test_time_passes_from_event_to_event_in_order() -> None:
         clock.at(1.0, lambda: None)
 
 
-def arrivals(clock: Clock, send: Line | Chain | Stripes, sizes: list[float]) -> list[float]:
+def arrivals(clock: Clock, send: Line | Stripes, sizes: list[float]) -> list[float]:
     times: list[float] = []
     for size in sizes:
         send.send(size, lambda: times.append(clock.now))
@@ -49,16 +49,10 @@ def test_small_requests_take_a_line_as_long_as_its_operations_do() -> None:
     assert arrivals(clock, Line(clock, 1e9, request_seconds=0.25), [1, 1, 1]) == [0.25, 0.5, 0.75]
 
 
-def test_lines_behind_each_other_overlap() -> None:
-    clock = Clock()
-    chain = Chain([Line(clock, 100.0), Line(clock, 200.0)])
-    assert arrivals(clock, chain, [100, 100]) == [1.5, 2.5]
-
-
 def test_a_page_on_a_stripe_set_is_there_with_its_last_unit() -> None:
     clock = Clock()
     devices = [Line(clock, 100.0), Line(clock, 50.0)]
-    stripes = Stripes(clock, devices, unit_bytes=100)
+    stripes = Stripes(devices, unit_bytes=100)
     assert sorted(device for device, _ in stripes.units(250)) == [0, 0, 1]
     assert [length for _, length in stripes.units(250)] == [100, 100, 50]
     assert arrivals(clock, stripes, [200]) == [2.0]
@@ -66,7 +60,7 @@ def test_a_page_on_a_stripe_set_is_there_with_its_last_unit() -> None:
 
 def test_pages_of_one_unit_go_round_the_devices() -> None:
     clock = Clock()
-    stripes = Stripes(clock, [Line(clock, 1.0) for _ in range(4)], unit_bytes=8)
+    stripes = Stripes([Line(clock, 1.0) for _ in range(4)], unit_bytes=8)
     assert [stripes.units(8)[0][0] for _ in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
