@@ -180,6 +180,7 @@ class RestoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int  # the request ended first
     failed_loads: int  # a copy to the device failed: SGLang answered 503 for its requests
     late: int  # fell behind their estimates: what had not come by then was computed
+    lost_pages: int  # were found and did not come: damaged, unreadable, no room; computed
 
 
 class StackSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from swift_tiers.radix_tiering.held_page import HostState, Page
-from swift_tiers.radix_tiering.promotion import Promotions, Source
+from swift_tiers.radix_tiering.promotion import DROPPED, Promotions, Source
 from swift_tiers.radix_tiering.request_restore import Restore
 from swift_tiers.radix_tiering.restore.batch import Batch
 from swift_tiers.radix_tiering.restore.planner import Planner
@@ -82,8 +82,9 @@ class PageReads:
                 pick = self.batch.next_load(source.value, most)
                 if pick is None:
                     break
-                if channel.since is None:
-                    channel.since = self._clock()
+                now = self._clock()
+                channel.since = now if channel.since is None else channel.since
+                pick.request.story.asked(source.value, now)
                 for unit in pick.units:
                     self._begin(pick.request, unit, source)
 
@@ -128,6 +129,7 @@ class PageReads:
         elif self.promotions.join(page, (restore, unit, None)) is not None:
             self.answered(source, 0)
         elif self._promote(page, (restore, unit, source)) is None:
+            restore.story.lost(source.value, DROPPED if page.dropped else "no room in host memory")
             restore.short = True
             restore.flight.failed(unit)
             self.answered(source, 0)

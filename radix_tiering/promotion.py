@@ -16,6 +16,9 @@ from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
 
 Waiter = TypeVar("Waiter")
 
+#: Why a page is not there although nothing failed: a flush, an operator, the end of what came before it.
+DROPPED = "dropped meanwhile"
+
 
 class Source(Enum):
     """Where a page was found."""
@@ -26,8 +29,8 @@ class Source(Enum):
 
 
 class Promotions(Generic[Waiter]):
-    """Used under the page table's lock. `settled(waiter, source, arrived)` is called under it, once for each waiter,
-    on the thread of whoever has read."""
+    """Used under the page table's lock. `settled(waiter, source, failure)` is called under it, once for each waiter,
+    on the thread of whoever has read; `failure` is empty where the page is there, else why it is not."""
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class Promotions(Generic[Waiter]):
         link: LinkCounters,
         events: EventLog,
         clock: Callable[[], float],
-        settled: Callable[[Waiter, Source, bool], None],
+        settled: Callable[[Waiter, Source, str], None],
     ) -> None:
         self._table = table
         self._host = host
@@ -90,13 +93,13 @@ class Promotions(Generic[Waiter]):
             return False
         if not page.dropped:
             self._table.drop(page)
-        self._tell(page, False)
+        self._tell(page, ReadOutcome.DEVICE_GONE.value)
         return True
 
-    def _tell(self, page: Page, arrived: bool) -> None:
+    def _tell(self, page: Page, failure: str) -> None:
         source = self._sources.pop(page, Source.SSD)
         for waiter in self._waiting.pop(page, ()):
-            self._settled(waiter, source, arrived)
+            self._settled(waiter, source, failure)
 
     def _read_from_ssd(self, page: Page) -> bool:
         if page.stored is None or self._stripes is None:
@@ -138,7 +141,7 @@ class Promotions(Generic[Waiter]):
                     self._link.count(1, page.length, seconds)
                 elif not page.dropped:
                     self._lost_on_ssd(page, outcome)
-                self._tell(page, complete)
+                self._tell(page, "" if complete else _failure(outcome))
 
         return done
 
@@ -159,7 +162,7 @@ class Promotions(Generic[Waiter]):
                 self._table.end_fill(page, complete=complete, digest=digest)
                 if complete:
                     self._arrived(page, Source.PEER, self._clock() - started)
-                self._tell(page, complete)
+                self._tell(page, "" if complete else _failure(outcome))
 
         return done
 
@@ -172,3 +175,8 @@ class Promotions(Generic[Waiter]):
             self._events.emit("page.unreadable", tier="ssd", key=page.key.hex(), reason=outcome.value)
         if outcome is not ReadOutcome.CANCELLED:
             self._table.detach_stored(page)
+
+
+def _failure(outcome: ReadOutcome) -> str:
+    """Why a page that was read is not there."""
+    return DROPPED if outcome is ReadOutcome.OK else outcome.value

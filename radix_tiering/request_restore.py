@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.held_page import Page
 from swift_tiers.radix_tiering.promotion import Source
 from swift_tiers.radix_tiering.restore.flight import Flight, Unit
 from swift_tiers.radix_tiering.restore.planner import Decision
+from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
 
 class RestoreState(Enum):
@@ -66,11 +67,20 @@ class Restore:
         "sources",
         "started",
         "state",
+        "story",
     )
 
     def __init__(
-        self, keys: Sequence[bytes], prefix_keys: Sequence[bytes], started: float, *, can_compute: bool = False
+        self,
+        keys: Sequence[bytes],
+        prefix_keys: Sequence[bytes],
+        started: float,
+        *,
+        page_tokens: int,
+        can_compute: bool = False,
+        why: str = "",
     ) -> None:
+        """`why`: it is all recomputed, for this reason, and nothing is looked for."""
         self.keys = keys  # the chain to bring up
         self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
         self.can_compute = can_compute  # the device could compute a part of it
@@ -95,6 +105,9 @@ class Restore:
         self.computed_pages = 0
         self.held: float | None = None  # since when the device waits for a page
         self.late = ""  # why it fell behind its estimate, if it did
+        self.story = Storyteller(
+            page_tokens=page_tokens, prefix_pages=len(prefix_keys), wanted_pages=len(keys), began=started, why=why
+        )
 
     @property
     def reach(self) -> int:

@@ -25,11 +25,11 @@ from swift_tiers.radix_tiering.page_reads import PageReads, Waiter
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.peer_writer import PeerWriter
-from swift_tiers.radix_tiering.promotion import Promotions, Source
+from swift_tiers.radix_tiering.promotion import DROPPED, Promotions, Source
 from swift_tiers.radix_tiering.request_restore import Readiness, Restore, RestoreState
-from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.restore.flight import Step, Unit
 from swift_tiers.radix_tiering.restore.planner import HERE, Planner
-from swift_tiers.radix_tiering.ssd import StripeSet
+from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
 from swift_tiers.radix_tiering.write_behind import WriteBehind
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
@@ -82,6 +82,7 @@ class Restorer:
         self._peer_counters = peer_counters
         self._events = events
         self._clock = clock
+        self._page_tokens = host.geometry.tokens
         self._deadline_seconds = deadline_seconds
         self._verify = verify
         self._checksum = fingerprint
@@ -106,7 +107,7 @@ class Restorer:
 
         `can_compute`: the device could compute a part of them meanwhile.
         """
-        restore = Restore(keys, prefix_keys, self._clock(), can_compute=can_compute)
+        restore = Restore(keys, prefix_keys, self._clock(), page_tokens=self._page_tokens, can_compute=can_compute)
         self._jobs.put(lambda: self._start(restore))
         return restore
 
@@ -114,9 +115,10 @@ class Restorer:
         """How long those who begin to wait from now on will wait."""
         self._deadline_seconds = seconds
 
-    def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = ()) -> Restore:
-        """A restore of `keys` where nothing is held: ready now, with no page. Counts the misses and the uses."""
-        restore = Restore(keys, prefix_keys, self._clock())
+    def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), why: str = "") -> Restore:
+        """A restore of `keys` where nothing is held, or, if `why` says so, wanted: ready now, with no page. Counts the
+        misses and the uses."""
+        restore = Restore(keys, prefix_keys, self._clock(), page_tokens=self._page_tokens, why=why)
         restore.ended = restore.started
         restore.complete = True
         restore.state = RestoreState.READY
@@ -131,6 +133,7 @@ class Restorer:
             return self._readiness_of_settled(restore)
         if restore.asked is None:
             restore.asked = now
+            restore.story.waited_for(now)
             restore.deadline = now + self._deadline_seconds
             self._jobs.put(lambda: self._start(restore))  # in case it had been deferred
         if restore.can_compute and restore.complete:
@@ -152,6 +155,7 @@ class Restorer:
             if restore.released:
                 return
             restore.released = True
+            self._goes_on(restore)
             self._reads.remove(restore)
             if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
                 self._end(restore, "cancelled")
@@ -175,6 +179,7 @@ class Restorer:
             self._peer_counters.hits += by_source[Source.PEER]
             self._host_counters.bytes_read += pages * length
             self._host_counters.read_latency.observe(seconds)
+            restore.story.copy_seconds += seconds
 
     # ---- while the device computes; the thread that drives it ----
 
@@ -200,7 +205,8 @@ class Restorer:
         with self._table.lock:
             restore.flight.take(step)
             restore.computing = True
-            restore.held = None
+            self._goes_on(restore)
+            restore.story.computed(step.jump, step.end)
             restore.computed_pages += step.end - step.jump
             self._reads.batch.set_computing(restore, True)
             self._reads.pump()
@@ -216,6 +222,7 @@ class Restorer:
         released."""
         with self._table.lock:
             self._reads.remove(restore)
+            restore.story.taken(self._clock())
             if restore.state is RestoreState.RUNNING:
                 self._end(restore, "split")
                 restore.pages = len(restore.claimed)
@@ -341,6 +348,8 @@ class Restorer:
             if taken < len(batch):
                 break
         with self._table.lock:
+            if restore.state is RestoreState.RUNNING:
+                restore.story.found([source.value for source in restore.sources])
             on_ssd, at_peers = restore.sources.count(Source.SSD), restore.sources.count(Source.PEER)
             self._count_misses(len(restore.keys) - found, on_ssd, at_peers)
 
@@ -378,6 +387,7 @@ class Restorer:
             with self._table.lock:
                 if restore.state is not RestoreState.RUNNING:
                     return  # no longer pinned: the slot may hold another page by now
+                failure = DROPPED if page.dropped else ""
                 if expected is None:
                     # Came up from ssd, where its units were verified; this is the first look at it in memory.
                     page.digest = digest
@@ -385,26 +395,31 @@ class Restorer:
                     self._host_counters.checksum_failures += 1
                     self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
                     self._table.drop(page)
-                self._settle(restore, unit, arrived=not page.dropped)
+                    failure = ReadOutcome.CHECKSUM.value
+                self._settle(restore, unit, Source.HOST, failure)
 
     # ---- lock held ----
 
-    def _promoted(self, waiter: Waiter, source: Source, arrived: bool) -> None:
+    def _promoted(self, waiter: Waiter, source: Source, failure: str) -> None:
         """A page that was on its way up is there, or will not come."""
         restore, unit, asked = waiter
         if unit < len(restore.sources):
             restore.sources[unit] = source
         if asked is not None:
-            self._reads.answered(asked, self._host.geometry.page_bytes if arrived else 0)
-        self._settle(restore, unit, arrived=arrived)
+            self._reads.answered(asked, 0 if failure else self._host.geometry.page_bytes)
+        if not failure:
+            restore.story.arrived(source.value, self._clock())
+        self._settle(restore, unit, source, failure)
         self._reads.pump()
         self._finish_if_settled(restore)
 
-    def _settle(self, restore: Restore, unit: int, *, arrived: bool) -> None:
-        if arrived:
+    def _settle(self, restore: Restore, unit: int, source: Source, failure: str) -> None:
+        if not failure:
             restore.flight.arrived(unit)
-        else:
-            restore.flight.failed(unit)
+            return
+        if restore.state is RestoreState.RUNNING and restore.flight[unit] is Unit.LOADING:
+            restore.story.lost(source.value, failure)
+        restore.flight.failed(unit)
 
     def _finish_if_settled(self, restore: Restore) -> None:
         if restore.state is RestoreState.RUNNING and not restore.computing and restore.settled:
@@ -418,11 +433,25 @@ class Restorer:
         self._counts[outcome] += 1
         restore.outcome = outcome
         restore.ended = self._clock()
+        if outcome == "completed":
+            restore.story.ready(restore.ended)
+        if outcome != "cancelled":
+            self._tell_lost(restore)
+
+    def _tell_lost(self, restore: Restore) -> None:
+        """Pages that were found, and that a source did not bring."""
+        waited = round(self._clock() - restore.started, 3)
+        for where, pages in restore.story.lost_pages.items():
+            source, _, reason = where.partition(": ")
+            self._counts["lost_pages"] += pages
+            self._events.emit("restore.pages_lost", source=source, pages=pages, seconds=waited, reason=reason)
 
     def _finish(self, restore: Restore) -> None:
         """READY: keep the pages that arrived, from the start of the chain; let the others go, unless the device can
         compute what is missing between them."""
         usable = restore.usable
+        if not restore.complete:  # its time was up before its chain was claimed
+            restore.story.found([source.value for source in restore.sources])
         self._reads.remove(restore)
         if not restore.can_compute or restore.outcome == "expired":
             for unit, page in enumerate(restore.claimed[usable:], usable):
@@ -448,6 +477,7 @@ class Restorer:
         if restore.decision is None and decision.plan is not None:
             restore.estimate = decision.plan.seconds
         restore.decision = decision
+        restore.story.decided(decision, front)
         restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
         flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island)
         # From now on: the request will be admitted as soon as there is room.
@@ -479,7 +509,7 @@ class Restorer:
         flight, batch, most = restore.flight, self._reads.batch, self._planner.chunk
         step = batch.next_step(restore, most) if restore in batch else flight.step(most)
         if step.end > step.jump or step.jump == len(flight):
-            restore.held = None
+            self._goes_on(restore)
         elif self._held_too_long(restore):
             pages = flight.abandon_loading()
             for source in list(flight.sources()):
@@ -492,12 +522,19 @@ class Restorer:
         now = self._clock()
         if restore.held is None:
             restore.held = now
+            restore.story.holds(now)
         expected = self._reads.expected_seconds(restore)
         limit = self._deadline_seconds if expected is None else self.behind * expected + SLACK_SECONDS
         return now - restore.held > limit
 
+    def _goes_on(self, restore: Restore) -> None:
+        if restore.held is not None:
+            restore.held = None
+            restore.story.goes_on(self._clock())
+
     def _fell_behind(self, restore: Restore, pages: int, reason: str) -> None:
         restore.late = reason
+        restore.story.fell_behind(reason, pages)
         self._counts["late"] += 1
         waited = self._clock() - restore.started
         self._events.emit("restore.behind", pages=pages, seconds=round(waited, 3), reason=reason)

@@ -272,7 +272,9 @@ class TierStack:
         `prefix_keys` are the pages before it, which the device has: they count as used. If nothing of `keys` is held,
         the answer is ready at once.
         """
-        if self.config.restore.strategy != "recompute" and self.probe(keys[:1]):
+        if self.config.restore.strategy == "recompute":
+            return self.restorer.nothing(keys, prefix_keys, why="restore.strategy is recompute")
+        if self.probe(keys[:1]):
             return self.restorer.begin(keys, prefix_keys, can_compute=can_compute)
         return self.restorer.nothing(keys, prefix_keys)
 

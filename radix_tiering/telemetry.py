@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from swift_tiers.radix_tiering.counters import StackSnapshot
+from swift_tiers.radix_tiering.restore.story import RestoreStory
 
 
 class RequestState(Enum):
@@ -37,6 +38,7 @@ class RequestSample(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int
     restore: str  # "none", "waiting", "completed", "cut short", "expired", "cancelled"
     restore_seconds: float
+    restore_story: RestoreStory | None  # None: its prefix has not been looked for below the device
     queue_seconds: float | None
     first_token_seconds: float | None
     ended: float | None

@@ -93,6 +93,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
             self.cache_linker.arrive(rid, tail, prefix, can_compute=arrival.can_compute)
             if (claim := self.cache_linker.claims.get(rid)) is not None:
+                claim.restore.story.whole = facts.whole
                 facts.follow(claim.restore)
 
     def restart(self, rid: str, arrival: Arrival) -> bool:

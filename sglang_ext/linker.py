@@ -37,7 +37,7 @@ from swift_tiers.sglang_ext.identity import unnamed_weights
 from swift_tiers.sglang_ext.loads import Load, Loader
 from swift_tiers.sglang_ext.offloads import QUIESCE_SECONDS, Offload, Offloader
 from swift_tiers.sglang_ext.reporting import Reporting
-from swift_tiers.sglang_ext.request_facts import Runs, runs_of
+from swift_tiers.sglang_ext.request_facts import Runs, runs_of, tell_forward
 
 if TYPE_CHECKING:
     from swift_tiers.sglang_ext.peer_side import PeerSide
@@ -149,10 +149,13 @@ class SwiftLinker(UnifiedCacheLinker):
         self._resulted = ended
         if launched is not None:
             self._launched = launched
+            # With overlap, a batch is launched before the one ahead of it is done.
+            seconds = ended - max(launched, previous)
             if batch.forward_mode == ForwardMode.EXTEND and len(batch.extend_lens or ()) == 1 and not waited:
                 (start,), (length,) = batch.prefix_lens, batch.extend_lens
-                # With overlap, a batch is launched before the one ahead of it is done.
-                self.stack.costs.computed(start, start + length, ended - max(launched, previous))
+                self.stack.costs.computed(start, start + length, seconds)
+            if batch.forward_mode.is_extend_without_speculative():
+                tell_forward(batch, seconds, ended)
 
     # ---- arrival: before admission ----
 
@@ -230,7 +233,8 @@ class SwiftLinker(UnifiedCacheLinker):
                 raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(slots)} promised")
             claim.loading = True
             self._queued[rid] = Load(rid, claim.restore, offset, slots, pool_pages)
-            self.served[rid] = runs_of(claim.restore.sources[offset:last])
+            self.served[rid] = runs = runs_of(claim.restore.sources[offset:last])
+            claim.restore.story.loaded(offset, runs)
         except Exception as error:
             # Refusing here could split the ranks; a load that fails is answered by SGLang with 503 on all of them.
             logger.exception("swift-tiers: the load of request %s cannot be queued", rid)
@@ -241,8 +245,11 @@ class SwiftLinker(UnifiedCacheLinker):
 
     @never_raises(lambda: False)
     def cancel_queued_load(self, rid: str) -> bool:
-        if self._queued.pop(rid, None) is None:
+        load = self._queued.pop(rid, None)
+        if load is None:
             return False
+        if load.restore is not None:
+            load.restore.story.withdraw(load.first)
         self._end_loading(rid)
         return True
 

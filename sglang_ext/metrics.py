@@ -63,7 +63,7 @@ _LINK_COUNTERS = (
     ("bytes", "swift_tiers_link_bytes", "Bytes copied between two tiers."),
     ("seconds", "swift_tiers_link_seconds", "Seconds spent on copies between two tiers; side by side, each counts."),
 )
-_OUTCOMES = ("completed", "cut_short", "expired", "cancelled")
+_OUTCOMES = ("completed", "split", "cut_short", "expired", "cancelled")
 
 
 class _Latencies(Histogram):
@@ -110,6 +110,12 @@ class TierMetrics:
         self._leases = self._gauge("swift_tiers_leases", "Leases that this rank gave or has.", ("side",))
         self._started = self._counter("swift_tiers_restores_started", "Requests that waited for pages from below.")
         self._restores = self._counter("swift_tiers_restores", "Restores that have ended, by outcome.", ("outcome",))
+        self._late = self._counter(
+            "swift_tiers_restores_late", "Restores that fell behind their estimates: what had not come was computed."
+        )
+        self._lost_pages = self._counter(
+            "swift_tiers_restore_lost_pages", "Pages that were found below and did not come: they were computed."
+        )
         self._failed_loads = self._counter("swift_tiers_failed_loads", "Copies to the device that failed: HTTP 503.")
         self._events = self._counter("swift_tiers_events", "Events of this rank.")
         self._write_queue = self._gauge("swift_tiers_write_queue_pages", "Pages admitted to ssd and not yet written.")
@@ -130,6 +136,8 @@ class TierMetrics:
         for outcome in _OUTCOMES:
             self._advance(self._restores, getattr(snapshot.restores, outcome), outcome.replace("_", " "))
         self._advance(self._started, snapshot.restores.started)
+        self._advance(self._late, snapshot.restores.late)
+        self._advance(self._lost_pages, snapshot.restores.lost_pages)
         self._advance(self._failed_loads, snapshot.restores.failed_loads)
         self._advance(self._events, snapshot.events_emitted)
         self._set(self._write_queue, snapshot.write_queue_pages)

@@ -9,6 +9,7 @@ from typing import Any
 
 from swift_tiers.radix_tiering.promotion import Source
 from swift_tiers.radix_tiering.request_restore import Restore
+from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
 #: Neighbouring pages from one place, in order: (("host", 30), ("ssd", 4)).
 Runs = tuple[tuple[str, int], ...]
@@ -22,7 +23,7 @@ _WORDS = {"cut_short": "cut short"}
 class RequestFacts:
     """Scheduler's thread, but for the fields of a restore, which other threads set."""
 
-    __slots__ = ("_outcome", "_restore", "_waited", "counted", "ended", "last_page", "runs", "whole")
+    __slots__ = ("_outcome", "_restore", "_waited", "counted", "ended", "last_page", "runs", "story", "whole")
 
     def __init__(self) -> None:
         self.runs: Runs = ()  # pages of the prompt that were loaded from below, from the first admission on
@@ -30,6 +31,7 @@ class RequestFacts:
         self.whole = ""  # why it needs its prefix whole before it is computed; empty if it does not
         self.counted = False  # among the prompts that the sums are over
         self.ended = False  # its end has been told
+        self.story: Storyteller | None = None  # how its prefix came back; None: it has not been looked for
         self._restore: Restore | None = None
         self._outcome = "none"
         self._waited = 0.0
@@ -50,6 +52,9 @@ class RequestFacts:
         """The request's pages are being brought up. Once more, if the device has lost some meanwhile."""
         self.let_go()
         self._restore = restore
+        if self.story is None or not self.story.covered:
+            # Like `runs`, it is of the first time: one that was retracted finds most of its pages on the device.
+            self.story = restore.story
 
     def let_go(self) -> None:
         """Nothing is kept of the restore but how it ended. Without a restore: nothing."""
@@ -75,6 +80,16 @@ class RequestFacts:
         if not outcome:
             return self._outcome, self._waited
         return _WORDS.get(outcome, outcome), self._waited + ended - restore.started
+
+
+def tell_forward(batch: Any, seconds: float, ended: float) -> None:
+    """A forward over prompts took `seconds` and has ended: for the stories of what it computed of them."""
+    lengths = batch.extend_lens or ()
+    of_tokens = sum(lengths)
+    for req, start, length in zip(batch.reqs, batch.prefix_lens or (), lengths, strict=False):
+        facts: RequestFacts | None = getattr(req, "swift_tiers", None)
+        if facts is not None and facts.story is not None and not req.retracted_stain:
+            facts.story.forward(start, length, of_tokens, seconds, ended)
 
 
 def runs_of(sources: Iterable[Source]) -> Runs:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from sglang.srt.observability.req_time_stats import convert_time_to_realtime
 
+from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 from swift_tiers.radix_tiering.telemetry import (
     DevicePoolSample,
     EngineSample,
@@ -36,11 +37,19 @@ BELOW = ("peer", "host", "ssd")
 
 
 class Captured(NamedTuple):
-    """A sample without block tables, and those on their way from the device."""
+    """A sample without block tables, which are on their way from the device, and without stories."""
 
     sample: EngineSample
     rows: tuple[int, ...]  # which of the sample's requests have a table, in the order of the tables
     tables: TablesOnTheWay
+    stories: tuple[Storyteller | None, ...]  # of each request, told when somebody wants to know
+
+
+class Ended(NamedTuple):
+    """A request that has ended, without its story: the forward that gave its last token is still to be told there."""
+
+    request: RequestSample
+    story: Storyteller | None
 
 
 class Sampler:
@@ -49,7 +58,7 @@ class Sampler:
     def __init__(self, scheduler: Any, linker: Any, interval: float) -> None:
         self.stack = linker.stack
         self.newest: Captured | None = None
-        self.ended: deque[RequestSample] = deque(maxlen=MOST_ENDED)
+        self.ended: deque[Ended] = deque(maxlen=MOST_ENDED)
         self.seconds = 0.0
         self.shape = TreeShape(scheduler.tree_cache.tree_core)
         self._scheduler = scheduler
@@ -103,9 +112,8 @@ class Sampler:
         self._count(req)
         reason = req.finished_reason
         aborted = reason is None or reason.to_json()["type"] == "abort"
-        self.ended.append(
-            self._request(req, RequestState.ABORTED if aborted else RequestState.FINISHED, ended=time.time())
-        )
+        state = RequestState.ABORTED if aborted else RequestState.FINISHED
+        self.ended.append(Ended(self._request(req, state, ended=time.time()), facts.story))
         self.seconds += time.perf_counter() - started
 
     # ---- one sampling ----
@@ -116,6 +124,7 @@ class Sampler:
         running = self._running()
         waiting = self._waiting()
         requests: list[RequestSample] = []
+        stories: list[Storyteller | None] = []
         rows: list[Row] = []
         with_table: list[int] = []
         for req in islice(running, MOST_REQUESTS):
@@ -123,9 +132,11 @@ class Sampler:
                 with_table.append(len(requests))
                 rows.append(Row(req.kv.req_pool_idx, req.kv.kv_allocated_len))
             requests.append(self._request(req, RequestState.RUNNING))
+            stories.append(RequestFacts.of(req).story)
         for req in islice(waiting, MOST_REQUESTS - len(requests)):
-            restoring = RequestFacts.of(req).restoring
-            requests.append(self._request(req, RequestState.RESTORING if restoring else RequestState.WAITING))
+            facts = RequestFacts.of(req)
+            requests.append(self._request(req, RequestState.RESTORING if facts.restoring else RequestState.WAITING))
+            stories.append(facts.story)
         tables = read_tables(self._scheduler.req_to_token_pool.req_to_token, rows, self._page_size)
         device, tree = self._device(), self._tree()
         self.seconds += time.perf_counter() - started
@@ -138,7 +149,7 @@ class Sampler:
             tree=tree,
             sample_seconds=self.seconds,
         )
-        self.newest = Captured(sample, tuple(with_table), tables)
+        self.newest = Captured(sample, tuple(with_table), tables, tuple(stories))
 
     def _running(self) -> list[Any]:
         """Requests that are being computed, each once: in batches, or between two chunks of their prompt."""
@@ -176,6 +187,7 @@ class Sampler:
             recomputed_tokens=prompt - cached if admitted else 0,
             restore=outcome,
             restore_seconds=waited,
+            restore_story=None,
             queue_seconds=stats.forward_entry_time - arrived if admitted else None,
             first_token_seconds=stats.prefill_finished_time - arrived if stats.prefill_finished_time else None,
             ended=ended,

@@ -28,7 +28,7 @@ class SchedulerTelemetry:
         newest = self._sampler.newest if self._sampler is not None else None
         if newest is not None and newest is not self._seen and newest.tables.ready():
             self._seen = newest
-            self._sample = _with_tables(newest)
+            self._sample = _completed(newest)
         return self._sample
 
     def ended(self) -> list[RequestSample]:
@@ -36,12 +36,19 @@ class SchedulerTelemetry:
         if self._sampler is not None:
             # Not more than there are now: the scheduler may go on adding.
             for _ in range(len(self._sampler.ended)):
-                ended.append(self._sampler.ended.popleft())
+                request, story = self._sampler.ended.popleft()
+                ended.append(msgspec.structs.replace(request, restore_story=story.told() if story else None))
         return ended
 
 
-def _with_tables(captured: Captured) -> EngineSample:
-    requests = list(captured.sample.requests)
-    for index, table in zip(captured.rows, captured.tables.tables(), strict=True):
-        requests[index] = msgspec.structs.replace(requests[index], block_table=table)
-    return msgspec.structs.replace(captured.sample, requests=tuple(requests))
+def _completed(captured: Captured) -> EngineSample:
+    """With block tables and stories."""
+    requests, stories = captured.sample.requests, captured.stories
+    tables = dict(zip(captured.rows, captured.tables.tables(), strict=True))
+    completed = [
+        msgspec.structs.replace(
+            request, block_table=tables.get(index, ()), restore_story=story.told() if story is not None else None
+        )
+        for index, (request, story) in enumerate(zip(requests, stories, strict=True))
+    ]
+    return msgspec.structs.replace(captured.sample, requests=tuple(completed))

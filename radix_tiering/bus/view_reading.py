@@ -19,6 +19,7 @@ from swift_tiers.radix_tiering.bus.views import (
     ServerView,
     View,
 )
+from swift_tiers.radix_tiering.restore.story import RestoreStory
 
 _SECONDS = re.compile(r"-?\d+(\.\d+)?")
 
@@ -108,11 +109,19 @@ def _read_leases(text: str) -> tuple[LeaseEntry, ...]:
     return tuple(found)
 
 
+def _read_story(text: str) -> RestoreStory | None:
+    """From JSON; None where it cannot be read."""
+    try:
+        return msgspec.json.decode(text, type=RestoreStory) if text else None
+    except msgspec.DecodeError:
+        return None
+
+
 #: Fields whose text has a form of its own.
 _READERS: dict[type[View], dict[str, Any]] = {
     ServerView: {"ranks": read_names, "configuration": read_object},
     RankView: {"links": read_names, "lends_to": read_names, "borrows_from": read_names},
     LeasesView: {"table": _read_leases},
-    RequestView: {"tiers": _read_tiers, "block_table": _read_runs},
+    RequestView: {"tiers": _read_tiers, "block_table": _read_runs, "restore_story": _read_story},
     PageView: {"ssd_placement": _read_placement},
 }

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
+from swift_tiers.radix_tiering.restore.story import RestoreStory
 
 #: Of a request: it has ended.
 ENDED_STATES = frozenset({"finished", "aborted"})
@@ -67,9 +68,12 @@ class RankView(RankedView, frozen=True):
     waiting_requests: int | None = None
     restores_started: int | None = None
     restores_completed: int | None = None
+    restores_split: int | None = None
     restores_cut_short: int | None = None
     restores_expired: int | None = None
     restores_cancelled: int | None = None
+    restores_late: int | None = None
+    lost_pages: int | None = None
     failed_loads: int | None = None
     events: int | None = None
     events_lost: int | None = None
@@ -237,6 +241,7 @@ class RequestView(RankedView, frozen=True):
     recomputed_tokens: int | None = None
     restore: str = ""
     restore_seconds: float | None = None
+    restore_story: RestoreStory | None = None
     queue_seconds: float | None = None
     first_token_seconds: float | None = None
     ended: float | None = None  # by the server's clock

@@ -217,7 +217,13 @@ def test_a_flipped_byte_in_host_memory_is_a_miss_with_all_that_follows():
     stack.host.page(page.slot)[7] ^= 1
     assert get(stack, keys) == 1
     assert stack.snapshot().tiers["host"].checksum_failures == 1
-    assert [event.kind for event in stack.events.since()] == ["page.corrupt"]
+    corrupt, *lost = stack.events.since()
+    assert corrupt.kind == "page.corrupt"
+    assert [(event.kind, event.fields["pages"], event.fields["reason"]) for event in lost] == [
+        ("restore.pages_lost", 1, "corrupt: checksum"),
+        ("restore.pages_lost", 2, "dropped meanwhile"),
+    ]
+    assert stack.snapshot().restores.lost_pages == 3
     assert stack.probe(keys) == 1, "the pages behind it are unreachable and must not be kept"
     assert put(stack, keys) == 3
     assert get(stack, keys) == 4

@@ -308,7 +308,7 @@ def test_a_damaged_page_goes_although_it_is_pinned() -> None:
     assert stack.probe(keys) == 1
     check(stack)
     assert stack.snapshot().tiers["host"].pinned_pages == 0
-    assert kinds(stack)[-1] == "prefix.unpinned"
+    assert kinds(stack)[-3:] == ["prefix.unpinned", "restore.pages_lost", "restore.pages_lost"]
 
 
 def test_a_flush_of_host_memory_leaves_the_pin_of_what_is_on_ssd() -> None:
@@ -332,7 +332,9 @@ def test_how_prefixes_come_back_can_be_changed() -> None:
     assert stack.planner.choice == "load"
     assert obey(stack, SetPolicy(field="restore.behind", value=4)) == "restore.behind: 3.0 -> 4.0"
     assert stack.restorer.behind == 4
-    assert "restore.strategy: 'guess' is not one of" in refusal(stack, SetPolicy(field="restore.strategy", value="guess"))
+    assert "restore.strategy: 'guess' is not one of" in refusal(
+        stack, SetPolicy(field="restore.strategy", value="guess")
+    )
     assert "only where the server was started" in refusal(stack, SetPolicy(field="ssd.throttle", value="20MiB"))
 
 

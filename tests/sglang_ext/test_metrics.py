@@ -101,9 +101,11 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
     for outcome, count in snapshot.stripe.reads.items():
         say("stripe_reads_total", count, outcome=outcome)
     restores = snapshot.restores
-    for outcome in ("completed", "cut_short", "expired", "cancelled"):
+    for outcome in ("completed", "split", "cut_short", "expired", "cancelled"):
         say("restores_total", getattr(restores, outcome), outcome=outcome.replace("_", " "))
     say("restores_started_total", restores.started)
+    say("restores_late_total", restores.late)
+    say("restore_lost_pages_total", restores.lost_pages)
     say("failed_loads_total", restores.failed_loads)
     say("events_total", snapshot.events_emitted)
     say("write_queue_pages", snapshot.write_queue_pages)

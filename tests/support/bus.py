@@ -204,7 +204,8 @@ def documented_fields(spec: str) -> set[str]:
 RANK: Fields = {
     "pid": 4242, "namespace": "cd" * 16, "page_tokens": 16, "page_bytes": 368640, "io_engine": "io_uring",
     "write_queue_pages": 3, "running_requests": 2, "waiting_requests": 1, "restores_started": 40,
-    "restores_completed": 40, "restores_cut_short": 0, "restores_expired": 0, "restores_cancelled": 0,
+    "restores_completed": 34, "restores_split": 6, "restores_cut_short": 0, "restores_expired": 0,
+    "restores_cancelled": 0, "restores_late": 0, "lost_pages": 0,
     "failed_loads": 0, "events": 1, "events_lost": 0, "publishes": 900, "publish_failures": 0,
     "publish_seconds": 0.0021,
     "publish_cpu_seconds": 1.1, "questions": 0, "questions_ignored": 0, "sample_seconds": 1.5,
@@ -256,10 +257,18 @@ DIRECTORY: Fields = {
     "pages": 2020, "host_only_pages": 500, "ssd_only_pages": 544, "peer_only_pages": 20, "both_pages": 956,
     "deepest_pages": 256, "first_pages": 12, "foreign_pages": 0,
 }  # fmt: skip
+STORY: Fields = {
+    "page_tokens": 16, "prefix_pages": 12, "wanted_pages": 34, "found_pages": {"host": 30}, "whole": "",
+    "strategy": "load", "why": "every page is in host memory", "later": "", "estimated_seconds": None,
+    "estimated_compute_seconds": None, "estimated_load_seconds": {}, "planned_lead_pages": None,
+    "planned_meeting_pages": None, "runs": [["host", 30]], "meeting_pages": 0, "there_seconds": 0.21,
+    "waited_seconds": 0.2, "held_seconds": 0.0, "compute_seconds": 0.0, "load_seconds": {}, "copy_seconds": 0.003,
+    "lost_pages": {}, "late": "", "late_pages": 0,
+}  # fmt: skip
 REQUEST: Fields = {
     "state": "running", "prompt_tokens": 736, "output_tokens": 12, "device_tokens": 192, "peer_tokens": 0,
     "host_tokens": 480, "ssd_tokens": 0, "recomputed_tokens": 64, "restore": "completed", "restore_seconds": 0.21,
-    "queue_seconds": 0.25,
+    "restore_story": json.dumps(STORY), "queue_seconds": 0.25,
     "first_token_seconds": 0.4, "ended": "", "pages": 46, "tiers": "device 12, host 30, compute 4",
     "last_page": "ef" * 32, "block_table": "17-40 3 90-110",
 }  # fmt: skip

@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.counters import (
 )
 from swift_tiers.radix_tiering.leases import LeaseView, Party
 from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
+from swift_tiers.radix_tiering.restore.story import RestoreStory
 from swift_tiers.radix_tiering.telemetry import (
     DevicePoolSample,
     EngineSample,
@@ -118,13 +119,37 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
         ),
         "devices": tuple(device(number) for number in range(devices)),
         "restores": RestoreSnapshot(
-            started=40, completed=30, cut_short=1, split=6, expired=2, cancelled=1, failed_loads=1, late=1
+            started=40, completed=30, cut_short=1, split=6, expired=2, cancelled=1, failed_loads=1, late=1, lost_pages=3
         ),
         "io_engine": "io_uring",
         "write_queue_pages": 3,
         "events_emitted": 5,
     }
     return StackSnapshot(**{**fields, **changes})
+
+
+STORY = RestoreStory(
+    page_tokens=16,
+    prefix_pages=12,
+    wanted_pages=34,
+    found_pages={"host": 10, "ssd": 20},
+    strategy="token-wise",
+    why="recomputing 160 of 480 tokens meanwhile takes 200 ms",
+    estimated_seconds=0.2,
+    estimated_compute_seconds=0.2,
+    estimated_load_seconds={"ssd": 0.19},
+    planned_lead_pages=10,
+    planned_meeting_pages=20,
+    runs=(("host", 10), ("compute", 11), ("ssd", 9)),
+    meeting_pages=21,
+    there_seconds=0.32,
+    waited_seconds=0.21,
+    held_seconds=0.01,
+    compute_seconds=0.2,
+    load_seconds={"ssd": 0.25},
+    copy_seconds=0.004,
+    lost_pages={"ssd: io error": 1},
+)
 
 
 def request(rid: str, **changes: Any) -> RequestSample:
@@ -141,6 +166,7 @@ def request(rid: str, **changes: Any) -> RequestSample:
         "recomputed_tokens": 64,
         "restore": "completed",
         "restore_seconds": 0.21,
+        "restore_story": STORY,
         "queue_seconds": 0.25,
         "first_token_seconds": 0.4,
         "ended": None,

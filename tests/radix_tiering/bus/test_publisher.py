@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.events import EventLog
 
 from support.publishing import bus_config, make_publisher, publishes, wait_published
 from support.redis import RealRedis, wait_for
-from support.telemetry import MadeUp, ended, engine, request, stack, tier
+from support.telemetry import STORY, MadeUp, ended, engine, request, stack, tier
 
 ALPHA = "swift:alpha:dp0-tp0"
 
@@ -74,6 +74,7 @@ def test_a_reader_reads_what_was_told(redis, publish, told) -> None:
     assert {one.tier: one.capacity_bytes for one in rank.tiers} == capacities
     assert [one.path for one in rank.devices] == [one.path for one in told.stack().devices]
     assert [one.block_table for one in rank.requests] == [((17, 40), (3, 3), (90, 110))]
+    assert [one.restore_story for one in rank.requests] == [STORY]
 
 
 def test_state_vanishes_with_its_server_and_is_kept_until_then(redis, publish) -> None:

@@ -23,6 +23,7 @@ from swift_tiers.radix_tiering.bus.schema import KEYS
 from swift_tiers.radix_tiering.bus.schema_document import BEGIN, END, renewed, schema_markdown, unit_of
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.restore.story import RestoreStory
 
 from support.bus import PAGE, HandWritten, documented_fields
 from support.publishing import wait_published
@@ -49,6 +50,13 @@ def test_every_key_and_field_has_a_row() -> None:
     rows = schema_markdown().splitlines()
     assert len(rows) == 2 + sum(1 + len(spec.fields) for spec in KEYS)
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {9}
+
+
+def test_every_name_in_a_story_has_a_row() -> None:
+    """A JSON object in a field has no rows in the table that is made."""
+    section = TEXT.partition("## The story of a restore\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", section, re.M)
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == list(RestoreStory.__struct_fields__)
 
 
 def test_a_document_without_its_place_is_refused() -> None:
