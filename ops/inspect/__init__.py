@@ -1,8 +1,9 @@
 """Show what the servers say on the bus: who is alive, what tiers and devices hold, where a request's tokens came from.
 
-Subjects: servers, tiers, devices, links, leases, tree, requests, request RID (the beginning of its id will do), page
-KEY, events. What is wrong comes first. Without --config, --url or --directory, the bus is the embedded Redis of this
-user. Exits 1 if the bus cannot be reached or has nothing of that name, 2 for a wrong usage.
+Subjects: servers, tiers, devices, links, leases, tree, requests, request RID (the beginning of its id will do), restore
+RID (how its prefix came back, and why so), page KEY, events. What is wrong comes first. Without --config, --url or
+--directory, the bus is the embedded Redis of this user. Exits 1 if the bus cannot be reached or has nothing of that
+name, 2 for a wrong usage.
 """
 
 from __future__ import annotations
@@ -14,9 +15,21 @@ from swift_tiers.ops.errors import USAGE, CommandError
 from swift_tiers.ops.inspect.bus import add_bus_arguments, seconds_argument
 
 SUMMARY = "show what the servers say on the bus"
-SUBJECTS = ("servers", "tiers", "devices", "links", "leases", "tree", "requests", "request", "page", "events")
+SUBJECTS = (
+    "servers",
+    "tiers",
+    "devices",
+    "links",
+    "leases",
+    "tree",
+    "requests",
+    "request",
+    "restore",
+    "page",
+    "events",
+)
 #: Subjects that need to be told of which one.
-NAMED = {"request": "RID", "page": "KEY"}
+NAMED = {"request": "RID", "restore": "RID", "page": "KEY"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

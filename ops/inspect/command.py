@@ -25,12 +25,13 @@ from swift_tiers.ops.inspect.leases import show_leases
 from swift_tiers.ops.inspect.pages import show_page
 from swift_tiers.ops.inspect.rates import Rates
 from swift_tiers.ops.inspect.requests import by_request, show_request, show_requests
+from swift_tiers.ops.inspect.restores import show_restore
 from swift_tiers.ops.inspect.states import SUBJECTS, Subject
 from swift_tiers.ops.inspect.tables import Look
 from swift_tiers.ops.inspect.units import text
 from swift_tiers.ops.progress import note
 from swift_tiers.radix_tiering.bus.reader import BusReader, Part
-from swift_tiers.radix_tiering.bus.views import Snapshot
+from swift_tiers.radix_tiering.bus.views import RequestView, Snapshot
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError, ConfigError
 
@@ -111,8 +112,9 @@ def _check_server(name: str | None, reader: BusReader) -> None:
 def _looker(options: argparse.Namespace) -> Looker:
     if options.subject == "requests":
         return lambda reader: show_requests(reader.snapshot(Part.REQUESTS, options.server), options.limit)
-    if options.subject == "request":
-        return partial(_look_at_request, options.name, options.server)
+    if options.subject in ("request", "restore"):
+        show = show_request if options.subject == "request" else show_restore
+        return lambda reader: show(_request(options.name, options.server, reader))
     if options.subject == "page":
         return partial(_look_at_page, options.name.lower(), options.server)
     if options.subject == "leases":
@@ -136,8 +138,8 @@ class StateLooker:
         return self._subject.show(snapshot, rates)
 
 
-def _look_at_request(name: str, server: str | None, reader: BusReader) -> Look:
-    """The one with this id, else the only one whose id begins so. Raises CommandError."""
+def _request(name: str, server: str | None, reader: BusReader) -> Sequence[RequestView]:
+    """What its ranks say of the one with this id, else the only one whose id begins so. Raises CommandError."""
     views = reader.request(name, server)
     if not views:
         alike = by_request(view for view in reader.requests(server) if view.rid.startswith(name))
@@ -149,7 +151,7 @@ def _look_at_request(name: str, server: str | None, reader: BusReader) -> Look:
                 f"request {text(name)}: no server here knows it; ended ones are kept for 5 min, see `inspect requests`"
             )
         views = tuple(view for group in alike for view in group)
-    return show_request(views)
+    return views
 
 
 def _look_at_page(page: str, server: str | None, reader: BusReader) -> Look:

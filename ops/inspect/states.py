@@ -41,7 +41,8 @@ def show_servers(snapshot: Snapshot, rates: Rates) -> Look:
     shown: list[RenderableType] = [table(columns, map(_server_row, snapshot.servers), troubles)]
     if ranks:
         columns = (
-            " rank|running|waiting|restores|short|expired|503|to write|events lost|publishing|whole|events| engine"
+            " rank|running|waiting|restores|short|expired|late|503|to write|events lost|publishing|whole|split|events"
+            "| engine"
         )
         shown += [Text(""), table(columns, map(_rank_row, ranks), troubles)]
     return make_look(snapshot, troubles, {"servers": servers, "ranks": ranks}, shown)
@@ -67,10 +68,11 @@ def _server_row(state: ServerState) -> Row:
 def _rank_row(rank: RankView) -> Row:
     counts = (
         rank.running_requests, rank.waiting_requests, rank.restores_started, rank.restores_cut_short,
-        rank.restores_expired, rank.failed_loads, rank.write_queue_pages, rank.events_lost,
+        rank.restores_expired, rank.restores_late, rank.failed_loads, rank.write_queue_pages, rank.events_lost,
     )  # fmt: skip
     cells = [place(rank), *map(count, counts), seconds(rank.publish_seconds)]
-    return Row([rank], [*cells, count(rank.restores_completed), count(rank.events), text(rank.io_engine) or NONE])
+    whole = count(rank.restores_completed), count(rank.restores_split), count(rank.events)
+    return Row([rank], [*cells, *whole, text(rank.io_engine) or NONE])
 
 
 def show_tiers(snapshot: Snapshot, rates: Rates) -> Look:

@@ -163,6 +163,17 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             f"({count(rank.restores_expired)} ran out of time)",
             "the devices are too slow, or host memory is too small; see `inspect devices` and `inspect tiers`",
         )  # fmt: skip
+    if rank.lost_pages:
+        yield Trouble(
+            Mark.NOTE, rank, f"{count(rank.lost_pages)} pages that were found did not come up, and were computed",
+            "see the events of kind restore.pages_lost",
+        )  # fmt: skip
+    late = rank.restores_late or 0
+    if late and late > SHORT_RESTORES * (rank.restores_started or 0):
+        yield Trouble(
+            Mark.WARNING, rank, f"{count(late)} of {count(rank.restores_started)} restores fell behind their estimates",
+            "a source has become slow, see `inspect devices`; or its profile is off: `swift-tiers profile`",
+        )  # fmt: skip
     if rank.events_lost:
         yield Trouble(
             Mark.WARNING, rank, f"dropped {count(rank.events_lost)} events before they could be published",

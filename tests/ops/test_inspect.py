@@ -281,6 +281,10 @@ def troubled(alpha: HandWritten, what: str) -> None:
         alpha.hash("rank", {**RANK, "failed_loads": 3})
     elif what == "short restores":
         alpha.hash("rank", {**RANK, "restores_expired": 8, "restores_cut_short": 2})
+    elif what == "late restores":
+        alpha.hash("rank", {**RANK, "restores_late": 9})
+    elif what == "lost pages":
+        alpha.hash("rank", {**RANK, "lost_pages": 12})
     elif what == "lost events":
         alpha.hash("rank", {**RANK, "events_lost": 9, "publish_failures": 4})
     elif what == "damaged":
@@ -334,6 +338,8 @@ def troubled(alpha: HandWritten, what: str) -> None:
         ("rank gone", "servers", "WRONG", "its rank dp0-tp0 says nothing"),
         ("failed loads", "servers", "WRONG", "3 copies to the device failed"),
         ("short restores", "servers", "warning", "10 of 40 restores gave less than was found (8 ran out of time)"),
+        ("late restores", "servers", "warning", "9 of 40 restores fell behind their estimates"),
+        ("lost pages", "servers", "note", "12 pages that were found did not come up"),
         ("lost events", "servers", "warning", "dropped 9 events"),
         ("damaged", "tiers", "WRONG", "ssd: 2 pages were damaged"),
         ("refused", "tiers", "warning", "host: pages not taken in: full 7, prefix not held 1"),
@@ -407,6 +413,7 @@ def test_devices_of_equal_speed_are_not_slow(inspect: Inspect, alpha: HandWritte
         ([], "inspect: what?"),
         (["nonsense"], "invalid choice"),
         (["request"], "which one? Give its RID"),
+        (["restore"], "which one? Give its RID"),
         (["page"], "which one? Give its KEY"),
         (["page", "abc"], "is no page's key"),
         (["tiers", "host"], "takes no 'host'"),
@@ -429,9 +436,9 @@ def test_a_wrong_usage_is_one_line_and_2(inspect: Inspect, words: list[str], sai
 
 
 @pytest.mark.parametrize("words", [[], ["--watch"], ["--json"]])
-@pytest.mark.parametrize("subject", [*SUBJECTS, "request", "page"])
+@pytest.mark.parametrize("subject", [*SUBJECTS, "request", "restore", "page"])
 def test_a_bus_that_cannot_be_reached_is_one_line_and_1(inspect: Inspect, subject: str, words: list[str]) -> None:
-    name = {"request": [RID], "page": [PAGE]}.get(subject, [])
+    name = {"request": [RID], "restore": [RID], "page": [PAGE]}.get(subject, [])
     shown = inspect(subject, *name, *words, url=f"redis://127.0.0.1:{free_port()}")
     assert (shown.code, shown.out) == (1, "")
     assert "not reachable" in shown.error
