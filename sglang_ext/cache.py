@@ -132,14 +132,15 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def began(self, course: Course, step: Step) -> None:
         """The request was admitted: its first chunk is `step`."""
         self.courses[course.rid] = course
-        self.cache_linker.set_under_way(course.rid, course.restore, True)
+        self.cache_linker.begin_course(course.rid)
         self.advanced(course, step)
 
     def advanced(self, course: Course, step: Step) -> None:
         """The device takes `step`."""
         self.cache_linker.stack.restorer.take(course.restore, step)
         if step.end == course.pages:
-            self._end_course(course.rid)
+            del self.courses[course.rid]
+            self.cache_linker.end_course(course.rid, whole=True)
 
     def jump(self, course: Course, req: Any, front: int, end: int) -> bool:
         """Give the request the pages `[front, end)` of its restore, which have arrived; they are copied in while its
@@ -159,16 +160,12 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         RequestFacts.of(req).runs += self.cache_linker.served.pop(req.rid, ())
         return True
 
-    def _end_course(self, rid: str) -> None:
-        course = self.courses.pop(rid, None)
-        if course is not None:
-            self.cache_linker.set_under_way(rid, course.restore, False)
-
     # ---- ends ----
 
     def forget(self, rid: str) -> None:
         """The request was admitted or has ended."""
-        self._end_course(rid)
+        if self.courses.pop(rid, None) is not None:
+            self.cache_linker.end_course(rid, whole=False)
         arrival = self.arrivals.pop(rid, None)
         if arrival is not None:
             self.cache_linker.depart(rid)

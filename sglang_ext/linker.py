@@ -189,14 +189,18 @@ class SwiftLinker(UnifiedCacheLinker):
             del self.claims[rid]
             self.stack.restorer.release(claim.restore)
 
-    def set_under_way(self, rid: str, restore: Restore, under_way: bool) -> None:
-        """Whether the device computes the request while its pages come up. At the end of that its restore is over; the
-        pages that it takes with it stay pinned until they are copied."""
+    def begin_course(self, rid: str) -> None:
+        """The device computes the request while its pages come up: several loads may follow each other."""
+        self.claims[rid].under_way = True
+
+    def end_course(self, rid: str, *, whole: bool) -> None:
+        """It has computed or taken every page (`whole`), or the request has ended before. Pages that are being copied
+        stay pinned until they are."""
         claim = self.claims.get(rid)
-        if claim is not None and claim.restore is restore:
-            claim.under_way = under_way
-        if not under_way:
-            self.stack.restorer.split(restore)
+        if claim is not None:
+            claim.under_way = False
+            if whole:
+                self.stack.restorer.split(claim.restore)
             self.depart(rid)
 
     # ---- SGLang's linker interface: admission ----

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import ClassVar
 
 import pytest
 
@@ -38,7 +39,9 @@ def empty_memory(s) -> None:
 
 
 def quiet(s) -> None:
-    """Require that nothing is kept for any request."""
+    """Wait until nothing moves, then require that nothing is kept for any request."""
+    assert s.linker.wait_offloads()
+    assert s.linker.stack.wait_written(20)
     s.linker.stack.restorer.flush()
     assert not s.linker.claims, "claims leaked"
     assert not s.cache.linker.arrivals, "arrivals leaked"
@@ -50,20 +53,34 @@ def quiet(s) -> None:
         assert table.pinned_pages == 0, "pins leaked"
 
 
-class Link:
-    """Stands between the restorer and the stripe set: pages arrive when the test says so."""
+class Unknown:
+    """What costs are, so that nothing depends on how fast this machine is today."""
 
-    def __init__(self, s) -> None:
-        self.s = s
+    compute = None
+    sources: ClassVar[dict[str, object]] = {}
+
+
+class Link:
+    """Stands between the restorer and the stripe set: pages arrive when the test says so, and are waited for until then
+    unless `patient` is False."""
+
+    def __init__(self, s, *, patient: bool = True) -> None:
+        self.planner, self.costs = s.linker.stack.planner, s.linker.stack.costs
+        self.restorer = s.linker.stack.restorer
+        self.behind = 1e9 if patient else self.restorer.behind
         self.kept: list = []
         self.stripes = s.linker.stack.stripes
         self.read = self.stripes.read
 
     def __enter__(self):
+        self.restorer.behind, self.behind = self.behind, self.restorer.behind
+        self.planner.costs = Unknown()
         self.stripes.read = lambda stored, block, done: self.kept.append((stored, block, done))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.restorer.behind = self.behind
+        self.planner.costs = self.costs
         self.stripes.read = self.read
         self.deliver(len(self.kept))
 
@@ -155,6 +172,7 @@ def ends_early(s, how):
 
     question = prompt(3)
     (answer,) = to_ssd(s, question)
+    before = s.linker.stack.snapshot().restores
     with Link(s) as link:
         req = s.add(question)
         s.linker.stack.restorer.flush()
@@ -172,6 +190,8 @@ def ends_early(s, how):
         assert link.kept
     s.run()
     quiet(s)
+    after = s.linker.stack.snapshot().restores
+    assert (after.split - before.split, after.cancelled - before.cancelled) == (0, 1)
     assert s.generate(question) == answer
     quiet(s)
 
@@ -198,7 +218,7 @@ def a_source_that_is_silent_is_given_up(s):
     deadline, restorer._deadline_seconds = restorer._deadline_seconds, 0.2
     seen = len(s.linker.stack.events.since())
     try:
-        with Link(s) as link:
+        with Link(s, patient=False) as link:
             req = s.add(question)
             restorer.flush()
             log = extends(s, None, 0, steps=1000000)
@@ -294,6 +314,7 @@ def in_any_order(s, seed, dice, AbortReq):
         for n in range(4)
     ]
     answers = to_ssd(s, *questions)
+    aborted: set[str] = set()
     with Link(s) as link:
         reqs = []
         for _ in range(6000):
@@ -305,7 +326,9 @@ def in_any_order(s, seed, dice, AbortReq):
             if dice.random() < 0.03:
                 link.fail(1)
             if dice.random() < 0.004 and reqs:
-                s.scheduler.abort_request(AbortReq(rid=dice.choice(reqs).rid))
+                aborted.add(dice.choice(reqs).rid)
+                for rid in aborted:
+                    s.scheduler.abort_request(AbortReq(rid=rid))
             batch = s.step()
             idle = batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None
             if len(reqs) == len(questions) and idle:
@@ -315,7 +338,7 @@ def in_any_order(s, seed, dice, AbortReq):
     for req, answer in zip(reqs, answers, strict=True):
         output = list(req.output_ids)
         assert output == answer[: len(output)]
-        assert len(output) == len(answer) or req.finished_reason.to_json()["type"] == "abort"
+        assert len(output) == len(answer) or req.rid in aborted
     quiet(s)
     s.run()
     assert [s.generate(question) for question in questions] == answers
