@@ -4,7 +4,7 @@ A page is the KV of `page_size` consecutive tokens, all layers, K and V. Below t
 its bytes in one contiguous run `[layer][plane][token][kv_head][head_dim]`, so that one layer is a slice.
 
 A boundary page is of another kind: what goes into the first layer of a pipeline stage for these tokens,
-`[token][hidden]` (CacheFlow, section 3.2). It has the key of the KV page of the same tokens, and a namespace of its own.
+`[token][hidden]` (CacheFlow, section 3.2). It has the key of the KV page of the same tokens, and its own namespace.
 """
 
 from __future__ import annotations
