@@ -17,31 +17,25 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from swift_tiers.radix_tiering.claims import PAGES_PER_HOLD, Claims
 from swift_tiers.radix_tiering.counters import LinkCounters, RestoreSnapshot, TierCounters
 from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.held_page import HostState, Page
+from swift_tiers.radix_tiering.held_page import Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.pacing import Pacing
 from swift_tiers.radix_tiering.page_reads import PageReads, Waiter
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.peer_writer import PeerWriter
-from swift_tiers.radix_tiering.promotion import DROPPED, Promotions, Source
+from swift_tiers.radix_tiering.promotion import Promotions, Source
 from swift_tiers.radix_tiering.request_restore import Readiness, Restore, RestoreState
 from swift_tiers.radix_tiering.restore.flight import Step, Unit
-from swift_tiers.radix_tiering.restore.planner import HERE, Planner
-from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
+from swift_tiers.radix_tiering.restore.planner import Planner
+from swift_tiers.radix_tiering.ssd import StripeSet
 from swift_tiers.radix_tiering.write_behind import WriteBehind
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5
-#: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
-PAGES_PER_HOLD = 64
-#: A waiting request is planned for anew after so long, seconds.
-REPLAN_SECONDS = 0.01
-#: ... or after so many times what planning took, where that is longer: very long prefixes of very small pages.
-PLANNING_SHARE = 50
-#: Within so long of its estimate nothing counts as late, seconds: threads wake up when they do.
-SLACK_SECONDS = 0.05
 
 
 class Restorer:
@@ -70,25 +64,16 @@ class Restorer:
         reads: PageReads,
         behind: float,
     ) -> None:
-        self.namespace = namespace
         self._table = table
         self._host = host
-        self._stripes = stripes
-        self._writer = writer
-        self._sharer = sharer
         self._host_counters = host_counters
         self._ssd_counters = ssd_counters
-        self._peer = peer
         self._peer_counters = peer_counters
         self._events = events
         self._clock = clock
         self._page_tokens = host.geometry.tokens
         self._deadline_seconds = deadline_seconds
-        self._verify = verify
-        self._checksum = fingerprint
-        self._planner = planner
         self._reads = reads
-        self.behind = behind  # may be changed at any time
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._deferred: deque[Restore] = deque()
         self._promotions: Promotions[Waiter] = Promotions(
@@ -96,6 +81,15 @@ class Restorer:
             peer_counters=peer_counters, link=link, events=events, clock=clock, settled=self._promoted,
         )  # fmt: skip
         reads.promotions = self._promotions
+        self._claims = Claims(
+            namespace, table, host, writer, sharer, self._promotions, host_counters=host_counters,
+            ssd_counters=ssd_counters if stripes is not None else None,
+            peer_counters=peer_counters if peer is not None else None, events=events, verify=verify,
+            fingerprint=fingerprint, settle=self._settle,
+        )  # fmt: skip
+        self._pacing = Pacing(
+            planner, reads, events, clock, behind=behind, deadline_seconds=lambda: self._deadline_seconds
+        )
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = threading.Thread(target=self._run, name="swift-restore", daemon=True)
         self._thread.start()
@@ -110,6 +104,24 @@ class Restorer:
         restore = Restore(keys, prefix_keys, self._clock(), page_tokens=self._page_tokens, can_compute=can_compute)
         self._jobs.put(lambda: self._start(restore))
         return restore
+
+    @property
+    def namespace(self) -> bytes:
+        """Digest of the namespace in which pages are looked for. May be changed at any time."""
+        return self._claims.namespace
+
+    @namespace.setter
+    def namespace(self, digest: bytes) -> None:
+        self._claims.namespace = digest
+
+    @property
+    def behind(self) -> float:
+        """So many times its estimate a load may take. May be changed at any time."""
+        return self._pacing.behind
+
+    @behind.setter
+    def behind(self, factor: float) -> None:
+        self._pacing.behind = factor
 
     def change_deadline(self, seconds: float) -> None:
         """How long those who begin to wait from now on will wait."""
@@ -130,7 +142,7 @@ class Restorer:
         up, or computes what is missing."""
         now = self._clock()
         if restore.state in (RestoreState.READY, RestoreState.CANCELLED):
-            return self._readiness_of_settled(restore)
+            return self._pacing.readiness_of_settled(restore)
         if restore.asked is None:
             restore.asked = now
             restore.story.waited_for(now)
@@ -138,7 +150,7 @@ class Restorer:
             self._jobs.put(lambda: self._start(restore))  # in case it had been deferred
         if restore.can_compute and restore.complete:
             with self._table.lock:
-                return self._compute_or_wait(restore, now)
+                return self._pacing.compute_or_wait(restore, now)
         if now < restore.deadline:
             return Readiness.WAIT
         with self._table.lock:
@@ -155,7 +167,7 @@ class Restorer:
             if restore.released:
                 return
             restore.released = True
-            self._goes_on(restore)
+            self._pacing.goes_on(restore)
             self._reads.remove(restore)
             if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
                 self._end(restore, "cancelled")
@@ -195,7 +207,7 @@ class Restorer:
             flight.computed()
             flight.has(front)
             flight.reserve(0)
-            step = self._next_step(restore)
+            step = self._pacing.next_step(restore)
             flight.reserve(step.end)
             self._reads.pump()
             return step
@@ -205,7 +217,7 @@ class Restorer:
         with self._table.lock:
             restore.flight.take(step)
             restore.computing = True
-            self._goes_on(restore)
+            self._pacing.goes_on(restore)
             restore.story.computed(step.jump, step.end)
             restore.computed_pages += step.end - step.jump
             self._reads.batch.set_computing(restore, True)
@@ -231,7 +243,7 @@ class Restorer:
     # ---- any thread ----
 
     def snapshot(self) -> RestoreSnapshot:
-        return RestoreSnapshot(**self._counts)
+        return RestoreSnapshot(**{**self._counts, "late": self._pacing.late})
 
     def close(self) -> None:
         """Finish queued jobs and end the worker."""
@@ -267,19 +279,18 @@ class Restorer:
             restore.state = RestoreState.RUNNING
             self._counts["started"] += 1
             now = self._table.tick()
-        self._use(restore.prefix_keys, now, restore.reach)
+        self._claims.use(restore.prefix_keys, now, restore.reach)
         try:
-            self._claim(restore, now)
+            self._claims.claim(restore, now)
         finally:
             with self._table.lock:
                 restore.complete = True
                 if restore.state is RestoreState.RUNNING:
                     self._reads.add(restore)
-                    self._plan(restore)
+                    self._pacing.plan(restore)
                     self._reads.pump()
         try:
-            if self._verify:
-                self._verify_resident(restore)
+            self._claims.verify_resident(restore)
         finally:
             with self._table.lock:
                 self._finish_if_settled(restore)
@@ -306,97 +317,8 @@ class Restorer:
     def _miss(self, restore: Restore) -> None:
         with self._table.lock:
             now = self._table.tick()
-            self._count_misses(len(restore.keys), 0, 0)
-        self._use(restore.prefix_keys, now, restore.reach)
-
-    def _count_misses(self, nowhere: int, on_ssd: int, at_peers: int) -> None:
-        self._host_counters.misses += nowhere + on_ssd + at_peers
-        self._ssd_counters.misses += nowhere if self._stripes is not None else 0
-        self._peer_counters.misses += nowhere + on_ssd if self._peer is not None else 0
-
-    def _use(self, keys: Sequence[bytes], now: int, reach: int) -> None:
-        """Count a use of pages that the device has."""
-        for start in range(0, len(keys), PAGES_PER_HOLD):
-            with self._table.lock:
-                for key in keys[start : start + PAGES_PER_HOLD]:
-                    if (page := self._table.find(self.namespace, key)) is not None:
-                        self._touch(page, now, reach)
-
-    def _touch(self, page: Page, now: int, reach: int) -> None:
-        self._table.use(page, now, reach)
-        if page.host is HostState.RESIDENT:
-            if self._writer is not None and page.stored is None:
-                self._writer.offer(page)
-            if self._sharer is not None:
-                self._sharer.offer(page)
-
-    def _claim(self, restore: Restore, now: int) -> None:
-        """Pin the chain as far as it goes."""
-        found = 0
-        for start in range(0, len(restore.keys), PAGES_PER_HOLD):
-            batch = restore.keys[start : start + PAGES_PER_HOLD]
-            with self._table.lock:
-                if restore.state is not RestoreState.RUNNING:
-                    return
-                taken = 0
-                for key in batch:
-                    page = self._table.find(self.namespace, key)
-                    if page is None or not self._claim_page(restore, page, now):
-                        break
-                    taken += 1
-            found += taken
-            if taken < len(batch):
-                break
-        with self._table.lock:
-            if restore.state is RestoreState.RUNNING:
-                restore.story.found([source.value for source in restore.sources])
-            on_ssd, at_peers = restore.sources.count(Source.SSD), restore.sources.count(Source.PEER)
-            self._count_misses(len(restore.keys) - found, on_ssd, at_peers)
-
-    def _claim_page(self, restore: Restore, page: Page, now: int) -> bool:
-        unit = len(restore.claimed)
-        if page.host is HostState.RESIDENT:
-            source, under_way = Source.HOST, True
-        elif (joined := self._promotions.join(page, (restore, unit, None))) is not None:
-            source, under_way = joined, True
-        elif page.saved:
-            source, under_way = Source.PEER if page.peer is not None else Source.SSD, False
-        else:
-            return False
-        self._table.pin(page)
-        restore.claimed.append(page)
-        restore.sources.append(source)
-        restore.flight.append(source.value)
-        if under_way:
-            restore.flight.take_load(range(unit, unit + 1))
-        if source is Source.HOST and not self._verify:
-            restore.flight.arrived(unit)
-        self._touch(page, now, restore.reach)
-        return True
-
-    def _verify_resident(self, restore: Restore) -> None:
-        """Check the bytes of the pages that were in host memory already; they are pinned, so no lock is needed."""
-        with self._table.lock:
-            resident = [
-                (unit, page)
-                for unit, page in enumerate(restore.claimed)
-                if restore.sources[unit] is Source.HOST and restore.state is RestoreState.RUNNING
-            ]
-        for unit, page in resident:
-            expected, digest = page.digest, self._checksum(self._host.page(page.slot))
-            with self._table.lock:
-                if restore.state is not RestoreState.RUNNING:
-                    return  # no longer pinned: the slot may hold another page by now
-                failure = DROPPED if page.dropped else ""
-                if expected is None:
-                    # Came up from ssd, where its units were verified; this is the first look at it in memory.
-                    page.digest = digest
-                elif digest != expected and not page.dropped:
-                    self._host_counters.checksum_failures += 1
-                    self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
-                    self._table.drop(page)
-                    failure = ReadOutcome.CHECKSUM.value
-                self._settle(restore, unit, Source.HOST, failure)
+            self._claims.count_misses(len(restore.keys), 0, 0)
+        self._claims.use(restore.prefix_keys, now, restore.reach)
 
     # ---- lock held ----
 
@@ -461,80 +383,3 @@ class Restorer:
         restore.slots = restore.host_slots(0, usable)
         restore.pages = usable
         restore.state = RestoreState.READY
-
-    def _readiness_of_settled(self, restore: Restore) -> Readiness:
-        holes = restore.can_compute and len(restore.claimed) > restore.pages and restore.outcome != "expired"
-        return Readiness.COMPUTE if holes else Readiness.READY
-
-    def _plan(self, restore: Restore) -> None:
-        """Decide, by where its pages are now."""
-        flight, now = restore.flight, self._clock()
-        if not restore.can_compute:
-            flight.steer(len(flight))  # front to back: what has come up when the deadline passes can be used
-            return
-        front = flight.step(1).jump
-        decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE))
-        if restore.decision is None and decision.plan is not None:
-            restore.estimate = decision.plan.seconds
-        restore.decision = decision
-        restore.story.decided(decision, front)
-        restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
-        flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island)
-        # From now on: the request will be admitted as soon as there is room.
-        self._reads.batch.set_computing(restore, decision.compute)
-
-    def _compute_or_wait(self, restore: Restore, now: float) -> Readiness:
-        if restore.state is not RestoreState.RUNNING:
-            return self._readiness_of_settled(restore)
-        if not restore.late and now >= restore.replan:
-            self._plan(restore)
-        decision = restore.decision
-        assert decision is not None or restore.late, "planned for when its chain was complete"
-        if not restore.late and not (decision is not None and decision.compute):
-            assert restore.asked is not None
-            waited = now - restore.asked
-            if restore.estimate is not None and waited > self.behind * restore.estimate + SLACK_SECONDS:
-                self._fell_behind(restore, restore.flight.absent, "loading takes longer than estimated")
-            elif now >= restore.deadline:
-                self._fell_behind(restore, restore.flight.absent, "its deadline passed")
-            else:
-                return Readiness.WAIT
-            restore.flight.steer(0, self._planner.island)
-            self._reads.batch.set_computing(restore, True)
-        restore.flight.reserve(0)  # whoever asks again has not taken the last step
-        step = self._next_step(restore)
-        return Readiness.COMPUTE if step.end > step.jump else Readiness.WAIT
-
-    def _next_step(self, restore: Restore) -> Step:
-        flight, batch, most = restore.flight, self._reads.batch, self._planner.chunk
-        step = batch.next_step(restore, most) if restore in batch else flight.step(most)
-        if step.end > step.jump or step.jump == len(flight):
-            self._goes_on(restore)
-        elif self._held_too_long(restore):
-            pages = flight.abandon_loading()
-            for source in list(flight.sources()):
-                pages += flight.abandon_source(source)
-            self._fell_behind(restore, pages, "a page that the device waited for did not come in time")
-            step = flight.step(most)
-        return step
-
-    def _held_too_long(self, restore: Restore) -> bool:
-        now = self._clock()
-        if restore.held is None:
-            restore.held = now
-            restore.story.holds(now)
-        expected = self._reads.expected_seconds(restore)
-        limit = self._deadline_seconds if expected is None else self.behind * expected + SLACK_SECONDS
-        return now - restore.held > limit
-
-    def _goes_on(self, restore: Restore) -> None:
-        if restore.held is not None:
-            restore.held = None
-            restore.story.goes_on(self._clock())
-
-    def _fell_behind(self, restore: Restore, pages: int, reason: str) -> None:
-        restore.late = reason
-        restore.story.fell_behind(reason, pages)
-        self._counts["late"] += 1
-        waited = self._clock() - restore.started
-        self._events.emit("restore.behind", pages=pages, seconds=round(waited, 3), reason=reason)

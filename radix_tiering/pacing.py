@@ -1,0 +1,123 @@
+"""What a request does while its pages come up: it waits for them, computes what is missing, or holds for one of them.
+
+Decided by what both costs, anew while it waits, and never for long: a load that falls behind its estimate is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.page_reads import PageReads
+from swift_tiers.radix_tiering.request_restore import Readiness, Restore, RestoreState
+from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.restore.planner import HERE, Planner
+
+#: A waiting request is planned for anew after so long, seconds.
+REPLAN_SECONDS = 0.01
+#: ... or after so many times what planning took, where that is longer: very long prefixes of very small pages.
+PLANNING_SHARE = 50
+#: Within so long of its estimate nothing counts as late, seconds: threads wake up when they do.
+SLACK_SECONDS = 0.05
+
+
+class Pacing:
+    """Used under the page table's lock."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        reads: PageReads,
+        events: EventLog,
+        clock: Callable[[], float],
+        *,
+        behind: float,
+        deadline_seconds: Callable[[], float],
+    ) -> None:
+        """`behind`: `restore.behind` of the configuration; `deadline_seconds()`: how long a page is waited for whose
+        source is not known."""
+        self.behind = behind  # may be changed at any time
+        self.late = 0  # restores that fell behind
+        self._planner = planner
+        self._reads = reads
+        self._events = events
+        self._clock = clock
+        self._deadline_seconds = deadline_seconds
+
+    @staticmethod
+    def readiness_of_settled(restore: Restore) -> Readiness:
+        holes = restore.can_compute and len(restore.claimed) > restore.pages and restore.outcome != "expired"
+        return Readiness.COMPUTE if holes else Readiness.READY
+
+    def plan(self, restore: Restore) -> None:
+        """Decide, by where its pages are now."""
+        flight, now = restore.flight, self._clock()
+        if not restore.can_compute:
+            flight.steer(len(flight))  # front to back: what has come up when the deadline passes can be used
+            return
+        front = flight.step(1).jump
+        decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE))
+        if restore.decision is None and decision.plan is not None:
+            restore.estimate = decision.plan.seconds
+        restore.decision = decision
+        restore.story.decided(decision, front)
+        restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
+        flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island)
+        # From now on: the request will be admitted as soon as there is room.
+        self._reads.batch.set_computing(restore, decision.compute)
+
+    def compute_or_wait(self, restore: Restore, now: float) -> Readiness:
+        if restore.state is not RestoreState.RUNNING:
+            return self.readiness_of_settled(restore)
+        if not restore.late and now >= restore.replan:
+            self.plan(restore)
+        decision = restore.decision
+        assert decision is not None or restore.late, "planned for when its chain was complete"
+        if not restore.late and not (decision is not None and decision.compute):
+            assert restore.asked is not None
+            waited = now - restore.asked
+            if restore.estimate is not None and waited > self.behind * restore.estimate + SLACK_SECONDS:
+                self._fell_behind(restore, restore.flight.absent, "loading takes longer than estimated")
+            elif now >= restore.deadline:
+                self._fell_behind(restore, restore.flight.absent, "its deadline passed")
+            else:
+                return Readiness.WAIT
+            restore.flight.steer(0, self._planner.island)
+            self._reads.batch.set_computing(restore, True)
+        restore.flight.reserve(0)  # whoever asks again has not taken the last step
+        step = self.next_step(restore)
+        return Readiness.COMPUTE if step.end > step.jump else Readiness.WAIT
+
+    def next_step(self, restore: Restore) -> Step:
+        flight, batch, most = restore.flight, self._reads.batch, self._planner.chunk
+        step = batch.next_step(restore, most) if restore in batch else flight.step(most)
+        if step.end > step.jump or step.jump == len(flight):
+            self.goes_on(restore)
+        elif self._held_too_long(restore):
+            pages = flight.abandon_loading()
+            for source in list(flight.sources()):
+                pages += flight.abandon_source(source)
+            self._fell_behind(restore, pages, "a page that the device waited for did not come in time")
+            step = flight.step(most)
+        return step
+
+    def _held_too_long(self, restore: Restore) -> bool:
+        now = self._clock()
+        if restore.held is None:
+            restore.held = now
+            restore.story.holds(now)
+        expected = self._reads.expected_seconds(restore)
+        limit = self._deadline_seconds() if expected is None else self.behind * expected + SLACK_SECONDS
+        return now - restore.held > limit
+
+    def goes_on(self, restore: Restore) -> None:
+        if restore.held is not None:
+            restore.held = None
+            restore.story.goes_on(self._clock())
+
+    def _fell_behind(self, restore: Restore, pages: int, reason: str) -> None:
+        restore.late = reason
+        restore.story.fell_behind(reason, pages)
+        self.late += 1
+        waited = self._clock() - restore.started
+        self._events.emit("restore.behind", pages=pages, seconds=round(waited, 3), reason=reason)
