@@ -274,7 +274,7 @@ def _two_pointers(stage: Stage, lead: int, chunk_tokens: int) -> RestorePlan:
     """The best meeting point behind `lead`, the last chunk as short as it takes."""
     tokens, front = stage.prefix.tokens, _front_runs(stage)
     loading = _Loading(stage, front)
-    lowest = max(_last_gap_end(stage.prefix), lead + 1)
+    lowest = max(_last_gap_end(stage.prefix), lead, 1)
 
     def best(candidates: Iterable[int]) -> RestorePlan:
         """Of these meetings, and of meeting at the end."""
@@ -290,7 +290,7 @@ def _two_pointers(stage: Stage, lead: int, chunk_tokens: int) -> RestorePlan:
             load_seconds={source: float(taken[at]) for source, taken in each.items() if taken[at] > 0},
         )  # fmt: skip
 
-    coarse = best(range(lead + chunk_tokens, tokens, chunk_tokens))
+    coarse = best(range(lead, tokens, chunk_tokens))
     step = max(1, chunk_tokens // PARTS)
     return min(
         coarse,
@@ -325,7 +325,7 @@ def _computing(
     done = before + chunks + np.maximum.accumulate(loading.arrival(lead, ends) - before)
     begun = np.concatenate([loading.arrival(lead, np.array([lead])), done[:-1]])
     last = np.searchsorted(ends, meetings)
-    rest = np.where(computed[last], _compute_seconds(stage, starts[last], meetings), 0.0)
+    rest = np.where(computed[last] & (meetings > starts[last]), _compute_seconds(stage, starts[last], meetings), 0.0)
     return np.maximum(begun[last], loading.arrival(lead, meetings)) + rest, before[last] + rest
 
 

@@ -104,6 +104,22 @@ def test_a_stage_is_never_slower_than_either_by_itself(stage: Stage) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(stages())
+def test_no_chunk_is_computed_before_its_activations_have_come(stage: Stage) -> None:
+    """Where there is no KV the estimate is that of the definition."""
+    assert stage.boundary is not None
+    tokens = stage.prefix.tokens
+    stage = msgspec.structs.replace(
+        stage,
+        prefix=msgspec.structs.replace(stage.prefix, runs=(Run(tokens, None),)),
+        boundary=tuple(Run(run.tokens, run.source or "ssd") for run in stage.boundary),
+    )
+    plan = plan_stage(stage, chunk_tokens=CHUNK)
+    assert plan.strategy is Strategy.RECOMPUTE
+    assert plan.seconds == pytest.approx(recompute_seconds(stage))
+
+
+@settings(deadline=None, max_examples=300)
+@given(stages())
 def test_a_stage_can_restore_what_lies_anywhere_in_either_form(stage: Stage) -> None:
     def present(runs: tuple[Run, ...]) -> list[bool]:
         return [run.source is not None for run in runs for _ in range(run.tokens)]
@@ -129,7 +145,7 @@ def test_one_stage_is_a_model_that_is_not_split(stage: Stage) -> None:
     )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=500)
 @given(stages())
 def test_activations_that_cost_nothing_make_a_stage_a_model_of_its_own(stage: Stage) -> None:
     free = CostModel(
