@@ -1,0 +1,196 @@
+"""The story of a restore against what the engine really did: pages that come, fail, or are late, in any order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_tiers.radix_tiering.request_restore import Readiness, Restore
+from swift_tiers.radix_tiering.restore.story import COMPUTED
+from swift_tiers.radix_tiering.ssd import ReadOutcome
+from swift_tiers.radix_tiering.stack import TierStack
+
+from support.engine import Clock, chain, check, close, end_all, make_stack, memory_ssd, put, settle
+
+#: Steps of a device after which a restore that is not done hangs.
+MOST_STEPS = 2000
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    end_all()
+
+
+class Link:
+    """Stands between a stack and its stripe set: pages arrive, or fail, when the test says so."""
+
+    def __init__(self, stack: TierStack) -> None:
+        assert stack.stripes is not None
+        self.stripes = stack.stripes
+        self.read = self.stripes.read
+        self.kept: list = []
+        self.failed = 0
+        self.stripes.read = lambda *asked: self.kept.append(asked)  # type: ignore[method-assign]
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What nobody has decided about comes in, and so does what is asked for from now on."""
+        self.stripes.read = self.read  # type: ignore[method-assign]
+        while self.kept:
+            self.deliver(0)
+
+    def deliver(self, number: int) -> None:
+        """Page `number` of those asked for comes in."""
+        stored, block, done = self.kept.pop(number % len(self.kept))
+        came = threading.Event()
+        self.read(stored, block, lambda outcome: (done(outcome), came.set())[0])
+        assert came.wait(20)
+
+    def fail(self, number: int) -> None:
+        *_, done = self.kept.pop(number % len(self.kept))
+        self.failed += 1
+        done(ReadOutcome.IO_ERROR)
+
+
+def on_ssd(pages: int, **config: Any) -> tuple[TierStack, Clock, list[bytes]]:
+    """A stack, its clock, and a chain whose pages are on ssd alone."""
+    clock = Clock()
+    stack = make_stack(host_pages=64, ssd=memory_ssd(), clock=clock, **config)
+    keys = chain(*range(pages))
+    put(stack, keys)
+    assert stack.wait_written(10)
+    stack.flush(host=True, ssd=False)
+    return stack, clock, keys
+
+
+def take(stack: TierStack, restore: Restore, front: int) -> int:
+    """One step of a device that has the first `front` pages; how many it has then."""
+    step = stack.restorer.step(restore, front)
+    if step.jump > front:
+        restore.story.loaded(front, [(source.value, 1) for source in restore.sources[front : step.jump]])
+    if step.end > front:
+        stack.restorer.take(restore, step)
+    return step.end
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pages=st.integers(1, 24),
+    chunk=st.integers(1, 6),
+    happenings=st.lists(
+        st.tuples(st.sampled_from(["arrives", "fails", "step", "time passes"]), st.integers(0, 30)), max_size=60
+    ),
+)
+def test_every_page_comes_once_whatever_happens(pages: int, chunk: int, happenings: list[tuple[str, int]]) -> None:
+    stack, clock, keys = on_ssd(pages, restore={"strategy": "token-wise"})
+    stack.planner.chunk = chunk
+    with Link(stack) as link:
+        restore = stack.restore(keys, can_compute=True)
+        stack.restorer.flush()
+        assert restore.story.told().found_pages == {"ssd": pages}
+        front, admitted = 0, False
+        for what, number in [*happenings, *[("step", 0), ("arrives", 0)] * MOST_STEPS]:
+            if what == "step":
+                admitted = admitted or stack.restorer.poll(restore) is not Readiness.WAIT
+                front = take(stack, restore, front) if admitted else 0
+            elif what == "arrives" and link.kept:
+                link.deliver(number)
+            elif what == "fails" and link.kept:
+                link.fail(number)
+            elif what == "time passes":
+                clock.now += number / 10
+            story = restore.story.told()
+            assert story.covered == front
+            assert story.pages(COMPUTED) == restore.computed_pages
+            assert story.loaded == front - restore.computed_pages
+            if front == pages:
+                break
+        assert front == pages, "it hangs"
+        stack.restorer.split(restore)
+        story = restore.story.told()
+        assert story.covered == story.found == pages
+        assert story.lost_pages.get("ssd: io error", 0) <= link.failed, "nobody waited for the others any more"
+        assert bool(story.late) == (stack.snapshot().restores.late > 0)
+        assert stack.snapshot().restores.lost_pages == sum(story.lost_pages.values())
+        told = [event.fields for event in stack.events.since() if event.kind == "restore.pages_lost"]
+        assert {f"{one['source']}: {one['reason']}": one["pages"] for one in told} == story.lost_pages
+    stack.restorer.release(restore)
+    check(stack)
+    close(stack)
+
+
+def test_a_source_that_goes_in_the_middle_is_an_event_with_its_reason() -> None:
+    stack, _, keys = on_ssd(8, restore={"strategy": "load"})
+    with Link(stack) as link:
+        restore = stack.restore(keys, can_compute=True)
+        stack.restorer.flush()
+        link.deliver(0)
+        for _ in range(3):
+            link.fail(-1)
+    (event,) = [event for event in stack.events.since() if event.kind == "restore.pages_lost"]
+    assert event.fields == {"source": "ssd", "pages": 3, "seconds": 0.0, "reason": "io error"}
+    assert restore.story.told().lost_pages == {"ssd: io error": 3}
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_one_that_falls_behind_is_an_event_with_its_reason() -> None:
+    stack, clock, keys = on_ssd(8, restore={"strategy": "load"}, policy={"restore_deadline": "1s"})
+    with Link(stack):
+        restore = stack.restore(keys, can_compute=True)
+        stack.restorer.flush()
+        assert stack.restorer.poll(restore) is Readiness.WAIT
+        clock.now += 1.5
+        stack.restorer.poll(restore)
+    (event,) = [event for event in stack.events.since() if event.kind == "restore.behind"]
+    story = restore.story.told()
+    assert (event.fields["reason"], event.fields["pages"]) == (story.late, story.late_pages)
+    assert story.late == "its deadline passed"
+    assert stack.snapshot().restores.late == 1
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_holding_for_a_page_is_told() -> None:
+    stack, clock, keys = on_ssd(2, restore={"strategy": "token-wise"})
+    with Link(stack) as link:
+        restore = stack.restore(keys, can_compute=True)
+        stack.restorer.flush()
+        assert len(link.kept) == 2, "all that there is to compute is on its way"
+        assert stack.restorer.poll(restore) is Readiness.WAIT
+        clock.now += 0.25
+    take(stack, restore, 0)
+    story = restore.story.told()
+    assert (story.held_seconds, story.load_seconds) == (0.25, {"ssd": 0.25})
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_what_host_memory_has_is_there_at_once() -> None:
+    stack = make_stack(ssd=memory_ssd(), clock=Clock())
+    keys = chain(*"abc")
+    put(stack, keys)
+    restore = settle(stack, stack.restore([*keys, *chain(*"xy")]))
+    story = restore.story.told()
+    assert (story.wanted_pages, story.found_pages, story.there_seconds) == (5, {"host": 3}, 0.0)
+    stack.restorer.count_load(restore, 0, 3, 0.25, failed=False)
+    assert restore.story.told().copy_seconds == 0.25
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_where_there_is_no_room_in_host_memory_the_reason_is_told() -> None:
+    stack, _, keys = on_ssd(8, restore={"strategy": "load"})
+    stack.host.limit_bytes = 2 * stack.host.geometry.stride_bytes
+    restore = settle(stack, stack.restore(keys))
+    assert restore.story.told().lost_pages == {"ssd: no room in host memory": 6}
+    stack.restorer.release(restore)
+    check(stack)
