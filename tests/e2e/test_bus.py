@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from support.command_line import run_command
 from support.servers import (
     START_SECONDS,
     Site,
@@ -144,6 +145,27 @@ def test_a_request_is_seen_from_its_arrival_to_its_end(server, bus):
         assert ended["block_table"] == ""
         tokens = sum(int(ended[f"{name}_tokens"]) for name in ("device", "host", "ssd", "recomputed"))
         assert tokens == int(ended["prompt_tokens"]) == 320
+
+
+def test_how_a_prefix_came_back_is_told_by_every_rank(site, server, bus, answers, capsys):
+    fill_device(server, 2)
+    body = {"rid": "again", "input_ids": prompt(1), "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+    call(server, "/generate", body)
+    for rank in RANKS:
+        until(lambda rank=rank: bus.hget(key(rank, "request", "again"), "state") == "finished", rank)
+        told = bus.hgetall(key(rank, "request", "again"))
+        story = json.loads(told["restore_story"])
+        came = dict.fromkeys(("host", "ssd", "compute", "device"), 0)
+        for how, pages in story["runs"]:
+            came[how] += pages
+        assert sum(came.values()) == sum(story["found_pages"].values()) > 0
+        assert [came["host"] * 16, came["ssd"] * 16] == [int(told["host_tokens"]), int(told["ssd_tokens"])]
+        assert story["why"]
+        assert story["there_seconds"] > 0
+    code, out, error = run_command(capsys, "inspect", "restore", "again", "--directory", str(site.bus))
+    assert code == 0, error
+    assert "the slowest of 2 ranks" in out
+    assert "of them were found below it" in out
 
 
 def test_commands_are_carried_out_by_every_rank(server, bus, answers):
