@@ -101,7 +101,7 @@ class Claims:
                 break
         with self._table.lock:
             if restore.state is RestoreState.RUNNING:
-                restore.story.found([source.value for source in restore.sources])
+                restore.story.found(restore.by_source())
             on_ssd, at_peers = restore.sources.count(Source.SSD), restore.sources.count(Source.PEER)
             self.count_misses(len(restore.keys) - found, on_ssd, at_peers)
 

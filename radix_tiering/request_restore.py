@@ -131,6 +131,10 @@ class Restore:
             count += 1
         return count
 
+    def by_source(self) -> dict[str, int]:
+        """Claimed pages that were found in each source, by its name; those without any are left out."""
+        return {source.value: pages for source in Source if (pages := self.sources.count(source))}
+
     def host_slots(self, first: int, end: int) -> np.ndarray:
         """Where pages `[first, end)` lie in host memory: int64. They have to be there."""
         pages = self.claimed[first:end]

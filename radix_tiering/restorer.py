@@ -373,7 +373,7 @@ class Restorer:
         compute what is missing between them."""
         usable = restore.usable
         if not restore.complete:  # its time was up before its chain was claimed
-            restore.story.found([source.value for source in restore.sources])
+            restore.story.found(restore.by_source())
         self._reads.remove(restore)
         if not restore.can_compute or restore.outcome == "expired":
             for unit, page in enumerate(restore.claimed[usable:], usable):

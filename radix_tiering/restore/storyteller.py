@@ -55,9 +55,9 @@ class Storyteller:
 
     # ---- what was found, and what is done about it ----
 
-    def found(self, sources: Sequence[str]) -> None:
-        """Where the pages lie, as far as they are held."""
-        self._found = Counter(sources)
+    def found(self, pages: Mapping[str, int]) -> None:
+        """How many pages lie in which tier, as far as they are held. Must not be changed any more."""
+        self._found = pages
 
     def decided(self, decision: Decision, front: int) -> None:
         """What to do about the pages from `front` on: the first time, and whenever it is thought over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import msgspec
 import pytest
@@ -40,7 +41,7 @@ def planner(costs: Known = COSTS, choice: Choice = "auto") -> Planner:
 def begin(*sources: str, prefix: int = 0, more: int = 0, began: float = 100.0) -> Storyteller:
     """The story of a chain whose pages lie there, `more` behind them being held nowhere."""
     story = Storyteller(page_tokens=PAGE, prefix_pages=prefix, wanted_pages=len(sources) + more, began=began)
-    story.found(sources)
+    story.found(Counter(sources))
     return story
 
 
