@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
+from swift_tiers.radix_tiering.bus.request_board import REQUESTS_IN_A_ROW
 from swift_tiers.radix_tiering.counters import StackSnapshot
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.telemetry import EngineSample, RequestSample
@@ -45,10 +48,10 @@ def _completed(captured: Captured) -> EngineSample:
     """With block tables and stories."""
     requests, stories = captured.sample.requests, captured.stories
     tables = dict(zip(captured.rows, captured.tables.tables(), strict=True))
-    completed = [
-        msgspec.structs.replace(
-            request, block_table=tables.get(index, ()), restore_story=story.told() if story is not None else None
-        )
-        for index, (request, story) in enumerate(zip(requests, stories, strict=True))
-    ]
+    completed = []
+    for index, (request, story) in enumerate(zip(requests, stories, strict=True)):
+        told = story.told() if story is not None else None
+        completed.append(msgspec.structs.replace(request, block_table=tables.get(index, ()), restore_story=told))
+        if index % REQUESTS_IN_A_ROW == 0:
+            time.sleep(0)
     return msgspec.structs.replace(captured.sample, requests=tuple(completed))
