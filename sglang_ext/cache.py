@@ -8,6 +8,7 @@ lengths, which SGLang repeats for a waiting request in every scheduling round, i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from swift_tiers.sglang_ext.linker import SwiftLinker
 from swift_tiers.sglang_ext.request_facts import RequestFacts
 from swift_tiers.sglang_ext.restoring import Course, why_not
 from swift_tiers.sglang_ext.sampler import Sampler
+
+logger = logging.getLogger(__name__)
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
 MAX_RESTARTS = 3
@@ -123,7 +126,11 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def agree(self, course: Course, front: int) -> Step:
         """The next step that every rank can take, of which the device has the first `front` pages."""
-        mine = self.cache_linker.stack.restorer.step(course.restore, front)
+        try:
+            mine = self.cache_linker.stack.restorer.step(course.restore, front)
+        except Exception as error:  # noqa: BLE001 - must not end the server
+            self._went_wrong(course, error)
+            mine = Step(front, course.pages)  # what is computed is right, whatever came up
         least = torch.tensor(mine, dtype=torch.int)
         self.cache._all_reduce_attn_groups(least, torch.distributed.ReduceOp.MIN)
         jump, end = (min(page, course.pages) for page in least.tolist())
@@ -137,7 +144,10 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def advanced(self, course: Course, step: Step) -> None:
         """The device takes `step`."""
-        self.cache_linker.stack.restorer.take(course.restore, step)
+        try:
+            self.cache_linker.stack.restorer.take(course.restore, step)
+        except Exception as error:  # noqa: BLE001 - must not end the server
+            self._went_wrong(course, error)
         if step.end == course.pages:
             del self.courses[course.rid]
             self.cache_linker.end_course(course.rid, whole=True)
@@ -159,6 +169,12 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.inflight_load_rids.append(req.rid)
         RequestFacts.of(req).runs += self.cache_linker.served.pop(req.rid, ())
         return True
+
+    def _went_wrong(self, course: Course, error: Exception) -> None:
+        """An error of ours must not end the server. What the device has stays right: it has computed it, or copied what
+        was verified."""
+        logger.exception("swift-tiers: the restore of request %s went wrong; the rest is recomputed", course.rid)
+        self.cache_linker.stack.events.emit("linker.error", where="course", error=repr(error))
 
     # ---- ends ----
 

@@ -65,14 +65,15 @@ class RestoringAdder(PrefillAdder):
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
         course, page = wrapper.course_of(req), self.page_size
         jump = (req.prefix_len + req.host_hit_length) // page - course.first_page if course is not None else 0
-        if course is None or self.rem_chunk_tokens is None or jump >= course.pages:
+        # Below zero: the device has lost pages since it was asked for, and nothing of the restore follows what is left.
+        if course is None or self.rem_chunk_tokens is None or not 0 <= jump < course.pages:
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
         if has_chunked_req or self.new_chunked_req is not None:
             return AddReqResult.OTHER
-        end = wrapper.agree(course, jump).end
+        step = Step(jump, wrapper.agree(course, jump).end)
         budget = self.rem_chunk_tokens
-        limit = budget if end == course.pages else min((end - jump) * page, budget // page * page)
-        if end <= jump or limit <= 0:
+        limit = self._limit(req, course, step, req.prefix_len + req.host_hit_length)
+        if step.end <= jump or limit <= 0:
             return AddReqResult.OTHER
         self.rem_chunk_tokens = limit
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
@@ -80,7 +81,9 @@ class RestoringAdder(PrefillAdder):
         if not self.can_run_list or self.can_run_list[-1] is not req:
             return result
         self.cut_short = True
-        wrapper.began(course, Step(jump, self._reached(req, course)))
+        if req.prefix_len // page - course.first_page == jump:
+            wrapper.began(course, Step(jump, self._reached(req, course)))
+        # Else there was no room for the pages that it was to begin with: it computes everything.
         return self.budget_state()
 
     def add_chunked_req(self, req: Any) -> Any:
@@ -91,16 +94,13 @@ class RestoringAdder(PrefillAdder):
         page = self.page_size
         front = req.prefix_len // page - course.first_page
         step = wrapper.agree(course, front)
-        budget = (self.rem_chunk_tokens or 0) // page * page
-        whole = step.end == course.pages
-        limit = min((step.end - step.jump) * page, budget)
-        if (not whole and limit <= 0) or not wrapper.jump(course, req, front, step.jump):
+        limit = self._limit(req, course, step, (step.jump + course.first_page) * page)
+        if limit <= 0 or not wrapper.jump(course, req, front, step.jump):
             req.extend_end = req.prefix_len  # SGLang's sign for a chunk that did not run
             self.holds = True
             return req
-        if not whole:
-            self.chunked_req_limit = limit if self.chunked_req_limit is None else min(limit, self.chunked_req_limit)
-            self.cut_short = True
+        self.chunked_req_limit = limit if self.chunked_req_limit is None else min(limit, self.chunked_req_limit)
+        self.cut_short = True
         rest = super().add_chunked_req(req)
         ran = bool(self.can_run_list) and self.can_run_list[-1] is req
         wrapper.advanced(course, Step(step.jump, self._reached(req, course) if ran else step.jump))
@@ -114,6 +114,15 @@ class RestoringAdder(PrefillAdder):
         if self.cut_short and not isinstance(admission, AddReqResult) and admission.is_chunked:
             return AddReqResult.OTHER
         return admission
+
+    def _limit(self, req: Any, course: Course, step: Step, prefix: int) -> int:
+        """Tokens that may be computed behind `prefix` of them: what is left of the request if nothing of it is to come
+        up and the budget allows for it, else whole pages."""
+        budget, left = self.rem_chunk_tokens or 0, len(req.full_untruncated_fill_ids) - prefix
+        if step.end == course.pages and left <= budget:
+            return left
+        whole_pages = budget // self.page_size * self.page_size
+        return whole_pages if step.end == course.pages else min((step.end - step.jump) * self.page_size, whole_pages)
 
     def _reached(self, req: Any, course: Course) -> int:
         return min(req.extend_end // self.page_size - course.first_page, course.pages)

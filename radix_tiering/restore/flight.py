@@ -169,7 +169,9 @@ class Flight:
         self._state = self._state.replace(_COMPUTING, _DONE)
 
     def has(self, units: int) -> None:
-        """The device has the first `units`, wherever they came from."""
+        """The device has the first `units`, wherever they came from. Raises ValueError where there are not so many."""
+        if not 0 <= units <= len(self):
+            raise ValueError(f"{units} of {len(self)} units")
         self._set(0, units, Unit.DONE)
 
     # ---- the I/O pointer ----

@@ -271,6 +271,76 @@ def partly_in_memory(s):
     return log, s.details(req)
 
 
+class NoRoom:
+    """The device has no room for pages from below, so many times."""
+
+    def __init__(self, s, times: int) -> None:
+        self.component = s.cache.linker._components[0]
+        self.times, self.refused = times, 0
+
+    def __enter__(self):
+        from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
+
+        build = self.component.build_external_linker_transfer
+
+        def refuse(phase, node, keys):
+            if phase is LinkerTransferPhase.LOAD and self.refused < self.times:
+                self.refused += 1
+                return None
+            return build(phase, node, keys)
+
+        self.component.build_external_linker_transfer = refuse
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self.component.build_external_linker_transfer
+
+
+def no_room_at_first(s, in_memory):
+    """For the pages that it was to begin with, or for those that it was to jump over."""
+    question = prompt(9 + in_memory)
+    answer = s.generate(question)
+    empty_memory(s)
+    if in_memory:
+        s.linker.stack.planner.choice = "load"
+        s.generate(question[:401])
+        s.linker.stack.planner.choice = "token-wise"
+        device_only(s)
+    with NoRoom(s, 1 if in_memory else 5) as room, Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        log = extends(s, link, 3)
+    assert room.refused == room.times
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, s.details(req)
+
+
+def an_error_of_ours(s, where):
+    """It ends no server: the rest is computed."""
+    question = prompt(12)
+    (answer,) = to_ssd(s, question)
+    restorer, calls = s.linker.stack.restorer, []
+
+    def fails(*given):
+        calls.append(given)
+        if len(calls) == 3:
+            raise RuntimeError("made to fail")
+        return getattr(type(restorer), where)(restorer, *given)
+
+    setattr(restorer, where, fails)
+    try:
+        with Link(s) as link:
+            req = s.add(question)
+            restorer.flush()
+            extends(s, link, 3)
+    finally:
+        delattr(restorer, where)
+    assert len(calls) >= 3
+    assert list(req.output_ids) == answer
+    quiet(s)
+
+
 def device_only(s) -> None:
     """Evict the device's tree, and leave host memory as it is."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -447,3 +517,16 @@ def test_what_needs_its_prefix_whole_waits_for_it(scheduler) -> None:
     log, why = scheduler(falls_back)
     assert why == "it wants log probabilities of its prompt"
     assert log == [(896, 104)]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_it_goes_on_where_the_device_has_no_room_at_first(scheduler, in_memory: bool) -> None:
+    log, details = scheduler(no_room_at_first, in_memory)
+    assert sum(length for _, length in log) + sum(details.values()) == 1000
+    if in_memory:
+        assert log[0][0] == 0
+
+
+@pytest.mark.parametrize("where", ["step", "take"])
+def test_an_error_of_ours_ends_no_server(scheduler, where: str) -> None:
+    scheduler(an_error_of_ours, where)
