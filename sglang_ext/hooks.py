@@ -35,6 +35,14 @@ class Hook(NamedTuple):
     reason: str
 
 
+class Override(NamedTuple):
+    """A method of SGLang's that a class of ours overrides, calls, or takes the place of."""
+
+    target: str  # dotted path
+    parameters: tuple[str, ...]  # as they must be
+    reason: str
+
+
 def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> Any:
     if not get_memory().enable_swift_tiers:
         return original(ctx, cache_class=cache_class)
@@ -285,7 +293,21 @@ def donor_hooks() -> tuple[Hook, ...]:
     )
 
 
-def check_hook(hook: Hook) -> None:
+def overrides() -> tuple[Override, ...]:
+    """What `RestoringAdder` overrides, beside `add_one_req`, which is among the hooks."""
+    adder, reason = "sglang.srt.managers.schedule_policy.PrefillAdder", "cut chunks where pages have arrived"
+    shape = (
+        "self", "req", "total_tokens", "host_hit_length", "swa_host_hit_length", "truncation_align_size",
+        "has_chunked_req",
+    )  # fmt: skip
+    return (
+        Override(f"{adder}.add_chunked_req", ("self", "req"), reason),
+        Override(f"{adder}.budget_state", ("self",), reason),
+        Override(f"{adder}._select_prefill_admission", shape, reason),
+    )
+
+
+def check_hook(hook: Hook | Override) -> None:
     """Raise HookMismatchError if the target is not there or takes other parameters than expected."""
     try:
         parameters = tuple(inspect.signature(pkgutil.resolve_name(hook.target)).parameters)
@@ -301,8 +323,9 @@ def install_scheduler_hooks() -> None:
     """Check every hook, then register and apply all. Only in a process that has loaded the scheduler."""
     if _SCHEDULER in sys.modules:
         hooks = scheduler_hooks()
-        for hook in hooks:
-            check_hook(hook)
+        targets: list[Hook | Override] = [*hooks, *overrides()]
+        for target in targets:
+            check_hook(target)
         apply_hooks(hooks)
 
 
@@ -317,7 +340,7 @@ def apply_hooks(hooks: Iterable[Hook]) -> None:
         raise HookMismatchError(_mismatch(failed[0], "cannot be hooked"))
 
 
-def _mismatch(hook: Hook, problem: str) -> str:
+def _mismatch(hook: Hook | Override, problem: str) -> str:
     from importlib.metadata import version
 
     return (

@@ -215,9 +215,9 @@ def _resolve_platform() -> str:
 
 
 def _hook_targets() -> Finding:
-    from swift_tiers.sglang_ext.hooks import check_hook, scheduler_hooks
+    from swift_tiers.sglang_ext.hooks import check_hook, overrides, scheduler_hooks
 
-    return hook_targets(scheduler_hooks(), check_hook)
+    return hook_targets((*scheduler_hooks(), *overrides()), check_hook)
 
 
 def _flag() -> Finding:
