@@ -59,6 +59,9 @@ class PageReads:
         self.batch: Batch[Restore] = Batch(clock=clock)
         self._channels = {Source.PEER: Channel(), Source.SSD: Channel()}
         self.promotions: Promotions[Waiter] | None = None  # set by the restorer, which is told what has come
+        #: Set by it, too: told of restores of which a page was found to be there, or lost, when its turn came.
+        self.changed: Callable[[Restore], None] = lambda restore: None
+        self._changed: list[Restore] = []
 
     def add(self, restore: Restore) -> None:
         """Read what `restore` lacks, in its turn, from the next `pump` on."""
@@ -87,6 +90,9 @@ class PageReads:
                 pick.request.story.asked(source.value, now)
                 for unit in pick.units:
                     self._begin(pick.request, unit, source)
+        changed, self._changed = self._changed, []
+        for restore in changed:
+            self.changed(restore)
 
     def answered(self, source: Source, nbytes: int) -> None:
         """A page that `source` was asked for has come (`nbytes` of it), or will not (0)."""
@@ -125,12 +131,14 @@ class PageReads:
         if page.host is HostState.RESIDENT:
             # Another restore has brought it up meanwhile; it was verified on its way.
             restore.flight.arrived(unit)
+            self._changed.append(restore)
             self.answered(source, 0)
         elif self.promotions.join(page, (restore, unit, None)) is not None:
             self.answered(source, 0)
         elif self._promote(page, (restore, unit, source)) is None:
             restore.story.lost(source.value, DROPPED if page.dropped else "no room in host memory")
             restore.short = True
+            self._changed.append(restore)
             restore.flight.failed(unit)
             self.answered(source, 0)
 

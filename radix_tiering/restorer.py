@@ -81,6 +81,7 @@ class Restorer:
             peer_counters=peer_counters, link=link, events=events, clock=clock, settled=self._promoted,
         )  # fmt: skip
         reads.promotions = self._promotions
+        reads.changed = self._finish_if_settled
         self._claims = Claims(
             namespace, table, host, writer, sharer, self._promotions, host_counters=host_counters,
             ssd_counters=ssd_counters if stripes is not None else None,
