@@ -72,8 +72,8 @@ class Pacing:
         if not restore.late and now >= restore.replan:
             self.plan(restore)
         decision = restore.decision
-        assert decision is not None or restore.late, "planned for when its chain was complete"
-        if not restore.late and not (decision is not None and decision.compute):
+        assert decision is not None, "planned for when its chain was complete"
+        if not restore.late and not decision.compute:
             assert restore.asked is not None
             waited = now - restore.asked
             if restore.estimate is not None and waited > self.behind * restore.estimate + SLACK_SECONDS:
@@ -106,7 +106,7 @@ class Pacing:
         if restore.held is None:
             restore.held = now
             restore.story.holds(now)
-        expected = self._reads.expected_seconds(restore)
+        expected = self._reads.expected_seconds()
         limit = self._deadline_seconds() if expected is None else self.behind * expected + SLACK_SECONDS
         return now - restore.held > limit
 

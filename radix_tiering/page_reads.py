@@ -47,12 +47,7 @@ class Channel:
 class PageReads:
     """Used under the page table's lock."""
 
-    def __init__(
-        self,
-        planner: Planner,
-        costs: SourceCosts,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, planner: Planner, costs: SourceCosts, clock: Callable[[], float]) -> None:
         self._planner = planner
         self._costs = costs
         self._clock = clock
@@ -108,7 +103,7 @@ class PageReads:
             channel.since = None if idle else now
             channel.pages = channel.nbytes = 0
 
-    def expected_seconds(self, restore: Restore) -> float | None:
+    def expected_seconds(self) -> float | None:
         """How long what is under way may take, on its slowest source; None if that is not known."""
         seconds = 0.0
         for source in self._channels:

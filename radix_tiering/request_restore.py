@@ -47,7 +47,6 @@ class Restore:
         "can_compute",
         "claimed",
         "complete",
-        "computed_pages",
         "computing",
         "deadline",
         "decision",
@@ -63,7 +62,6 @@ class Restore:
         "released",
         "replan",
         "short",
-        "slots",
         "sources",
         "started",
         "state",
@@ -96,13 +94,11 @@ class Restore:
         self.complete = False  # the chain has been claimed as far as it goes
         self.short = False  # a page was found that could not be claimed
         self.pages = 0  # final when READY
-        self.slots: np.ndarray = np.empty(0, dtype=np.int64)  # host slots of those pages
         self.released = False
         self.decision: Decision | None = None
         self.replan = float("-inf")  # when it is decided anew
         self.estimate: float | None = None  # seconds that the first decision expected it to take
         self.computing = False  # the device computes what is missing
-        self.computed_pages = 0
         self.held: float | None = None  # since when the device waits for a page
         self.late = ""  # why it fell behind its estimate, if it did
         self.story = Storyteller(
@@ -134,6 +130,11 @@ class Restore:
     def by_source(self) -> dict[str, int]:
         """Claimed pages that were found in each source, by its name; those without any are left out."""
         return {source.value: pages for source in Source if (pages := self.sources.count(source))}
+
+    @property
+    def slots(self) -> np.ndarray:
+        """Host slots of its `pages`, until it is released."""
+        return self.host_slots(0, self.pages)
 
     def host_slots(self, first: int, end: int) -> np.ndarray:
         """Where pages `[first, end)` lie in host memory: int64. They have to be there."""

@@ -200,8 +200,8 @@ class Restorer:
         """What the device should do next for `restore`, of whose pages it has the first `front`.
 
         What it says stays possible until the next call of this, of `take` or of `poll`. It holds (`end == jump`) while
-        it would compute what is about to arrive. Nothing is waited for without bound:
-        what takes longer than `restore.behind` times its estimate is computed.
+        it would compute what is about to arrive. Nothing is waited for without bound: what takes longer than
+        `restore.behind` times its estimate is computed.
         """
         with self._table.lock:
             flight = restore.flight
@@ -220,7 +220,6 @@ class Restorer:
             restore.computing = True
             self._pacing.goes_on(restore)
             restore.story.computed(step.jump, step.end)
-            restore.computed_pages += step.end - step.jump
             self._reads.batch.set_computing(restore, True)
             self._reads.pump()
 
@@ -381,6 +380,5 @@ class Restorer:
                 self._table.unpin(page)
                 restore.flight.failed(unit)
             del restore.claimed[usable:], restore.sources[usable:]
-        restore.slots = restore.host_slots(0, usable)
         restore.pages = usable
         restore.state = RestoreState.READY

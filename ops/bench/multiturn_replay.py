@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Sequence
@@ -12,10 +11,8 @@ from typing import Any
 import msgspec
 
 from swift_tiers.ops.bench.multiturn_workload import Turn
+from swift_tiers.ops.demo.replay import stream
 from swift_tiers.ops.errors import CommandError
-
-#: Seconds until a request that gets no byte is given up.
-REQUEST_SECONDS = 180.0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,23 +73,12 @@ def ask(port: int, turn: Turn, new_tokens: int) -> Answer:
         "sampling_params": {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True},
         "stream": True,
     }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
-    try:
-        started = time.perf_counter()
-        connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status != 200:
-            raise CommandError(f"the server answered {response.status}: {response.read(400).decode(errors='replace')}")
-        first, event = 0.0, {}
-        for line in response:
-            if line.startswith(b"data: {"):
-                first = first or time.perf_counter() - started
-                event = json.loads(line[6:])
-    except (OSError, http.client.HTTPException) as error:
-        raise CommandError(f"no answer from the server on port {port}: {type(error).__name__}: {error}") from error
-    finally:
-        connection.close()
-    return read_answer(turn, first, event)
+    started, first = time.perf_counter(), 0.0
+    last: dict[str, Any] = {}
+    for event in stream(port, "/generate", body):
+        first = first or time.perf_counter() - started
+        last = event
+    return read_answer(turn, first, last)
 
 
 def read_answer(turn: Turn, first: float, event: dict[str, Any]) -> Answer:

@@ -16,7 +16,6 @@ import shutil
 import statistics
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,13 +23,14 @@ from threading import Timer
 from typing import Any, NamedTuple
 
 from swift_tiers.ops.bench.report import Figure, finish, parser, ratio, take_turns
-from swift_tiers.ops.bench.two_servers import START_SECONDS
+from swift_tiers.ops.bench.two_servers import START_SECONDS, call
 from swift_tiers.ops.demo.bus import DemoBus
 from swift_tiers.ops.demo.servers import Server, free_ports
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.radix_tiering.bus.commands import SetPolicy
 from swift_tiers.radix_tiering.bus.reader import BusReader
 from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
 
 #: Of the time to load a prefix to the time to recompute it.
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -80,7 +80,7 @@ class Rig:
         while self.state()["write_queue_pages"]:
             time.sleep(0.02)
         limit = time.monotonic() + 60
-        while "flushed" not in str(self._get("/flush_cache", {})).lower() and time.monotonic() < limit:
+        while b"flushed" not in call(self.server.port, "/flush_cache", {}).lower() and time.monotonic() < limit:
             time.sleep(0.05)  # SGLang refuses while the last request is not quite gone
 
     def ask(self, prompt: list[int]) -> Answer:
@@ -92,14 +92,7 @@ class Rig:
         return Answer(seconds, tuple(answer["output_ids"]), {tier: cached.get(tier, 0) for tier in ("host", "ssd")})
 
     def _get(self, path: str, body: Any = None) -> Any:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.server.port}{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=900) as response:
-            text = response.read().decode()
-        return json.loads(text) if text[:1] in "{[" else text
+        return json.loads(call(self.server.port, path, body, timeout=900))
 
 
 class Cell(NamedTuple):
@@ -120,8 +113,7 @@ class Cell(NamedTuple):
     @property
     def of_bound(self) -> float:
         """`auto` over what no split of linear costs can beat."""
-        bounds = [a * b / (a + b) for a, b in zip(self.recompute, self.load, strict=True)]
-        return ratio(self.auto, bounds)
+        return ratio(self.auto, list(map(two_pointer_bound, self.recompute, self.load)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

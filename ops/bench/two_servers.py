@@ -128,18 +128,23 @@ def show(what: str, options: argparse.Namespace, seconds: Mapping[str, Sequence[
         print(spread(f"{what} {name}", [tokens / value for value in values], "tokens/s"))
 
 
+def call(port: int, path: str, body: Any = None, timeout: float = 60) -> bytes:
+    """What a server answers: to a GET, or to a POST of `body` as JSON."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        answer: bytes = response.read()
+    return answer
+
+
 def get(port: int, path: str) -> Any:
     """The JSON that a server answers."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
-        return json.load(response)
+    return json.loads(call(port, path))
 
 
 def _generate(port: int, prompt: list[int], tokens: int) -> None:
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/generate",
-        data=json.dumps({"input_ids": prompt, "sampling_params": sampling}).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=600) as response:
-        response.read()
+    call(port, "/generate", {"input_ids": prompt, "sampling_params": sampling}, timeout=600)

@@ -57,29 +57,34 @@ def ask(port: int, text: str, max_tokens: int, rid: str | None = None) -> Answer
         "return_output_ids_in_sglext": True,
         **({} if rid is None else {"rid": rid}),
     }
+    started, first = time.perf_counter(), 0.0
+    extension: dict[str, Any] = {}
+    usage: dict[str, Any] = {}
+    for event in stream(port, "/v1/chat/completions", body):
+        if event.get("choices") and not first:
+            first = time.perf_counter() - started
+        extension.update(event.get("sglext") or {})
+        usage = event.get("usage") or usage
+    total = time.perf_counter() - started
+    return read_answer(first, total, usage, extension)
+
+
+def stream(port: int, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Post `body`: the events of the answer as they come. Raises ReplayError, also for an event that is an error."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
     try:
-        started = time.perf_counter()
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
             raise ReplayError(f"the server answered {response.status}: {response.read(400).decode(errors='replace')}")
-        first = 0.0
-        extension: dict[str, Any] = {}
-        usage: dict[str, Any] = {}
         for event in _events(response):
             if "error" in event:
                 raise ReplayError(f"the server answered with an error: {json.dumps(event['error'])[:400]}")
-            if event.get("choices") and not first:
-                first = time.perf_counter() - started
-            extension.update(event.get("sglext") or {})
-            usage = event.get("usage") or usage
-        total = time.perf_counter() - started
+            yield event
     except (OSError, http.client.HTTPException) as error:
         raise ReplayError(f"no answer from the server on port {port}: {type(error).__name__}: {error}") from error
     finally:
         connection.close()
-    return read_answer(first, total, usage, extension)
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

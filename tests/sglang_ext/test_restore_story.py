@@ -30,11 +30,7 @@ def prompt(seed: int, tokens: int = 1000) -> list[int]:
 def to_ssd(s, question: list[int]) -> list[int]:
     """The answer to a prompt, whose pages are then on ssd alone."""
     answer = s.generate(question)
-    s.run()
-    assert s.linker.wait_offloads()
-    assert s.linker.stack.wait_written(20)
-    assert s.scheduler.flush_cache()  # with policy.flush_cache = host
-    s.linker.stack.restorer.flush()
+    s.empty_memory()
     return answer
 
 

@@ -26,16 +26,8 @@ def prompt(seed: int, tokens: int = 1000) -> list[int]:
 def to_ssd(s, *prompts: list[int]) -> list[list[int]]:
     """The answers to `prompts`, whose pages are then on ssd alone."""
     answers = [s.generate(one) for one in prompts]
-    empty_memory(s)
+    s.empty_memory()
     return answers
-
-
-def empty_memory(s) -> None:
-    s.run()
-    assert s.linker.wait_offloads()
-    assert s.linker.stack.wait_written(20)
-    assert s.scheduler.flush_cache()  # with policy.flush_cache = host
-    s.linker.stack.restorer.flush()
 
 
 def quiet(s) -> None:
@@ -143,7 +135,7 @@ def others_go_on(s):
     question, other = prompt(2), prompt(102, 40)
     expected = to_ssd(s, question, other)[0]
     long = s.generate(other, 40)
-    empty_memory(s)
+    s.empty_memory()
     decoding = s.add(other, 40)
     s.run(until=lambda: len(decoding.output_ids) > 2)
     with Link(s) as link:
@@ -255,7 +247,7 @@ def partly_in_memory(s):
     """The front is in host memory, the rest on ssd: the front is copied, computing begins behind it."""
     question = prompt(7)
     answer = s.generate(question)
-    empty_memory(s)
+    s.empty_memory()
     planner = s.linker.stack.planner
     planner.choice = "load"
     s.generate(question[:401])  # its pages are in host memory again
@@ -300,7 +292,7 @@ def no_room_at_first(s, in_memory):
     """For the pages that it was to begin with, or for those that it was to jump over."""
     question = prompt(9 + in_memory)
     answer = s.generate(question)
-    empty_memory(s)
+    s.empty_memory()
     if in_memory:
         s.linker.stack.planner.choice = "load"
         s.generate(question[:401])

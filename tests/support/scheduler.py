@@ -118,6 +118,14 @@ class StepScheduler:
         self.run()
         return list(req.output_ids)
 
+    def empty_memory(self) -> None:
+        """From now on pages are on ssd alone, where `policy.flush_cache` is "host"."""
+        self.run()
+        assert self.linker.wait_offloads()
+        assert self.linker.stack.wait_written(20)
+        assert self.scheduler.flush_cache()
+        self.linker.stack.restorer.flush()
+
     def details(self, req: Any) -> dict[str, int]:
         """`cached_tokens_details` as in the response, without SGLang's own words for the same."""
         details = dict(self.scheduler.output_streamer.get_cached_tokens_details(req) or {})

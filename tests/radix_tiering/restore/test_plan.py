@@ -22,15 +22,9 @@ from swift_tiers.radix_tiering.restore.plan import (
     two_pointer_bound,
 )
 
+from support.costs import models
+
 CHUNK = 64
-computes = st.builds(
-    ComputeCost,
-    fixed_seconds=st.floats(0, 0.05),
-    token_seconds=st.floats(1e-6, 1e-3),
-    pair_seconds=st.floats(0, 1e-7),
-)
-sources = st.builds(SourceCost, latency_seconds=st.floats(0, 0.05), bytes_per_second=st.floats(1e5, 1e11))
-models = st.builds(CostModel, compute=computes, sources=st.fixed_dictionaries({"host": sources, "ssd": sources}))
 runs = st.lists(
     st.builds(Run, tokens=st.integers(1, 1500), source=st.sampled_from(["host", "ssd", None])), min_size=1, max_size=4
 )

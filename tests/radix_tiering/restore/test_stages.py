@@ -29,15 +29,9 @@ from swift_tiers.radix_tiering.restore.stages import (
     worth_of_boundaries,
 )
 
+from support.costs import models
+
 CHUNK = 64
-computes = st.builds(
-    ComputeCost,
-    fixed_seconds=st.floats(0, 0.05),
-    token_seconds=st.floats(1e-6, 1e-3),
-    pair_seconds=st.floats(0, 1e-7),
-)
-sources = st.builds(SourceCost, latency_seconds=st.floats(0, 0.05), bytes_per_second=st.floats(1e5, 1e11))
-models = st.builds(CostModel, compute=computes, sources=st.fixed_dictionaries({"host": sources, "ssd": sources}))
 
 
 def runs_of(tokens: int) -> st.SearchStrategy[tuple[Run, ...]]:
