@@ -85,7 +85,8 @@ def test(arguments: "list[str]") -> None:
     python = str(PYTHON)
     run([python, "-m", "ruff", "format", "--check", "--quiet", "."])
     run([python, "-m", "ruff", "check", "--quiet", "."])
-    run([python, "-m", "mypy", "-p", "swift_tiers.radix_tiering", "-p", "swift_tiers.sglang_ext", "-p", "swift_tiers.ops"])
+    rooms = ("radix_tiering", "sglang_ext", "ops", "console")
+    run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
     os.execv(python, [python, "-m", "pytest", *arguments])
 
 

@@ -118,7 +118,7 @@ def author() -> str:
 
 def show(name: str, outcome: CommandView) -> None:
     """One line about all, then one about each rank."""
-    from swift_tiers.ops.inspect.units import text
+    from swift_tiers.radix_tiering.bus.figures import text
 
     reason = f": {text(outcome.reason)}" if outcome.reason else ""
     state = outcome.state if outcome.state == "done" else outcome.state.upper()

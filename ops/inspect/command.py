@@ -20,16 +20,16 @@ from rich.text import Text
 
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.ops.inspect.bus import bus_config, redis_cli_hint, redis_cli_words
-from swift_tiers.ops.inspect.events import EventTail, Item, as_json, line
 from swift_tiers.ops.inspect.leases import show_leases
 from swift_tiers.ops.inspect.pages import show_page
-from swift_tiers.ops.inspect.rates import Rates
 from swift_tiers.ops.inspect.requests import by_request, show_request, show_requests
 from swift_tiers.ops.inspect.restores import show_restore
 from swift_tiers.ops.inspect.states import SUBJECTS, Subject
 from swift_tiers.ops.inspect.tables import Look
-from swift_tiers.ops.inspect.units import text
 from swift_tiers.ops.progress import note
+from swift_tiers.radix_tiering.bus.event_tail import EventTail, Item, as_json, line
+from swift_tiers.radix_tiering.bus.figures import text
+from swift_tiers.radix_tiering.bus.rates import Rates
 from swift_tiers.radix_tiering.bus.reader import BusReader, Part
 from swift_tiers.radix_tiering.bus.views import RequestView, Snapshot
 from swift_tiers.radix_tiering.config import BusConfig

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import FittingTable, Look, describe
-from swift_tiers.ops.inspect.units import NONE, UNKNOWN, count, seconds, short, size, text
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, short, size, text
 from swift_tiers.radix_tiering.bus.reader import PageAnswers
 from swift_tiers.radix_tiering.bus.views import PageView
 

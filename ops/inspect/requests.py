@@ -9,9 +9,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import FittingTable, Look, Row, describe, describe_troubles, lines, table
-from swift_tiers.ops.inspect.troubles import Troubles, request_troubles
-from swift_tiers.ops.inspect.units import NONE, UNKNOWN, count, runs, seconds, share, short, text
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, runs, seconds, share, short, text
 from swift_tiers.radix_tiering.bus.reader import Part
+from swift_tiers.radix_tiering.bus.troubles import Troubles, request_troubles
 from swift_tiers.radix_tiering.bus.views import RequestView, Snapshot
 
 #: Runs of a block table that are shown.

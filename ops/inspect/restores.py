@@ -10,8 +10,8 @@ from rich.text import Text
 
 from swift_tiers.ops.inspect.requests import age
 from swift_tiers.ops.inspect.tables import FittingTable, Look, describe, describe_troubles, lines, place
-from swift_tiers.ops.inspect.troubles import request_troubles
-from swift_tiers.ops.inspect.units import NONE, UNKNOWN, count, seconds, share, text
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, share, text
+from swift_tiers.radix_tiering.bus.troubles import request_troubles
 from swift_tiers.radix_tiering.bus.views import RequestView
 from swift_tiers.radix_tiering.restore.story import COMPUTED, ON_DEVICE, RestoreStory
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from swift_tiers.ops.inspect.rates import Rates
 from swift_tiers.ops.inspect.tables import Look, Row, how_old, make_look, place, ranks_of, table
-from swift_tiers.ops.inspect.troubles import Troubles
-from swift_tiers.ops.inspect.units import NONE, UNKNOWN, count, seconds, share, short, size, text
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, share, short, size, text
+from swift_tiers.radix_tiering.bus.rates import Rates
 from swift_tiers.radix_tiering.bus.reader import Part
+from swift_tiers.radix_tiering.bus.troubles import Troubles
 from swift_tiers.radix_tiering.bus.views import (
     DeviceView,
     DirectoryView,

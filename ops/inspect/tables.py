@@ -12,8 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from swift_tiers.ops.inspect.troubles import Mark, Trouble, Troubles
-from swift_tiers.ops.inspect.units import seconds, text
+from swift_tiers.radix_tiering.bus.figures import seconds, text
+from swift_tiers.radix_tiering.bus.troubles import Mark, Trouble, Troubles
 from swift_tiers.radix_tiering.bus.views import RankedView, RankState, Snapshot, View
 
 #: Columns of the terminal between two columns of a table.

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from swift_tiers.ops.inspect import units
-from swift_tiers.ops.inspect.events import merged
-from swift_tiers.ops.inspect.rates import Rates
 from swift_tiers.ops.inspect.requests import explain
 from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.event_tail import merged
+from swift_tiers.radix_tiering.bus.rates import Rates
 from swift_tiers.radix_tiering.bus.views import LinkView, RankState, RequestView, ServerState, ServerView, Snapshot
 
 from support.bus import DEVICE, LEASES, LINK, PAGE, RANK, RID, STRIPE, TIER, TREE, HandWritten

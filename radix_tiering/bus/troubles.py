@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from swift_tiers.ops.inspect.units import count, seconds, size, text
+from swift_tiers.radix_tiering.bus.figures import count, seconds, size, text
 from swift_tiers.radix_tiering.bus.reader import Part
 from swift_tiers.radix_tiering.bus.views import (
     DeviceView,

@@ -8,8 +8,8 @@ from datetime import datetime
 
 import msgspec
 
-from swift_tiers.ops.inspect.units import text
 from swift_tiers.radix_tiering.bus.event_reading import Cursor, Event, Gap
+from swift_tiers.radix_tiering.bus.figures import text
 from swift_tiers.radix_tiering.bus.reader import BusReader
 
 Item = Event | Gap
