@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from swift_tiers.ops import (
     bench_command,
     config_command,
+    console_command,
     control_command,
     demo,
     doctor,
@@ -31,6 +32,7 @@ from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
 COMMANDS = {
     "demo": demo,
     "doctor": doctor,
+    "console": console_command,
     "inspect": inspect,
     "control": control_command,
     "lease": lease_command,

@@ -11,19 +11,20 @@ import getpass
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING
 
 from swift_tiers.ops.errors import FAILURE, USAGE, CommandError
 from swift_tiers.ops.inspect.bus import add_bus_arguments, bus_config, seconds_argument
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.bus.commands import AnyCommand, Command
+    from swift_tiers.radix_tiering.bus.commands import AnyCommand
     from swift_tiers.radix_tiering.bus.views import CommandView
 
 SUMMARY = "steer a server: flush, drain, add, pin, drop, set, cap"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from swift_tiers.radix_tiering.bus.command_words import name_of, usage
     from swift_tiers.radix_tiering.bus.commands import COMMANDS
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -55,56 +56,17 @@ def run(options: argparse.Namespace) -> int:
     return 0 if outcome.state == "done" else FAILURE
 
 
-def name_of(kind: type[Command]) -> str:
-    """`drain-device`."""
-    return str(kind.__struct_config__.tag).replace("_", "-")
-
-
-def usage(kind: type[Command]) -> str:
-    """`cap-tier host|ssd [LIMIT]`."""
-    import msgspec
-
-    words = [name_of(kind)]
-    for field in msgspec.structs.fields(kind):
-        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
-        word = "|".join(choices) or field.name.upper()
-        words.append(word if field.required else f"[{word}]")
-    return " ".join(words)
-
-
 def make_command(name: str, values: list[str]) -> AnyCommand:
     """The command from its words. Raises CommandError (usage)."""
-    import msgspec
+    from swift_tiers.radix_tiering.bus import command_words
+    from swift_tiers.radix_tiering.bus.commands import CommandError as BusCommandError
 
-    from swift_tiers.radix_tiering.bus.commands import COMMANDS
-
-    kind: Any = next(kind for kind in COMMANDS if name_of(kind) == name)
-    fields = msgspec.structs.fields(kind)
-    if not sum(field.required for field in fields) <= len(values) <= len(fields):
-        raise CommandError(f"control: usage: control SERVER {usage(kind)}", USAGE)
-    content = {}
-    for field, value in zip(fields, values, strict=False):
-        try:
-            content[field.name] = _convert(value, field.type)
-        except msgspec.ValidationError as error:
-            what = str(error)[0].lower() + str(error)[1:]
-            raise CommandError(
-                f"control {name}: {field.name} {value[:80]!r}: {what}; usage: control SERVER {usage(kind)}", USAGE
-            ) from None
-    command: AnyCommand = kind(**content)
-    return command
-
-
-def _convert(value: str, kind: Any) -> object:
-    """As a number where it is one and one is wanted."""
-    import msgspec
-
-    if value.isdecimal():
-        try:
-            return msgspec.convert(int(value), kind)
-        except msgspec.ValidationError:
-            pass  # the key of a page may have decimal digits only
-    return msgspec.convert(value, kind)
+    try:
+        return command_words.make_command(name, values)
+    except BusCommandError as error:
+        raise CommandError(
+            f"control: {error}" if str(error).startswith("usage") else f"control {error}", USAGE
+        ) from None
 
 
 def author() -> str:

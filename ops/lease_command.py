@@ -76,6 +76,7 @@ def _check_words(options: argparse.Namespace) -> None:
 def _command(options: argparse.Namespace) -> int:
     import msgspec
 
+    from swift_tiers.radix_tiering.bus.command_words import name_of
     from swift_tiers.radix_tiering.bus.reader import BusReader
 
     make_command(options.action, options.value)  # raises before anything is asked of anybody
@@ -87,7 +88,7 @@ def _command(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(msgspec.to_builtins(outcome), indent=1))
     else:
-        control_command.show(control_command.name_of(type(command)), outcome)
+        control_command.show(name_of(type(command)), outcome)
     return 0 if outcome.state == "done" else FAILURE
 
 

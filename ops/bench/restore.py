@@ -26,7 +26,7 @@ from swift_tiers.ops.bench.report import Figure, finish, parser, ratio, take_tur
 from swift_tiers.ops.bench.two_servers import START_SECONDS, call
 from swift_tiers.ops.demo.bus import DemoBus
 from swift_tiers.ops.demo.servers import Server, free_ports
-from swift_tiers.ops.errors import CommandError
+from swift_tiers.ops.errors import USAGE, CommandError
 from swift_tiers.radix_tiering.bus.commands import SetPolicy
 from swift_tiers.radix_tiering.bus.reader import BusReader
 from swift_tiers.radix_tiering.config import parse_config
@@ -119,7 +119,7 @@ class Cell(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser("restore", __doc__, rounds=3)
     arguments.add_argument("--model-path", type=Path, help="a model's directory (default: the demo's)")
-    arguments.add_argument("--lengths", default="1024,2048,4096", help="tokens of the prefixes (%(default)s)")
+    arguments.add_argument("--lengths", default="1024,2048,4096,8128", help="tokens of the prefixes (%(default)s)")
     arguments.add_argument("--chunk", type=int, default=512, help="restore.chunk (%(default)s)")
     options = arguments.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))
@@ -132,7 +132,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(folder: Path, options: argparse.Namespace) -> int:
     from swift_tiers.ops.model import demo_model
 
+    model = options.model_path or demo_model()
     lengths = [int(word) // PAGE_TOKENS * PAGE_TOKENS for word in options.lengths.split(",")]
+    context = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    if max(lengths) + NEW_TOKENS >= context:
+        raise CommandError(
+            f"bench restore: the model's context is {context} tokens, {NEW_TOKENS} of which come after the prefix: "
+            f"let --lengths end at {(context - NEW_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS}",
+            USAGE,
+        )
     disk = folder / "ssd"
     disk.mkdir()
     (port,) = free_ports(1)
@@ -146,7 +154,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
             "bus": settings,
         }
         flags = {
-            "--model-path": str(options.model_path or demo_model()), "--dtype": "float32",
+            "--model-path": str(model), "--dtype": "float32",
             "--max-total-tokens": str(max(lengths) + 1024), "--page-size": str(PAGE_TOKENS),
             "--chunked-prefill-size": "2048", "--swift-tiers-config": json.dumps(config),
         }  # fmt: skip
@@ -162,17 +170,19 @@ def _run(rig: Rig, lengths: Sequence[int], options: argparse.Namespace) -> int:
     generator = random.Random(0)
     cells: list[Cell] = []
     _learn(rig, generator)
+    print("tokens  io/compute  recompute s  load s  both s   of the better   of the bound   recomputed tokens")
     for tokens in lengths:
         prompt = generator.choices(range(1000, 40_000), k=tokens + NEW_TOKENS)
         stored = _store(rig, prompt)
-        cells += _cells(rig, prompt, stored, tokens, options.rounds)
-    print("tokens  io/compute  recompute s  load s  both s   of the better   of the bound   recomputed tokens")
-    for cell in cells:
-        print(
-            f"{cell.tokens:6}  {cell.io_over_compute:10g}  {statistics.median(cell.recompute):11.3f}  "
-            f"{statistics.median(cell.load):6.3f}  {statistics.median(cell.auto):6.3f}  {cell.of_better:14.3f}  "
-            f"{cell.of_bound:13.3f}  {cell.computed_tokens:10}"
-        )
+        measured = _cells(rig, prompt, stored, tokens, options.rounds)
+        cells += measured
+        for cell in measured:
+            print(
+                f"{cell.tokens:6}  {cell.io_over_compute:10g}  {statistics.median(cell.recompute):11.3f}  "
+                f"{statistics.median(cell.load):6.3f}  {statistics.median(cell.auto):6.3f}  {cell.of_better:14.3f}  "
+                f"{cell.of_bound:13.3f}  {cell.computed_tokens:10}",
+                flush=True,
+            )
     slowed = _slowdowns(rig, generator, lengths[-1])
     print(f"slowed down ten times in mid-restore: {', '.join(f'{one:.3f}' for one in slowed)} of recomputing")
     figures = [

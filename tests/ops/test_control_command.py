@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from swift_tiers.ops import control_command
-from swift_tiers.ops.control_command import make_command, usage
+from swift_tiers.ops.control_command import make_command
+from swift_tiers.radix_tiering.bus.command_words import usage
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.radix_tiering.bus.commands import (
     COMMANDS,

@@ -1,0 +1,1 @@
+"""Where the console's looks come from: the bus, a recording, or whoever else makes looks."""

@@ -1,0 +1,78 @@
+"""The bus as it is now."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from swift_tiers.console.feeds.feed import Answers, Feed, Look, Question
+from swift_tiers.radix_tiering.bus.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.connection import address_of
+from swift_tiers.radix_tiering.bus.event_tail import EventTail
+from swift_tiers.radix_tiering.bus.reader import BusReader
+from swift_tiers.radix_tiering.bus.views import CommandView
+from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.errors import BusError
+
+#: Events of before that are shown at the start.
+FORMER_EVENTS = 1000
+
+Answer = TypeVar("Answer")
+
+
+class LiveFeed(Feed):
+    """Opens the bus when it is first asked, and anew after an error: it heals, and takes up a new password."""
+
+    def __init__(self, config: BusConfig, author: str, steers: bool, timeout: float = 10.0) -> None:
+        """`author`: who sends commands, for the audit. `timeout`, seconds: of a command. Raises ConfigError."""
+        self.name = str(address_of(config))
+        self.steers = steers
+        self._config = config
+        self._author = author
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._reader: BusReader | None = None
+        self._tail = EventTail(None, FORMER_EVENTS)
+
+    def look(self) -> Look:
+        # The events last: what they tell of is in a later snapshot at the latest, never in an earlier one only.
+        return self._with(lambda reader: Look(snapshot=reader.snapshot(), items=tuple(self._tail.read(reader))))
+
+    def ask(self, question: Question) -> Answers:
+        def put(reader: BusReader) -> Answers:
+            said: Any
+            if question.kind == "page":
+                said = reader.page(question.what, question.server)
+            elif question.kind == "map":
+                said = reader.map(question.what, question.server)
+            elif question.kind == "prefix":
+                said = reader.prefix(question.what, question.server)
+            else:
+                said = reader.nodes(int(question.what), question.server)
+            return Answers(views=said.answers, silent=said.silent)
+
+        return self._with(put)
+
+    def command(self, server: str, command: AnyCommand) -> CommandView:
+        return self._with(lambda reader: reader.command(server, self._author, command, self._timeout))
+
+    def close(self) -> None:
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _with(self, use: Callable[[BusReader], Answer]) -> Answer:
+        with self._lock:
+            if self._reader is None:
+                self._reader = BusReader.open(self._config, "console")
+            reader = self._reader
+        try:
+            return use(reader)
+        except BusError:
+            with self._lock:
+                if self._reader is reader:
+                    self._reader = None
+            reader.close()
+            raise

@@ -1,0 +1,1 @@
+"""What the console knows: pure, without a terminal and without Redis."""

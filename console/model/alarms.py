@@ -1,0 +1,155 @@
+"""What an operator should know first: the troubles of a snapshot, and what only a history shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from swift_tiers.console.model.history import History
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.radix_tiering.bus.figures import count, seconds, share, text
+from swift_tiers.radix_tiering.bus.reader import EVERYTHING
+from swift_tiers.radix_tiering.bus.troubles import LONG_WAIT, Mark, Trouble, Troubles
+from swift_tiers.radix_tiering.bus.views import (
+    DeviceView,
+    LeasesView,
+    RankState,
+    RequestView,
+    Snapshot,
+    StripeSetView,
+    TierView,
+    View,
+)
+
+#: A tier below the device that is fuller than this is full.
+FULL = 0.95
+#: Hit rates: of the last so many seconds, against those of the time before; with at least so many prompt tokens in it,
+#: and a former rate of at least so much, less than this share of it is a collapse.
+RECENT_SECONDS, RECENT_TOKENS, FORMER_RATE, COLLAPSE = 20.0, 2000, 0.2, 0.5
+
+
+class Alarm(NamedTuple):
+    """One thing that is wrong, and where to look at it."""
+
+    mark: Mark
+    place: str  # `alpha dp0-tp0 ssd`
+    what: str
+    remedy: str
+    target: Place
+    since: float  # when it was seen first, seconds since 1970 by Redis' clock
+
+
+class Alarms:
+    """Finds alarms, and remembers since when each is there. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], float] = {}
+
+    def of(self, snapshot: Snapshot, history: History) -> tuple[Alarm, ...]:
+        """The worst first, and of these the newest."""
+        found = list(_alarms(snapshot, history))
+        keys = {_key(alarm) for alarm in found}
+        self._since = {key: self._since.get(key, snapshot.time) for key in keys}
+        timed = [alarm._replace(since=self._since[_key(alarm)]) for alarm in found]
+        return tuple(sorted(timed, key=lambda alarm: (-alarm.mark, -alarm.since, alarm.place)))
+
+
+def _key(alarm: Alarm) -> tuple[str, str]:
+    """Figures in it change while it stays the same alarm."""
+    return alarm.place, "".join(letter for letter in alarm.what if not letter.isdigit() and letter != ".")
+
+
+def _alarms(snapshot: Snapshot, history: History) -> Iterator[Alarm]:
+    troubles = Troubles(snapshot, EVERYTHING)
+    for state in snapshot.servers:
+        yield from _told(troubles.of([state.server]), snapshot.time)
+        for rank in state.ranks:
+            views: list[View] = [*rank.tiers, *rank.devices, *rank.lent, *rank.borrowed]
+            views += [view for view in (rank.rank, rank.stripe_set, rank.tree) if view is not None]
+            yield from _told(troubles.of(views), snapshot.time)
+            yield from _of_requests(rank, troubles, snapshot.time)
+            yield from _full_tiers(rank, history, snapshot.time)
+            yield from _collapse(rank, history, snapshot.time)
+
+
+def _told(troubles: Iterable[Trouble], now: float) -> Iterator[Alarm]:
+    for trouble in troubles:
+        # Paths are long, and the device has a number.
+        place = " ".join(word for word in trouble.place.split() if "/" not in word)
+        yield Alarm(trouble.mark, place, trouble.what, trouble.remedy, target(trouble.view), now)
+
+
+def target(view: View) -> Place:
+    """Where a trouble of this view is looked into."""
+    server = Step("server", view.server)
+    if isinstance(view, DeviceView):
+        return Place("stripes", (server, Step("device", f"{view.rank}:{view.number}")))
+    if isinstance(view, StripeSetView):
+        return Place("stripes", (server,))
+    if isinstance(view, LeasesView):
+        return Place("leases", (server,))
+    if isinstance(view, RequestView):
+        return Place("restores", (server, Step("request", view.rid)))
+    return Place("overview", (server,))
+
+
+def _of_requests(rank: RankState, troubles: Troubles, now: float) -> Iterator[Alarm]:
+    """Requests are many: those that wait long are one alarm. What became of others is in the views of restores."""
+    waiting = [
+        request
+        for request in rank.requests
+        if request.live and any(trouble.mark >= Mark.WARNING for trouble in troubles.of([request]))
+    ]
+    if waiting:
+        one = waiting[0]
+        what = f"{count(len(waiting))} requests have waited for more than {seconds(LONG_WAIT)}, as {text(one.rid)}"
+        remedy = "the device is full of others, or the server hangs"
+        yield Alarm(Mark.WARNING, f"{text(one.server)} {text(one.rank)}", what, remedy, target(one), now)
+
+
+def _full_tiers(rank: RankState, history: History, now: float) -> Iterator[Alarm]:
+    """A full tier is how a cache ends up; it costs what it has to evict. The device is always full."""
+    for tier in rank.tiers:
+        limit = tier.limit_bytes or tier.capacity_bytes
+        if tier.tier == "device" or not limit or (tier.used_bytes or 0) <= FULL * limit:
+            continue
+        evicted = history.rate(tier, "evictions", seconds=RECENT_SECONDS)
+        losing = f"; evicts {count(evicted)} pages/s" if evicted else ""
+        what = f"{share(tier.used_bytes, limit)} full{losing}"
+        yield Alarm(Mark.NOTE, _tier_place(tier), what, "pages that are evicted here are recomputed", target(tier), now)
+
+
+def _tier_place(tier: TierView) -> str:
+    return f"{text(tier.server)} {text(tier.rank)} {text(tier.tier)}"
+
+
+def _collapse(rank: RankState, history: History, now: float) -> Iterator[Alarm]:
+    recent, former = hit_rates(rank, history, RECENT_SECONDS)
+    if rank.tree is None or recent is None or former is None:
+        return
+    if former >= FORMER_RATE and recent < COLLAPSE * former:
+        what = f"hit rate fell to {recent:.0%}, from {former:.0%} before"
+        remedy = "new prompts, a flush, weights that changed, or a tier that is out: see its events"
+        place = f"{text(rank.tree.server)} {text(rank.tree.rank)}"
+        yield Alarm(Mark.WARNING, place, what, remedy, target(rank.tree), now)
+
+
+def hit_rates(rank: RankState, history: History, recent_seconds: float) -> tuple[float | None, float | None]:
+    """The share of prompt tokens that were found in any tier: during the last seconds, and in the time before.
+
+    None where too few prompt tokens came.
+    """
+    if rank.tree is None or rank.rank is None:
+        return None, None
+    prompt = history.growths(rank.tree, "prompt_tokens", recent_seconds)
+    found = list(history.growths(rank.tree, "reused_tokens", recent_seconds))
+    for tier in rank.tiers:
+        if tier.tier != "device":
+            pages = history.growths(tier, "hits", recent_seconds)
+            found = [tokens + more * (rank.rank.page_tokens or 0) for tokens, more in zip(found, pages, strict=True)]
+    late, early = (_rate(tokens, whole) for tokens, whole in zip(found, prompt, strict=True))
+    return late, early
+
+
+def _rate(found: float, prompt: float) -> float | None:
+    return min(1.0, found / prompt) if prompt >= RECENT_TOKENS else None

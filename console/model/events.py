@@ -1,0 +1,36 @@
+"""The events that were read, the newest last."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
+
+#: Events and gaps that are kept; older ones are on the bus, or in a recording.
+KEPT = 20_000
+
+
+class EventLog:
+    """One thread at a time. `count` grows by one for each item that ever came: a view sees by it what is new."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._items: deque[Event | Gap] = deque(maxlen=kept)
+        self.count = 0
+
+    def add(self, items: Iterable[Event | Gap]) -> None:
+        for item in items:
+            self._items.append(item)
+            self.count += 1
+
+    def clear(self) -> None:
+        """A player has jumped: what comes next is another time."""
+        self._items.clear()
+        self.count = 0
+
+    def newest(self) -> Iterator[Event | Gap]:
+        """From the newest to the oldest."""
+        return reversed(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)

@@ -1,0 +1,62 @@
+"""The signs that the console draws with: Unicode's, or those that every terminal has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Glyphs(NamedTuple):
+    """One set of signs."""
+
+    full: str
+    empty: str
+    eighths: str  # of a bar's last cell, from nothing to nearly full
+    sparks: str  # from the lowest to the highest
+    unknown: str  # in a sparkline: nothing was said then
+    right: str  # between breadcrumbs
+    ellipsis: str
+    up: str
+    down: str
+    ascii: bool
+
+    def bar(self, share: float | None, width: int) -> str:
+        """`share` (0..1) of `width` cells."""
+        if share is None:
+            return self.unknown * width
+        eighths = round(max(0.0, min(1.0, share)) * width * 8)
+        whole, rest = divmod(eighths, 8)
+        last = self.eighths[rest] if whole < width and rest else ""
+        return (self.full * whole + last).ljust(width, self.empty)
+
+    def spark(self, values: Sequence[float | None], width: int, highest: float | None = None) -> str:
+        """The last `width` values, the newest at the right; `highest` is the top of the scale, or the largest value."""
+        shown = list(values[-width:])
+        top = max((value for value in shown if value is not None), default=0.0) if highest is None else highest
+        steps = len(self.sparks) - 1
+        cells = [
+            self.unknown if value is None else self.sparks[0 if top <= 0 else _step(value / top, steps)]
+            for value in shown
+        ]
+        return "".join(cells).rjust(width)
+
+    def cut(self, text: str, width: int) -> str:
+        """At most `width` cells of a text of single-width characters."""
+        return text if len(text) <= width else text[: max(0, width - len(self.ellipsis))] + self.ellipsis[:width]
+
+
+def _step(share: float, steps: int) -> int:
+    """The lowest sign is for nothing at all: what is little is seen."""
+    if share <= 0:
+        return 0
+    return max(1, min(steps, round(share * steps)))
+
+
+UNICODE = Glyphs(
+    full="█", empty="░", eighths=" ▏▎▍▌▋▊▉", sparks=" ▁▂▃▄▅▆▇█", unknown="·", right="›", ellipsis="…",
+    up="▲", down="▼", ascii=False,
+)  # fmt: skip
+ASCII = Glyphs(
+    full="#", empty=".", eighths="........", sparks=" .:-=+*#@", unknown="?", right=">", ellipsis="~",
+    up="^", down="v", ascii=True,
+)  # fmt: skip

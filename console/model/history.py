@@ -1,0 +1,147 @@
+"""What counters and gauges said during the last minutes, for rates and sparklines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from swift_tiers.radix_tiering.bus.views import (
+    DeviceView,
+    LinkView,
+    RankedView,
+    RankView,
+    Snapshot,
+    TierView,
+    TreeView,
+)
+
+#: Looks that are remembered of each key: two minutes at two a second.
+LOOKS = 240
+
+#: What is remembered of each kind of key.
+FIELDS: dict[type[RankedView], tuple[str, ...]] = {
+    RankView: (
+        "running_requests", "waiting_requests", "write_queue_pages", "restores_started", "lent_bytes",
+        "borrowed_bytes", "lendable_bytes",
+    ),
+    TierView: ("hits", "misses", "bytes_read", "bytes_written", "evictions", "used_bytes", "pages"),
+    DeviceView: ("reads", "writes", "bytes_read", "bytes_written", "in_flight", "latency_p99_seconds", "used_bytes"),
+    LinkView: ("transfers", "pages", "bytes", "seconds"),
+    TreeView: ("reused_tokens", "prompt_tokens", "evicted_tokens", "cached_tokens"),
+}  # fmt: skip
+
+Identity = tuple[type[RankedView], str, str, object]
+
+
+class _Ring:
+    """The last looks at one key, oldest first; a row each: the time, then its fields. NaN: not said."""
+
+    def __init__(self, fields: int) -> None:
+        self._rows = np.full((LOOKS, fields + 1), np.nan)
+        self._count = 0
+
+    def add(self, row: list[float]) -> None:
+        """A look that says nothing newer is not one."""
+        if self._count and not row[0] > self._rows[(self._count - 1) % LOOKS, 0]:
+            return
+        self._rows[self._count % LOOKS] = row
+        self._count += 1
+
+    def rows(self) -> np.ndarray:
+        if self._count <= LOOKS:
+            return self._rows[: self._count]
+        at = self._count % LOOKS
+        return np.concatenate((self._rows[at:], self._rows[:at]))
+
+
+class History:
+    """One thread at a time. Times are by the clock of the server that spoke: rates need no other."""
+
+    def __init__(self) -> None:
+        self._rings: dict[Identity, _Ring] = {}
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Remember one look; what is no longer on the bus is forgotten."""
+        seen = set()
+        for view in _views(snapshot):
+            if view.time is None:
+                continue
+            fields, identity = FIELDS[type(view)], _identity(view)
+            seen.add(identity)
+            ring = self._rings.get(identity)
+            if ring is None:
+                ring = self._rings[identity] = _Ring(len(fields))
+            ring.add([view.time, *(_number(getattr(view, field)) for field in fields)])
+        for gone in self._rings.keys() - seen:
+            del self._rings[gone]
+
+    def rate(self, view: RankedView, *counters: str, seconds: float = 0.0) -> float | None:
+        """How fast these counters grew together, per second: since the look before, or over the last `seconds`.
+
+        None where there is nothing to compare with, or the server was started anew since.
+        """
+        rows, columns = self._rows(view, counters)
+        if rows is None or len(rows) < 2:
+            return None
+        last = rows[-1]
+        early = rows[:-1]
+        if seconds:
+            wide = early[early[:, 0] >= last[0] - seconds]
+            first = wide[0] if len(wide) else early[-1]
+        else:
+            first = early[-1]
+        grown = float((last[columns] - first[columns]).sum())
+        return grown / float(last[0] - first[0]) if np.isfinite(grown) and grown >= 0 else None
+
+    def rates(self, view: RankedView, *counters: str, length: int = LOOKS) -> list[float | None]:
+        """The same between each two of the last looks, oldest first: at most `length`."""
+        rows, columns = self._rows(view, counters)
+        if rows is None or len(rows) < 2:
+            return []
+        rows = rows[-length - 1 :]
+        grown = np.diff(rows[:, columns], axis=0).sum(axis=1) / np.diff(rows[:, 0])
+        return [float(value) if np.isfinite(value) and value >= 0 else None for value in grown]
+
+    def growths(self, view: RankedView, counter: str, seconds: float) -> tuple[float, float]:
+        """How much a counter grew during the last `seconds`, and in all the time before. 0 where that is not known."""
+        rows, columns = self._rows(view, (counter,))
+        if rows is None or len(rows) < 2:
+            return 0.0, 0.0
+        grown, times = np.diff(rows[:, columns[0]]), rows[1:, 0]
+        grown = np.where(np.isfinite(grown) & (grown > 0), grown, 0.0)
+        late = times > rows[-1, 0] - seconds
+        return float(grown[late].sum()), float(grown[~late].sum())
+
+    def values(self, view: RankedView, gauge: str, length: int = LOOKS) -> list[float | None]:
+        """What a gauge said in the last looks, oldest first."""
+        rows, columns = self._rows(view, (gauge,))
+        if rows is None:
+            return []
+        return [float(value) if np.isfinite(value) else None for value in rows[-length:, columns[0]]]
+
+    def _rows(self, view: RankedView, names: tuple[str, ...]) -> tuple[np.ndarray | None, list[int]]:
+        ring = self._rings.get(_identity(view))
+        fields = FIELDS[type(view)]
+        return (None if ring is None else ring.rows()), [1 + fields.index(name) for name in names]
+
+
+def _number(value: float | None) -> float:
+    return np.nan if value is None else float(value)
+
+
+def _identity(view: RankedView) -> Identity:
+    which = next((getattr(view, name) for name in ("tier", "number", "link") if hasattr(view, name)), None)
+    return type(view), view.server, view.rank, which
+
+
+def _views(snapshot: Snapshot) -> Iterator[RankedView]:
+    for state in snapshot.servers:
+        for rank in state.ranks:
+            if rank.rank is not None:
+                yield rank.rank
+            if rank.tree is not None:
+                yield rank.tree
+            yield from rank.tiers
+            yield from rank.devices
+            yield from rank.links

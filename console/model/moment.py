@@ -1,0 +1,55 @@
+"""What the console shows at one moment: the last look, how old it is, and what came before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swift_tiers.console.model.alarms import Alarm
+from swift_tiers.console.model.events import EventLog
+from swift_tiers.console.model.history import History
+from swift_tiers.radix_tiering.bus.views import RankState, ServerState, Snapshot, View
+
+#: What a server said is old after so many of its intervals, and so many seconds.
+OLD_INTERVALS, OLD_SECONDS = 4, 3.0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """`snapshot` None: nothing has been seen yet."""
+
+    snapshot: Snapshot | None
+    age: float  # seconds since the look, by the console's clock
+    lost: str  # why there is no newer look; empty if there was no such error
+    history: History
+    alarms: tuple[Alarm, ...]
+    events: EventLog
+
+    @property
+    def servers(self) -> tuple[ServerState, ...]:
+        return () if self.snapshot is None else self.snapshot.servers
+
+    def ranks(self, server: str | None = None) -> list[RankState]:
+        """Of all servers, or of one."""
+        return [
+            rank for state in self.servers if server is None or state.server.server == server for rank in state.ranks
+        ]
+
+    def server(self, name: str | None) -> ServerState | None:
+        return next((state for state in self.servers if state.server.server == name), None)
+
+    def rank(self, server: str | None, rank: str | None) -> RankState | None:
+        state = self.server(server)
+        return None if state is None else next((one for one in state.ranks if one.name == rank), None)
+
+    def age_of(self, view: View) -> float | None:
+        """Seconds since this was true: by Redis' clock until the look, by the console's since then."""
+        return None if view.age_seconds is None else view.age_seconds + self.age
+
+    def is_old(self, view: View) -> bool:
+        """Whether what it says may no longer be so: to be greyed."""
+        if self.lost:
+            return True
+        state = self.server(view.server)
+        interval = (state.server.interval_seconds if state is not None else None) or 0.0
+        age = self.age_of(view)
+        return age is not None and age > max(OLD_SECONDS, OLD_INTERVALS * interval)

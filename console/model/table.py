@@ -1,0 +1,92 @@
+"""A table as data: what a grid draws, a filter sifts, an export writes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from swift_tiers.console.model.place import Place
+
+
+class Column(NamedTuple):
+    """One column. Its `name` is its heading, and what a filter calls it."""
+
+    name: str
+    right: bool = False
+    widest: int = 40  # cells; longer texts are cut
+    rank: int = 0  # columns with the lowest rank go first where the terminal is narrow
+
+
+class Cell(NamedTuple):
+    """What one row says in one column."""
+
+    text: str
+    value: Any = None  # what it is sorted by and exported as; None: the text
+    style: str = ""  # a name of the palette
+
+    @property
+    def content(self) -> Any:
+        return self.text if self.value is None else self.value
+
+
+class Row(NamedTuple):
+    """One row. `key` tells it from the others from one look to the next."""
+
+    key: str
+    cells: tuple[Cell, ...]
+    place: Place | None = None  # where Enter leads
+    subject: Any = None  # the view that it is about: what orders act upon
+    stale: bool = False  # what it says is older than it should be
+
+
+class Table(NamedTuple):
+    """Rows under columns. `rows` may make its rows as they are asked for: nobody walks over all of them to draw."""
+
+    columns: tuple[Column, ...]
+    rows: Sequence[Row]
+    empty: str = "nothing here"
+    title: str = ""
+
+
+class Sorting(NamedTuple):
+    """By which column, and whether the largest come first. Column None: as the view has them."""
+
+    column: str | None = None
+    descending: bool = True
+
+
+def ordered(table: Table, sorting: Sorting) -> Sequence[Row]:
+    """The rows in this order; what has no value comes last, either way."""
+    names = [column.name for column in table.columns]
+    if sorting.column not in names:
+        return table.rows
+    at = names.index(sorting.column)
+    with_value = [row for row in table.rows if row.cells[at].content not in ("", "-", "?")]
+    without = [row for row in table.rows if row.cells[at].content in ("", "-", "?")]
+    with_value.sort(key=lambda row: _order(row.cells[at].content), reverse=sorting.descending)
+    return [*with_value, *without]
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    if isinstance(value, (int, float)):
+        return 0, value
+    return 1, str(value).casefold()
+
+
+def as_csv(table: Table, rows: Sequence[Row]) -> str:
+    """With a line of headings; values as they are, not as they are shown."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([column.name for column in table.columns])
+    writer.writerows([cell.content for cell in row.cells] for row in rows)
+    return out.getvalue()
+
+
+def as_json(table: Table, rows: Sequence[Row]) -> str:
+    """A list of objects, one a row."""
+    names = [column.name for column in table.columns]
+    content = [dict(zip(names, (cell.content for cell in row.cells), strict=True)) for row in rows]
+    return json.dumps(content, indent=1, default=str)

@@ -1,0 +1,1 @@
+"""What opens above a view: help, a question, a confirmation."""

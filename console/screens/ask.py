@@ -1,0 +1,32 @@
+"""One question with a line to answer it in."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Label
+
+
+class AskScreen(ModalScreen[str | None]):
+    """Gives what was typed; None: the operator went back."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "back")]
+
+    def __init__(self, question: str, hint: str = "", value: str = "") -> None:
+        super().__init__()
+        self._question = question
+        self._hint = hint
+        self._value = value
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Label(self._question, classes="dialog--title", markup=False)
+            yield Input(value=self._value, placeholder=self._hint)
+            yield Label("enter: go on    esc: back", classes="dialog--keys")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value)

@@ -1,0 +1,122 @@
+"""The lines around a view."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from swift_tiers.console.feeds.feed import Nature
+from swift_tiers.console.views import VIEWS
+from swift_tiers.radix_tiering.bus.figures import seconds, text
+from swift_tiers.radix_tiering.bus.troubles import Mark
+
+if TYPE_CHECKING:
+    from swift_tiers.console.app import ConsoleApp
+
+#: A look that is older than so many intervals, and so many seconds, is said to be old.
+OLD_LOOKS, OLD_SECONDS = 3, 2.0
+
+
+def status_line(app: ConsoleApp, width: int) -> Text:
+    """What is looked at, whether it is fresh, how many alarms there are, the time."""
+    line = _line(app, ("swift-tiers ", "title"), *_nature(app))
+    right = _line(app, *_alarms(app), (f"{app.now():%H:%M:%S}", "muted"))
+    room = width - right.cell_len
+    line.truncate(max(0, room - 1), overflow="ellipsis" if not app.glyphs.ascii else "crop")
+    line.append(" " * max(1, width - line.cell_len - right.cell_len))
+    line.append_text(right)
+    return line
+
+
+def _nature(app: ConsoleApp) -> list[tuple[str, str]]:
+    moment, feed = app.moment, app.feed
+    age = seconds(round(moment.age, 1))
+    if feed.nature is Nature.DEMO:
+        words = [("DEMO: simulated, no server ", "warning")]
+    elif feed.nature is Nature.RECORDING:
+        words = [("RECORDING ", "warning")]
+    elif app.lost:
+        shown = f"; shown is {age} old" if moment.snapshot is not None else ""
+        return [("LOST ", "wrong"), (f"{text(app.lost)}{shown}", "wrong")]
+    elif moment.snapshot is None:
+        return [("connecting ", "note"), (f"to {feed.name}", "muted")]
+    elif app.paused:
+        words = [(f"PAUSED, {age} old ", "warning")]
+    elif moment.age > max(OLD_SECONDS, OLD_LOOKS * app.interval):
+        words = [(f"STALE, {age} old ", "wrong")]
+    else:
+        words = [(f"LIVE every {app.interval:g} s ", "good")]
+    player = feed.player
+    if player is not None:
+        state = "playing" if player.playing else "paused"
+        words.append((f"{_clock(player.position)}/{_clock(player.length)} {state} x{player.speed:g} ", "accent"))
+    if app.readonly and feed.nature is Nature.LIVE:
+        words.append(("readonly ", "note"))
+    if app.navigation.only is not None:
+        words.append((f"only {text(app.navigation.only)} ", "accent"))
+    return [*words, (feed.name, "muted")]
+
+
+def _alarms(app: ConsoleApp) -> list[tuple[str, str]]:
+    alarms = app.moment.alarms
+    wrong = sum(alarm.mark == Mark.WRONG for alarm in alarms)
+    warnings = sum(alarm.mark == Mark.WARNING for alarm in alarms)
+    if app.moment.snapshot is None:
+        return []
+    if not wrong and not warnings:
+        return [("all well ", "good")]
+    said = [(f"{wrong} WRONG ", "wrong")] if wrong else []
+    return [*said, *([(f"{warnings} warning{'s' if warnings > 1 else ''} ", "warning")] if warnings else [])]
+
+
+def _clock(value: float) -> str:
+    return f"{int(value) // 60:02}:{int(value) % 60:02}"
+
+
+def tabs_line(app: ConsoleApp, width: int) -> Text:
+    """The views with their digits; the one on the screen is marked, also without colour."""
+    short = sum(len(view.TITLE) + 3 for view in VIEWS) > width
+    line = Text(no_wrap=True, end="")
+    for number, view in enumerate(VIEWS, 1):
+        here = app.navigation.place.view == view.NAME
+        title = view.TITLE[: 4 if short else None]
+        style = app.style("title" if here else "muted", f"app.view('{view.NAME}')")
+        if here:
+            style += app.style("accent")
+        line.append(f"[{number} {title}]" if here else f" {number} {title} ", style)
+    return line
+
+
+def crumbs_line(app: ConsoleApp, width: int) -> Text:
+    """Where the operator is, and what the table is sifted by; at a view's top, the question that it answers."""
+    navigation, glyphs = app.navigation, app.glyphs
+    line = Text(no_wrap=True, end="")
+    line.append(app.view.TITLE, app.style("title", "app.go(0)"))
+    for depth, (name, _) in enumerate(navigation.crumbs, 1):
+        line.append(" ")
+        line.append(f"{glyphs.right} ", app.style("muted"))
+        line.append(glyphs.cut(text(name), 28), app.style("accent", f"app.go({depth})"))
+    if not navigation.crumbs:
+        line.append("  ")
+        line.append(app.view.QUESTION, app.style("muted"))
+    right = Text(no_wrap=True, end="")
+    if navigation.sieve:
+        right.append(f"/{navigation.sieve.text} ", app.style("note"))
+    table, rows = app.grid.table, app.grid.rows
+    if table.columns and not app.grid.has_class("-hidden"):
+        cursor = app.grid.cursor + 1 if rows else 0
+        of = f" of {len(table.rows)}" if len(rows) != len(table.rows) else ""
+        right.append(f"{cursor}/{len(rows)}{of}", app.style("muted"))
+    line.truncate(max(0, width - right.cell_len - 1))
+    line.append(" " * max(1, width - line.cell_len - right.cell_len))
+    line.append_text(right)
+    return line
+
+
+def _line(app: ConsoleApp, *parts: tuple[str, str]) -> Text:
+    line = Text(no_wrap=True, end="")
+    for words, style in parts:
+        line.append(" " * (len(words) - len(words.lstrip(" "))))
+        line.append(words.lstrip(" "), app.style(style))
+    return line

@@ -1,0 +1,127 @@
+"""From a key or a typed command to a server and back: ask, confirm, send, show what became of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from textual.message import Message
+
+from swift_tiers.console.model.actions import ActionError
+from swift_tiers.console.screens.ask import AskScreen
+from swift_tiers.console.screens.confirm import ConfirmScreen
+from swift_tiers.console.screens.outcome import OutcomeScreen
+from swift_tiers.console.views.view import Offer
+from swift_tiers.radix_tiering.bus.command_words import make_command, name_of, usage
+from swift_tiers.radix_tiering.bus.commands import COMMANDS, AnyCommand, CommandError
+from swift_tiers.radix_tiering.bus.figures import text
+from swift_tiers.radix_tiering.bus.views import CommandView
+from swift_tiers.radix_tiering.errors import SwiftTiersError
+
+if TYPE_CHECKING:
+    from swift_tiers.console.app import ConsoleApp
+
+
+class Became(Message):
+    """A command has been answered, or could not be sent."""
+
+    def __init__(self, what: str, outcome: CommandView | None, problem: str) -> None:
+        super().__init__()
+        self.what = what
+        self.outcome = outcome
+        self.problem = problem
+
+
+class Steering:
+    """One of each console. On the app's thread but for sending."""
+
+    def __init__(self, app: ConsoleApp) -> None:
+        self._app = app
+
+    def begin(self, offer: Offer) -> None:
+        """Ask for what it lacks, then for a yes."""
+        if self._app.readonly:
+            self._app.tell("readonly: nothing is steered from here", bad=True)
+            return
+        if not offer.prompt:
+            self._confirm(offer, "")
+            return
+
+        def typed(value: str | None) -> None:
+            if value is not None:
+                self._confirm(offer, value.strip())
+
+        self._app.push_screen(AskScreen(f"{offer.what}", offer.prompt), typed)
+
+    def typed(self, words: Sequence[str]) -> None:
+        """`control [SERVER] COMMAND VALUES`. Raises ActionError."""
+        if self._app.readonly:
+            raise ActionError("readonly: nothing is steered from here")
+        servers = [state.server.server for state in self._app.moment.servers if state.server.alive]
+        names = [name_of(kind) for kind in COMMANDS]
+        if words[0] in servers and len(words) > 1:
+            server, words = words[0], words[1:]
+        elif words[0] in names:
+            here = self._app.navigation.server or (servers[0] if len(servers) == 1 else None)
+            if here is None:
+                raise ActionError(f"control: say which server: {', '.join(servers) or 'none is alive'}")
+            server = here
+        else:
+            raise ActionError(f"control: usage: control [SERVER] COMMAND; servers: {', '.join(servers)}")
+        try:
+            command = make_command(words[0], words[1:])
+        except CommandError as error:
+            raise ActionError(str(error)) from None
+        what = f"{' '.join(words)} at {server}"
+        self._confirm(Offer("", "", server, what, (type(command).__doc__ or "").strip(), lambda _: command), "")
+
+    def lines(self, servers: Sequence[str]) -> list[str]:
+        """How commands are written, for suggestions."""
+        spelled = [usage(kind) for kind in COMMANDS]
+        return [*spelled, *(f"{server} {line}" for server in servers for line in spelled)]
+
+    def _confirm(self, offer: Offer, typed: str) -> None:
+        try:
+            command = offer.make(typed)
+        except (CommandError, ValueError) as error:
+            self._app.tell(str(error), bad=True)
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._send(offer, command)
+
+        words = f"{offer.server}: {msgspec.json.encode(command).decode()}"
+        value = f" {typed}" if typed else ""
+        self._app.push_screen(ConfirmScreen(f"{offer.what}{value}", offer.effect, words), answered)
+
+    def _send(self, offer: Offer, command: AnyCommand) -> None:
+        self._app.tell(f"sent: {offer.what}")
+
+        def send() -> None:
+            outcome, problem = None, ""
+            try:
+                outcome = self._app.feed.command(offer.server, command)
+            except SwiftTiersError as error:
+                problem = str(error)
+            except Exception as error:  # noqa: BLE001 - the operator must hear of it, whatever it was
+                problem = f"{type(error).__name__}: {error}"
+            self._app.post_message(Became(offer.what, outcome, problem))
+
+        threading.Thread(target=send, name="console-command", daemon=True).start()
+
+    def show(self, became: Became) -> None:
+        """What was acknowledged in full is a word; what was not stays on the screen until it was read."""
+        outcome = became.outcome
+        if outcome is None:
+            self._app.push_screen(OutcomeScreen(f"NOT DONE: {became.what}", [text(became.problem)], bad=True))
+            return
+        lines = [f"{text(rank)}: {text(said)}" for rank, said in sorted(outcome.ranks.items())]
+        if outcome.state == "done":
+            self._app.tell(f"done: {became.what}{'; ' + '; '.join(lines) if lines else ''}")
+            return
+        reason = [text(outcome.reason)] if outcome.reason else []
+        title = f"{outcome.state.upper()}: {became.what}"
+        self._app.push_screen(OutcomeScreen(title, [*reason, *lines], bad=True))

@@ -1,0 +1,247 @@
+"""A table of any length: draws the rows that are visible, and asks for no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from swift_tiers.console.model.glyphs import UNICODE, Glyphs
+from swift_tiers.console.model.palette import Palette
+from swift_tiers.console.model.table import Column, Row, Sorting, Table
+
+#: Rows that are measured for the width of columns, beside those that are visible.
+MEASURED = 100
+GAP = 2
+
+
+class Grid(ScrollView, can_focus=True):
+    """Rows under a line of headings that stays. The cursor stays on its row when rows come and go around it.
+
+    Textual's DataTable keeps every cell and measures it; here a row is made when it is drawn, so that 100,000 rows
+    cost what 50 cost (see ops/bench/console.py).
+    """
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"grid--cursor"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("home,g", "jump(0)", "first", show=False),
+        Binding("end,G", "jump(-1)", "last", show=False),
+        Binding("enter", "enter", "open", show=False),
+    ]
+
+    class Entered(Message):
+        """Enter, or a click on the row under the cursor."""
+
+        def __init__(self, row: Row) -> None:
+            super().__init__()
+            self.row = row
+
+    class Moved(Message):
+        """The cursor is on another row."""
+
+    class Headed(Message):
+        """A heading was clicked."""
+
+        def __init__(self, column: str) -> None:
+            super().__init__()
+            self.column = column
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._table = Table((), ())
+        self._rows: Sequence[Row] = ()
+        self._cursor = 0
+        self._widths: list[int] = []
+        self._shown: list[int] = []  # columns that have room, by their number
+        self._sorting = Sorting()
+        self.palette = Palette()
+        self.glyphs: Glyphs = UNICODE
+        self.dimmed = False  # everything is stale
+
+    # ---- what it shows ----
+
+    @property
+    def cursor(self) -> int:
+        return self._cursor
+
+    @property
+    def row(self) -> Row | None:
+        """The one under the cursor."""
+        return self._rows[self._cursor] if self._cursor < len(self._rows) else None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """As they are shown: sifted and sorted."""
+        return self._rows
+
+    @property
+    def table(self) -> Table:
+        return self._table
+
+    def show(self, table: Table, rows: Sequence[Row], sorting: Sorting) -> None:
+        """Show these rows of the table; the cursor stays where it was if the row is still there."""
+        before = self.row
+        if [column.name for column in table.columns] != [column.name for column in self._table.columns]:
+            self._widths = []
+            before = None
+            self._cursor = 0
+            self.scroll_to(0, 0, animate=False)
+        self._table, self._rows, self._sorting = table, rows, sorting
+        if before is not None and (self._cursor >= len(rows) or rows[self._cursor].key != before.key):
+            self._cursor = _find(rows, before.key, self._cursor)
+        self._cursor = max(0, min(self._cursor, len(rows) - 1))
+        self._measure()
+        self.virtual_size = Size(self.size.width, len(rows) + 1)
+        self.refresh()
+
+    def select(self, key: str) -> None:
+        """Put the cursor on the row with this key, if it is there."""
+        at = _find(self._rows, key, -1)
+        if at >= 0:
+            self._go(at)
+
+    # ---- drawing ----
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        ground = self.rich_style
+        if y == 0:
+            return self._heading(width, ground)
+        number = y - 1 + self.scroll_offset.y
+        if not self._rows and number == 0:
+            return Strip([Segment(set_cell_size(f" {self._table.empty}", width), ground + self.palette["muted"])])
+        if number >= len(self._rows):
+            return Strip.blank(width, ground)
+        return self._line(self._rows[number], width, ground, number == self._cursor)
+
+    def _heading(self, width: int, ground: Style) -> Strip:
+        title = ground + self.palette["muted"] + Style(bold=True, underline=not self.glyphs.ascii)
+        segments = [Segment(" ", title)]
+        for number in self._shown:
+            column = self._table.columns[number]
+            name = column.name
+            if column.name == self._sorting.column:
+                name += self.glyphs.down if self._sorting.descending else self.glyphs.up
+            segments.append(Segment(_fit(name, self._widths[number], column.right, self.glyphs), title))
+            segments.append(Segment(" " * GAP, title))
+        hidden = len(self._table.columns) - len(self._shown)
+        if hidden > 0:
+            segments.append(Segment(f"+{hidden}", title))
+        return Strip(segments).adjust_cell_length(width, title)
+
+    def _line(self, row: Row, width: int, ground: Style, at_cursor: bool) -> Strip:
+        if at_cursor:
+            ground += self.get_component_rich_style("grid--cursor", partial=True)
+        stale = row.stale or self.dimmed
+        segments = [Segment(" ", ground)]
+        for number in self._shown:
+            column, cell = self._table.columns[number], row.cells[number]
+            style = self.palette["stale"] if stale else self.palette[cell.style or "text"]
+            segments.append(Segment(_fit(cell.text, self._widths[number], column.right, self.glyphs), ground + style))
+            segments.append(Segment(" " * GAP, ground))
+        return Strip(segments).adjust_cell_length(width, ground)
+
+    def _measure(self) -> None:
+        """Widths only grow while the columns stay the same, so that nothing jumps."""
+        columns = self._table.columns
+        widths = self._widths or [0] * len(columns)
+        first = self.scroll_offset.y
+        shown = [*self._rows[:MEASURED], *self._rows[first : first + max(1, self.size.height)]]
+        for number, column in enumerate(columns):
+            longest = max((cell_len(row.cells[number].text) for row in shown), default=0)
+            heading = cell_len(column.name) + (column.name == self._sorting.column)
+            widths[number] = max(widths[number], heading, min(column.widest, longest))
+        self._widths = widths
+        self._shown = _fitting(columns, widths, max(1, self.size.width - 1))
+
+    # ---- moving ----
+
+    def action_move(self, by: int) -> None:
+        self._go(self._cursor + by)
+
+    def action_page(self, by: int) -> None:
+        self._go(self._cursor + by * max(1, self.size.height - 2))
+
+    def action_jump(self, to: int) -> None:
+        self._go(to if to >= 0 else len(self._rows) + to)
+
+    def action_enter(self) -> None:
+        row = self.row
+        if row is not None:
+            self.post_message(self.Entered(row))
+
+    def _go(self, to: int) -> None:
+        to = max(0, min(to, len(self._rows) - 1))
+        if to == self._cursor:
+            return
+        self._cursor = to
+        # The heading covers the first line, so the row above the cursor's must be in sight, too.
+        self.scroll_to_region(Region(0, to, 1, 2), animate=False, force=True)
+        self._measure()
+        self.refresh()
+        self.post_message(self.Moved())
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._measure()
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self._measure()
+        self.virtual_size = Size(self.size.width, len(self._rows) + 1)
+        self.refresh()
+
+    def on_click(self, event: events.Click) -> None:
+        if event.y == 0:
+            at = 1
+            for number in self._shown:
+                at += self._widths[number] + GAP
+                if event.x < at:
+                    self.post_message(self.Headed(self._table.columns[number].name))
+                    return
+            return
+        number = event.y - 1 + self.scroll_offset.y
+        if number >= len(self._rows):
+            return
+        if number == self._cursor or event.chain > 1:
+            self._go(number)
+            self.action_enter()
+        else:
+            self._go(number)
+
+
+def _find(rows: Sequence[Row], key: str, near: int) -> int:
+    """Where the row with this key is; `near` if it is nowhere. Rows that know it themselves are asked."""
+    find = getattr(rows, "index_of", None)
+    if find is not None:
+        found = find(key)
+        return near if found is None else int(found)
+    return next((number for number, row in enumerate(rows) if row.key == key), near)
+
+
+def _fitting(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
+    """The columns that have room; those of the lowest rank go first, and of these the last."""
+    shown = list(range(len(columns)))
+    while len(shown) > 1 and sum(widths[number] + GAP for number in shown) - GAP > room:
+        shown.remove(min(shown, key=lambda number: (columns[number].rank, -number)))
+    return shown
+
+
+def _fit(text: str, width: int, right: bool, glyphs: Glyphs) -> str:
+    """Exactly `width` cells."""
+    if cell_len(text) > width:
+        return set_cell_size(set_cell_size(text, max(0, width - len(glyphs.ellipsis))) + glyphs.ellipsis, width)
+    return " " * (width - cell_len(text)) + text if right else text + " " * (width - cell_len(text))

@@ -1,0 +1,278 @@
+"""A small world for the console: three servers at one frozen time, with something wrong, and how it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from swift_tiers.console.feeds.feed import Answers, Feed, Look, Question
+from swift_tiers.console.model.alarms import Alarm, Alarms
+from swift_tiers.console.model.events import EventLog
+from swift_tiers.console.model.history import History
+from swift_tiers.console.model.moment import Moment
+from swift_tiers.console.model.place import Place
+from swift_tiers.console.views.view import Scene
+from swift_tiers.radix_tiering.bus.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.event_reading import Event
+from swift_tiers.radix_tiering.bus.views import (
+    CommandView,
+    DeviceView,
+    DirectoryView,
+    LeaseEntry,
+    LeasesView,
+    LinkView,
+    RankState,
+    RankView,
+    RequestView,
+    ServerState,
+    ServerView,
+    Snapshot,
+    StripeSetView,
+    TierView,
+    TreeView,
+)
+from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.restore.story import RestoreStory
+
+START = 1_763_700_000.0
+MIB, GIB = 2**20, 2**30
+PAGE_BYTES = 368_640
+KEY = "5e" * 32
+
+
+class World:
+    """Time goes on by `tick`; everything follows from the number of ticks, so that two runs are alike."""
+
+    def __init__(
+        self, servers: tuple[str, ...] = ("alpha", "beta", "gamma"), gone: tuple[str, ...] = ("gamma",)
+    ) -> None:
+        self.servers = servers
+        self.gone = gone
+        self.ticks = 0
+        self.sick = True
+
+    def tick(self, count: int = 1) -> None:
+        self.ticks += count
+
+    @property
+    def time(self) -> float:
+        return START + 0.5 * self.ticks
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(time=self.time, servers=tuple(self._server(number) for number in range(len(self.servers))))
+
+    def _server(self, number: int) -> ServerState:
+        name = self.servers[number]
+        if name in self.gone:
+            return ServerState(server=ServerView(server=name, alive=False, age_seconds=754.0))
+        view = ServerView(
+            server=name, alive=True, time=self.time - 0.2, age_seconds=0.2, host=f"node-{number}",
+            address=f"10.0.0.{number + 1}:30000", pid=4000 + number, started=START - 86_400 - number * 3600,
+            up_seconds=86_400.0 + number * 3600 + 0.5 * self.ticks, version="0.1.0", sglang_version="0.5.23",
+            model=("/models/Llama-3.1-8B-Instruct", "/models/Qwen3-32B", "/models/SmolLM2-135M")[number % 3],
+            ranks=("dp0-tp0",), interval_seconds=0.5, clock_offset_seconds=0.003 * number, control=True,
+            configuration={"host": {"size": 64 * GIB}},
+        )  # fmt: skip
+        return ServerState(server=view, ranks=(self._rank(number),))
+
+    def _rank(self, number: int) -> RankState:
+        home = {"server": self.servers[number], "rank": "dp0-tp0", "time": self.time - 0.2, "age_seconds": 0.2}
+        lends, borrows = number == 0, number == 1
+        donor, borrower = f"{self.servers[0]}.dp0-tp0", f"{self.servers[min(1, len(self.servers) - 1)]}.dp0-tp0"
+        lease = {"donor": donor, "borrower": borrower, **self._leases()}
+        return RankState(
+            name="dp0-tp0",
+            rank=RankView(
+                **home, pid=4000 + number, namespace="c0ffee" * 8, page_tokens=16, page_bytes=PAGE_BYTES,
+                io_engine="io_uring", write_queue_pages=3 * number,
+                running_requests=2 + number, waiting_requests=number,
+                restores_started=128 + self.ticks, restores_completed=100 + self.ticks, restores_split=20,
+                restores_cut_short=2, restores_expired=0, restores_cancelled=1, restores_late=1, lost_pages=0,
+                failed_loads=0, events=40 + self.ticks, events_lost=0, publishes=1000 + self.ticks, publish_failures=0,
+                publish_seconds=0.002, publish_cpu_seconds=3.2, links=("device-host", "host-device"),
+                lent_bytes=2 * GIB if lends else 0, lendable_bytes=3 * GIB if lends else None,
+                lends_to=(borrower,) if lends else (), borrowed_bytes=2 * GIB if borrows else 0,
+                borrows_from=(donor,) if borrows else (), lend_window_seconds=60.0 if lends else None,
+                lend_peak_bytes=5 * GIB if lends else None,
+            ),
+            tiers=tuple(self._tier(home, number, tier) for tier in ("device", "peer", "host", "ssd")),
+            stripe_set=StripeSetView(
+                **home, set="abcdef0123456789", unit_bytes=128 * 1024, devices=4, missing=0, capacity_units=4_000_000,
+                free_units=2_400_000, queued=3, reads={"ok": 4000 + 50 * self.ticks, "corrupt: checksum": number},
+            ),
+            devices=tuple(self._device(home, number, device) for device in range(4)),
+            links=tuple(self._link(home, number, at, link) for at, link in enumerate(_LINKS)),
+            tree=TreeView(
+                **home, nodes=412, leaves=120, depth=14, deepest_tokens=31_200, cached_tokens=118_000,
+                evictable_tokens=90_000, protected_tokens=28_000, reused_tokens=900_000 + 4000 * self.ticks,
+                prompt_tokens=1_200_000 + 5000 * self.ticks, evicted_tokens=300_000 + 100 * self.ticks, complete=True,
+            ),
+            directory=DirectoryView(
+                **home, pages=20_000, host_only_pages=2000, ssd_only_pages=9000, peer_only_pages=500, both_pages=8500,
+                deepest_pages=1950, first_pages=120, foreign_pages=0,
+            ),
+            requests=self._requests(home, number),
+            lent=(LeasesView(**home, **lease),) if lends else (),
+            borrowed=(LeasesView(**home, **lease),) if borrows else (),
+        )  # fmt: skip
+
+    def _tier(self, home: dict, number: int, tier: str) -> TierView:
+        capacity = {"device": 16 * GIB, "peer": 2 * GIB, "host": 64 * GIB, "ssd": 2048 * GIB}[tier]
+        share = {"device": 0.93, "peer": 0.41, "host": 0.97, "ssd": 0.38}[tier] - 0.2 * number * (tier != "device")
+        return TierView(
+            **home, tier=tier, capacity_bytes=capacity, used_bytes=int(capacity * max(0.02, share)),
+            pages=int(capacity * max(0.02, share) / PAGE_BYTES), pinned_pages=12 * number, limit_bytes=capacity,
+            hits=5000 + 30 * self.ticks, misses=800 + self.ticks, bytes_read=10**10 + 40 * MIB * self.ticks,
+            bytes_written=10**10 + 12 * MIB * self.ticks, evictions=400 + 2 * self.ticks,
+            checksum_failures=1 if self.sick and number == 1 and tier == "ssd" else 0,
+            refused={"full": 3} if number == 1 and tier == "host" else {}, restores=200, restore_seconds=9.5,
+            restore_p50_seconds=0.033, restore_p99_seconds=0.21,
+        )  # fmt: skip
+
+    def _device(self, home: dict, number: int, device: int) -> DeviceView:
+        out = self.sick and number == 0 and device == 2
+        slow = self.sick and number == 1 and device == 3
+        ticks = 0 if out else self.ticks
+        return DeviceView(
+            **home, number=device, path=f"/ssd{device}/swift-tiers-dp0-tp0.stripe",
+            service="out" if out else "in service", reason="write failed: Input/output error" if out else "",
+            capacity_bytes=512 * GIB, used_bytes=int(512 * GIB * (0.36 + 0.02 * device)),
+            bytes_read=10**11 + (20 + device) * MIB * ticks, bytes_written=4 * 10**10 + 5 * MIB * ticks,
+            reads=900_000 + 160 * ticks, writes=300_000 + 40 * ticks, read_errors=0, write_errors=4 if out else 0,
+            corrupt_units=1 if number == 1 and device == 1 and self.sick else 0, in_flight=0 if out else 3 + device,
+            latency_p50_seconds=0.0004, latency_p99_seconds=0.031 if slow else 0.0021,
+        )  # fmt: skip
+
+    def _link(self, home: dict, number: int, at: int, link: str) -> LinkView:
+        rate = (24 + 30 * number + 7 * at) * MIB
+        return LinkView(
+            **home, link=link, transfers=9000 + 12 * self.ticks, pages=40_000 + 60 * self.ticks,
+            bytes=10**10 + rate * self.ticks // 2, seconds=12.5 + 0.01 * self.ticks, latency_p50_seconds=0.0021,
+            latency_p99_seconds=0.0085, bytes_per_second=float(rate),
+        )  # fmt: skip
+
+    def _leases(self) -> dict:
+        table = tuple(
+            LeaseEntry(
+                lease=12 + one, bytes=256 * MIB, state="recalled" if one == 2 else "lent",
+                seconds_left=2.0 - 0.2 * one, pinned=one == 1,
+            )
+            for one in range(8)
+        )  # fmt: skip
+        return {
+            "leases": 8, "bytes": 2 * GIB, "recalled_bytes": 256 * MIB, "pinned_bytes": 256 * MIB,
+            "shortest_seconds": 0.6, "listed": 8, "table": table,
+        }  # fmt: skip
+
+    def _requests(self, home: dict, number: int) -> tuple[RequestView, ...]:
+        done = [self._ended(home, number, one) for one in range(6)]
+        story = RestoreStory(
+            page_tokens=16, prefix_pages=4, wanted_pages=1900, found_pages={"host": 300, "ssd": 1500},
+            strategy="token-wise", why="loading all takes 2.1 s, computing all 1.4 s; together 0.84 s",
+            estimated_seconds=0.84, estimated_compute_seconds=0.8, estimated_load_seconds={"host": 0.1, "ssd": 0.84},
+            planned_lead_pages=0, planned_meeting_pages=760, runs=(("compute", 320),),
+            load_seconds={"host": 0.09}, compute_seconds=0.36,
+        )  # fmt: skip
+        running = RequestView(
+            **home, rid=f"{number}restore{'0' * 24}", state="restoring", arrived=self.time - 0.6, prompt_tokens=30_464,
+            output_tokens=0, device_tokens=64, restore="waiting", restore_story=story, pages=1904,
+        )  # fmt: skip
+        decoding = RequestView(
+            **home, rid=f"{number}decode{'0' * 25}", state="running", arrived=self.time - 5, prompt_tokens=2048,
+            output_tokens=77, device_tokens=1024, peer_tokens=0, host_tokens=512, ssd_tokens=0, recomputed_tokens=512,
+            restore="completed", restore_seconds=0.04, queue_seconds=0.06, first_token_seconds=0.31, pages=133,
+            tiers=(("device", 64), ("host", 32), ("compute", 32)), last_page=KEY, block_table=((17, 80), (200, 268)),
+        )  # fmt: skip
+        return (*done, decoding, running)
+
+    def _ended(self, home: dict, number: int, one: int) -> RequestView:
+        story = RestoreStory(
+            page_tokens=16, wanted_pages=256, found_pages={"ssd": 256}, strategy="token-wise",
+            why="both sides at once", estimated_seconds=0.5, estimated_compute_seconds=0.5,
+            estimated_load_seconds={"ssd": 0.5}, planned_lead_pages=0, planned_meeting_pages=128,
+            runs=(("compute", 120 + one), ("ssd", 136 - one)), meeting_pages=120 + one, there_seconds=0.48 + 0.01 * one,
+            compute_seconds=0.47, load_seconds={"ssd": 0.49}, copy_seconds=0.02,
+            late="ssd fell behind" if one == 3 else "", late_pages=12 if one == 3 else 0,
+        )  # fmt: skip
+        return RequestView(
+            **home, rid=f"{number}done{one}{'0' * 26}", state="finished", arrived=START - 60 + one,
+            prompt_tokens=4100, output_tokens=128, device_tokens=0, peer_tokens=0, host_tokens=0,
+            ssd_tokens=16 * (136 - one), recomputed_tokens=4100 - 16 * (136 - one), restore="split",
+            restore_seconds=0.49, restore_story=story, queue_seconds=0.5, first_token_seconds=0.52 + 0.05 * one,
+            ended=START - 40 + one, pages=264, tiers=(("compute", 120 + one), ("ssd", 136 - one)), last_page=KEY,
+        )  # fmt: skip
+
+    def events(self) -> tuple[Event, ...]:
+        """Those of the first look."""
+        said = (
+            ("alpha", "ssd.recovered", {"pages": 20_000, "seconds": 1.2}),
+            ("alpha", "device.out", {"device": "/ssd2/swift-tiers-dp0-tp0.stripe", "reason": "write failed"}),
+            ("beta", "page.corrupt", {"page": KEY, "tier": "ssd"}),
+            ("alpha", "lending.sized", {"decision": "shrink", "from_bytes": 3 * GIB, "to_bytes": 2 * GIB}),
+            ("beta", "restore.behind", {"rid": "1done3", "reason": "ssd fell behind", "pages": 12}),
+        )
+        return tuple(
+            Event(
+                server=server, rank="dp0-tp0", entry=f"{1000 + at}-0", sequence=at + 1, time=START - 30 + at,
+                happened=START - 30 + at, age_seconds=30.0 - at, kind=kind, fields=fields,
+            )
+            for at, (server, kind, fields) in enumerate(said)
+        )  # fmt: skip
+
+
+_LINKS = ("device-host", "host-device", "host-ssd", "ssd-host", "peer-host", "host-peer")
+
+
+class WorldFeed(Feed):
+    """The world as a feed: a tick for each look. What is asked is answered from `replies`."""
+
+    name = "redis://10.0.0.9:6379"
+
+    def __init__(self, world: World | None = None, *, steers: bool = True, ticks: int = 1) -> None:
+        self.world = World() if world is None else world
+        self.steers = steers
+        self.ticks = ticks
+        self.lost = ""  # why looks fail
+        self.looks = 0
+        self.asked: list[Question] = []
+        self.replies: dict[Question, Answers] = {}
+        self.sent: list[tuple[str, AnyCommand]] = []
+        self.outcome = CommandView(server="", id="c-1", state="done", ranks={"dp0-tp0": "done"})
+
+    def look(self) -> Look:
+        if self.lost:
+            raise BusError(self.lost)
+        self.looks += 1
+        items = self.world.events() if self.looks == 1 else ()
+        look = Look(snapshot=self.world.snapshot(), items=items)
+        self.world.tick(self.ticks)
+        return look
+
+    def ask(self, question: Question) -> Answers:
+        self.asked.append(question)
+        return self.replies.get(question, Answers())
+
+    def command(self, server: str, command: AnyCommand) -> CommandView:
+        self.sent.append((server, command))
+        return msgspec.structs.replace(self.outcome, server=server)
+
+
+def moment_of(world: World, ticks: int = 20, lost: str = "", age: float = 0.1) -> Moment:
+    """What the console knows after it has watched the world for so many ticks."""
+    history, events, alarms = History(), EventLog(), Alarms()
+    events.add(world.events())
+    found: tuple[Alarm, ...] = ()
+    snapshot = world.snapshot()
+    for _ in range(ticks):
+        snapshot = world.snapshot()
+        history.observe(snapshot)
+        found = alarms.of(snapshot, history)
+        world.tick()
+    return Moment(snapshot, age, lost, history, found, events)
+
+
+def scene_of(place: Place, world: World | None = None, **changes: Any) -> Scene:
+    """The scene of a place in a world that was watched for ten seconds; `changes` are of the scene."""
+    return replace(Scene(moment_of(world or World()), place), **changes)
