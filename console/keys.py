@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: What the bottom line shows, the most wanted first; what has no room is in the help.
 SHOWN = (
-    ("enter", "open"), ("esc", "back"), ("/", "filter"), (":", "command"), ("?", "help"), ("s", "sort"),
+    ("?", "help"), ("enter", "open"), ("esc", "back"), ("/", "filter"), (":", "command"), ("s", "sort"),
     ("space", "pause"), ("m", "maximise"), ("e", "export"), ("q", "quit"),
 )  # fmt: skip
 PLAYING = (("space", "play"), ("[ ]", "10 s"), (", .", "step"), ("< >", "speed"))

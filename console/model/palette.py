@@ -38,6 +38,7 @@ _DARK = {
     "loading": "#7dcfff",
     "recomputing": "#9ece6a",
     "out": "#ff6b81",
+    "cursor": "bold on #2a3a5e",
 }
 _LIGHT = {
     "text": "#2a2f3a",
@@ -64,6 +65,7 @@ _LIGHT = {
     "loading": "#0b8fb8",
     "recomputing": "#62a52f",
     "out": "#c01530",
+    "cursor": "bold on #cfdcf5",
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -12,6 +14,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+#: Cells for the keys, at most.
+KEYS = 30
 #: A heading and its lines: what to press or type, and what that does.
 Section = tuple[str, Sequence[tuple[str, str]]]
 
@@ -27,14 +31,15 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog dialog--wide"):
-            yield Static(self._text(), markup=False)
+            yield Static(self._content())
 
-    def _text(self) -> Text:
-        text = Text()
-        wide = max((len(key) for _, lines in self._sections for key, _ in lines), default=0)
-        for number, (heading, lines) in enumerate(self._sections):
-            text.append(f"{chr(10) if number else ''}{heading}\n", "bold")
+    def _content(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        for heading, lines in self._sections:
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(width=min(KEYS, 3 + max((len(key) for key, _ in lines), default=0)), style="bold")
+            grid.add_column(ratio=1)
             for key, what in lines:
-                text.append(f"  {key.ljust(wide)}  ", "bold")
-                text.append(f"{what}\n")
-        return text
+                grid.add_row(Text(f"  {key}"), Text(what))
+            parts += [Text(heading, "bold underline"), grid, Text()]
+        return Group(*parts)

@@ -31,7 +31,6 @@ class Grid(ScrollView, can_focus=True):
     cost what 50 cost (see ops/bench/console.py).
     """
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"grid--cursor"}
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
         Binding("down,j", "move(1)", "down", show=False),
@@ -144,9 +143,9 @@ class Grid(ScrollView, can_focus=True):
 
     def _line(self, row: Row, width: int, ground: Style, at_cursor: bool) -> Strip:
         if at_cursor:
-            ground += self.get_component_rich_style("grid--cursor", partial=True)
+            ground += self.palette["cursor"]
         stale = row.stale or self.dimmed
-        segments = [Segment(" ", ground)]
+        segments = [Segment(self.glyphs.right if at_cursor else " ", ground)]
         for number in self._shown:
             column, cell = self._table.columns[number], row.cells[number]
             style = self.palette["stale"] if stale else self.palette[cell.style or "text"]

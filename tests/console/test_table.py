@@ -1,0 +1,77 @@
+"""Sorting and exporting tables, and the signs they are drawn with."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_tiers.console.model.glyphs import ASCII, UNICODE
+from swift_tiers.console.model.table import Cell, Column, Row, Sorting, Table, as_csv, as_json, ordered
+
+TABLE = Table(
+    (Column("name"), Column("size")),
+    [
+        Row("1", (Cell("beta"), Cell("2.0KiB", 2048))),
+        Row("2", (Cell("alpha, the \"first\""), Cell("?"))),
+        Row("3", (Cell("Gamma"), Cell("10B", 10))),
+    ],
+)  # fmt: skip
+
+
+def keys(sorting: Sorting) -> str:
+    return "".join(row.key for row in ordered(TABLE, sorting))
+
+
+def test_sorted_by_values_and_what_is_unknown_comes_last() -> None:
+    assert keys(Sorting()) == "123"
+    assert keys(Sorting("size")) == "132"
+    assert keys(Sorting("size", descending=False)) == "312"
+    assert keys(Sorting("name", descending=False)) == "213", "without regard to case"
+    assert keys(Sorting("gone")) == "123"
+
+
+def test_exported_as_values() -> None:
+    lines = list(csv.reader(io.StringIO(as_csv(TABLE, TABLE.rows))))
+    assert lines == [["name", "size"], ["beta", "2048"], ['alpha, the "first"', "?"], ["Gamma", "10"]]
+    content = json.loads(as_json(TABLE, ordered(TABLE, Sorting("size"))))
+    assert [row["size"] for row in content] == [2048, 10, "?"]
+
+
+@given(st.floats(0, 1), st.integers(1, 60))
+def test_a_bar_is_as_long_as_it_says(share: float, width: int) -> None:
+    for glyphs in (UNICODE, ASCII):
+        bar = glyphs.bar(share, width)
+        assert len(bar) == width
+        assert abs(bar.count(glyphs.full) - share * width) <= 1
+    assert UNICODE.bar(None, width) == UNICODE.unknown * width
+
+
+@given(st.lists(st.none() | st.floats(0, 1e12), max_size=50), st.integers(1, 40))
+def test_a_sparkline_shows_the_newest_and_its_highest(values: list[float | None], width: int) -> None:
+    line = UNICODE.spark(values, width)
+    assert len(line) == width
+    shown = values[-width:]
+    for sign, value in zip(line[width - len(shown) :], shown, strict=True):
+        if value is None:
+            assert sign == UNICODE.unknown
+        else:
+            assert (sign == " ") == (value == 0), "what is little is seen"
+    known = [value for value in shown if value is not None]
+    if known and max(known) > 0:
+        assert UNICODE.sparks[-1] in line
+
+
+def test_ascii_is_ascii() -> None:
+    assert all(ord(sign) < 128 for part in ASCII if isinstance(part, str) for sign in part)
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_cutting(glyphs) -> None:
+    assert glyphs.cut("abcdef", 6) == "abcdef"
+    assert glyphs.cut("abcdefg", 6) == "abcde" + glyphs.ellipsis
+    assert glyphs.cut("abc", 0) == ""
