@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -18,6 +18,16 @@ class Glyphs(NamedTuple):
     ellipsis: str
     up: str
     down: str
+    arrived: str  # of a restore's bar: pages that lie in host memory
+    coming: str  # pages that are on their way
+    open: str  # pages that nobody has begun with
+    planned: str  # where both sides were to meet
+    met: str  # where they met
+    signs: Mapping[str, str]  # of states of slots, and of places of pages: one for each, all different
+    marked: str  # the cell under the cursor
+    branch: str  # of a tree
+    last_branch: str
+    trunk: str
     ascii: bool
 
     def bar(self, share: float | None, width: int) -> str:
@@ -52,11 +62,22 @@ def _step(share: float, steps: int) -> int:
     return max(1, min(steps, round(share * steps)))
 
 
+_SIGNS = {
+    "free": "·", "private": "█", "cached": "▒", "pinned": "▚", "lent": "▄", "borrowed": "▀", "loading": "▼",
+    "recomputing": "▲", "out": "×", "device": "█", "peer": "▚", "host": "▒", "ssd": "▄", "compute": "▲", "nowhere": "×",
+}  # fmt: skip
+_ASCII_SIGNS = {
+    "free": ".", "private": "o", "cached": "c", "pinned": "P", "lent": "L", "borrowed": "B", "loading": "+",
+    "recomputing": "*", "out": "X", "device": "d", "peer": "p", "host": "h", "ssd": "s", "compute": "*", "nowhere": "x",
+}  # fmt: skip
+
 UNICODE = Glyphs(
     full="█", empty="░", eighths=" ▏▎▍▌▋▊▉", sparks=" ▁▂▃▄▅▆▇█", unknown="·", right="›", ellipsis="…",
-    up="▲", down="▼", ascii=False,
+    up="▲", down="▼", ascii=False, arrived="▓", coming="▒", open="·", planned="┆",
+    met="╋", signs=_SIGNS, marked="╋", branch="├ ", last_branch="└ ", trunk="│ ",
 )  # fmt: skip
 ASCII = Glyphs(
     full="#", empty=".", eighths="........", sparks=" .:-=+*#@", unknown="?", right=">", ellipsis="~",
-    up="^", down="v", ascii=True,
+    up="^", down="v", ascii=True, arrived="=", coming="-", open=".", planned=":",
+    met="X", signs=_ASCII_SIGNS, marked="@", branch="|-", last_branch="`-", trunk="| ",
 )  # fmt: skip
