@@ -196,10 +196,11 @@ class RestoreConfig(Section, frozen=True):
     """How prefixes come back to the device: loaded from below, recomputed, or both at once."""
 
     strategy: Annotated[
-        Literal["auto", "load", "recompute", "token-wise"],
+        Literal["auto", "load", "recompute", "token-wise", "layer-wise"],
         Meta(
             description="auto: by what each costs; load: wait for the pages; recompute: load nothing; token-wise: "
-            "recompute from the front while loading from the back"
+            "recompute from the front while loading from the back; layer-wise: recompute the lower layers while "
+            "loading the upper ones"
         ),
     ] = "auto"
     chunk: Annotated[

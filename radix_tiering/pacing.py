@@ -57,6 +57,10 @@ class Pacing:
             return
         front = flight.step(1).jump
         decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE))
+        decision = self._planner.by_layers(
+            decision, len(restore.prefix_keys) + flight.front, flight.whereabouts(flight.front, HERE),
+            (len(restore.keys) - len(flight)) * restore.story.page_tokens, restore.no_layers,
+        )  # fmt: skip
         if restore.decision is None and decision.plan is not None:
             restore.estimate = decision.plan.seconds
         restore.decision = decision
@@ -84,9 +88,19 @@ class Pacing:
                 return Readiness.WAIT
             restore.flight.steer(0, self._planner.island)
             self._reads.batch.set_computing(restore, True)
+        if self.by_layers(restore):
+            return Readiness.COMPUTE
         restore.flight.reserve(0)  # whoever asks again has not taken the last step
         step = self.next_step(restore)
         return Readiness.COMPUTE if step.end > step.jump else Readiness.WAIT
+
+    @staticmethod
+    def by_layers(restore: Restore) -> bool:
+        """Whether its layers are to be computed from the bottom, as things are."""
+        decision, flight = restore.decision, restore.flight
+        if decision is None or not decision.layer_wise or restore.late or restore.outcome == "expired":
+            return False
+        return flight.front < len(flight) and not flight.to_compute(flight.front, len(flight))
 
     def next_step(self, restore: Restore) -> Step:
         flight, batch, most = restore.flight, self._reads.batch, self._planner.chunk

@@ -22,6 +22,9 @@ from swift_tiers.radix_tiering.restore.flight import Flight, Unit
 from swift_tiers.radix_tiering.restore.planner import Decision
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
+#: Where whoever drives the device has not said that it can.
+NOBODY_COMPUTES_LAYERS = "nothing here computes single layers"
+
 
 class RestoreState(Enum):
     WAITING = auto()
@@ -56,6 +59,7 @@ class Restore:
         "held",
         "keys",
         "late",
+        "no_layers",
         "outcome",
         "pages",
         "prefix_keys",
@@ -76,12 +80,15 @@ class Restore:
         *,
         page_tokens: int,
         can_compute: bool = False,
+        no_layers: str = NOBODY_COMPUTES_LAYERS,
         why: str = "",
     ) -> None:
-        """`why`: it is all recomputed, for this reason, and nothing is looked for."""
+        """`no_layers`: why the device could not compute it layer by layer; empty if it could. `why`: it is all
+        recomputed, for this reason, and nothing is looked for."""
         self.keys = keys  # the chain to bring up
         self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
         self.can_compute = can_compute  # the device could compute a part of it
+        self.no_layers = no_layers
         self.started = started
         self.asked: float | None = None  # when somebody began to wait
         self.deadline = float("inf")  # until somebody waits

@@ -28,7 +28,7 @@ from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.peer_writer import PeerWriter
 from swift_tiers.radix_tiering.promotion import Promotions, Source
-from swift_tiers.radix_tiering.request_restore import Readiness, Restore, RestoreState
+from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
 from swift_tiers.radix_tiering.restore.flight import Step, Unit
 from swift_tiers.radix_tiering.restore.planner import Planner
 from swift_tiers.radix_tiering.ssd import StripeSet
@@ -97,12 +97,23 @@ class Restorer:
 
     # ---- any thread ----
 
-    def begin(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), *, can_compute: bool = False) -> Restore:
+    def begin(
+        self,
+        keys: Sequence[bytes],
+        prefix_keys: Sequence[bytes] = (),
+        *,
+        can_compute: bool = False,
+        no_layers: str = NOBODY_COMPUTES_LAYERS,
+    ) -> Restore:
         """Start to bring up `keys`, a chain of pages; returns at once. Counts a use of `prefix_keys` too.
 
-        `can_compute`: the device could compute a part of them meanwhile.
+        `can_compute`: the device could compute a part of them meanwhile; `no_layers`: why not all of them, layer by
+        layer; empty if it could.
         """
-        restore = Restore(keys, prefix_keys, self._clock(), page_tokens=self._page_tokens, can_compute=can_compute)
+        restore = Restore(
+            keys, prefix_keys, self._clock(), page_tokens=self._page_tokens, can_compute=can_compute,
+            no_layers=no_layers,
+        )  # fmt: skip
         self._jobs.put(lambda: self._start(restore))
         return restore
 
@@ -228,6 +239,41 @@ class Restorer:
         with self._table.lock:
             restore.flight.has(front)
             return restore.flight.step(1).jump
+
+    def by_layers(self, restore: Restore) -> bool:
+        """Whether the device is to compute its layers from the bottom, as things are."""
+        with self._table.lock:
+            return self._pacing.by_layers(restore)
+
+    def take_layers(self, restore: Restore, front: int, end: int) -> None:
+        """The device, which has the first `front` pages, computes those up to `end` layer by layer. What is missing of
+        them still comes up: `arrived` says when the upper layers can be copied instead."""
+        with self._table.lock:
+            restore.flight.has(front)
+            restore.computing = True
+            self._pacing.goes_on(restore)
+            restore.story.computed(front, end)
+            # Its pages are of use together only, so none is left out for being computed sooner.
+            self._reads.batch.set_computing(restore, False)
+            self._reads.pump()
+
+    def arrived(self, restore: Restore, front: int, end: int) -> bool | None:
+        """Whether pages `[front, end)` lie in host memory, verified; None if one of them never will. Then nothing more
+        is read for it."""
+        with self._table.lock:
+            if restore.flight.arrived_all(front, end):
+                return not any(page.dropped for page in restore.claimed[front:end]) or None
+            if restore.flight.to_compute(front, end):
+                self._reads.remove(restore)
+                return None
+            return False
+
+    def count_layers(self, restore: Restore, first: int, pages: int, layers: int, of_layers: int) -> None:
+        """Account for a copy of the upper `layers` layers of `pages` pages, from the restore's page `first`."""
+        with self._table.lock:
+            length = restore.claimed[0].length if restore.claimed else 0
+            self._host_counters.bytes_read += pages * length * layers // of_layers
+            restore.story.by_layers(of_layers - layers, of_layers)
 
     def split(self, restore: Restore) -> None:
         """The device has computed or taken every page of it, or is about to. What it took stays pinned until it is

@@ -36,7 +36,7 @@ from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.peer_writer import PeerEvents, PeerWriter
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
-from swift_tiers.radix_tiering.request_restore import Restore
+from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.planner import Planner
 from swift_tiers.radix_tiering.restorer import Restorer
@@ -265,9 +265,14 @@ class TierStack:
         return found
 
     def restore(
-        self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), *, can_compute: bool = False
+        self,
+        keys: Sequence[bytes],
+        prefix_keys: Sequence[bytes] = (),
+        *,
+        can_compute: bool = False,
+        no_layers: str = NOBODY_COMPUTES_LAYERS,
     ) -> Restore:
-        """Start to bring up the chain `keys`; see `Restore` and `Restorer`. Returns at once.
+        """Start to bring up the chain `keys`; see `Restore` and `Restorer.begin`. Returns at once.
 
         `prefix_keys` are the pages before it, which the device has: they count as used. If nothing of `keys` is held,
         the answer is ready at once.
@@ -275,7 +280,7 @@ class TierStack:
         if self.config.restore.strategy == "recompute":
             return self.restorer.nothing(keys, prefix_keys, why="restore.strategy is recompute")
         if self.probe(keys[:1]):
-            return self.restorer.begin(keys, prefix_keys, can_compute=can_compute)
+            return self.restorer.begin(keys, prefix_keys, can_compute=can_compute, no_layers=no_layers)
         return self.restorer.nothing(keys, prefix_keys)
 
     # ---- steering ----

@@ -22,6 +22,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from swift_tiers.radix_tiering.promotion import Source
 from swift_tiers.radix_tiering.request_restore import Readiness
 from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.sglang_ext.layer_wise import LayerWise
 from swift_tiers.sglang_ext.linker import SwiftLinker
 from swift_tiers.sglang_ext.request_facts import RequestFacts
 from swift_tiers.sglang_ext.restoring import Course, why_not
@@ -38,7 +39,18 @@ MAX_ASKED = 8
 class Arrival:
     """A waiting request, as far as every rank agrees on it."""
 
-    __slots__ = ("agreed", "can_compute", "device_pages", "evictions", "facts", "key", "pages", "restarts", "tails")
+    __slots__ = (
+        "agreed",
+        "can_compute",
+        "device_pages",
+        "evictions",
+        "facts",
+        "key",
+        "layer_wise",
+        "pages",
+        "restarts",
+        "tails",
+    )
 
     def __init__(self, key: Any, facts: RequestFacts, device_pages: int, evictions: int, can_compute: bool) -> None:
         self.key = key
@@ -47,6 +59,7 @@ class Arrival:
         self.evictions = evictions  # device evictions until then
         self.can_compute = can_compute  # with a part of its pages, while the rest comes up
         self.agreed = False  # every rank has settled its restore
+        self.layer_wise = False  # every rank would compute it layer by layer
         self.pages = 0  # of its prefix below the device, of which every rank knows
         self.restarts = 0
         self.tails: dict[tuple[int, int], Sequence[str]] = {}  # (device length, key length) -> page hashes
@@ -62,12 +75,15 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.arrivals: dict[str, Arrival] = {}
         self.courses: dict[str, Course] = {}
         self.computes = False  # SGLang computes prompts in chunks, so that pages may come up between two of them
+        self.layer_wise: LayerWise | None = None  # None: until the scheduler is complete
         self._matching: Arrival | None = None  # the request that match() is working on
 
     def match(self, key: Any, req: Any, result: Any) -> Any:
         if req.rid not in self.arrivals:
             facts = RequestFacts.of(req)
             facts.whole = why_not(req) if self.computes else "SGLang computes prompts in one piece"
+            if self.layer_wise is not None:
+                facts.no_layers = self.layer_wise.why_not(req)
             self._arrive(key, req.rid, facts, result)
         # A marker of an earlier round must not outlive a round that finds nothing.
         self.hit_markers.pop(req.rid, None)
@@ -94,7 +110,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
             prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
         if tail or prefix:
             facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
-            self.cache_linker.arrive(rid, tail, prefix, can_compute=arrival.can_compute)
+            self.cache_linker.arrive(rid, tail, prefix, can_compute=arrival.can_compute, no_layers=facts.no_layers)
             if (claim := self.cache_linker.claims.get(rid)) is not None:
                 claim.restore.story.whole = facts.whole
                 facts.follow(claim.restore)
@@ -120,9 +136,9 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def course_of(self, req: Any) -> Course | None:
         """The course that a request which is about to be admitted would take; None if it needs none."""
         arrival, claim = self.arrivals.get(req.rid), self.cache_linker.claims.get(req.rid)
-        if arrival is None or claim is None or not claim.computes:
+        if arrival is None or claim is None or not (claim.computes or arrival.layer_wise):
             return None
-        return Course(req.rid, claim.restore, arrival.device_pages, arrival.pages)
+        return Course(req.rid, claim.restore, arrival.device_pages, arrival.pages, arrival.layer_wise)
 
     def agree(self, course: Course, front: int) -> Step:
         """The next step that every rank can take, of which the device has the first `front` pages."""
@@ -141,6 +157,23 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.courses[course.rid] = course
         self.cache_linker.begin_course(course.rid)
         self.advanced(course, step)
+
+    def unpromise(self, req: Any) -> None:
+        """Nothing is copied to the device at its admission: all that it lacks is computed."""
+        self.hit_markers.pop(req.rid, None)
+        req.host_hit_length = 0
+
+    def began_by_layers(self, course: Course, req: Any, front: int) -> None:
+        """The request was admitted, to be computed layer by layer: all pages of its course behind the `front` that the
+        device has, in the forward that follows."""
+        assert self.layer_wise is not None
+        self.courses[course.rid] = course
+        self.cache_linker.begin_course(course.rid)
+        try:
+            self.cache_linker.stack.restorer.take_layers(course.restore, front, course.pages)
+            self.layer_wise.expect(course, req.prefix_len, front)
+        except Exception as error:  # noqa: BLE001 - must not end the server
+            self._went_wrong(course, error)
 
     def advanced(self, course: Course, step: Step) -> None:
         """The device takes `step`."""
@@ -275,9 +308,10 @@ class SwiftRadixCache(UnifiedRadixCache):
             self._asked_this_round += 1
             claim = self.linker.cache_linker.claims.get(rid)
             known = len(claim.restore.flight) if claim is not None else 0
-            ready = torch.tensor([self.linker.cache_linker.readiness(rid), known], dtype=torch.int)
+            readiness = self.linker.cache_linker.readiness(rid)
+            ready = torch.tensor([readiness, known, self.linker.cache_linker.by_layers(rid)], dtype=torch.int)
             self._all_reduce_attn_groups(ready, torch.distributed.ReduceOp.MIN)
-            readiness, arrival.pages = Readiness(int(ready[0])), int(ready[1])
+            readiness, arrival.pages, arrival.layer_wise = Readiness(int(ready[0])), int(ready[1]), bool(ready[2])
             arrival.agreed = readiness is Readiness.READY
             if claim is not None:
                 claim.computes = readiness is Readiness.COMPUTE

@@ -98,6 +98,10 @@ class DevicePool(ABC):
     ) -> None:
         """Slab rows to pool pages; `layer_done(layer)` once a layer may be read. Not on the scheduler's thread."""
 
+    @abstractmethod
+    def copy_layer(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int) -> None:
+        """One layer of slab rows to pool pages; it may be read when this returns. Not on the scheduler's thread."""
+
 
 class HostMemoryPool(DevicePool):
     """A pool in host memory: plain copies, one layer after the other."""
@@ -113,9 +117,12 @@ class HostMemoryPool(DevicePool):
     def copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
     ) -> None:
-        for layer, planes in enumerate(self._arrays):
-            copy_in(planes, pages, slab, slots, layer * self.geometry.layer_bytes)
+        for layer in range(self.geometry.layers):
+            self.copy_layer(pages, slab, slots, layer)
             layer_done(layer)
+
+    def copy_layer(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int) -> None:
+        copy_in(self._arrays[layer], pages, slab, slots, layer * self.geometry.layer_bytes)
 
 
 class BlockMajorPool(DevicePool):
@@ -134,16 +141,25 @@ class BlockMajorPool(DevicePool):
     def copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
     ) -> None:
-        pairs = [
+        pairs = self._pairs(pages, slab, slots)
+        for layer in range(self.geometry.layers):
+            self._copy_layer(pairs, layer)
+            layer_done(layer)
+
+    def copy_layer(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int) -> None:
+        self._copy_layer(self._pairs(pages, slab, slots), layer)
+
+    def _copy_layer(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], layer: int) -> None:
+        part = slice(layer * self.geometry.planes, (layer + 1) * self.geometry.planes)
+        for page, rows in pairs:
+            page[part] = rows[part]
+
+    def _pairs(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The rows of each page in the pool, and in the slab."""
+        return [
             (self._table[page].T, self._rows_of(slab[slot]))
             for page, slot in zip(pages.tolist(), slots.tolist(), strict=True)
         ]
-        planes = self.geometry.planes
-        for layer in range(self.geometry.layers):
-            part = slice(layer * planes, (layer + 1) * planes)
-            for page, rows in pairs:
-                page[part] = rows[part]
-            layer_done(layer)
 
     def _rows_of(self, row: np.ndarray) -> np.ndarray:
         """A slab row as rows `[layers * planes, page_size]`."""
@@ -212,6 +228,21 @@ class AcceleratorPool(DevicePool):
                         stream.synchronize()
                         layer_done(layer)
                 stream.synchronize()
+
+    def copy_layer(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int) -> None:
+        stream, planes, nbytes = self._stream(), self._layers[layer], self.geometry.layer_bytes
+        part = torch.from_numpy(slab)[:, layer * nbytes : (layer + 1) * nbytes]
+        step = max(1, STAGING_BYTES // nbytes)
+        with self._module.stream(stream):
+            for start in range(0, len(pages), step):
+                indices = torch.from_numpy(pages[start : start + step]).to(self.device)
+                staging = torch.empty((len(indices), nbytes), dtype=torch.uint8, device=self.device)
+                # Row by row: a layer's bytes lie together in a page only, and a copy of several would pass through
+                # memory that is not pinned.
+                for row, slot in enumerate(slots[start : start + step].tolist()):
+                    staging[row].copy_(part[slot], non_blocking=True)
+                stage_in(planes, indices, staging, 0)
+            stream.synchronize()
 
 
 def open_device_pool(kvcache: Any, page_size: int) -> DevicePool:

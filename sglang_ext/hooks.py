@@ -56,6 +56,7 @@ def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> 
 def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     linker = swift_linker(self)
     if linker is not None:
+        from swift_tiers.sglang_ext.layer_wise import LayerWise
         from swift_tiers.sglang_ext.reporting import Reporting
 
         # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
@@ -63,6 +64,8 @@ def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> N
         linker.reporting = Reporting(self, linker)
         self.tree_cache.linker.computes = self.chunked_prefill_size is not None
         self.tree_cache.chunk_taken = lambda: self.chunked_req is not None
+        runner = self.tp_worker.model_runner
+        runner.swift_layer_wise = self.tree_cache.linker.layer_wise = LayerWise(self, runner, linker)
 
 
 def after_abort_output(result: Any, self: Any, abort_req: Any, req: Any) -> None:
@@ -154,6 +157,14 @@ def after_prefill_adder_class(adder: Any, self: Any) -> Any:
     if adder is not PrefillAdder:  # another plugin's
         return adder
     return RestoringAdder
+
+
+def around_forward(original: Any, self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """One forward: of a restore that is computed layer by layer as far as it has to be, of all others as ever."""
+    layer_wise = getattr(self, "swift_layer_wise", None)
+    if layer_wise is None or not layer_wise.expects(forward_batch):
+        return original(self, forward_batch, *args, **kwargs)
+    return layer_wise.forward(original, forward_batch)
 
 
 def after_batch_result(result: Any, self: Any, batch: Any, *args: Any) -> None:
@@ -262,6 +273,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             ("self", "batch", "result"),
             "learn what recomputing costs here",
         ),
+        Hook(
+            "sglang.srt.model_executor.model_runner.ModelRunner._forward_raw",
+            HookType.AROUND,
+            around_forward,
+            ("self", "forward_batch", "pp_proxy_tensors", "reinit_attn_backend", "split_forward_count"),
+            "end a chunk's forward where its upper layers have been loaded: SGLang splits one for PD multiplexing only",
+        ),
         *donor_hooks(),
     )
 
@@ -294,7 +312,9 @@ def donor_hooks() -> tuple[Hook, ...]:
 
 
 def overrides() -> tuple[Override, ...]:
-    """What `RestoringAdder` overrides, beside `add_one_req`, which is among the hooks."""
+    """What `RestoringAdder` overrides, beside `add_one_req`, which is among the hooks, and what a forward that is ended
+    early is made of."""
+    runner, layers = "sglang.srt.model_executor.model_runner.ModelRunner", "compute a chunk layer by layer"
     adder, reason = "sglang.srt.managers.schedule_policy.PrefillAdder", "cut chunks where pages have arrived"
     shape = (
         "self", "req", "total_tokens", "host_hit_length", "swa_host_hit_length", "truncation_align_size",
@@ -304,6 +324,10 @@ def overrides() -> tuple[Override, ...]:
         Override(f"{adder}.add_chunked_req", ("self", "req"), reason),
         Override(f"{adder}.budget_state", ("self",), reason),
         Override(f"{adder}._select_prefill_admission", shape, reason),
+        Override(
+            f"{runner}.forward_split_prefill", ("self", "forward_batch", "reinit_attn_backend", "forward_count"), layers
+        ),
+        Override("sglang.srt.layers.layer_boundary.residual.batch.clear", ("forward_batch",), layers),
     )
 
 

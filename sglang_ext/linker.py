@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from swift_tiers.radix_tiering.page import Namespace
-from swift_tiers.radix_tiering.request_restore import Readiness, Restore, RestoreState
+from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.build import build_tiers
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
@@ -157,20 +157,30 @@ class SwiftLinker(UnifiedCacheLinker):
             if batch.forward_mode.is_extend_without_speculative():
                 tell_forward(batch, seconds, ended)
 
+    def partly_computed(self) -> None:
+        """The batch that runs now computes less than its tokens tell: nothing is to be learnt from it."""
+        self._load_began = time.monotonic()
+
     # ---- arrival: before admission ----
 
     @never_raises(lambda: None)
     def arrive(
-        self, rid: str, hashes: Sequence[str], prefix_hashes: Sequence[str] = (), *, can_compute: bool = False
+        self,
+        rid: str,
+        hashes: Sequence[str],
+        prefix_hashes: Sequence[str] = (),
+        *,
+        can_compute: bool = False,
+        no_layers: str = NOBODY_COMPUTES_LAYERS,
     ) -> None:
         """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has.
 
-        A second call for the same request begins anew. `can_compute`: the device could compute a part of them.
+        A second call for the same request begins anew. `can_compute`, `no_layers`: see `Restorer.begin`.
         """
         self.depart(rid)
         keys = [bytes.fromhex(page_hash) for page_hash in hashes]
         prefix = [bytes.fromhex(page_hash) for page_hash in prefix_hashes]
-        self.claims[rid] = Claim(hashes, self.stack.restore(keys, prefix, can_compute=can_compute))
+        self.claims[rid] = Claim(hashes, self.stack.restore(keys, prefix, can_compute=can_compute, no_layers=no_layers))
 
     def readiness(self, rid: str) -> Readiness:
         """Whether `rid` may be admitted: its pages are up, or its deadline has passed, or it is to compute a part."""
@@ -188,6 +198,15 @@ class SwiftLinker(UnifiedCacheLinker):
         if claim is not None and not claim.loading and not claim.under_way:
             del self.claims[rid]
             self.stack.restorer.release(claim.restore)
+
+    def by_layers(self, rid: str) -> bool:
+        """Whether the request is to be computed layer by layer while its pages come up."""
+        claim = self.claims.get(rid)
+        try:
+            return claim is not None and self.stack.restorer.by_layers(claim.restore)
+        except Exception:
+            logger.exception("swift-tiers: the restore of request %s failed", rid)
+            return False
 
     def begin_course(self, rid: str) -> None:
         """The device computes the request while its pages come up: several loads may follow each other."""

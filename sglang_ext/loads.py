@@ -13,6 +13,7 @@ import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter
 
 from swift_tiers.radix_tiering.request_restore import Restore
+from swift_tiers.radix_tiering.restore.layers import LayerCourse
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.device_pool import DevicePool
 
@@ -62,13 +63,22 @@ class Load(NamedTuple):
     pool_pages: np.ndarray  # int64 [pages]
 
 
+class LayerLoad(NamedTuple):
+    """The upper layers of the pages of one request, into slots of its own whose lower layers are being computed."""
+
+    course: LayerCourse
+    slots: np.ndarray  # host slots: int64 [pages]
+    pool_pages: np.ndarray  # int64 [pages]
+    ready: list[Any]  # events after which the device slots may be written
+
+
 class Loader:
-    """A batch is one index of `counter`; its layers complete in order."""
+    """A batch is one index of `counter`; its layers complete in order. Layers from the top come for one request."""
 
     def __init__(self, pool: DevicePool, stack: TierStack) -> None:
         self._pool = pool
         self._stack = stack
-        self._jobs: queue.SimpleQueue[tuple[int, list[Load], list[Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, list[Load], list[Any]] | LayerLoad | None] = queue.SimpleQueue()
         self.counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._thread.is_alive())
         self._thread = self._spawn()
 
@@ -78,14 +88,26 @@ class Loader:
         """Begin a batch; its index. `ready()`: events after which the device slots may be written."""
         index: int = self.counter.update_producer()
         try:
-            if not self._thread.is_alive():
-                self._thread = self._spawn()
-                self._stack.events.emit("thread.restarted", thread="swift-load")
+            self._revive()
             self._jobs.put((index, loads, ready()))
         except Exception as error:
             logger.exception("swift-tiers: loads cannot be started")
             self.counter.fail(index, error)
         return index
+
+    def start_layers(self, load: LayerLoad) -> None:
+        """Begin to copy its layers, from the top down, as far as the course lets it."""
+        self._revive()
+        self._jobs.put(load)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _revive(self) -> None:
+        if not self._thread.is_alive():
+            self._thread = self._spawn()
+            self._stack.events.emit("thread.restarted", thread="swift-load")
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -100,6 +122,9 @@ class Loader:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
+            if isinstance(job, LayerLoad):
+                self._copy_layers(job)
+                continue
             index, loads, ready = job
             try:
                 for event in ready:
@@ -130,6 +155,23 @@ class Loader:
         pool_pages = np.concatenate([load.pool_pages for load in loads])
         slots = np.concatenate([load.slots for load in loads])
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done)
+
+    def _copy_layers(self, load: LayerLoad) -> None:
+        started, copied = time.monotonic(), 0
+        try:
+            for event in load.ready:
+                event.synchronize()
+            while (layer := load.course.next_load()) is not None:
+                self._pool.copy_layer(load.pool_pages, self._stack.host.slab, load.slots, layer)
+                load.course.landed(layer)
+                copied += 1
+        except Exception as error:
+            logger.exception("swift-tiers: a layer could not be copied to the device; it is computed")
+            self._stack.events.emit("linker.error", where="layers", error=repr(error))
+            load.course.failed(repr(error))
+        if copied:
+            nbytes = len(load.slots) * self._pool.geometry.layer_bytes * copied
+            self._stack.links["host-device"].count(len(load.slots), nbytes, time.monotonic() - started)
 
     def _count(self, load: Load, seconds: float, *, failed: bool) -> None:
         if load.restore is not None:

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from swift_tiers.radix_tiering.promotion import Source
-from swift_tiers.radix_tiering.request_restore import Restore
+from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
 #: Neighbouring pages from one place, in order: (("host", 30), ("ssd", 4)).
@@ -23,12 +23,24 @@ _WORDS = {"cut_short": "cut short"}
 class RequestFacts:
     """Scheduler's thread, but for the fields of a restore, which other threads set."""
 
-    __slots__ = ("_outcome", "_restore", "_waited", "counted", "ended", "last_page", "runs", "story", "whole")
+    __slots__ = (
+        "_outcome",
+        "_restore",
+        "_waited",
+        "counted",
+        "ended",
+        "last_page",
+        "no_layers",
+        "runs",
+        "story",
+        "whole",
+    )
 
     def __init__(self) -> None:
         self.runs: Runs = ()  # pages of the prompt that were loaded from below, from the first admission on
         self.last_page = ""  # hex key of the last page of its prompt that may be found
         self.whole = ""  # why it needs its prefix whole before it is computed; empty if it does not
+        self.no_layers = NOBODY_COMPUTES_LAYERS  # why it cannot be computed layer by layer; empty if it can
         self.counted = False  # among the prompts that the sums are over
         self.ended = False  # its end has been told
         self.story: Storyteller | None = None  # how its prefix came back; None: it has not been looked for

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 class Course:
     """One request that is being computed while its pages come up."""
 
-    __slots__ = ("first_page", "pages", "restore", "rid")
+    __slots__ = ("by_layers", "first_page", "pages", "restore", "rid")
 
-    def __init__(self, rid: str, restore: Restore, first_page: int, pages: int) -> None:
+    def __init__(self, rid: str, restore: Restore, first_page: int, pages: int, by_layers: bool = False) -> None:
         self.rid = rid
         self.restore = restore
         self.first_page = first_page  # of its prompt: the restore's page 0
         self.pages = pages  # that every rank knows of: some may know of more
+        self.by_layers = by_layers  # in one forward, if it can be the only one in it
 
 
 def why_not(req: Any) -> str:
@@ -58,13 +59,21 @@ class RestoringAdder(PrefillAdder):
     cut_short = False
     #: The chunked request waits for a page. Nobody else is admitted meanwhile: SGLang would count a chunk for it.
     holds = False
+    #: Its one request is computed layer by layer, as far as its pages leave that to it: nobody else joins this batch.
+    alone = False
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
-        if self.holds:
+        if self.holds or self.alone:
             return AddReqResult.OTHER
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
         course, page = wrapper.course_of(req), self.page_size
         jump = (req.prefix_len + req.host_hit_length) // page - course.first_page if course is not None else 0
+        if course is not None and course.by_layers:
+            tokens = self._tokens_by_layers(req, course, has_chunked_req, truncation_align_size)
+            if tokens:
+                return self._add_by_layers(req, course, tokens, truncation_align_size)
+            if not wrapper.cache_linker.claims[req.rid].computes:
+                course = None  # every page is in host memory, and copied from there while its new tokens are computed
         # Below zero: the device has lost pages since it was asked for, and nothing of the restore follows what is left.
         if course is None or self.rem_chunk_tokens is None or not 0 <= jump < course.pages:
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
@@ -85,6 +94,37 @@ class RestoringAdder(PrefillAdder):
             wrapper.began(course, Step(jump, self._reached(req, course)))
         # Else there was no room for the pages that it was to begin with: it computes everything.
         return self.budget_state()
+
+    def _tokens_by_layers(
+        self, req: Any, course: Course, has_chunked_req: bool, truncation_align_size: int | None
+    ) -> int:
+        """Tokens of the pages that it lacks if they can be computed in one forward, and by themselves; else 0."""
+        front = req.prefix_len // self.page_size - course.first_page
+        tokens = (course.pages - front) * self.page_size
+        if (
+            has_chunked_req
+            or self.new_chunked_req is not None
+            or self.can_run_list
+            or truncation_align_size is not None
+        ):
+            return 0
+        if self.rem_chunk_tokens is None or not 0 < tokens <= self.rem_chunk_tokens or front < 0:
+            return 0
+        return tokens if req.prefix_len + tokens < len(req.full_untruncated_fill_ids) else 0
+
+    def _add_by_layers(self, req: Any, course: Course, tokens: int, truncation_align_size: int | None) -> Any:
+        wrapper: SwiftLinkerWrapper = self.tree_cache.linker
+        wrapper.unpromise(req)
+        budget = self.rem_chunk_tokens or 0
+        self.rem_chunk_tokens = tokens
+        result = super().add_one_req(req, False, truncation_align_size)
+        self.rem_chunk_tokens = budget - (tokens - self.rem_chunk_tokens)
+        if not self.can_run_list or self.can_run_list[-1] is not req:
+            return result
+        self.cut_short = self.alone = True
+        front = req.prefix_len // self.page_size - course.first_page
+        wrapper.began_by_layers(course, req, front)
+        return AddReqResult.OTHER
 
     def add_chunked_req(self, req: Any) -> Any:
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
@@ -107,7 +147,7 @@ class RestoringAdder(PrefillAdder):
         return rest
 
     def budget_state(self) -> Any:
-        return AddReqResult.OTHER if self.holds else super().budget_state()
+        return AddReqResult.OTHER if self.holds or self.alone else super().budget_state()
 
     def _select_prefill_admission(self, req: Any, **shape: Any) -> Any:
         admission = super()._select_prefill_admission(req, **shape)

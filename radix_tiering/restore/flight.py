@@ -123,6 +123,17 @@ class Flight:
             for state, source in zip(self._state[start:], self._sources[start:], strict=True)
         ]
 
+    def arrived_all(self, start: int, end: int) -> bool:
+        """Whether every one of these units can be copied to the device."""
+        return not self._state[start:end].strip(_PRESENT)
+
+    def to_compute(self, start: int, end: int) -> bool:
+        """Whether one of these units is to be computed, since it cannot be loaded from anywhere."""
+        return any(
+            state == Unit.ABSENT and source is None
+            for state, source in zip(self._state[start:end], self._sources[start:end], strict=True)
+        )
+
     def sources(self) -> Iterator[str]:
         """Those that have something to load still."""
         return (source for source, wanted in self._wanted.items() if 1 in wanted)

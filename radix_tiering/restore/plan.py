@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 import numpy as np
 
-from swift_tiers.radix_tiering.restore.cost import CostModel
+from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 
 #: Tokens of a chunk (the paper's C): what attention kernels like, and what SGLang's chunked prefill can follow.
 CHUNK_TOKENS = 512
@@ -216,6 +216,32 @@ def plan_layer_wise(prefix: Prefix, costs: CostModel) -> RestorePlan:
             )  # fmt: skip
     assert best is not None, "a model has layers"
     return best
+
+
+def plan_layers(prefix: Prefix, costs: CostModel, copying: SourceCost) -> RestorePlan:
+    """The best cutover layer where pages come up to host memory whole, and only the copy from there is by layer: it
+    begins when the last page has come, and goes on while the lower layers are computed.
+
+    `copying`: of all of it, to the device; of `costs.sources` what brings pages up. Raises ValueError where some tokens
+    have no source.
+    """
+    if any(run.source is None for run in prefix.runs):
+        raise ValueError("layer-wise restoration copies some layers of every token, so every token needs a source")
+    tokens, layers = prefix.tokens, prefix.layers
+    whole = costs.compute.seconds(prefix.start, prefix.start + tokens)
+    loads = _load_seconds(prefix, costs, [(0, tokens)])
+    there = max(loads.values())
+    copy = copying.seconds(tokens * prefix.token_bytes)
+
+    def seconds(cutover: int) -> float:
+        share = cutover / layers
+        return max(whole * share, there + copy * (1 - share)) if cutover < layers else whole
+
+    best = min(range(layers + 1), key=seconds)
+    return RestorePlan(
+        strategy=Strategy.LAYER_WISE, lead=0, meeting=tokens, cutover=best, seconds=seconds(best),
+        compute_seconds=whole * best / layers, load_seconds=loads,
+    )  # fmt: skip
 
 
 def crossover(costs: CostModel, source: str, token_bytes: int, layers: int, chunk_tokens: int, longest: int) -> int:

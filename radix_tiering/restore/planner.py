@@ -11,14 +11,22 @@ from itertools import groupby
 from typing import Literal, NamedTuple, Protocol
 
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
-from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS, Prefix, RestorePlan, Run, Strategy, plan_restore
+from swift_tiers.radix_tiering.restore.plan import (
+    CHUNK_TOKENS,
+    Prefix,
+    RestorePlan,
+    Run,
+    Strategy,
+    plan_layers,
+    plan_restore,
+)
 
 #: Where pages lie that can be copied to the device at once.
 HERE = "host"
 #: What copying from host memory costs where nothing has been measured: nothing that matters beside the others.
 _AT_ONCE = SourceCost(latency_seconds=0.0, bytes_per_second=math.inf)
 
-Choice = Literal["auto", "load", "recompute", "token-wise"]
+Choice = Literal["auto", "load", "recompute", "token-wise", "layer-wise"]
 
 
 class Costs(Protocol):
@@ -39,10 +47,13 @@ class Decision(NamedTuple):
     lead: int  # pages that are loaded first, front to back
     plan: RestorePlan | None  # None where costs are not known, or do not matter
     why: str
+    layer_wise: bool = False  # compute its layers from the bottom; where that cannot be, as the other fields say
 
     @property
     def strategy(self) -> Strategy:
         """In a word."""
+        if self.layer_wise:
+            return Strategy.LAYER_WISE
         if self.plan is not None:
             return self.plan.strategy
         if not self.compute:
@@ -69,6 +80,8 @@ class Planner:
         self._page_tokens = page_tokens
         self._page_bytes = page_bytes
         self._layers = layers
+        #: Tokens that the device computes in one forward at most; None: any number.
+        self.forward_tokens: int | None = None
         #: Pages of a chunk.
         self.chunk = max(1, chunk_tokens // page_tokens)
 
@@ -80,18 +93,14 @@ class Planner:
             return Decision(False, True, 0, None, "every page is in host memory")
         if self.choice == "recompute":
             return Decision(True, False, 0, None, "restore.strategy is recompute")
-        if self.choice == "token-wise":
-            return Decision(True, True, 0, None, "restore.strategy is token-wise")
+        if self.choice in ("token-wise", "layer-wise"):
+            return Decision(True, True, 0, None, f"restore.strategy is {self.choice}")
         if self.choice == "load":
             return Decision(False, True, len(sources), None, "restore.strategy is load")
         costs = self._model(sources)
         if isinstance(costs, str):
             return Decision(False, True, len(sources), None, f"what {costs} costs is not known yet")
-        runs = tuple(Run(len(list(group)) * self._page_tokens, source) for source, group in groupby(sources))
-        prefix = Prefix(
-            start=start * self._page_tokens, runs=runs, token_bytes=self._page_bytes // self._page_tokens,
-            layers=self._layers,
-        )  # fmt: skip
+        prefix = self._prefix(start, sources)
         plan = plan_restore(prefix, costs, chunk_tokens=self.chunk * self._page_tokens)
         if plan.strategy is Strategy.LOAD:
             return Decision(False, True, 0, plan, f"loading takes {_ms(plan.seconds)}, and nothing is faster")
@@ -101,6 +110,48 @@ class Planner:
             else f"recomputing {plan.recomputed} of {prefix.tokens} tokens meanwhile takes {_ms(plan.seconds)}"
         )
         return Decision(True, True, plan.lead // self._page_tokens, plan, why)
+
+    def by_layers(
+        self, decision: Decision, start: int, sources: Sequence[str | None], behind: int, refused: str
+    ) -> Decision:
+        """`decision`, or one for layer-wise restoration where that is wanted, or faster by what it costs.
+
+        `sources` are as for `decide`, but of all pages that the device lacks: those that can be copied at once are
+        computed, too. `behind`: tokens of the prompt that follow them. `refused`: why these cannot be restored so;
+        empty if they can.
+        """
+        if self.choice not in ("auto", "layer-wise") or not sources:
+            return decision
+        tokens = len(sources) * self._page_tokens
+        # Where its layers cannot be computed after all, what is missing of it is.
+        compute = any(source != HERE for source in sources)
+        if not refused and None in sources:
+            refused = "some of its pages have no source"
+        if not refused and self.forward_tokens is not None and tokens > self.forward_tokens:
+            refused = f"its {tokens} tokens are more than one forward takes ({self.forward_tokens})"
+        if self.choice == "layer-wise":
+            why = "restore.strategy is layer-wise"
+            if refused:
+                return decision._replace(why=f"{why}, but {refused}")
+            return Decision(compute, True, 0, None, why, layer_wise=True)
+        copying = self.costs.sources.get(HERE)
+        costs = self._model(sources, copied_later=True)
+        if refused or copying is None or isinstance(costs, str):
+            return decision
+        prefix = self._prefix(start, sources)
+        plan = plan_layers(prefix, costs, copying)
+        # What is copied whole is copied while the forward behind it runs, so only what is longer than that counts.
+        end = prefix.start + prefix.tokens
+        forward = costs.compute.seconds(end, end + max(behind, 1))
+        other = decision.plan.seconds if decision.plan is not None else 0.0
+        if decision.strategy is Strategy.LOAD:
+            other = max(plan.load_seconds.values()) + max(0.0, copying.seconds(tokens * prefix.token_bytes) - forward)
+        if not 0 < plan.cutover < prefix.layers or plan.seconds >= other:
+            return decision
+        why = (
+            f"computing {plan.cutover} of {prefix.layers} layers meanwhile takes {_ms(plan.seconds)}, not {_ms(other)}"
+        )
+        return Decision(compute, True, 0, plan, why, layer_wise=True)
 
     def compute_seconds(self, start: int) -> Callable[[int, int], float] | None:
         """What computing pages `[a, b)` behind page `start` of a prompt takes, in seconds; None if unknown."""
@@ -130,12 +181,23 @@ class Planner:
         each = cost.token_seconds * self._page_tokens
         return max(1, min(self.chunk, math.ceil(cost.fixed_seconds / each))) if each > 0 else 1
 
-    def _model(self, sources: Sequence[str | None]) -> CostModel | str:
-        """The costs of what is needed, or what is not known of it."""
+    def _prefix(self, start: int, sources: Sequence[str | None]) -> Prefix:
+        return Prefix(
+            start=start * self._page_tokens,
+            runs=tuple(Run(len(list(group)) * self._page_tokens, source) for source, group in groupby(sources)),
+            token_bytes=self._page_bytes // self._page_tokens,
+            layers=self._layers,
+        )
+
+    def _model(self, sources: Sequence[str | None], *, copied_later: bool = False) -> CostModel | str:
+        """The costs of what is needed, or what is not known of it. `copied_later`: what is in host memory is there,
+        and copying it is reckoned with apart."""
         compute = self.costs.compute
         if compute is None:
             return "recomputing"
         known = {HERE: _AT_ONCE, **self.costs.sources}
+        if copied_later:
+            known[HERE] = _AT_ONCE
         needed = {source for source in sources if source is not None}
         for source in sorted(needed):
             if source not in known:

@@ -30,6 +30,9 @@ class RestoreStory(msgspec.Struct, frozen=True, kw_only=True):
     planned_meeting_pages: int | None = None  # behind these, all were to be loaded
     runs: tuple[tuple[str, int], ...] = ()  # how the found pages came, in order: a tier, "compute" or "device"
     meeting_pages: int | None = None  # behind these, all were loaded; known when every page has come
+    layers: int = 0  # of the model, if the lower ones were computed and the upper ones copied; else 0
+    planned_layer: int | None = None  # the layers below it were to be computed
+    met_layer: int | None = None  # the layers below it were computed; the found pages then count as computed
     there_seconds: float | None = None  # from its arrival until all were there
     waited_seconds: float | None = None  # of these, since it was waited for
     held_seconds: float = 0.0  # of these, the request held: all that was left to compute was on its way

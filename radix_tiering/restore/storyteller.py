@@ -19,8 +19,8 @@ class Storyteller:
 
     __slots__ = (
         "_arrived", "_asked", "_began", "_compute_seconds", "_first", "_found", "_front", "_held", "_holds_since",
-        "_latest", "_lost", "_runs", "_there", "_waited_since", "copy_seconds", "covered", "late", "late_pages",
-        "page_tokens", "prefix_pages", "wanted_pages", "whole", "why",
+        "_latest", "_layers", "_lost", "_met_layer", "_runs", "_there", "_waited_since", "copy_seconds", "covered",
+        "late", "late_pages", "page_tokens", "prefix_pages", "wanted_pages", "whole", "why",
     )  # fmt: skip
 
     def __init__(self, *, page_tokens: int, prefix_pages: int, wanted_pages: int, began: float, why: str = "") -> None:
@@ -40,6 +40,8 @@ class Storyteller:
         self._latest: Decision | None = None
         self._front = 0  # pages that had come before the first decision
         self._runs: list[tuple[str, int]] = []
+        self._layers = 0
+        self._met_layer: int | None = None
         self._there: float | None = None
         self._waited_since: float | None = None
         self._holds_since: float | None = None
@@ -92,6 +94,11 @@ class Storyteller:
         if end > first:
             self._fill(first)
             self._add(COMPUTED, end - first)
+
+    def by_layers(self, computed: int, layers: int) -> None:
+        """Of the pages that are said to be computed the device has computed so many of its layers, and copied the
+        others."""
+        self._met_layer, self._layers = computed, layers
 
     def forward(self, start: int, tokens: int, of_tokens: int, seconds: float, ended: float) -> None:
         """A forward has ended, which took `seconds`: over tokens `[start, start + tokens)` of the prompt, and with all
@@ -176,6 +183,9 @@ class Storyteller:
             planned_meeting_pages=meeting,
             runs=runs,
             meeting_pages=self._meeting(runs),
+            layers=self._layers,
+            planned_layer=plan.cutover if plan is not None and plan.strategy is Strategy.LAYER_WISE else None,
+            met_layer=self._met_layer,
             there_seconds=_rounded(there - self._began if there is not None else None),
             waited_seconds=_rounded(max(0.0, there - since) if there is not None and since is not None else None),
             held_seconds=round(self._held, 6),
@@ -198,7 +208,7 @@ class Storyteller:
 
     def _planned(self, plan: RestorePlan | None) -> tuple[int | None, int | None]:
         """Where computing was to begin and to end, in pages; both 0 where nothing was to be computed."""
-        if plan is None:
+        if plan is None or plan.strategy is Strategy.LAYER_WISE:
             return None, None
         if not plan.meeting:
             return 0, 0

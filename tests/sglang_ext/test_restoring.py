@@ -7,112 +7,15 @@ from __future__ import annotations
 
 import json
 import random
-from typing import ClassVar
 
 import pytest
 
 from support.scheduler_process import SchedulerProcess
+from support.slow_link import Link, device_only, extends, prompt, quiet, to_ssd
 
 PAGE = 16
 CHUNK = 64
 DEVICE_TOKENS = 4096
-
-
-def prompt(seed: int, tokens: int = 1000) -> list[int]:
-    """A prompt that no other seed's shares a prefix with."""
-    return random.Random(seed).choices(range(1, 250), k=tokens)
-
-
-def to_ssd(s, *prompts: list[int]) -> list[list[int]]:
-    """The answers to `prompts`, whose pages are then on ssd alone."""
-    answers = [s.generate(one) for one in prompts]
-    s.empty_memory()
-    return answers
-
-
-def quiet(s) -> None:
-    """Wait until nothing moves, then require that nothing is kept for any request."""
-    assert s.linker.wait_offloads()
-    assert s.linker.stack.wait_written(20)
-    s.linker.stack.restorer.flush()
-    assert not s.linker.claims, "claims leaked"
-    assert not s.cache.linker.arrivals, "arrivals leaked"
-    assert not s.cache.linker.courses, "courses leaked"
-    assert not s.linker.served
-    table = s.linker.stack.table
-    with table.lock:
-        table.check()
-        assert table.pinned_pages == 0, "pins leaked"
-
-
-class Unknown:
-    """What costs are, so that nothing depends on how fast this machine is today."""
-
-    compute = None
-    sources: ClassVar[dict[str, object]] = {}
-
-
-class Link:
-    """Stands between the restorer and the stripe set: pages arrive when the test says so, and are waited for until then
-    unless `patient` is False."""
-
-    def __init__(self, s, *, patient: bool = True) -> None:
-        self.planner, self.costs = s.linker.stack.planner, s.linker.stack.costs
-        self.restorer = s.linker.stack.restorer
-        self.behind = 1e9 if patient else self.restorer.behind
-        self.kept: list = []
-        self.stripes = s.linker.stack.stripes
-        self.read = self.stripes.read
-
-    def __enter__(self):
-        self.restorer.behind, self.behind = self.behind, self.restorer.behind
-        self.planner.costs = Unknown()
-        self.stripes.read = lambda stored, block, done: self.kept.append((stored, block, done))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.restorer.behind = self.behind
-        self.planner.costs = self.costs
-        self.stripes.read = self.read
-        self.deliver(len(self.kept))
-
-    def deliver(self, pages: int) -> int:
-        """Let the first `pages` of those asked for come in; how many did."""
-        import threading
-
-        now, self.kept[:] = self.kept[:pages], self.kept[pages:]
-        for stored, block, done in now:
-            there = threading.Event()
-
-            def came(outcome, done=done, there=there):
-                done(outcome)
-                there.set()
-
-            self.read(stored, block, came)
-            assert there.wait(20)
-        return len(now)
-
-    def fail(self, pages: int) -> int:
-        from swift_tiers.radix_tiering.ssd import ReadOutcome
-
-        now, self.kept[:] = self.kept[:pages], self.kept[pages:]
-        for _, _, done in now:
-            done(ReadOutcome.CHECKSUM)
-        return len(now)
-
-
-def extends(s, link: Link | None, pages_a_step: int, until=lambda: False, steps: int = 4000) -> list[tuple[int, int]]:
-    """Run to the end, with so many pages arriving at each step: (prefix, extend) of each forward over prompts."""
-    log = []
-    for _ in range(steps):
-        if link is not None:
-            link.deliver(pages_a_step)
-        batch = s.step()
-        if batch is not None and batch.forward_mode.is_extend():
-            log += list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
-        if until() or (batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None):
-            return log
-    raise AssertionError(f"not done after {steps} steps: {log[-5:]}")
 
 
 # ---- in the scheduler's process ----
@@ -331,13 +234,6 @@ def an_error_of_ours(s, where):
     assert len(calls) >= 3
     assert list(req.output_ids) == answer
     quiet(s)
-
-
-def device_only(s) -> None:
-    """Evict the device's tree, and leave host memory as it is."""
-    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
-    s.cache.evict(EvictParams(num_tokens=DEVICE_TOKENS))
 
 
 def with_another_rank(s, dice):

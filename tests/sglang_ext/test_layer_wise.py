@@ -1,0 +1,452 @@
+"""Requests whose lower layers are computed while their upper ones are loaded, in SGLang's real scheduler.
+
+Functions whose first parameter is a `StepScheduler` run in the scheduler's process; the tests below call them there.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from support.scheduler_process import SchedulerProcess
+from support.slow_link import Link, device_only, extends, prompt, quiet, to_ssd
+
+PAGE, LAYERS = 16, 6
+LENGTH = 500  # of a prompt: 31 whole pages, in one forward
+FOUND = LENGTH // PAGE * PAGE
+
+
+class Watch:
+    """Every forward that is computed layer by layer: how many layers were. Before its `at`-th layer is thought of,
+    `then` is called, and all copies that it lets begin are waited for."""
+
+    def __init__(self, s, at: int = 0, then=lambda: None) -> None:
+        self.at, self.then = at, then
+        self.met: list[int] = []
+        self.loader = s.linker.loader
+
+    def __enter__(self):
+        from swift_tiers.sglang_ext.layer_wise import Copying
+
+        self.type, self.to_compute, self.end = Copying, Copying.to_compute, Copying.end
+        Copying.to_compute = lambda copying: self._asked(copying)
+        Copying.end = lambda copying: self._ended(copying)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.type.to_compute, self.type.end = self.to_compute, self.end
+
+    def _asked(self, copying: Any) -> int:
+        if copying._layers.computed == self.at:
+            self.then()
+            self.to_compute(copying)
+            self._settle()
+        return self.to_compute(copying)
+
+    def _settle(self) -> None:
+        """Whatever the loading thread has been told is done when it comes to this."""
+        import threading
+
+        from swift_tiers.sglang_ext.loads import LayerLoad
+
+        done = threading.Event()
+
+        class Last:
+            def next_load(self):
+                done.set()
+
+        self.loader.start_layers(LayerLoad(Last(), [], [], []))
+        assert done.wait(20)
+
+    def _ended(self, copying: Any) -> None:
+        self.end(copying)
+        self.met.append(copying._layers.computed)
+
+
+def facts_of(req: Any):
+    from swift_tiers.sglang_ext.request_facts import RequestFacts
+
+    return RequestFacts.of(req)
+
+
+def story_of(req: Any) -> dict[str, Any]:
+    import msgspec
+
+    return msgspec.to_builtins(facts_of(req).story.told())
+
+
+# ---- in the scheduler's process ----
+
+
+def arrives_at(s, layer):
+    """All pages arrive before that layer is computed."""
+    question = prompt(layer, LENGTH)
+    (answer,) = to_ssd(s, question)
+    with Link(s) as link, Watch(s, layer, lambda: link.deliver(len(link.kept))) as watch:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        log = extends(s, None, 0)
+    assert list(req.output_ids) == answer
+    assert s.generate(question) == answer  # from what has been published in the tree
+    quiet(s)
+    return log, watch.met, s.details(req), story_of(req)
+
+
+def from_host_memory(s, device_has):
+    """Every page is in host memory: none was waited for, and none is copied at the admission."""
+    question = prompt(20 + device_has, LENGTH)
+    answer = s.generate(question)
+    assert s.linker.wait_offloads()
+    device_only(s)
+    if device_has:
+        s.generate(question[: device_has * PAGE + 1])  # its pages are on the device again
+    with Watch(s, 2) as watch:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        log = extends(s, None, 0)
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, watch.met, s.details(req), story_of(req)
+
+
+def a_page_fails(s, at):
+    """All the rest has come, but one page does not: every layer is computed."""
+    question = prompt(40 + at, LENGTH)
+    (answer,) = to_ssd(s, question)
+
+    def then() -> None:
+        link.fail(1)
+        link.deliver(len(link.kept))
+
+    with Link(s) as link, Watch(s, at, then) as watch:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        log = extends(s, None, 0)
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, watch.met, story_of(req)
+
+
+def a_copy_fails(s, layer):
+    """The device does not get that layer: it is computed, and all below it."""
+    question = prompt(50 + layer, LENGTH)
+    answer = s.generate(question)
+    assert s.linker.wait_offloads()
+    device_only(s)
+    pool, seen = s.linker.pool, len(s.linker.stack.events.since())
+    copy = pool.copy_layer
+
+    def fails(pages, slab, slots, number):
+        if number == layer:
+            for plane in pool._arrays[number]:
+                plane[pages] = 255  # what a copy that breaks off may leave
+            raise RuntimeError("made to fail")
+        copy(pages, slab, slots, number)
+
+    pool.copy_layer = fails
+    try:
+        with Watch(s, 1) as watch:
+            req = s.add(question)
+            s.linker.stack.restorer.flush()
+            extends(s, None, 0)
+    finally:
+        del pool.copy_layer
+    assert list(req.output_ids) == answer
+    told = [event.fields for event in s.linker.stack.events.since()[seen:] if event.kind == "linker.error"]
+    quiet(s)
+    assert s.generate(question) == answer
+    return watch.met, [fields["where"] for fields in told]
+
+
+def ends_early(s, when):
+    """It is aborted while it waits in the queue, or after its layers were computed."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    question = prompt(60 + (when == "queued"), LENGTH)
+    (answer,) = to_ssd(s, question)
+    with Link(s) as link, Watch(s) as watch:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        for _ in range(200):
+            if when == "queued" or watch.met:
+                break
+            s.step()
+        s.scheduler.abort_request(AbortReq(rid=req.rid))
+        extends(s, None, 0)
+        assert link.kept
+    assert len(watch.met) == (when != "queued")
+    s.run()
+    quiet(s)
+    assert s.generate(question) == answer
+    quiet(s)
+
+
+def others_run(s):
+    """A request decodes, one arrives with it, one is shorter than a page: each has its forwards, and its answer."""
+    from swift_tiers.sglang_ext.layer_wise import LayerWise
+
+    questions = [prompt(70, LENGTH), prompt(71, 40), prompt(72, 300), prompt(73, 9)]
+    answers = to_ssd(s, *questions)
+    decoding = s.generate(questions[1], 40)
+    s.empty_memory()
+    busy = s.add(questions[1], 40)
+    s.run(until=lambda: len(busy.output_ids) > 2)
+    alone, expects = [], LayerWise.expects
+
+    def expect(layer_wise, batch):
+        expected = expects(layer_wise, batch)
+        if expected:
+            alone.append(batch.batch_size)
+        return expected
+
+    LayerWise.expects = expect
+    try:
+        reqs = [s.add(question) for question in (questions[0], *questions[2:])]
+        s.linker.stack.restorer.flush()
+        s.run()
+    finally:
+        LayerWise.expects = expects
+    assert list(busy.output_ids) == decoding
+    assert [list(req.output_ids) for req in reqs] == [answers[0], *answers[2:]]
+    quiet(s)
+    return alone, [story_of(req)["strategy"] for req in reqs if facts_of(req).story is not None]
+
+
+def too_long(s):
+    """What does not fit in one forward is restored in another way, visibly."""
+    question = prompt(80, 1000)
+    (answer,) = to_ssd(s, question)
+    with Watch(s) as watch:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        extends(s, None, 0)
+    assert list(req.output_ids) == answer
+    assert not watch.met
+    quiet(s)
+    return story_of(req)
+
+
+def a_server_that_cannot(s):
+    from swift_tiers.sglang_ext.layer_wise import why_never
+
+    runner, layers = s.scheduler.tp_worker.model_runner, s.linker.pool.geometry.layers
+    reasons = [why_never(s.scheduler, runner, layers), why_never(s.scheduler, runner, layers - 1)]
+    kind = type(runner.model)
+    split = kind.forward_split_prefill
+    del kind.forward_split_prefill
+    try:
+        reasons.append(why_never(s.scheduler, runner, layers))
+    finally:
+        kind.forward_split_prefill = split
+    s.scheduler.is_mixed_chunk = True
+    try:
+        reasons.append(why_never(s.scheduler, runner, layers))
+    finally:
+        s.scheduler.is_mixed_chunk = False
+    return reasons
+
+
+def requests_that_cannot(s):
+    from types import SimpleNamespace
+
+    layer_wise = s.cache.linker.layer_wise
+    return [
+        layer_wise.why_not(SimpleNamespace(return_logprob=logprobs, return_hidden_states=states))
+        for logprobs, states in ((False, False), (True, False), (False, True))
+    ]
+
+
+def no_room(s):
+    """The device refuses it at first; then it is as ever."""
+    from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+    question = prompt(90, LENGTH)
+    (answer,) = to_ssd(s, question)
+    select, refused = PrefillAdder._select_prefill_admission, []
+
+    def refuse(adder, req, **shape):
+        if len(refused) < 3:
+            refused.append(req.host_hit_length)
+            return AddReqResult.NO_TOKEN
+        return select(adder, req, **shape)
+
+    PrefillAdder._select_prefill_admission = refuse
+    try:
+        with Link(s) as link, Watch(s, 3, lambda: link.deliver(len(link.kept))) as watch:
+            req = s.add(question)
+            s.linker.stack.restorer.flush()
+            extends(s, None, 0)
+    finally:
+        PrefillAdder._select_prefill_admission = select
+    assert list(req.output_ids) == answer
+    assert len(refused) == 3
+    quiet(s)
+    return watch.met
+
+
+def any_order(s, seed):
+    """Several requests, pages that arrive and fail between any two layers, ranks that have copied less."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    from swift_tiers.sglang_ext.layer_wise import Copying, LayerWise
+
+    dice = random.Random(seed)
+    shared = prompt(900 + seed, 240)
+    questions = [
+        [*(shared if dice.random() < 0.5 else []), *prompt(910 + seed * 10 + n, dice.randrange(20, 260))]
+        for n in range(6)
+    ]
+    answers = to_ssd(s, *questions)
+    asked, agreed, aborted = Copying.to_compute, LayerWise._agree, set()
+
+    def things_happen(copying):
+        if dice.random() < 0.5:
+            dice.shuffle(link.kept)
+            link.deliver(dice.randrange(1, 40))
+        if dice.random() < 0.03:
+            link.fail(1)
+        return asked(copying)
+
+    def another_has_less(layer_wise, copying):
+        mine = agreed(layer_wise, copying)
+        return mine if dice.random() < 0.6 else dice.randint(mine, LAYERS)
+
+    Copying.to_compute, LayerWise._agree = things_happen, another_has_less
+    try:
+        with Link(s) as link, Watch(s, -1) as watch:
+            reqs = []
+            for _ in range(6000):
+                if len(reqs) < len(questions) and dice.random() < 0.3:
+                    reqs.append(s.add(questions[len(reqs)], rid=f"layers-{seed}-{len(reqs)}"))
+                if dice.random() < 0.3:
+                    link.deliver(dice.randrange(1, 20))
+                if dice.random() < 0.01 and reqs:
+                    aborted.add(dice.choice(reqs).rid)
+                    for rid in aborted:
+                        s.scheduler.abort_request(AbortReq(rid=rid))
+                batch = s.step()
+                idle = batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None
+                if len(reqs) == len(questions) and idle:
+                    break
+            else:
+                raise AssertionError("not done")
+    finally:
+        Copying.to_compute, LayerWise._agree = asked, agreed
+    for req, answer in zip(reqs, answers, strict=True):
+        output = list(req.output_ids)
+        assert output == answer[: len(output)]
+        assert len(output) == len(answer) or req.rid in aborted
+    quiet(s)
+    s.run()
+    assert [s.generate(question) for question in questions] == answers
+    return watch.met
+
+
+# ---- the tests ----
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory):
+    from swift_tiers.ops.model import tiny_model
+
+    model = tiny_model(tmp_path_factory.mktemp("model"), layers=LAYERS)
+    config = {
+        "host": {"size": "8MiB"},
+        "ssd": {
+            "directories": [str(tmp_path_factory.mktemp("ssd"))],
+            "size_per_device": "64MiB",
+            "stripe_unit": "8KiB",
+        },
+        "policy": {"restore_deadline": "20s"},
+        "restore": {"strategy": "layer-wise"},
+        "bus": {"enabled": False},
+    }
+    arguments = [
+        "--model-path", str(model), "--dtype", "float32", "--page-size", str(PAGE), "--max-total-tokens", "4096",
+        "--max-running-requests", "8", "--chunked-prefill-size", "512",
+        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
+    ]  # fmt: skip
+    with SchedulerProcess(arguments) as process:
+        yield process
+
+
+@pytest.mark.parametrize("layer", range(LAYERS + 1))
+def test_the_same_tokens_at_whatever_layer_the_pages_arrive(scheduler, layer: int) -> None:
+    log, met, details, story = scheduler(arrives_at, layer)
+    # The layer that comes next is not copied any more once it has been thought of.
+    assert len(met) == 1
+    assert met[0] in (layer, min(layer + 1, LAYERS))
+    assert log == [(0, FOUND), (FOUND, LENGTH - FOUND)]
+    assert details == {}, "SGLang has computed them, and accounts for them so"
+    assert (story["strategy"], story["why"]) == ("layer-wise", "restore.strategy is layer-wise")
+    assert (story["met_layer"], story["layers"]) == (met[0], LAYERS)
+    assert [tuple(run) for run in story["runs"]] == [("compute", FOUND // PAGE)]
+
+
+@pytest.mark.parametrize("device_has", [0, 5])
+def test_from_host_memory(scheduler, device_has: int) -> None:
+    log, met, details, story = scheduler(from_host_memory, device_has)
+    assert log == [(device_has * PAGE, FOUND - device_has * PAGE), (FOUND, LENGTH - FOUND)]
+    assert met[0] in (0, 1, 2, 3)
+    assert details.get("host", 0) == 0
+    assert story["met_layer"] == met[0]
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_where_a_page_fails_every_layer_is_computed(scheduler, at: int) -> None:
+    log, met, story = scheduler(a_page_fails, at)
+    assert met == [LAYERS]
+    assert log == [(0, FOUND), (FOUND, LENGTH - FOUND)]
+    assert story["lost_pages"]["ssd: corrupt: checksum"] == 1
+
+
+@pytest.mark.parametrize("layer", [LAYERS - 1, 3])
+def test_a_layer_that_cannot_be_copied_is_computed(scheduler, layer: int) -> None:
+    met, told = scheduler(a_copy_fails, layer)
+    assert met == [layer + 1]
+    assert told == ["layers"]
+
+
+@pytest.mark.parametrize("when", ["queued", "computed"])
+def test_it_may_be_aborted(scheduler, when: str) -> None:
+    scheduler(ends_early, when)
+
+
+def test_others_run_before_and_after_it(scheduler) -> None:
+    alone, strategies = scheduler(others_run)
+    assert alone, "nothing was computed layer by layer: this tests nothing"
+    assert set(alone) == {1}
+    assert strategies[0] == "layer-wise"
+
+
+def test_what_is_too_long_says_so(scheduler) -> None:
+    story = scheduler(too_long)
+    assert story["strategy"] == "token-wise"
+    why = "restore.strategy is layer-wise, but its 992 tokens are more than one forward takes (512)"
+    assert story["why"] == why
+    assert story["met_layer"] is None
+
+
+def test_a_server_that_cannot_says_why(scheduler) -> None:
+    can, layers, model, mixed = scheduler(a_server_that_cannot)
+    assert can == ""
+    assert layers == "some layers of the model keep no KV"
+    assert model.endswith("cannot compute single layers in SGLang")
+    assert mixed == "--enable-mixed-chunk lets others join its forward"
+
+
+def test_a_request_that_cannot_says_why(scheduler) -> None:
+    assert scheduler(requests_that_cannot) == ["", *["it wants to see more of its forward than tokens"] * 2]
+
+
+def test_it_goes_on_where_the_device_has_no_room_at_first(scheduler) -> None:
+    (met,) = scheduler(no_room)
+    assert met in (3, 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_things(scheduler, seed: int) -> None:
+    assert scheduler(any_order, seed, timeout=300)
