@@ -120,6 +120,11 @@ class History:
             return []
         return [float(value) if np.isfinite(value) else None for value in rows[-length:, columns[0]]]
 
+    def span(self, view: RankedView) -> float:
+        """From the first to the last look that is remembered, seconds."""
+        rows, _ = self._rows(view, ())
+        return 0.0 if rows is None or len(rows) < 2 else float(rows[-1, 0] - rows[0, 0])
+
     def _rows(self, view: RankedView, names: tuple[str, ...]) -> tuple[np.ndarray | None, list[int]]:
         ring = self._rings.get(_identity(view))
         fields = FIELDS[type(view)]

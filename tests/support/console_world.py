@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -81,7 +82,7 @@ class World:
         home = {"server": self.servers[number], "rank": "dp0-tp0", "time": self.time - 0.2, "age_seconds": 0.2}
         lends, borrows = number == 0, number == 1
         donor, borrower = f"{self.servers[0]}.dp0-tp0", f"{self.servers[min(1, len(self.servers) - 1)]}.dp0-tp0"
-        lease = {"donor": donor, "borrower": borrower, **self._leases()}
+        lease = {"donor": donor, "borrower": borrower, **self._leases(borrows)}
         return RankState(
             name="dp0-tp0",
             rank=RankView(
@@ -103,7 +104,9 @@ class World:
                 free_units=2_400_000, queued=3, reads={"ok": 4000 + 50 * self.ticks, "corrupt: checksum": number},
             ),
             devices=tuple(self._device(home, number, device) for device in range(4)),
-            links=tuple(self._link(home, number, at, link) for at, link in enumerate(_LINKS)),
+            links=tuple(
+                self._link(home, number, at, link) for at, link in enumerate((*_LINKS, *(_DONORS if borrows else ())))
+            ),
             tree=TreeView(
                 **home, nodes=412, leaves=120, depth=14, deepest_tokens=31_200, cached_tokens=118_000,
                 evictable_tokens=90_000, protected_tokens=28_000, reused_tokens=900_000 + 4000 * self.ticks,
@@ -134,35 +137,40 @@ class World:
     def _device(self, home: dict, number: int, device: int) -> DeviceView:
         out = self.sick and number == 0 and device == 2
         slow = self.sick and number == 1 and device == 3
-        ticks = 0 if out else self.ticks
+        ticks = 0 if out else int(_swung(self.ticks, number + device))
         return DeviceView(
             **home, number=device, path=f"/ssd{device}/swift-tiers-dp0-tp0.stripe",
             service="out" if out else "in service", reason="write failed: Input/output error" if out else "",
             capacity_bytes=512 * GIB, used_bytes=int(512 * GIB * (0.36 + 0.02 * device)),
             bytes_read=10**11 + (20 + device) * MIB * ticks, bytes_written=4 * 10**10 + 5 * MIB * ticks,
             reads=900_000 + 160 * ticks, writes=300_000 + 40 * ticks, read_errors=0, write_errors=4 if out else 0,
-            corrupt_units=1 if number == 1 and device == 1 and self.sick else 0, in_flight=0 if out else 3 + device,
+            corrupt_units=1 if number == 1 and device == 1 and self.sick else 0,
+            in_flight=0 if out else 3 + (device + self.ticks // 3) % 5,
             latency_p50_seconds=0.0004, latency_p99_seconds=0.031 if slow else 0.0021,
         )  # fmt: skip
 
     def _link(self, home: dict, number: int, at: int, link: str) -> LinkView:
         rate = (24 + 30 * number + 7 * at) * MIB
+        done = _swung(self.ticks, number + at)
         return LinkView(
-            **home, link=link, transfers=9000 + 12 * self.ticks, pages=40_000 + 60 * self.ticks,
-            bytes=10**10 + rate * self.ticks // 2, seconds=12.5 + 0.01 * self.ticks, latency_p50_seconds=0.0021,
-            latency_p99_seconds=0.0085, bytes_per_second=float(rate),
+            **home, link=link, transfers=9000 + int(12 * done), pages=40_000 + int(60 * done),
+            bytes=10**10 + int(rate * done / 2), seconds=12.5 + 0.01 * (at + 1) * done,
+            latency_p50_seconds=0.0021 + 0.0004 * at, latency_p99_seconds=0.0085 + 0.002 * at,
+            bytes_per_second=float(rate),
         )  # fmt: skip
 
-    def _leases(self) -> dict:
+    def _leases(self, borrows: bool = False) -> dict:
+        """As the donor knows them, or as the borrower does."""
+        usual = "active" if borrows else "lent"
         table = tuple(
             LeaseEntry(
-                lease=12 + one, bytes=256 * MIB, state="recalled" if one == 2 else "lent",
-                seconds_left=2.0 - 0.2 * one, pinned=one == 1,
+                lease=12 + one, bytes=256 * MIB, state="recalled" if one == 2 else usual,
+                seconds_left=2.0 - 0.2 * one - 0.01 * borrows, pinned=one == 1 and not borrows,
             )
             for one in range(8)
         )  # fmt: skip
         return {
-            "leases": 8, "bytes": 2 * GIB, "recalled_bytes": 256 * MIB, "pinned_bytes": 256 * MIB,
+            "leases": 8, "bytes": 2 * GIB, "recalled_bytes": 256 * MIB, "pinned_bytes": None if borrows else 256 * MIB,
             "shortest_seconds": 0.6, "listed": 8, "table": table,
         }  # fmt: skip
 
@@ -212,6 +220,8 @@ class World:
             ("beta", "page.corrupt", {"page": KEY, "tier": "ssd"}),
             ("alpha", "lending.sized", {"decision": "shrink", "from_bytes": 3 * GIB, "to_bytes": 2 * GIB}),
             ("beta", "restore.behind", {"rid": "1done3", "reason": "ssd fell behind", "pages": 12}),
+            ("beta", "borrowed.recalled", {"donor": "alpha.dp0-tp0", "lease": 11, "pages": 700, "saving": 640}),
+            ("alpha", "lending.taken_back", {"pages": 700, "seconds": 0.018}),
         )
         return tuple(
             Event(
@@ -222,7 +232,13 @@ class World:
         )  # fmt: skip
 
 
+def _swung(ticks: int, phase: int) -> float:
+    """A count that grows by one a tick, in the mean: now faster, now slower."""
+    return ticks + 4 * (math.sin(ticks / 5 + phase) - math.sin(phase))
+
+
 _LINKS = ("device-host", "host-device", "host-ssd", "ssd-host", "peer-host", "host-peer")
+_DONORS = ("alpha.dp0-tp0-host", "host-alpha.dp0-tp0")
 
 
 class WorldFeed(Feed):
