@@ -41,6 +41,7 @@ from swift_tiers.console.widgets.entry import Entry
 from swift_tiers.console.widgets.grid import Grid
 from swift_tiers.console.widgets.panel import Panel
 from swift_tiers.console.widgets.status import Line
+from swift_tiers.radix_tiering.bus.figures import text
 
 #: Between two paintings of what only time changes (ages), seconds.
 TICK_SECONDS = 1.0
@@ -210,8 +211,10 @@ class ConsoleApp(App[None]):
             lines = [scene.line((f"this view failed: {type(error).__name__}: {error}", "wrong"))]
             lines.append(scene.line("please report it; the other views go on"))
             table = view.EMPTY
-        if self._moment.lost:
+        if self._moment.lost and self._moment.snapshot is not None:
+            # The reason is as fresh as can be; what the view says is not.
             lines = [Text(line.plain, self._palette["stale"], no_wrap=True, end="") for line in lines]
+            lines = [scene.line((text(self._moment.lost), "wrong")), *lines]
         self._lay_out(view, lines, bool(table.columns), scene.height)
         panel.show(lines)
         self._looker.set_questions(view.questions(scene))

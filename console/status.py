@@ -37,8 +37,8 @@ def _nature(app: ConsoleApp) -> list[tuple[str, str]]:
     elif feed.nature is Nature.RECORDING:
         words = [("RECORDING ", "warning")]
     elif app.lost:
-        shown = f"; shown is {age} old" if moment.snapshot is not None else ""
-        return [("LOST ", "wrong"), (f"{text(app.lost)}{shown}", "wrong")]
+        shown = f", shown is {age} old" if moment.snapshot is not None else ""
+        return [(f"LOST{shown} ", "wrong"), (feed.name, "muted")]
     elif moment.snapshot is None:
         return [("connecting ", "note"), (f"to {feed.name}", "muted")]
     elif app.paused:

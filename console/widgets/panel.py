@@ -13,6 +13,8 @@ from textual.strip import Strip
 class Panel(ScrollView, can_focus=False):
     """Draws the lines that are visible."""
 
+    auto_links = False
+
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._lines: Sequence[Text] = ()

@@ -9,6 +9,8 @@ from textual.widget import Widget
 class Line(Widget):
     """One line of text, cut at the right where there is no room."""
 
+    auto_links = False  # what can be clicked has the style that its meaning gives it
+
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._text = Text()
