@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import Look, Row, how_old, make_look, place, ranks_of, table
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, size, text
+from swift_tiers.radix_tiering.bus.lease_pairs import Lease, Pair, leases_of, pairs_of, views_of
 from swift_tiers.radix_tiering.bus.rates import Rates
 from swift_tiers.radix_tiering.bus.reader import Part
 from swift_tiers.radix_tiering.bus.troubles import Troubles
-from swift_tiers.radix_tiering.bus.views import LeaseEntry, LeasesView, RankView, Snapshot
-
-
-class Pair(NamedTuple):
-    """One donor and one borrower. None: that side is not on the bus, or knows of no lease."""
-
-    donor: str
-    borrower: str
-    lent: LeasesView | None
-    borrowed: LeasesView | None
-
-    @property
-    def views(self) -> list[LeasesView]:
-        return [view for view in (self.lent, self.borrowed) if view is not None]
-
-
-class Lease(NamedTuple):
-    """One lease of a pair."""
-
-    pair: Pair
-    number: int
-    at_donor: LeaseEntry | None
-    at_borrower: LeaseEntry | None
+from swift_tiers.radix_tiering.bus.views import LeaseEntry, RankView, Snapshot
 
 
 def show_leases(limit: int, snapshot: Snapshot, rates: Rates) -> Look:
@@ -42,7 +19,7 @@ def show_leases(limit: int, snapshot: Snapshot, rates: Rates) -> Look:
     troubles = Troubles(snapshot, Part.RANKS | Part.LEASES)
     states = list(ranks_of(snapshot))
     ranks = [state.rank for state in states if state.rank is not None and state.rank.lent_bytes is not None]
-    views = [view for state in states for view in (*state.lent, *state.borrowed)]
+    views = views_of(states)
     shown: list[RenderableType] = [Text("no server here lends or borrows; see peer.donate and peer.borrow")]
     if ranks:
         columns = " rank|lent|lendable|at most|borrowed| lends to| borrows from|age"
@@ -52,37 +29,13 @@ def show_leases(limit: int, snapshot: Snapshot, rates: Rates) -> Look:
         columns = " donor| borrower|leases|bytes|being returned|pinned|borrower has|first ends in|age"
         shown += [Text(""), table(columns, map(_pair_row, pairs), troubles)]
         leases = [lease for pair in pairs for lease in leases_of(pair)]
-        leases.sort(key=_is_plain)
+        leases.sort(key=lambda lease: lease.plain)
         columns = " donor|#| borrower|bytes| at the donor| at the borrower|ends in| pinned"
         shown += [Text(""), table(columns, map(_lease_row, leases[:limit]), troubles)]
         total = sum(max(view.leases or 0 for view in pair.views) for pair in pairs)
         if total > limit:
             shown.append(Text(f"and {count(total - limit)} more; --limit shows more of them"))
     return make_look(snapshot, troubles, {"ranks": ranks, "leases": views}, shown)
-
-
-def pairs_of(views: list[LeasesView]) -> list[Pair]:
-    """Both sides' views, put together."""
-    lent: dict[tuple[str, str], LeasesView] = {}
-    borrowed: dict[tuple[str, str], LeasesView] = {}
-    for view in views:
-        side = lent if view.lends else borrowed
-        side[view.donor, view.borrower] = view
-    return [Pair(*names, lent.get(names), borrowed.get(names)) for names in sorted(lent.keys() | borrowed.keys())]
-
-
-def leases_of(pair: Pair) -> list[Lease]:
-    """Those that are listed on the bus, by number."""
-    at_donor, at_borrower = (
-        {entry.lease: entry for entry in view.table} if view is not None else {} for view in (pair.lent, pair.borrowed)
-    )
-    numbers = sorted(at_donor.keys() | at_borrower.keys())
-    return [Lease(pair, number, at_donor.get(number), at_borrower.get(number)) for number in numbers]
-
-
-def _is_plain(lease: Lease) -> bool:
-    """Lent, and nothing else: the last ones to be shown."""
-    return lease.at_donor is not None and lease.at_donor.state == "lent" and not lease.at_donor.pinned
 
 
 def _rank_row(rank: RankView) -> Row:
@@ -111,8 +64,7 @@ def _pair_row(pair: Pair) -> Row:
 
 
 def _lease_row(lease: Lease) -> Row:
-    entry = lease.at_donor or lease.at_borrower
-    assert entry is not None
+    entry = lease.entry
     return Row(
         lease.pair.views,
         [

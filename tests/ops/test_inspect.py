@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.ops.inspect import units
 from swift_tiers.ops.inspect.requests import explain
+from swift_tiers.radix_tiering.bus import figures as units
 from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
 from swift_tiers.radix_tiering.bus.event_tail import merged
 from swift_tiers.radix_tiering.bus.rates import Rates

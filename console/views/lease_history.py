@@ -1,0 +1,105 @@
+"""What has become of leases, and what donors have decided about their sizes, from the events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from rich.text import Text
+
+from swift_tiers.console.model import event_words
+from swift_tiers.console.model.palette import MARKS
+from swift_tiers.console.views.view import Scene
+from swift_tiers.radix_tiering.bus.event_reading import Event
+from swift_tiers.radix_tiering.bus.figures import seconds, size, text
+from swift_tiers.radix_tiering.bus.neighbours import lease_name
+from swift_tiers.radix_tiering.bus.troubles import Mark
+
+#: Kinds of events that tell of leases begin so.
+KINDS = ("lease.", "lending.", "borrowed.")
+
+
+class Told(NamedTuple):
+    """An event of a donor or a borrower, with the lease name of who tells it."""
+
+    name: str
+    event: Event
+
+
+def told(scene: Scene) -> Iterator[Told]:
+    """From the newest to the oldest."""
+    server = scene.server
+    for item in scene.moment.events.newest():
+        if isinstance(item, Event) and item.kind.startswith(KINDS):
+            donor = str(item.fields.get("donor", ""))
+            if server is None or server in (item.server, donor.rpartition(".")[0]):
+                yield Told(lease_name(item.server, item.rank), item)
+
+
+def of_pair(events: Iterable[Told], donor: str, borrower: str, number: str | None = None) -> Iterator[Told]:
+    """What concerns these two, or one of their leases."""
+    for one in events:
+        fields = one.event.fields
+        if one.name == donor and not one.event.kind.startswith("borrowed."):
+            mine = fields.get("borrower") in (None, "", borrower)
+            if mine and (number is None or str(fields.get("lease")) == number):
+                yield one
+        elif one.name == borrower and fields.get("donor") == donor and number in (None, str(fields.get("lease"))):
+            yield one
+
+
+def recalls(scene: Scene) -> Counter[tuple[str, str]]:
+    """Of each pair: leases that the borrower was asked to return, since the first event that is kept here."""
+    return Counter(
+        (str(one.event.fields.get("donor")), one.name) for one in told(scene) if one.event.kind == "borrowed.recalled"
+    )
+
+
+def history(scene: Scene, events: Iterable[Told], room: int) -> list[Text]:
+    """The newest first, under a heading."""
+    lines: list[Text] = []
+    for one in events:
+        if len(lines) >= room - 1:
+            break
+        event = one.event
+        mark = event_words.kind_of(event).mark
+        lines.append(
+            scene.line((f"{_ago(scene, event):>11}  ", "muted"), (f"{text(one.name)}  ", "text"), *_what(event, mark))
+        )
+    return [scene.line(("what has happened", "title")), *lines] if lines else []
+
+
+def _ago(scene: Scene, event: Event) -> str:
+    assert scene.moment.snapshot is not None
+    age = max(0, round(scene.moment.snapshot.time - event.happened + scene.moment.age))
+    return f"{age} s ago" if age < 60 else f"{seconds(age)} ago"
+
+
+def _what(event: Event, mark: Mark) -> list[tuple[str, str]]:
+    """A decision says what was decided and by which window; other events what they are and their fields."""
+    fields = event.fields
+    if event.kind == "lending.sized":
+        return [*_decision(fields), ("  " + event_words.words(event, _DECIDED), "muted")]
+    left_out = ("donor", "borrower") if fields.get("donor") or not fields.get("borrower") else ()
+    whom = f" from {text(str(fields['donor']))}" if fields.get("donor") else ""
+    return [(text(event.kind), MARKS[mark]), (f"{whom}  ", "text"), (event_words.words(event, left_out), "muted")]
+
+
+#: Fields of `lending.sized` that `_decision` words.
+_DECIDED = ("decision", "from_bytes", "to_bytes", "peak_bytes", "window_seconds")
+
+
+def _decision(fields: dict[str, object]) -> list[tuple[str, str]]:
+    """In the words of the paper: a donor that scales up takes memory back."""
+    before, after = fields.get("from_bytes"), fields.get("to_bytes")
+    words = {"grow": ("ScaleDown: lends more", "lent"), "shrink": ("ScaleUp: takes back", "warning")}
+    word, style = words.get(str(fields.get("decision")), (text(str(fields.get("decision", "sized"))), "text"))
+    said = [(word, style)]
+    if isinstance(before, (int, float)) and isinstance(after, (int, float)):
+        said.append((f", from {size(before)} to {size(after)}", "text"))
+    peak, window = fields.get("peak_bytes"), fields.get("window_seconds")
+    if isinstance(peak, (int, float)):
+        within = f" within {seconds(window)}" if isinstance(window, (int, float)) else ""
+        said.append((f": needed {size(peak)}{within}", "muted"))
+    return said

@@ -1,0 +1,56 @@
+"""Events in words."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import swift_tiers.radix_tiering
+import swift_tiers.sglang_ext
+from swift_tiers.console.model.event_words import KINDS, kind_of, words
+from swift_tiers.radix_tiering.bus.event_reading import Event
+from swift_tiers.radix_tiering.bus.troubles import Mark
+
+
+def event(kind: str = "device.out", **fields: object) -> Event:
+    return Event(
+        server="alpha", rank="dp0-tp0", entry="1-0", sequence=1, time=1.0, happened=1.0, age_seconds=0.0, kind=kind,
+        fields=fields,
+    )  # fmt: skip
+
+
+def _told(package: object) -> Iterator[str]:
+    """The kinds in `….emit("KIND", …)` of a package's source."""
+    for path in Path(next(iter(package.__path__))).rglob("*.py"):  # type: ignore[attr-defined]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "emit":
+                yield from (
+                    one.value
+                    for one in ast.walk(node.args[0])
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str) and "." in one.value.strip(".")
+                )
+
+
+def test_every_kind_that_servers_tell_is_known() -> None:
+    told = {*_told(swift_tiers.radix_tiering), *_told(swift_tiers.sglang_ext)}
+    assert len(told) > 30
+    assert told <= KINDS.keys()
+    # Outcomes of commands are told under names that are put together.
+    assert {"command.accepted", "command.done", "command.refused", "command.expired", "command.partly"} <= KINDS.keys()
+
+
+def test_kinds_of_other_releases_are_judged_by_their_names() -> None:
+    assert kind_of(event("pump.failed")).mark is Mark.WARNING
+    assert kind_of(event("page.is_corrupt")).mark is Mark.WRONG
+    assert kind_of(event("moon.risen")).mark is Mark.NOTE
+
+
+def test_values_have_the_units_of_their_fields() -> None:
+    said = words(event(from_bytes=3 << 30, seconds=0.018, limit_bytes=None, pages=12, device="/ssd2/a.stripe"))
+    assert said == "from 3GiB  in 18 ms  limit none  pages 12  device /ssd2/a.stripe"
+
+
+def test_what_comes_from_outside_cannot_move_the_cursor() -> None:
+    said = words(event(**{"na\x1bme": "\x1b[2Jbad", "nested": {"a\n": "\x07"}}))
+    assert said.isprintable()
