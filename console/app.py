@@ -194,7 +194,7 @@ class ConsoleApp(App[None]):
 
     def paint(self) -> None:
         """Everything anew. What a view fails at is said in its place: the others go on."""
-        if not self.is_running:
+        if not self.is_running or not self.screen_stack[0].query("#keys"):
             return
         view, scene = self.view, self.scene()
         grid, panel = self.grid, self.panel
@@ -236,6 +236,8 @@ class ConsoleApp(App[None]):
 
     def _paint_edges(self) -> None:
         root = self.screen_stack[0]
+        if not root.query("#keys"):
+            return  # the console is being left: its widgets go one after the other
         width = root.size.width - 2
         root.query_one("#status", Line).show(status_line(self, width))
         root.query_one("#tabs", Line).show(tabs_line(self, width))

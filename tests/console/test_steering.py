@@ -1,0 +1,129 @@
+"""What the operator steers: asked for, confirmed, sent, acknowledged or refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from textual.pilot import Pilot
+
+from swift_tiers.console import ConsoleApp
+from swift_tiers.radix_tiering.bus.commands import AnyCommand, CapTier, DrainDevice, Flush
+from swift_tiers.radix_tiering.bus.views import CommandView
+from swift_tiers.radix_tiering.errors import BusError
+
+from support.console_screen import SIZE, console, shows, told, until
+from support.console_world import WorldFeed
+
+pytestmark = pytest.mark.anyio
+
+
+async def at_alpha(pilot: Pilot) -> ConsoleApp:
+    app = pilot.app
+    assert isinstance(app, ConsoleApp)
+    await shows(pilot, "alpha", "F flush")
+    app.grid.select("alpha")
+    return app
+
+
+async def test_nothing_is_sent_without_a_yes() -> None:
+    feed = WorldFeed()
+    async with console(feed).run_test(size=SIZE, notifications=True) as pilot:
+        await at_alpha(pilot)
+        await pilot.press("F", *"all", "enter")
+        await shows(pilot, "flush the pages of alpha all?", "Requests recompute", '{"type":"flush","tiers":"all"}')
+        await pilot.press("enter")
+        await shows(pilot, "GONE")
+        await pilot.press("F", *"host", "enter", "n")
+        await pilot.press("F", "escape")
+        await pilot.pause(0.1)
+        assert feed.sent == []
+
+
+async def test_a_yes_sends_it_and_the_acknowledgement_is_shown() -> None:
+    feed = WorldFeed()
+    async with console(feed).run_test(size=SIZE, notifications=True) as pilot:
+        app = await at_alpha(pilot)
+        await pilot.press("F", *"host", "enter")
+        await shows(pilot, "flush the pages of alpha host?")
+        await pilot.press("y")
+        await until(pilot, lambda: "done: flush the pages of alpha; dp0-tp0: done" in told(app))
+        assert feed.sent == [("alpha", Flush(tiers="host"))]
+
+
+async def test_a_refusal_stays_until_it_was_read() -> None:
+    feed = WorldFeed()
+    feed.outcome = CommandView(
+        server="", id="c-2", state="refused", reason="bus.control is false", ranks={"dp0-tp0": "refused: no"}
+    )
+    async with console(feed).run_test(size=SIZE) as pilot:
+        await at_alpha(pilot)
+        await pilot.press("C", *"host 8GiB", "enter", "y")
+        await shows(pilot, "REFUSED: limit a tier of alpha", "bus.control is false", "dp0-tp0: refused: no")
+        assert feed.sent == [("alpha", CapTier(tier="host", limit="8GiB"))]
+        await pilot.press("enter")
+        await shows(pilot, "GONE")
+
+
+async def test_a_server_that_does_not_answer_is_said() -> None:
+    class Silent(WorldFeed):
+        def command(self, server: str, command: AnyCommand) -> CommandView:
+            raise BusError(f"server {server}: did not answer within 10 s")
+
+    async with console(Silent()).run_test(size=SIZE) as pilot:
+        await at_alpha(pilot)
+        await pilot.press("F", *"host", "enter", "y")
+        await shows(pilot, "NOT DONE: flush the pages of alpha", "did not answer within 10 s")
+
+
+async def test_what_cannot_be_understood_is_not_asked_about() -> None:
+    feed = WorldFeed()
+    async with console(feed).run_test(size=SIZE, notifications=True) as pilot:
+        app = await at_alpha(pilot)
+        await pilot.press("F", *"everything", "enter")
+        await until(pilot, lambda: "flush: tiers 'everything'" in told(app))
+        assert len(app.screen_stack) == 1
+
+
+async def test_typed_commands() -> None:
+    feed = WorldFeed()
+    async with console(feed).run_test(size=SIZE, notifications=True) as pilot:
+        app = await at_alpha(pilot)
+        await pilot.press("colon", *"control beta drain-device 2", "enter")
+        await shows(pilot, "drain-device 2 at beta?", "gets no new pages any more")
+        await pilot.press("y")
+        await until(pilot, lambda: feed.sent == [("beta", DrainDevice(device=2))])
+        await pilot.press("colon", *"control drain-device 2", "enter")
+        await until(pilot, lambda: "say which server: alpha, beta" in told(app))
+        await pilot.press("colon", *"control beta drain-device two", "enter")
+        await until(pilot, lambda: "usage: control SERVER drain-device DEVICE" in told(app))
+        assert len(feed.sent) == 1
+
+
+async def test_readonly_has_no_such_keys() -> None:
+    feed = WorldFeed(steers=False)
+    async with console(feed).run_test(size=SIZE, notifications=True) as pilot:
+        app = pilot.app
+        text = await shows(pilot, "alpha", "readonly")
+        assert "flush" not in text
+        await pilot.press("F")
+        assert len(app.screen_stack) == 1
+        await pilot.press("colon", *"control alpha flush", "enter")
+        await until(pilot, lambda: "nothing is steered from here" in told(app))
+        await pilot.press("question_mark")
+        await shows(pilot, "Steering is off")
+        assert feed.sent == []
+
+
+async def test_servers_that_obey_no_commands_are_offered_none() -> None:
+    class Deaf(WorldFeed):
+        def look(self):
+            look = super().look()
+            servers = tuple(
+                msgspec.structs.replace(state, server=msgspec.structs.replace(state.server, control=False))
+                for state in look.snapshot.servers
+            )
+            return msgspec.structs.replace(look, snapshot=msgspec.structs.replace(look.snapshot, servers=servers))
+
+    async with console(Deaf()).run_test(size=SIZE) as pilot:
+        text = await shows(pilot, "alpha", "GONE")
+        assert "flush" not in text
