@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 
@@ -215,6 +216,20 @@ class PageFacts(msgspec.Struct, frozen=True, kw_only=True):
     peer: str  # "DONOR lease N slot N" of the copy in lent memory, or empty
     ssd_placement: tuple[tuple[int, int], ...]  # device number and slot of each stripe unit
     generation: int | None  # of the copy on ssd
+    checksum: str  # hex; empty where it is not known yet
+    last_used_seconds: float | None  # ago, about; None: not since the start of the stack, or too long ago
+    origin: str  # "computed here", or "recovered" from the devices at the start
+
+
+class PagePlaces(NamedTuple):
+    """Where one page of a sequence is, at one moment."""
+
+    depth: int  # its position in the sequence, from 1
+    key: str  # hex
+    device_slot: int | None = None
+    host_slot: int | None = None
+    peer: tuple[str, int, int] | None = None  # donor, lease, slot
+    ssd_placement: tuple[tuple[int, int], ...] = ()
 
 
 class TierCounters:

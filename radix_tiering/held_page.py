@@ -40,6 +40,7 @@ class Page:
         "peer",
         "pins",
         "reach",
+        "recovered",
         "sharing",
         "slot",
         "stored",
@@ -65,6 +66,7 @@ class Page:
         self.peer: PeerCopy | None = None  # the copy in memory that another server lends
         self.sharing = False  # such a copy is being made
         self.reach = self.depth  # pages of the longest sequence that it was used in, as far as known
+        self.recovered = False  # from the devices, at the start
         self.pins = 0  # requests that are about to read it, and writes from it
         self.keep = False  # an operator pinned it; see `OperatorPins`
         self.kept_children = 0  # children that are kept

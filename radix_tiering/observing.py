@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift_tiers.radix_tiering.counters import PageFacts, StackSnapshot
+from swift_tiers.radix_tiering.counters import PageFacts, PagePlaces, StackSnapshot
 from swift_tiers.radix_tiering.held_page import HostState, Page
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.stack import TierStack
+
+#: Pages that are looked at while the page table is locked.
+PAGES_AT_ONCE = 64
 
 
 def take_snapshot(stack: TierStack) -> StackSnapshot:
@@ -87,7 +90,53 @@ def page_facts(stack: TierStack, key: bytes) -> PageFacts | None:
             peer=_place_text(page),
             ssd_placement=page.stored.placement if page.stored is not None else (),
             generation=page.stored.generation if page.stored is not None else None,
+            checksum=_checksum(page),
+            last_used_seconds=None,
+            origin="recovered" if page.recovered else "computed here",
         )
+
+
+def prefix_places(stack: TierStack, key: bytes, most: int) -> list[PagePlaces]:
+    """Where the pages of a sequence are, below the device, of which `key` is the last: in order, the last `most` of
+    them; none if that page is not held. Any thread; each was there when it was looked at."""
+    table = stack.table
+    page = table.find(stack.digest, key)
+    if page is None:
+        return []
+    chain = [page]
+    while (before := chain[-1].parent) is not None and len(chain) < most:
+        chain.append(before)
+    chain.reverse()
+    found: list[PagePlaces] = []
+    for start in range(0, len(chain), PAGES_AT_ONCE):
+        with table.lock:
+            found += [_places(one) for one in chain[start : start + PAGES_AT_ONCE]]
+    return found
+
+
+def _places(page: Page) -> PagePlaces:
+    if page.dropped:
+        return PagePlaces(page.depth, page.key.hex())
+    peer = None
+    if page.peer is not None:
+        lease, slot = page.peer.place
+        peer = (lease.donor, lease.lease, slot)
+    return PagePlaces(
+        page.depth,
+        page.key.hex(),
+        host_slot=page.slot if page.host is HostState.RESIDENT else None,
+        peer=peer,
+        ssd_placement=page.stored.placement if page.stored is not None else (),
+    )
+
+
+def _checksum(page: Page) -> str:
+    """Of its bytes, as far as some copy says it."""
+    if page.digest is not None:
+        return page.digest.hex()
+    if page.stored is not None:
+        return page.stored.digest.hex()
+    return page.peer.digest.hex() if page.peer is not None else ""
 
 
 def _place_text(page: Page) -> str:

@@ -113,6 +113,7 @@ class PageTable:
         page = self.find(stored.record.namespace, stored.record.key) or self.enter(stored.record, now)
         if page is None or page.stored is not None:
             return None
+        page.recovered = True
         self.attach_stored(page, stored)
         return page
 

@@ -6,13 +6,15 @@ never token ids or text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from swift_tiers.radix_tiering.counters import StackSnapshot
+from swift_tiers.radix_tiering.counters import PageFacts, PagePlaces, StackSnapshot
 from swift_tiers.radix_tiering.restore.story import RestoreStory
+from swift_tiers.radix_tiering.slot_map import TierMap
 
 
 class RequestState(Enum):
@@ -87,6 +89,74 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
     device: DevicePoolSample
     tree: TreeSample
     sample_seconds: float  # what sampling has taken that thread so far, in all
+
+
+class TreeNode(NamedTuple):
+    """One node of SGLang's radix tree. `hits`: requests that ended at it or behind it since it is in the tree."""
+
+    node: int
+    parent: int | None  # None: it hangs at the root
+    tokens: int
+    subtree_tokens: int  # its own, and those of all nodes behind it
+    hits: int
+    locks: int  # requests that are there now and use it
+    idle_seconds: float | None  # since the last of the hits
+    key: str  # hex key of its last page; empty where it is not known
+
+
+class TreeNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest subtrees of SGLang's radix tree. Not `complete`: sizes are of the part of it that is known."""
+
+    time: float
+    nodes: int  # of the tree
+    complete: bool
+    table: tuple[TreeNode, ...]  # the largest subtree first
+
+
+class PageAnswer(NamedTuple):
+    """What is known of one page below the device, if it is held there; and its slot on the device, if that is known."""
+
+    facts: PageFacts | None
+    device_slot: int | None = None
+
+
+class PrefixAnswer(NamedTuple):
+    """The pages of a sequence; none if it is not known."""
+
+    pages: int
+    listed: Sequence[PagePlaces]  # the last ones of them
+
+
+class NotYet(Exception):
+    """The engine's thread has not got to it: ask again soon."""
+
+
+class NoAnswer(Exception):
+    """There is none, and will be none; says why."""
+
+
+class Answerer(Protocol):
+    """Who knows what readers of the bus ask. Called on the publisher's thread; waits for nothing but short locks.
+
+    Where the engine's thread has to look first, a method raises NotYet until it has; then the answer is of a moment
+    between the first time and now. What many ask for is looked for once.
+    """
+
+    def page(self, key: bytes) -> PageAnswer:
+        """Where a page is."""
+        ...
+
+    def prefix(self, key: bytes, most: int) -> PrefixAnswer:
+        """Where the pages of a sequence are, of which this is the last; the last `most` of them one by one."""
+        ...
+
+    def map(self, tier: str) -> TierMap:
+        """What is in each slot of a tier. Raises NoAnswer."""
+        ...
+
+    def nodes(self, count: int) -> TreeNodes:
+        """The largest subtrees. Raises NoAnswer."""
+        ...
 
 
 class Telemetry(Protocol):

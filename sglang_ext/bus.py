@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.bus.records import ServerInfo
 from swift_tiers.radix_tiering.config import BusConfig, dump_config
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.telemetry import Telemetry
+from swift_tiers.radix_tiering.telemetry import Answerer, Telemetry
 from swift_tiers.sglang_ext.build import Rank, current_rank
 from swift_tiers.sglang_ext.orders import Orders
 
@@ -53,7 +53,9 @@ def server_info(server_args: Any, bus: BusConfig, configuration: Mapping[str, An
 class RankPublisher:
     """The publisher of one scheduler's rank, with the scheduler's `orders` (None: nobody may steer)."""
 
-    def __init__(self, server_args: Any, stack: TierStack, telemetry: Telemetry, orders: Orders | None) -> None:
+    def __init__(
+        self, server_args: Any, stack: TierStack, telemetry: Telemetry, answerer: Answerer, orders: Orders | None
+    ) -> None:
         """Does nothing yet. Raises ConfigError."""
         bus, rank = stack.config.bus, current_rank().name
         assert bus.server is not None, "named when the arguments were resolved"
@@ -67,7 +69,7 @@ class RankPublisher:
             info,
             telemetry,
             stack.events,
-            facts=stack.page_facts,
+            answerer=answerer,
             on_order=orders.submit if orders is not None and orders.leads else None,
             leases=stack.lease_hand.snapshot if stack.lease_hand is not None else None,
             on_neighbours=stack.on_neighbours,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.srt.runtime_context import get_parallel
 
+from swift_tiers.sglang_ext.answers import Answers
 from swift_tiers.sglang_ext.bus import RankPublisher
 from swift_tiers.sglang_ext.orders import Orders, install
 from swift_tiers.sglang_ext.sampler import Sampler
@@ -31,6 +32,7 @@ class Reporting:
         self._stack = linker.stack
         sampler = self._try(self._sample)
         self.telemetry = SchedulerTelemetry(self._stack, sampler)
+        self.answers = Answers(self._stack)
         self.metrics: MetricsUpdater | None = self._try(self._update_metrics)
         self.orders: Orders | None = self._try(self._take_orders)
         self._try(self._lend)
@@ -98,6 +100,6 @@ class Reporting:
         """state and events on the bus"""
         if not self._stack.config.bus.enabled:
             return None
-        publisher = RankPublisher(self._scheduler.server_args, self._stack, self.telemetry, self.orders)
+        publisher = RankPublisher(self._scheduler.server_args, self._stack, self.telemetry, self.answers, self.orders)
         publisher.start()
         return publisher

@@ -6,12 +6,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import FittingTable, Look, describe
+from swift_tiers.radix_tiering.bus.asking import Answers
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, short, size, text
-from swift_tiers.radix_tiering.bus.reader import PageAnswers
 from swift_tiers.radix_tiering.bus.views import PageView
 
 
-def show_page(page: str, answers: PageAnswers) -> Look:
+def show_page(page: str, answers: Answers[PageView]) -> Look:
     """The ranks that answered, then those that did not."""
     table = FittingTable(
         " rank| held|host slot| ssd (device:slot)| peer|bytes|depth|children|uses|pins| page before it| namespace|age"

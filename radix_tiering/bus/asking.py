@@ -1,22 +1,24 @@
-"""Asking the ranks of a server something, and waiting for what they say: where a page is, what became of a command."""
+"""Asking the ranks of a server something, and waiting for what they say: where a page is, what a tier holds, what
+became of a command."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, NamedTuple
 
 from swift_tiers.radix_tiering.bus.commands import AnyCommand, Order, read_order, write_order
 from swift_tiers.radix_tiering.bus.round_trips import RoundTrips
-from swift_tiers.radix_tiering.bus.view_reading import aged, family_of, read_view
-from swift_tiers.radix_tiering.bus.views import CommandView, PageView, ServerView
+from swift_tiers.radix_tiering.bus.schema import MOST_LISTED_NODES, TIERS
+from swift_tiers.radix_tiering.bus.view_reading import AnyView, aged, family_of, read_view
+from swift_tiers.radix_tiering.bus.views import CommandView, MapView, NodesView, PageView, PrefixView, ServerView
 from swift_tiers.radix_tiering.bus.waiting import wait_for
 from swift_tiers.radix_tiering.errors import BusError
 
 #: Entries that the streams which readers write are kept at, about.
 STREAM_ENTRIES = 1000
-#: An answer about a page that is at most so much older than the question need not be given anew, seconds.
+#: An answer that is at most so much older than the question need not be given anew, seconds.
 FRESH_SECONDS = 1.0
 #: How long a server may take to look at what is asked of it, seconds: it does so once a second at least.
 PATIENCE_SECONDS = 3.0
@@ -28,41 +30,89 @@ STRAGGLER_SECONDS = 1.0
 _PAGE_KEY = re.compile(r"[0-9a-f]{64}")
 
 
-class PageAnswers(NamedTuple):
+class Answers(NamedTuple, Generic[AnyView]):
     """What became of a question. `silent`: server and rank that did not answer in time."""
 
-    answers: tuple[PageView, ...]
+    answers: tuple[AnyView, ...]
     silent: tuple[tuple[str, str], ...]
 
 
-def ask_page(bus: RoundTrips, servers: Sequence[ServerView], page: str, timeout: float) -> PageAnswers:
-    """Ask every rank of `servers`, which are alive, for a page."""
-    if not _PAGE_KEY.fullmatch(page):
-        raise BusError(f"page {page[:80]!r}: is not the key of a page; give its 64 digits, 0-9 and a-f")
+class Question(NamedTuple, Generic[AnyView]):
+    """Something that every rank of a server can be asked."""
+
+    name: str  # of the field of an entry, and of the key of the answer
+    word: str  # what the field says
+    view: type[AnyView]  # of the answer
+    known: Mapping[str, str]  # words of the answer's key, which the view has too
+    suits: Callable[[AnyView], bool] = lambda answer: True  # whether an answer to somebody else would do
+
+
+def page_question(page: str) -> Question[PageView]:
+    """Raises BusError for what is not the key of a page."""
+    return Question("page", _checked_page(page), PageView, {"key": page})
+
+
+def prefix_question(page: str) -> Question[PrefixView]:
+    """Raises BusError for what is not the key of a page."""
+    return Question("prefix", _checked_page(page), PrefixView, {"key": page})
+
+
+def map_question(tier: str) -> Question[MapView]:
+    """Raises BusError for what is not a tier."""
+    if tier not in TIERS:
+        raise BusError(f"tier {tier[:80]!r}: there is none; give one of {', '.join(TIERS)}")
+    return Question("map", tier, MapView, {"tier": tier})
+
+
+def nodes_question(count: int) -> Question[NodesView]:
+    """Raises BusError for a count that no server answers."""
+    if not 1 <= count <= MOST_LISTED_NODES:
+        raise BusError(f"{count} nodes: cannot be asked for; give 1 to {MOST_LISTED_NODES}")
+
+    def suits(answer: NodesView) -> bool:
+        return answer.nodes is None or answer.listed is None or answer.listed >= min(count, answer.nodes)
+
+    return Question("nodes", str(count), NodesView, {}, suits)
+
+
+def ask_ranks(
+    bus: RoundTrips, servers: Sequence[ServerView], question: Question[AnyView], timeout: float
+) -> Answers[AnyView]:
+    """Ask every rank of `servers`, which are alive."""
     homes = {
-        bus.keys.of("page", server=one.server, rank=rank, key=page): (one, rank)
+        bus.keys.of(question.name, server=one.server, rank=rank, **question.known): (one, rank)
         for one in servers
         for rank in one.ranks
     }
     look = {key: lambda pipeline, key=key: pipeline.hgetall(key) for key in homes}
-    streams = {bus.keys.of("questions", server=one.server): {"page": page} for one in servers}
+    entry = {question.name: question.word}
+    streams = [bus.keys.of("questions", server=one.server) for one in servers]
     ask = {
-        key: lambda pipeline, key=key, entry=entry: pipeline.xadd(key, entry, maxlen=STREAM_ENTRIES, approximate=True)
-        for key, entry in streams.items()
+        key: lambda pipeline, key=key: pipeline.xadd(key, entry, maxlen=STREAM_ENTRIES, approximate=True)
+        for key in streams
     }
     earlier, asked = bus.ask({**look, **ask})
-    answered: dict[str, PageView] = {}
+    answered: dict[str, AnyView] = {}
 
     def gather() -> bool | None:
-        said, now = bus.ask({key: question for key, question in look.items() if key not in answered})
+        said, now = bus.ask({key: look[key] for key in homes if key not in answered})
         for key, fields in said.items():
-            if fields and _is_fresh(fields, earlier[key], asked, homes[key][0].clock_offset_seconds):
-                answered[key] = _page_view(fields, *homes[key], page, now)
+            server, rank = homes[key]
+            if fields and _is_fresh(fields, earlier[key], asked, server.clock_offset_seconds):
+                view = read_view(question.view, fields, server=server.server, rank=rank, **question.known)
+                if question.suits(view):
+                    answered[key] = aged(view, server.clock_offset_seconds, now)
         return True if len(answered) == len(homes) else None
 
     wait_for(gather, timeout)
     silent = tuple((one.server, rank) for key, (one, rank) in homes.items() if key not in answered)
-    return PageAnswers(tuple(answered[key] for key in homes if key in answered), silent)
+    return Answers(tuple(answered[key] for key in homes if key in answered), silent)
+
+
+def _checked_page(page: str) -> str:
+    if not _PAGE_KEY.fullmatch(page):
+        raise BusError(f"page {page[:80]!r}: is not the key of a page; give its 64 digits, 0-9 and a-f")
+    return page
 
 
 def _is_fresh(said: Mapping[str, str], earlier: Mapping[str, str], asked: float, offset: float | None) -> bool:
@@ -73,11 +123,6 @@ def _is_fresh(said: Mapping[str, str], earlier: Mapping[str, str], asked: float,
         return offset is not None and asked - (float(said["time"]) - offset) <= FRESH_SECONDS
     except (KeyError, ValueError):
         return False
-
-
-def _page_view(said: Mapping[str, str], server: ServerView, rank: str, page: str, now: float) -> PageView:
-    view = read_view(PageView, said, server=server.server, rank=rank, key=page)
-    return aged(view, server.clock_offset_seconds, now)
 
 
 def send_command(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.telemetry import NotYet
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +21,11 @@ class Faults:
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Whatever fails within goes no further. `place` names it."""
+        """Whatever fails within goes no further, but `NotYet`, which is no fault. `place` names it."""
         try:
             yield
+        except NotYet:
+            raise
         except Exception as error:
             if place not in self._failing:
                 self._failing.add(place)

@@ -27,13 +27,13 @@ def partners(leases: Iterable[LeaseView], own: str) -> Partners:
     return {name: found[name] for name in sorted(largest)}
 
 
-def lease_sums(leases: LeaseSnapshot | None, scope: str) -> dict[str, int | str | None]:
+def lease_sums(leases: LeaseSnapshot | None, scope: str) -> dict[str, float | str | None]:
     """The fields of `rank` that are about leases; `scope` as `neighbours.lease_scope` has it."""
     if leases is None:
         return dict.fromkeys(
             (
-                "lease_address", "lease_scope", "lent_bytes", "lendable_bytes", "lend_limit_bytes", "lends_to",
-                "borrowed_bytes", "borrows_from",
+                "lease_address", "lease_scope", "lent_bytes", "lendable_bytes", "lend_limit_bytes",
+                "lend_window_seconds", "lend_peak_bytes", "lends_to", "borrowed_bytes", "borrows_from",
             )
         )  # fmt: skip
     return {
@@ -42,6 +42,8 @@ def lease_sums(leases: LeaseSnapshot | None, scope: str) -> dict[str, int | str 
         "lent_bytes": _bytes(leases.lent),
         "lendable_bytes": leases.lendable_bytes,
         "lend_limit_bytes": leases.limit_bytes,
+        "lend_window_seconds": leases.window_seconds,
+        "lend_peak_bytes": leases.peak_bytes,
         "lends_to": ",".join(partners(leases.lent, leases.name)),
         "borrowed_bytes": _bytes(leases.borrowed),
         "borrows_from": ",".join(partners(leases.borrowed, leases.name)),

@@ -25,7 +25,7 @@ from swift_tiers.radix_tiering.bus.faults import Faults
 from swift_tiers.radix_tiering.bus.name_guard import NameGuard
 from swift_tiers.radix_tiering.bus.neighbours import Neighbours, OnNeighbours, lease_name, lease_scope
 from swift_tiers.radix_tiering.bus.outage import Outage
-from swift_tiers.radix_tiering.bus.question_inbox import PageLookup, QuestionInbox
+from swift_tiers.radix_tiering.bus.question_inbox import QuestionInbox
 from swift_tiers.radix_tiering.bus.records import PublisherNumbers, ServerInfo
 from swift_tiers.radix_tiering.bus.redis_clock import RedisClock
 from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
@@ -35,7 +35,7 @@ from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError, ConfigError
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
-from swift_tiers.radix_tiering.telemetry import Telemetry
+from swift_tiers.radix_tiering.telemetry import Answerer, Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class BusPublisher:
         telemetry: Telemetry,
         events: EventLog,
         *,
-        facts: PageLookup,
+        answerer: Answerer,
         on_order: HandOn | None = None,
         leases: Callable[[], LeaseSnapshot] | None = None,
         on_neighbours: OnNeighbours | None = None,
@@ -77,10 +77,10 @@ class BusPublisher:
     ) -> None:
         """Does nothing yet. `server` is its name on the bus, `rank` this rank's, as `dp0-tp0`.
 
-        `telemetry` and `facts` (where a page is; None if it is not held) are called on the publisher's thread. The
-        `leader`, one rank of the server, also speaks for the server as a whole. With `bus.control`, `on_order` gets
-        every command that is in order and in time, as the entry of the control stream that it came in, on the
-        publisher's thread; it is for the first rank of each tensor group, which hands it to the others.
+        `telemetry` and `answerer` are called on the publisher's thread. The `leader`, one rank of the server, also
+        speaks for the server as a whole. With `bus.control`, `on_order` gets every command that is in order and in
+        time, as the entry of the control stream that it came in, on the publisher's thread; it is for the first rank of
+        each tensor group, which hands it to the others.
 
         `leases` tells what the rank lends and borrows, if it does. `on_neighbours` is told who lends on this machine,
         by lease name with the address, whenever that changes; as long as Redis is away it stays as it was. Both are
@@ -124,7 +124,7 @@ class BusPublisher:
             NameGuard(self._keys.of("info", server=server), server, info.host, os.getpid(), events) if leader else None
         )
         self._feed = EventFeed(events, self._keys.of("events", server=server), rank, config.events)
-        self._questions = QuestionInbox(self._keys, server, rank, facts, self._faults)
+        self._questions = QuestionInbox(self._keys, server, rank, answerer, self._faults)
         self._book = CommandBook(
             self._keys, server, rank, info.ranks, events, leader=leader, wall=wall, monotonic=monotonic
         )
@@ -265,7 +265,7 @@ class BusPublisher:
             # Redis was emptied without a break in the connection, or evicts keys: then not too often.
             self._announced = False
             return max(SHORTEST_TURN, self._looked + SHORTEST_RETURN - self._monotonic())
-        if more or self._feed.waiting or self._book.hurries:
+        if more or self._feed.waiting or self._book.hurries or self._questions.waits:
             return SHORTEST_TURN
         return max(0.0, min(self._stated + interval - self._monotonic(), LONGEST_TURN))
 

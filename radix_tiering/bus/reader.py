@@ -12,13 +12,24 @@ from typing import Any
 import msgspec
 import redis
 
-from swift_tiers.radix_tiering.bus.asking import PATIENCE_SECONDS, PageAnswers, ask_page, send_command
+from swift_tiers.radix_tiering.bus.asking import (
+    PATIENCE_SECONDS,
+    Answers,
+    Question,
+    ask_ranks,
+    map_question,
+    nodes_question,
+    page_question,
+    prefix_question,
+    send_command,
+)
 from swift_tiers.radix_tiering.bus.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.connection import bus_errors, connect
 from swift_tiers.radix_tiering.bus.event_reading import Cursor, Events, newest_events, read_events
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
-from swift_tiers.radix_tiering.bus.round_trips import Question, RoundTrips
-from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS, MOST_PARTNERS, Keys
+from swift_tiers.radix_tiering.bus.round_trips import Question as Fetch
+from swift_tiers.radix_tiering.bus.round_trips import RoundTrips
+from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS, MOST_PARTNERS, TIERS, Keys
 from swift_tiers.radix_tiering.bus.view_reading import AnyView, aged, read_view
 from swift_tiers.radix_tiering.bus.views import (
     CommandView,
@@ -26,6 +37,10 @@ from swift_tiers.radix_tiering.bus.views import (
     DirectoryView,
     LeasesView,
     LinkView,
+    MapView,
+    NodesView,
+    PageView,
+    PrefixView,
     RankState,
     RankView,
     RequestView,
@@ -39,7 +54,6 @@ from swift_tiers.radix_tiering.bus.views import (
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError
 
-TIERS = ("device", "peer", "host", "ssd")
 #: Devices of a set that are looked for at most, whatever its key says.
 MOST_DEVICES = 1024
 
@@ -172,13 +186,30 @@ class BusReader:
 
     # ---- asking ----
 
-    def page(self, page: str, server: str | None = None, timeout: float = PATIENCE_SECONDS) -> PageAnswers:
+    def page(self, page: str, server: str | None = None, timeout: float = PATIENCE_SECONDS) -> Answers[PageView]:
         """Ask every living rank, or those of one server, what it knows of the page with this key (64 hex digits).
 
         Waits at most `timeout` seconds, until all have answered; who has not is named in the result.
         """
+        return self._ask(page_question(page), server, timeout)
+
+    def prefix(self, page: str, server: str | None = None, timeout: float = PATIENCE_SECONDS) -> Answers[PrefixView]:
+        """The same of the whole sequence that ends with this page."""
+        return self._ask(prefix_question(page), server, timeout)
+
+    def map(self, tier: str, server: str | None = None, timeout: float = PATIENCE_SECONDS) -> Answers[MapView]:
+        """Likewise: what is in each slot of a tier, `device`, `peer`, `host` or `ssd`."""
+        return self._ask(map_question(tier), server, timeout)
+
+    def nodes(
+        self, count: int = 100, server: str | None = None, timeout: float = PATIENCE_SECONDS
+    ) -> Answers[NodesView]:
+        """Likewise: the `count` (1 to 1,000) largest subtrees of SGLang's radix tree."""
+        return self._ask(nodes_question(count), server, timeout)
+
+    def _ask(self, question: Question[AnyView], server: str | None, timeout: float) -> Answers[AnyView]:
         asked = [one for one in self.servers() if one.alive] if server is None else [self._living(server)[0]]
-        return ask_page(self._bus, asked, page, timeout)
+        return ask_ranks(self._bus, asked, question, timeout)
 
     def command(self, server: str, author: str, command: AnyCommand, timeout: float = 10.0) -> CommandView:
         """Send one command and wait until nothing more becomes of it: `done`, `refused`, `expired` or `partly`.
@@ -210,7 +241,7 @@ class BusReader:
         said, now = self._bus.ask({name: _hash_question(keys[name]) for name in heartbeats})
         return [_server_view(name, said[name], heartbeat, now) for name, heartbeat in heartbeats.items()], now
 
-    def _questions(self, parts: Part, server: ServerView, rank: str) -> Iterator[tuple[str, Question]]:
+    def _questions(self, parts: Part, server: ServerView, rank: str) -> Iterator[tuple[str, Fetch]]:
         """Keys and how to ask for them: those that follow from server and rank."""
         if parts & (Part.RANKS | Part.LINKS | Part.LEASES):
             yield self._hash("rank", server, rank)
@@ -230,7 +261,7 @@ class BusReader:
 
     def _further_questions(
         self, parts: Part, server: ServerView, rank: str, found: Mapping[str, Any]
-    ) -> Iterator[tuple[str, Question]]:
+    ) -> Iterator[tuple[str, Fetch]]:
         """Those that follow from the answers to the first."""
         for number in range(self._device_count(server, rank, found)):
             yield self._hash("ssd", server, rank, number=str(number))
@@ -289,7 +320,7 @@ class BusReader:
         view = read_view(kind, said, server=server.server, rank=rank, **words)
         return aged(view, server.clock_offset_seconds, now)
 
-    def _hash(self, name: str, server: ServerView, rank: str, **words: str) -> tuple[str, Question]:
+    def _hash(self, name: str, server: ServerView, rank: str, **words: str) -> tuple[str, Fetch]:
         key = self._key(name, server, rank, **words)
         return key, _hash_question(key)
 
@@ -306,7 +337,7 @@ def _donor_links(rank: RankView) -> list[str]:
     return [name for name in rank.links if name not in LINKS][:MOST_DONOR_LINKS]
 
 
-def _hash_question(key: str) -> Question:
+def _hash_question(key: str) -> Fetch:
     return lambda pipeline: pipeline.hgetall(key)
 
 

@@ -18,7 +18,6 @@ from swift_tiers.radix_tiering.counters import (
     DirectorySnapshot,
     LatencySnapshot,
     LinkSnapshot,
-    PageFacts,
     StackSnapshot,
     StripeSnapshot,
     TierSnapshot,
@@ -94,7 +93,7 @@ def rank_record(
     stack: StackSnapshot | None,
     engine: EngineSample | None,
     numbers: PublisherNumbers,
-    leases: Mapping[str, int | str | None],
+    leases: Mapping[str, float | str | None],
     links: Iterable[str],
     *,
     time: float,
@@ -288,27 +287,6 @@ def event_record(event: Event, rank: str) -> Record:
         time=event.time,
         kind=event.kind,
         fields=json.dumps({name: _shortened(value) for name, value in event.fields.items()}, default=_described),
-    )
-
-
-def page_record(facts: PageFacts | None, *, time: float) -> Record:
-    """`page`: the answer to a question."""
-    if facts is None:
-        return make_record(time=time, held=False)
-    return make_record(
-        time=time,
-        held=True,
-        namespace=facts.namespace,
-        depth=facts.depth,
-        parent=facts.parent,
-        children=facts.children,
-        bytes=facts.bytes,
-        uses=facts.uses,
-        pins=facts.pins,
-        host_slot=facts.host_slot,
-        peer=facts.peer,
-        ssd_placement=" ".join(f"{device}:{slot}" for device, slot in facts.ssd_placement),
-        generation=facts.generation,
     )
 
 

@@ -25,6 +25,10 @@ SERVER_TTL = 3600.0
 ENDED_REQUEST_TTL, ENDED_REQUESTS = 300.0, 256
 #: How long an answer to a question is kept, seconds.
 ANSWER_TTL = 60.0
+#: Tiers that a map can be asked of.
+TIERS = ("device", "peer", "host", "ssd")
+#: How long the text of a map gets at most, bytes; and what an answer lists at most: pages of a sequence, nodes.
+MOST_MAP_BYTES, MOST_LISTED_PAGES, MOST_LISTED_NODES = 262_144, 4096, 1000
 #: How long the outcome of a command is kept, seconds.
 COMMAND_TTL = 3600.0
 #: How many a rank names at most: others that it lends to, or borrows from; leases with each; links of single donors.
@@ -159,7 +163,7 @@ KEYS: tuple[KeySpec, ...] = (
             Field("publish_seconds", "what the last publishing took, waiting for Redis included"),
             Field("publish_cpu_seconds", "what publishing took of the CPU, summed"),
             Field("questions", "answered"),
-            Field("questions_ignored", "entries of `questions` that asked for no page"),
+            Field("questions_ignored", "entries of `questions` that it did not understand"),
             Field("sample_seconds", "what sampling requests and tree took the scheduler's thread, summed"),
             Field("links", "names of the keys `link:FROM-TO` that there are, joined by commas"),
             Field("lease_address", "where borrowers find it; empty if it lends nothing"),
@@ -167,6 +171,8 @@ KEYS: tuple[KeySpec, ...] = (
             Field("lent_bytes", "of its memory, to others; empty if it neither lends nor borrows"),
             Field("lendable_bytes", "at others' disposal, and not lent"),
             Field("lend_limit_bytes", "the most that is lent, set by an operator; empty without such a limit"),
+            Field("lend_window_seconds", "over which its own demand counts; empty if it does not lend"),
+            Field("lend_peak_bytes", "that its own requests needed at most at one time, within that window"),
             Field("lends_to", f"names of the keys `lent:BORROWER`, joined by commas; at most {MOST_PARTNERS}"),
             Field("borrowed_bytes", "of others' memory"),
             Field("borrows_from", "names of the keys `borrowed:DONOR`, likewise"),
@@ -317,15 +323,20 @@ KEYS: tuple[KeySpec, ...] = (
     ),
     KeySpec(
         "questions", "SERVER:questions", Kind.STREAM,
-        (Field("page", "hex key of a page"),),
+        (
+            Field("page", "hex key of a page: where is it? The answer is `SERVER:RANK:page:KEY`"),
+            Field("prefix", "hex key of a page: where are the pages before it? `SERVER:RANK:prefix:KEY`"),
+            Field("map", "a tier: what is in each of its slots? `SERVER:RANK:map:TIER`"),
+            Field("nodes", f"a number, at most {MOST_LISTED_NODES}: which subtrees are largest? `SERVER:RANK:nodes`"),
+        ),
         f"{_STREAM}, 1,000 entries", _EVERYONE, "every rank",
-        "ask where a page is; the answer is `SERVER:RANK:page:KEY`",
+        "ask something; an entry has exactly one of these fields",
     ),
     KeySpec(
         "page", "SERVER:RANK:page:KEY", Kind.HASH,
         (
             Field("time", "when this was true"),
-            Field("held", "1, or 0 if the page is not known here: no other field then"),
+            Field("held", "1, or 0 if it is not known below the device: no other field but `device_slot` then"),
             Field("namespace", "hex digest"),
             Field("depth", "its position in its sequence, from 1"),
             Field("parent", "hex key of the page before it; empty for a first page"),
@@ -333,12 +344,64 @@ KEYS: tuple[KeySpec, ...] = (
             Field("bytes", ""),
             Field("uses", ""),
             Field("pins", ""),
+            Field("device_slot", "in SGLang's pool; empty if the device does not have it, or that is not known"),
             Field("host_slot", "empty if host memory does not have it"),
             Field("peer", "`DONOR lease NUMBER slot NUMBER` of the copy in another server's memory; empty without one"),
             Field("ssd_placement", "`DEVICE:SLOT ...`, one for each stripe unit; empty if ssd does not have it"),
             Field("generation", "of the copy on ssd; empty without one"),
+            Field("checksum", "hex, of its bytes; empty where it is not known yet"),
+            Field("last_used_seconds", "before `time`, about; empty if not since this server's start, or long ago"),
+            Field("origin", "`computed here`, or `recovered` from the devices at the start"),
         ),
-        "60 s", "the rank that was asked", "who asked", "answer to a question",
+        "60 s", "the rank that was asked", "who asked", "answer to a question: one page",
+    ),
+    KeySpec(
+        "prefix", "SERVER:RANK:prefix:KEY", Kind.HASH,
+        (
+            Field("time", "when this was true"),
+            Field("pages", "of the sequence, from its first page to this one; 0 if the page is not known here"),
+            Field("listed", f"the last so many of them are in `table`: at most {MOST_LISTED_PAGES}"),
+            Field(
+                "table",
+                "`DEPTH:KEY:PLACES ...`, one for each page: its position, from 1; 16 digits of its key; "
+                "`device=SLOT,host=SLOT,peer=DONOR/LEASE/SLOT,ssd=DEVICE/SLOT+DEVICE/SLOT`, or `-`",
+            ),
+        ),
+        "60 s", "the rank that was asked", "who asked", "answer to a question: the pages of a sequence",
+    ),
+    KeySpec(
+        "map", "SERVER:RANK:map:TIER", Kind.HASH,
+        (
+            Field("time", "when this was true"),
+            Field("reason", "why there is none: no other field then; empty if there is one"),
+            Field("slots", "of the tier, each of one page; on ssd of one stripe unit"),
+            Field("first_slot", "number of the first one: SGLang's pool begins with 1, all others with 0"),
+            Field("slot_bytes", "of one slot"),
+            Field("slots_per_cell", "1, or more where the text would get too long: the cell is what most of them are"),
+            Field(
+                "parts",
+                "`NAME:SLOTS ...`: devices by number, or leases as `DONOR/LEASE`, in order; each begins with a cell of "
+                "its own; empty where the tier is of one piece",
+            ),
+            Field("cells", "runs of cells in order, `free 120 cached 30 pinned 2`; see below for the words"),
+        ),
+        "60 s", "the rank that was asked", "who asked", "answer to a question: the slots of a tier",
+    ),
+    KeySpec(
+        "nodes", "SERVER:RANK:nodes", Kind.HASH,
+        (
+            Field("time", "when this was true"),
+            Field("reason", "why there are none: no other field then; empty if there are"),
+            Field("nodes", "of SGLang's radix tree"),
+            Field("complete", "0 if the tree was too large to walk: nodes and tokens are of a part"),
+            Field("listed", "those with the largest subtrees, as many as were asked for"),
+            Field(
+                "table",
+                "`NODE:PARENT:TOKENS:SUBTREE_TOKENS:HITS:LOCKS:IDLE_SECONDS:KEY ...`, the largest subtree first; "
+                "see below",
+            ),
+        ),
+        "60 s", "the rank that was asked", "who asked", "answer to a question: the largest subtrees",
     ),
     KeySpec(
         "control", "SERVER:control", Kind.STREAM,

@@ -13,7 +13,13 @@ import msgspec
 from swift_tiers.radix_tiering.bus.views import (
     LeaseEntry,
     LeasesView,
+    MapPart,
+    MapView,
+    NodeEntry,
+    NodesView,
     PageView,
+    PrefixPage,
+    PrefixView,
     RankView,
     RequestView,
     ServerView,
@@ -22,6 +28,9 @@ from swift_tiers.radix_tiering.bus.views import (
 from swift_tiers.radix_tiering.restore.story import RestoreStory
 
 _SECONDS = re.compile(r"-?\d+(\.\d+)?")
+_PLACE = r"(?:device=\d+|host=\d+|peer=[^,=]+|ssd=\d+/\d+(?:\+\d+/\d+)*)"
+_PREFIX_PAGE = re.compile(rf"(\d+):([0-9a-f]{{16}}):(-|{_PLACE}(?:,{_PLACE})*)", re.ASCII)
+_NODE = re.compile(r"(\d+):(\d*):(\d+):(\d+):(\d*):(\d*):(\d*(?:\.\d+)?):([0-9a-f]*)", re.ASCII)
 
 AnyView = TypeVar("AnyView", bound=View)
 
@@ -109,6 +118,71 @@ def _read_leases(text: str) -> tuple[LeaseEntry, ...]:
     return tuple(found)
 
 
+def _read_parts(text: str) -> tuple[MapPart, ...]:
+    """`0:4096 1:4096`, or `beta.dp0-tp0/12:64`, as stretches of slots."""
+    parts = [part.rpartition(":") for part in text.split()]
+    if not all(name and slots.isdecimal() for name, _, slots in parts):
+        return ()
+    return tuple(MapPart(name, int(slots)) for name, _, slots in parts)
+
+
+def _read_cells(text: str) -> tuple[tuple[str, int], ...]:
+    """`free 120 cached 30` as runs."""
+    words = text.split()
+    if len(words) % 2 or not all(count.isdecimal() for count in words[1::2]):
+        return ()
+    return tuple(zip(words[::2], map(int, words[1::2]), strict=True))
+
+
+def _read_prefix(text: str) -> tuple[PrefixPage, ...]:
+    """`1:0f3a...:device=17,ssd=0/5+1/9 2:77c0...:-` as pages and their places."""
+    found = []
+    for word in text.split():
+        match = _PREFIX_PAGE.fullmatch(word)
+        if match is None:
+            return ()
+        places = {} if match[3] == "-" else dict(place.split("=", 1) for place in match[3].split(","))
+        units = [unit.split("/") for unit in places.get("ssd", "").split("+") if unit]
+        found.append(
+            PrefixPage(
+                int(match[1]),
+                match[2],
+                device=int(places["device"]) if "device" in places else None,
+                host=int(places["host"]) if "host" in places else None,
+                peer=places.get("peer", ""),
+                ssd=tuple((int(device), int(slot)) for device, slot in units),
+            )
+        )
+    return tuple(found)
+
+
+def _read_nodes(text: str) -> tuple[NodeEntry, ...]:
+    """`17:4:1024:8192:3:1:12.5:0f3a...` as nodes; a number may be missing."""
+    found = []
+    for word in text.split():
+        match = _NODE.fullmatch(word)
+        if match is None:
+            return ()
+        node, parent, tokens, subtree, hits, locks, idle, key = match.groups()
+        found.append(
+            NodeEntry(
+                int(node),
+                _maybe_int(parent),
+                int(tokens),
+                int(subtree),
+                _maybe_int(hits),
+                _maybe_int(locks),
+                float(idle) if idle else None,
+                key,
+            )
+        )
+    return tuple(found)
+
+
+def _maybe_int(text: str) -> int | None:
+    return int(text) if text else None
+
+
 def _read_story(text: str) -> RestoreStory | None:
     """From JSON; None where it cannot be read."""
     try:
@@ -124,4 +198,7 @@ _READERS: dict[type[View], dict[str, Any]] = {
     LeasesView: {"table": _read_leases},
     RequestView: {"tiers": _read_tiers, "block_table": _read_runs, "restore_story": _read_story},
     PageView: {"ssd_placement": _read_placement},
+    MapView: {"parts": _read_parts, "cells": _read_cells},
+    PrefixView: {"table": _read_prefix},
+    NodesView: {"table": _read_nodes},
 }

@@ -6,7 +6,7 @@ to say there. It never means zero.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -90,6 +90,8 @@ class RankView(RankedView, frozen=True):
     lent_bytes: int | None = None
     lendable_bytes: int | None = None
     lend_limit_bytes: int | None = None
+    lend_window_seconds: float | None = None
+    lend_peak_bytes: int | None = None
     lends_to: tuple[str, ...] = ()  # lease names: SERVER.RANK
     borrowed_bytes: int | None = None
     borrows_from: tuple[str, ...] = ()
@@ -271,6 +273,74 @@ class PageView(RankedView, frozen=True):
     peer: str = ""
     ssd_placement: tuple[tuple[int, int], ...] = ()  # device and slot of each stripe unit
     generation: int | None = None
+    device_slot: int | None = None
+    checksum: str = ""
+    last_used_seconds: float | None = None  # before `time`
+    origin: str = ""
+
+
+class MapPart(NamedTuple):
+    """A stretch of a tier's slots: a device of the stripe set, or a lease."""
+
+    name: str  # number of the device, or `DONOR/LEASE`
+    slots: int
+
+
+class MapView(RankedView, frozen=True):
+    """What one rank answered about the slots of one tier. Where `slots` is None, `reason` says why."""
+
+    tier: str
+    reason: str = ""
+    slots: int | None = None
+    first_slot: int | None = None  # number of the first one, as block tables and page answers have it
+    slot_bytes: int | None = None
+    slots_per_cell: int | None = None  # the last cell of a part may stand for fewer
+    parts: tuple[MapPart, ...] = ()  # in the order of their slots; empty where the tier is of one piece
+    cells: tuple[tuple[str, int], ...] = ()  # runs in order: (("free", 120), ("cached", 30))
+
+
+class PrefixPage(NamedTuple):
+    """One page of a sequence, and the places of its copies. Without any, it is nowhere."""
+
+    depth: int  # its position in its sequence, from 1
+    key: str  # the first 16 hex digits
+    device: int | None = None  # slot
+    host: int | None = None  # slot
+    peer: str = ""  # DONOR/LEASE/SLOT
+    ssd: tuple[tuple[int, int], ...] = ()  # device and slot of each stripe unit
+
+
+class PrefixView(RankedView, frozen=True):
+    """What one rank answered about the sequence that a page ends."""
+
+    key: str
+    pages: int | None = None  # of the sequence; 0: the page is not known here
+    listed: int | None = None  # the last so many of them are in `table`
+    table: tuple[PrefixPage, ...] = ()
+
+
+class NodeEntry(NamedTuple):
+    """One node of SGLang's radix tree."""
+
+    node: int
+    parent: int | None  # None: it hangs at the root
+    tokens: int
+    subtree_tokens: int  # its own, and those of all nodes behind it
+    hits: int | None
+    locks: int | None
+    idle_seconds: float | None
+    key: str  # first 16 hex digits of the key of its last page; empty where it is not known
+
+
+class NodesView(RankedView, frozen=True):
+    """What one rank answered about the largest subtrees of SGLang's radix tree. Where `nodes` is None, `reason` says
+    why."""
+
+    reason: str = ""
+    nodes: int | None = None  # of the tree
+    listed: int | None = None
+    complete: bool | None = None  # False: the tree was too large to be walked; sizes are of the part that is known
+    table: tuple[NodeEntry, ...] = ()  # largest subtrees first
 
 
 class CommandView(View, frozen=True):

@@ -21,6 +21,8 @@ class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     borrowed: tuple[LeaseView, ...] = ()
     lendable_bytes: int = 0  # at the disposal of borrowers, and not lent
     limit_bytes: int | None = None  # the most that is lent, set by an operator
+    window_seconds: float | None = None  # over which the rank's own demand counts; None: it does not lend
+    peak_bytes: int | None = None  # that its own requests needed at most at one time, within that
 
 
 class LeaseHand(Protocol):

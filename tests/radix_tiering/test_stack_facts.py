@@ -147,6 +147,7 @@ def test_a_page_says_where_it_is() -> None:
     assert facts == PageFacts(
         namespace=space, depth=2, parent=keys[0].hex(), children=2, bytes=4096, uses=1, pins=0,
         host_slot=1, peer="", ssd_placement=(), generation=None,
+        checksum=facts.checksum, last_used_seconds=facts.last_used_seconds, origin="computed here",
     )  # fmt: skip
     first = stack.page_facts(keys[0])
     assert (first.depth, first.parent, first.children) == (1, "", 1)

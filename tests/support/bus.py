@@ -149,7 +149,7 @@ class HandWritten:
 
     @contextmanager
     def answering(self, **page: object) -> Iterator[None]:
-        """Every rank answers questions about pages while this lasts."""
+        """Every rank answers questions while this lasts; `page`: what differs in answers about pages."""
         stop = threading.Event()
 
         def answer() -> None:
@@ -157,8 +157,14 @@ class HandWritten:
             while not stop.wait(0.01):
                 for entry, question in self.client.xrange(self.key("questions"), min=f"({after}"):
                     after = entry
+                    ((name, word),) = question.items()
                     for rank in self.ranks:
-                        self.hash("page", {**ANSWER, **page}, rank, key=question["page"])
+                        if name == "map":
+                            self.hash("map", MAPS.get(word, NO_MAP), rank, tier=word)
+                        elif name == "nodes":
+                            self.hash("nodes", NODES, rank)
+                        else:
+                            self.hash(name, {**ANSWER, **page} if name == "page" else PREFIX, rank, key=word)
 
         with _thread(answer, stop):
             yield
@@ -210,7 +216,8 @@ RANK: Fields = {
     "publish_seconds": 0.0021,
     "publish_cpu_seconds": 1.1, "questions": 0, "questions_ignored": 0, "sample_seconds": 1.5,
     "links": "device-host,host-device,host-ssd,ssd-host", "lease_address": "", "lease_scope": "", "lent_bytes": "",
-    "lendable_bytes": "", "lend_limit_bytes": "", "lends_to": "", "borrowed_bytes": "", "borrows_from": "",
+    "lendable_bytes": "", "lend_limit_bytes": "",
+    "lend_window_seconds": "", "lend_peak_bytes": "", "lends_to": "", "borrowed_bytes": "", "borrows_from": "",
 }  # fmt: skip
 LENDING: Fields = {
     "links": "device-host,host-device,host-ssd,ssd-host,peer-host,host-peer,beta.dp0-tp0-host,host-beta.dp0-tp0",
@@ -275,5 +282,25 @@ REQUEST: Fields = {
 ANSWER: Fields = {
     "held": 1, "namespace": "cd" * 16, "depth": 12, "parent": "12" * 32, "children": 1, "bytes": 368640, "uses": 3,
     "pins": 0, "host_slot": 77, "peer": "beta.dp0-tp0 lease 12 slot 3",
-    "ssd_placement": "0:17 1:4", "generation": 9,
+    "ssd_placement": "0:17 1:4", "generation": 9, "device_slot": 21, "checksum": "ef" * 16, "last_used_seconds": 4.5,
+    "origin": "computed here",
+}  # fmt: skip
+PREFIX: Fields = {
+    "pages": 5000, "listed": 3,
+    "table": f"4998:{'12' * 8}:- 4999:{'34' * 8}:host=3,ssd=0/5+1/9 5000:{PAGE[:16]}:device=17,peer=beta.dp0-tp0/12/4",
+}  # fmt: skip
+MAPS: dict[str, Fields] = {
+    "device": {
+        "reason": "", "slots": 152, "first_slot": 1, "slot_bytes": 368640, "slots_per_cell": 1, "parts": "",
+        "cells": "free 120 cached 30 pinned 2",
+    },
+    "ssd": {
+        "reason": "", "slots": 20, "first_slot": 0, "slot_bytes": 262144, "slots_per_cell": 2, "parts": "0:9 1:11",
+        "cells": "cached 4 free 1 out 6",
+    },
+}  # fmt: skip
+NO_MAP: Fields = {"reason": "there is no such tier here"}
+NODES: Fields = {
+    "reason": "", "nodes": 3, "complete": 1, "listed": 3,
+    "table": f"7::1024:4096:3:1:12.5:{PAGE[:16]} 9:7:3072:3072:1:0:: 11::64:64:1:0:0.2:{'34' * 8}",
 }  # fmt: skip

@@ -50,7 +50,7 @@ def make_publisher(
         msgspec.structs.replace(INFO, ranks=ranks),
         telemetry,
         events or EventLog(wall),
-        facts=lambda key: telemetry.facts(key),
+        answerer=telemetry,
         leases=(lambda: telemetry.leases()) if lends else None,
         leader=leader,
         wall=wall,

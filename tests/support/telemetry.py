@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from swift_tiers.radix_tiering.bus.records import ServerInfo
 from swift_tiers.radix_tiering.bus.schema import LINKS
 from swift_tiers.radix_tiering.counters import (
@@ -13,6 +16,7 @@ from swift_tiers.radix_tiering.counters import (
     LatencyHistogram,
     LinkSnapshot,
     PageFacts,
+    PagePlaces,
     RestoreSnapshot,
     StackSnapshot,
     StripeSnapshot,
@@ -21,11 +25,17 @@ from swift_tiers.radix_tiering.counters import (
 from swift_tiers.radix_tiering.leases import LeaseView, Party
 from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 from swift_tiers.radix_tiering.restore.story import RestoreStory
+from swift_tiers.radix_tiering.slot_map import MapPiece, SlotState, TierMap
 from swift_tiers.radix_tiering.telemetry import (
     DevicePoolSample,
     EngineSample,
+    NoAnswer,
+    PageAnswer,
+    PrefixAnswer,
     RequestSample,
     RequestState,
+    TreeNode,
+    TreeNodes,
     TreeSample,
 )
 
@@ -233,6 +243,8 @@ def leases(own: str = "alpha.dp0-tp0", **changes: Any) -> LeaseSnapshot:
         "borrowed": (lease(3, "beta.dp0-tp0", own, state="active"),),
         "lendable_bytes": 2**23,
         "limit_bytes": 2**30,
+        "window_seconds": 60.0,
+        "peak_bytes": 2**28,
     }
     return LeaseSnapshot(**{**fields, **changes})
 
@@ -250,11 +262,42 @@ FACTS = PageFacts(
     peer="beta.dp0-tp0 lease 12 slot 3",
     ssd_placement=((0, 17), (1, 4)),
     generation=9,
+    checksum="ef" * 16,
+    last_used_seconds=4.5,
+    origin="computed here",
+)
+PREFIX = PrefixAnswer(
+    5000,
+    (
+        PagePlaces(4999, "12" * 32),
+        PagePlaces(5000, PAGE, 17, 3, ("beta.dp0-tp0", 12, 4), ((0, 5), (1, 9))),
+    ),
+)
+HOST_MAP = TierMap(
+    time=1_700_000_003.0,
+    slot_bytes=368640,
+    states=np.repeat(np.array([SlotState.FREE, SlotState.CACHED, SlotState.PINNED], np.uint8), [120, 30, 2]),
+)
+SSD_MAP = TierMap(
+    time=1_700_000_003.0,
+    slot_bytes=2**18,
+    states=np.repeat(np.array([SlotState.CACHED, SlotState.FREE, SlotState.OUT], np.uint8), [3, 5, 8]),
+    pieces=(MapPiece("0", 8), MapPiece("1", 8)),
+)
+NODES = TreeNodes(
+    time=1_700_000_003.0,
+    nodes=3,
+    complete=True,
+    table=(
+        TreeNode(7, None, 1024, 4096, 3, 1, 12.5, PAGE),
+        TreeNode(9, 7, 3072, 3072, 1, 0, None, ""),
+        TreeNode(11, None, 64, 64, 1, 0, 0.25, "34" * 32),
+    ),
 )
 
 
 class MadeUp:
-    """A `Telemetry` that says what it is told to."""
+    """A `Telemetry`, and an `Answerer`, that says what it is told to."""
 
     def __init__(self) -> None:
         self.tiers: StackSnapshot | Exception = stack()
@@ -262,6 +305,8 @@ class MadeUp:
         self.over: list[RequestSample] = []
         self.pages: dict[bytes, PageFacts] = {bytes.fromhex(PAGE): FACTS}
         self.lending: LeaseSnapshot | Exception = leases()
+        self.maps: dict[str, TierMap] = {"host": HOST_MAP, "ssd": SSD_MAP}
+        self.tree = NODES
 
     def stack(self) -> StackSnapshot:
         if isinstance(self.tiers, Exception):
@@ -282,3 +327,18 @@ class MadeUp:
 
     def facts(self, key: bytes) -> PageFacts | None:
         return self.pages.get(key)
+
+    def page(self, key: bytes) -> PageAnswer:
+        facts = self.facts(key)
+        return PageAnswer(facts, None if facts is None else 17)
+
+    def prefix(self, key: bytes, most: int) -> PrefixAnswer:
+        return PREFIX if key.hex() == PAGE else PrefixAnswer(0, ())
+
+    def map(self, tier: str) -> TierMap:
+        if tier not in self.maps:
+            raise NoAnswer(f"there is no {tier} tier")
+        return self.maps[tier]
+
+    def nodes(self, count: int) -> TreeNodes:
+        return msgspec.structs.replace(self.tree, table=self.tree.table[:count])

@@ -71,6 +71,10 @@ def exercise(redis: RealRedis, publish: Any, config: Any, told: MadeUp | None = 
     with BusReader(redis.client(username="admin", password="admin")) as reader:
         assert len(reader.page(PAGE).answers) == 2
         assert len(reader.page("00" * 32).answers) == 2
+        assert len(reader.prefix(PAGE).answers) == 2
+        assert [one.reason for one in reader.map("ssd").answers] == ["", ""]
+        assert [one.reason for one in reader.map("peer").answers] == ["there is no peer tier"] * 2
+        assert [one.listed for one in reader.nodes(2).answers] == [2, 2]
         assert reader.command("alpha", "ann", Flush()).state == "done"
         assert reader.command("alpha", "ann", Pin(page=PAGE)).state == "refused"
     wait_for(lambda: redis.admin.xlen("swift:alpha:events") >= 5, "the events")

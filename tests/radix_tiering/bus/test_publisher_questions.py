@@ -8,10 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from swift_tiers.radix_tiering.bus.question_inbox import MOST_QUESTIONS
+from swift_tiers.radix_tiering.bus.batch import Batch
+from swift_tiers.radix_tiering.bus.faults import Faults
+from swift_tiers.radix_tiering.bus.question_inbox import MOST_QUESTIONS, MOST_WAITING, WAITING_SECONDS, QuestionInbox
 from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.schema import ANSWER_TTL, SERVER_TTL
+from swift_tiers.radix_tiering.bus.schema import ANSWER_TTL, SERVER_TTL, Keys
 from swift_tiers.radix_tiering.counters import PageFacts
+from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.slot_map import TierMap
+from swift_tiers.radix_tiering.telemetry import NotYet, PageAnswer
 
 from support.publishing import RANK, bus_config, wait_published
 from support.redis import RealRedis, wait_for
@@ -59,6 +64,89 @@ def test_a_page_that_has_left_in_the_meantime(redis, publish) -> None:
     assert set(answer(redis, PAGE)) == {"time", "held"}
 
 
+def test_maps_prefixes_and_nodes(redis, publish) -> None:
+    publish(redis)
+    wait_published(redis)
+    with BusReader(redis.client()) as reader:
+        (striped,), _ = reader.map("ssd")
+        (none,), _ = reader.map("peer")
+        (prefix,), _ = reader.prefix(PAGE)
+        (unknown,), _ = reader.prefix(page(1))
+        (nodes,), _ = reader.nodes(2)
+    assert striped.cells == (("cached", 3), ("free", 5), ("out", 8))
+    assert (striped.slots, [tuple(part) for part in striped.parts]) == (16, [("0", 8), ("1", 8)])
+    assert (none.reason, none.slots) == ("there is no peer tier", None)
+    assert [(one.depth, one.device, one.host, one.peer, one.ssd) for one in prefix.table] == [
+        (4999, None, None, "", ()),
+        (5000, 17, 3, "beta.dp0-tp0/12/4", ((0, 5), (1, 9))),
+    ]
+    assert (unknown.pages, unknown.table) == (0, ())
+    assert [(one.node, one.parent, one.idle_seconds, one.key) for one in nodes.table] == [
+        (7, None, 12.5, PAGE[:16]),
+        (9, 7, None, ""),
+    ]
+    assert (nodes.nodes, nodes.listed, nodes.complete) == (3, 2, True)
+    assert 0 < redis.admin.pttl("swift:alpha:dp0-tp0:map:ssd") <= ANSWER_TTL * 1000
+
+
+def test_a_question_that_the_engine_has_to_look_into_is_answered_when_it_has(redis, publish) -> None:
+    """Soon, and others meanwhile."""
+    told, asked = MadeUp(), []
+    made = told.map
+
+    def later(tier: str) -> TierMap:
+        asked.append(tier)
+        if tier == "host" and len(asked) < 4:
+            raise NotYet
+        return made(tier)
+
+    told.map = later  # type: ignore[method-assign]
+    publish(bus_config(redis.url, interval="60s"), told)
+    wait_for(lambda: redis.admin.exists(RANK), "the server")
+    redis.admin.xadd(QUESTIONS, {"map": "host"})
+    redis.admin.xadd(QUESTIONS, {"map": "ssd"})
+    wait_for(lambda: redis.admin.exists("swift:alpha:dp0-tp0:map:host"), "the answer")
+    assert asked.index("ssd") == 1
+    assert redis.admin.exists("swift:alpha:dp0-tp0:map:ssd")
+    assert not redis.admin.xrange("swift:alpha:events", "-", "+") or all(
+        "bus.fault" not in entry["kind"] for _, entry in redis.admin.xrange("swift:alpha:events")
+    )
+
+
+def test_a_question_that_nobody_can_answer_is_given_up(batch_of_one) -> None:
+    """Whoever asked is gone; and there is room for new ones."""
+    inbox, asked = batch_of_one
+    for turn in range(4):
+        inbox.answer(Batch(), 100.0 + turn * WAITING_SECONDS / 2)
+    assert len(asked) == 3
+    assert not inbox.waits
+
+
+def test_a_flood_of_questions_that_wait_pushes_out_the_oldest(batch_of_one) -> None:
+    inbox, asked = batch_of_one
+    for number in range(2 * MOST_WAITING):
+        inbox.inbox._entries.append((f"{number}-0", {"page": page(number)}))
+    inbox.answer(Batch(), 100.0)
+    asked.clear()
+    inbox.answer(Batch(), 101.0)
+    assert asked == [page(number) for number in range(MOST_WAITING, 2 * MOST_WAITING)]
+
+
+@pytest.fixture
+def batch_of_one() -> tuple[QuestionInbox, list[str]]:
+    """An inbox with one question in it, and an engine that never gets to any."""
+    asked: list[str] = []
+
+    class Busy(MadeUp):
+        def page(self, key: bytes) -> PageAnswer:
+            asked.append(key.hex())
+            raise NotYet
+
+    inbox = QuestionInbox(Keys("swift"), "alpha", "dp0-tp0", Busy(), Faults(EventLog(time.time)))
+    inbox.inbox._entries.append(("0-0", {"page": PAGE}))
+    return inbox, asked
+
+
 def test_every_rank_answers_for_itself(redis, publish) -> None:
     ranks = ("dp0-tp0", "dp0-tp1")
     other = MadeUp()
@@ -82,6 +170,14 @@ def test_what_is_no_question_is_counted_and_left(redis, publish) -> None:
         {"other": PAGE},
         {b"\xff": b"\xfe"},
         {"page": "swift:alpha:info"},
+        {"page": PAGE, "map": "host"},
+        {"map": "remote"},
+        {"map": ""},
+        {"prefix": "short"},
+        {"nodes": "0"},
+        {"nodes": "1001"},
+        {"nodes": "-1"},
+        {"nodes": "all"},
     ]
     publish(redis)
     wait_published(redis)

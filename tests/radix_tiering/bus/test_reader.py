@@ -23,7 +23,13 @@ from swift_tiers.radix_tiering.bus.views import (
     LeaseEntry,
     LeasesView,
     LinkView,
+    MapPart,
+    MapView,
+    NodeEntry,
+    NodesView,
     PageView,
+    PrefixPage,
+    PrefixView,
     RankView,
     RequestView,
     ServerView,
@@ -36,7 +42,7 @@ from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError
 from swift_tiers.radix_tiering.events import EventLog
 
-from support.bus import PAGE, RID, HandWritten, documented_fields
+from support.bus import MAPS, NODES, PAGE, RID, HandWritten, documented_fields
 from support.publishing import wait_published
 from support.redis import RealRedis, free_port, wait_for
 from support.telemetry import MadeUp, ended
@@ -54,6 +60,9 @@ VIEWS: dict[str, type[View]] = {
     "directory": DirectoryView,
     "request": RequestView,
     "page": PageView,
+    "prefix": PrefixView,
+    "map": MapView,
+    "nodes": NodesView,
     "command": CommandView,
 }
 #: What views know from elsewhere than a field of the key.
@@ -97,11 +106,15 @@ def test_the_hand_written_bus_has_every_documented_field(redis: RealRedis, alpha
     alpha.write_leases("dp0-tp0")
     with alpha.answering(), alpha.obeying(), BusReader(redis.client()) as reader:
         reader.page(PAGE)
+        reader.prefix(PAGE)
+        reader.map("ssd")
+        reader.nodes()
         reader.command("alpha", "tester", Flush())
     words = {"tier": {"tier": "host"}, "ssd": {"number": "0"}, "link": {"link": "host-ssd"}, "request": {"rid": RID}}
-    words |= {"lent": {"borrower": "beta.dp0-tp0"}, "borrowed": {"donor": "beta.dp0-tp0"}}
+    words |= {"lent": {"borrower": "beta.dp0-tp0"}, "borrowed": {"donor": "beta.dp0-tp0"}, "command": {"id": "*"}}
+    words |= {"page": {"key": PAGE}, "prefix": {"key": PAGE}, "map": {"tier": "ssd"}}
     for name in VIEWS:
-        word = {**words, "page": {"key": PAGE}, "command": {"id": "*"}}.get(name, {})
+        word = words.get(name, {})
         (key,) = redis.admin.scan_iter(match=alpha.key(name, **word), count=1000)
         written = {field.partition(":")[0] for field in redis.admin.hgetall(key)}
         assert written == {field.partition(":")[0] for field in documented_fields(name)}, name
@@ -591,3 +604,95 @@ def test_two_hundred_readers_of_three_servers(redis: RealRedis) -> None:
     for events, alive in results:
         assert events >= 1
         assert {"alpha", "beta"} <= alive <= {"alpha", "beta", "gamma"}
+
+
+# ---- maps, prefixes, nodes ----
+
+
+def test_a_map_is_read_as_runs(reader: BusReader, alpha: HandWritten) -> None:
+    with alpha.answering():
+        (first, _), silent = reader.map("device")
+        (striped, _), _ = reader.map("ssd")
+        (missing, _), _ = reader.map("peer")
+    assert silent == ()
+    assert (first.slots, first.first_slot, first.slot_bytes, first.slots_per_cell) == (152, 1, 368640, 1)
+    assert first.cells == (("free", 120), ("cached", 30), ("pinned", 2))
+    assert (striped.parts, striped.slots_per_cell) == ((MapPart("0", 9), MapPart("1", 11)), 2)
+    assert sum(cells for _, cells in striped.cells) == 5 + 6
+    assert (missing.reason, missing.slots, missing.cells) == ("there is no such tier here", None, ())
+
+
+def test_a_prefix_is_read_page_by_page(reader: BusReader, alpha: HandWritten) -> None:
+    with alpha.answering():
+        (view, _), _ = reader.prefix(PAGE)
+    assert (view.pages, view.listed) == (5000, 3)
+    assert view.table == (
+        PrefixPage(4998, "12" * 8),
+        PrefixPage(4999, "34" * 8, host=3, ssd=((0, 5), (1, 9))),
+        PrefixPage(5000, PAGE[:16], device=17, peer="beta.dp0-tp0/12/4"),
+    )
+
+
+def test_nodes_are_read_with_what_is_not_known_of_them(reader: BusReader, alpha: HandWritten) -> None:
+    with alpha.answering():
+        (view, _), _ = reader.nodes(3)
+    assert (view.nodes, view.complete, view.listed) == (3, True, 3)
+    assert view.table == (
+        NodeEntry(7, None, 1024, 4096, 3, 1, 12.5, PAGE[:16]),
+        NodeEntry(9, 7, 3072, 3072, 1, 0, None, ""),
+        NodeEntry(11, None, 64, 64, 1, 0, 0.2, "34" * 8),
+    )
+
+
+def test_an_answer_to_who_wanted_fewer_nodes_is_waited_past(reader: BusReader, alpha: HandWritten) -> None:
+    """It is as new as ours would be, and says less."""
+    few = {**NODES, "listed": 1, "table": "7::1024:4096:3:1:12.5:"}
+    for rank in alpha.ranks:
+        alpha.hash("nodes", few, rank)
+    (view, _), silent = reader.nodes(1, timeout=0.3)
+    assert (view.listed, silent) == (1, ())
+    assert reader.nodes(2, timeout=0.3).answers == ()
+    with alpha.answering():
+        assert [one.listed for one in reader.nodes(2).answers] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("ask", "wrong"),
+    [
+        (lambda reader: reader.map("remote"), "tier 'remote'"),
+        (lambda reader: reader.nodes(0), "0 nodes"),
+        (lambda reader: reader.nodes(1001), "1001 nodes"),
+        (lambda reader: reader.prefix("abc"), "page 'abc'"),
+    ],
+)
+def test_what_no_server_would_answer_is_not_asked(redis: RealRedis, reader: BusReader, alpha: HandWritten, ask, wrong):
+    with pytest.raises(BusError, match=wrong):
+        ask(reader)
+    assert not redis.admin.exists(alpha.key("questions"))
+
+
+@pytest.mark.parametrize("said", ["free", "free x", "free -1", "free 1 cached", "12 free 3"])
+def test_cells_that_cannot_be_read_are_none(reader: BusReader, alpha: HandWritten, said: str) -> None:
+    alpha.hash("map", {**MAPS["ssd"], "cells": said}, tier="ssd")
+    alpha.hash("map", {**MAPS["ssd"], "cells": said}, "dp0-tp1", tier="ssd")
+    assert [one.cells for one in reader.map("ssd", timeout=0.3).answers] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("prefix", "1:12:-"),
+        ("prefix", f"1:{'12' * 8}:host"),
+        ("prefix", f"1:{'12' * 8}:host=1,ssd=0"),
+        ("prefix", f"x:{'12' * 8}:-"),
+        ("nodes", "1:2:3"),
+        ("nodes", "1:2:3:4:5:6:seven:"),
+        ("nodes", "1:2::4:5:6:7:"),
+    ],
+)
+def test_tables_that_cannot_be_read_are_empty(reader: BusReader, alpha: HandWritten, spec: str, said: str) -> None:
+    words = {"key": PAGE} if spec == "prefix" else {}
+    for rank in alpha.ranks:
+        alpha.hash(spec, {"table": said}, rank, **words)
+    found = reader.prefix(PAGE, timeout=0.3) if spec == "prefix" else reader.nodes(timeout=0.3)
+    assert [one.table for one in found.answers] == [(), ()]

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.bus import records
+from swift_tiers.radix_tiering.bus import answer_records, records
 from swift_tiers.radix_tiering.bus.lease_records import lease_sums, leases_record, partners
 from swift_tiers.radix_tiering.bus.records import PublisherNumbers, block_table_text, quantile, to_text
 from swift_tiers.radix_tiering.bus.schema import BY_NAME, MOST_LISTED_LEASES, MOST_PARTNERS
 from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS
 from swift_tiers.radix_tiering.events import Event
+from swift_tiers.radix_tiering.telemetry import PageAnswer
 
 from support import telemetry
 from support.telemetry import latency
@@ -52,7 +53,10 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
         records.request_record(telemetry.ended("one", 2.5), "", time=2.5),
     ],
     "events": [records.event_record(EVENT, "dp0-tp0")],
-    "page": [records.page_record(telemetry.FACTS, time=1.5)],
+    "page": [answer_records.page_record(PageAnswer(telemetry.FACTS, 17), time=1.5)],
+    "prefix": [answer_records.prefix_record(telemetry.PREFIX, time=1.5)],
+    "map": [answer_records.map_record(telemetry.SSD_MAP)],
+    "nodes": [answer_records.nodes_record(telemetry.NODES)],
 }
 
 
@@ -70,7 +74,10 @@ def test_records_have_the_fields_of_the_schema(name: str) -> None:
 def test_what_is_known_is_said(name: str) -> None:
     """No field of the first record, of which everything is known, is empty, but those that have nothing to say."""
     silent = {name for name, value in ONE_OF_EACH[name][0].items() if value == ""}
-    assert silent == {"ssd": {"reason"}, "request": {"ended"}, "borrowed": {"pinned_bytes"}}.get(name, set())
+    nothing_to_say = {
+        "ssd": {"reason"}, "request": {"ended"}, "borrowed": {"pinned_bytes"}, "map": {"reason"}, "nodes": {"reason"},
+    }  # fmt: skip
+    assert silent == nothing_to_say.get(name, set())
 
 
 def test_families() -> None:
@@ -79,11 +86,16 @@ def test_families() -> None:
 
 
 def test_a_page_that_is_not_held_has_no_other_field() -> None:
-    assert records.page_record(None, time=1.5) == {"time": "1.500000", "held": "0"}
+    assert answer_records.page_record(PageAnswer(None), time=1.5) == {"time": "1.500000", "held": "0"}
+
+
+def test_a_page_that_the_device_alone_has() -> None:
+    said = answer_records.page_record(PageAnswer(None, 17), time=1.5)
+    assert said == {"time": "1.500000", "held": "0", "device_slot": "17"}
 
 
 def test_places_of_a_page() -> None:
-    assert records.page_record(telemetry.FACTS, time=1.5)["ssd_placement"] == "0:17 1:4"
+    assert answer_records.page_record(PageAnswer(telemetry.FACTS), time=1.5)["ssd_placement"] == "0:17 1:4"
 
 
 def test_the_server() -> None:

@@ -1,0 +1,28 @@
+"""What readers of the bus ask of one scheduler, answered: by the tier stack, and by the scheduler's thread."""
+
+from __future__ import annotations
+
+from swift_tiers.radix_tiering.observing import prefix_places
+from swift_tiers.radix_tiering.slot_map import TierMap
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.telemetry import NoAnswer, PageAnswer, PrefixAnswer, TreeNodes
+
+
+class Answers:
+    """The engine's `Answerer`, for one publisher's thread."""
+
+    def __init__(self, stack: TierStack) -> None:
+        self._stack = stack
+
+    def page(self, key: bytes) -> PageAnswer:
+        return PageAnswer(self._stack.page_facts(key))
+
+    def prefix(self, key: bytes, most: int) -> PrefixAnswer:
+        listed = prefix_places(self._stack, key, most)
+        return PrefixAnswer(listed[-1].depth if listed else 0, listed)
+
+    def map(self, tier: str) -> TierMap:
+        raise NoAnswer("not told so far")
+
+    def nodes(self, count: int) -> TreeNodes:
+        raise NoAnswer("not told so far")
