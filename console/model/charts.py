@@ -63,13 +63,13 @@ def _level(value: float, top: float, highest: int) -> int:
     return max(1, min(highest, round(value / top * highest)))
 
 
-def chart(glyphs: Glyphs, series: Series, width: int, height: int) -> list[Drawn]:
-    """Lines of (text, meaning): a title with the newest value, then `height` lines with the scale at their
-    left. Each is exactly `width` cells wide."""
+def chart(glyphs: Glyphs, series: Series, width: int, height: int, top: float | None = None) -> list[Drawn]:
+    """Lines of (text, meaning), each exactly `width` cells wide: a title with the newest value, then `height` lines
+    with the scale at their left. `top` is that of the scale; None: the largest value."""
     room = max(1, width - AXIS - 1)
     values = condensed(series.values, room)
     known = [value for value in values if value is not None]
-    top = max(known, default=0.0)
+    top = max(known, default=0.0) if top is None else top
     now = "?" if not values or values[-1] is None else series.figure(values[-1])
     title = glyphs.cut(series.title, width)
     words = f"  {now}" if known else "  nothing was said yet"

@@ -239,14 +239,25 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
             f"{count(device.read_errors)} reads and {count(device.write_errors)} writes failed",
             "see the kernel's log (dmesg)", part,
         )  # fmt: skip
-    others = [peer.latency_p99_seconds for peer in peers if peer is not device and peer.latency_p99_seconds]
-    if others and device.latency_p99_seconds and device.latency_p99_seconds >= SLOW_FACTOR * statistics.median(others):
+    if is_slow(device, peers):
         yield Trouble(
             Mark.WARNING, device,
             f"is slow: its slowest hundredth takes {seconds(device.latency_p99_seconds)}, "
-            f"the others' {seconds(statistics.median(others))}",
+            f"the others' {seconds(usual_p99(device, peers))}",
             "every page waits for its slowest device: drain it, or see what else uses it", part,
         )  # fmt: skip
+
+
+def usual_p99(device: DeviceView, peers: Sequence[DeviceView]) -> float | None:
+    """Seconds: the median of the others of its set; None if there are none that said it."""
+    others = [peer.latency_p99_seconds for peer in peers if peer is not device and peer.latency_p99_seconds]
+    return statistics.median(others) if others else None
+
+
+def is_slow(device: DeviceView, peers: Sequence[DeviceView]) -> bool:
+    """Whether its slowest hundredth takes much longer than that of the others of its set."""
+    usual = usual_p99(device, peers)
+    return usual is not None and (device.latency_p99_seconds or 0.0) >= SLOW_FACTOR * usual
 
 
 def lease_troubles(view: LeasesView, alive: Mapping[str, bool]) -> Iterator[Trouble]:

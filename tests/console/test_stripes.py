@@ -1,0 +1,226 @@
+"""The view of stripes: lanes, one device, and where a prefix lies."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_tiers.console.feeds.feed import Answers, Question
+from swift_tiers.console.model.glyphs import ASCII
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.views.lanes import sets_of
+from swift_tiers.console.views.stripe_prefix import placed, slot_runs
+from swift_tiers.console.views.stripes import Stripes
+from swift_tiers.console.views.sums import imbalance
+from swift_tiers.console.views.view import Answered, Scene
+from swift_tiers.radix_tiering.bus.commands import AddDevice, DrainDevice
+from swift_tiers.radix_tiering.bus.views import PrefixPage, PrefixView
+
+from support.console_world import KEY, World, scene_of
+
+VIEW = Stripes()
+TOP = Place("stripes")
+DEVICE = Place("stripes", (Step("server", "alpha"), Step("device", "dp0-tp0:2")))
+PAGE = Place("stripes", (Step("page", KEY),))
+
+
+def plain(scene: Scene) -> str:
+    return "\n".join(line.plain for line in VIEW.lines(scene))
+
+
+def cells(scene: Scene) -> dict[str, dict[str, str]]:
+    table = VIEW.table(scene)
+    names = [column.name for column in table.columns]
+    return {row.key: dict(zip(names, (cell.text for cell in row.cells), strict=True)) for row in table.rows}
+
+
+def prefix(server: str = "alpha", **changes: object) -> PrefixView:
+    """Six pages of two units each: device 1 has more than its share, one page is in host memory only."""
+    table = tuple(
+        PrefixPage(depth=depth, key=f"{depth:016x}", ssd=((1, 2 * depth), (depth % 2 * 3, depth)))
+        for depth in range(1, 6)
+    )
+    view = PrefixView(
+        server=server, rank="dp0-tp0", key=KEY, age_seconds=0.4, pages=6, listed=6,
+        table=(*table, PrefixPage(depth=6, key=KEY[:16], host=17)),
+    )  # fmt: skip
+    return msgspec.structs.replace(view, **changes)
+
+
+def asked(place: Place, *views: PrefixView, **changes: object) -> Scene:
+    scene = scene_of(place, **changes)
+    return scene_of(
+        place, answers={one: Answered(Answers(views=views), 0.1) for one in VIEW.questions(scene)}, **changes
+    )  # fmt: skip
+
+
+# ---- lanes ----
+
+
+def test_every_device_of_every_set_is_a_lane_with_what_is_wrong_with_it() -> None:
+    rows = cells(scene_of(TOP))
+    assert len(rows) == 8
+    assert rows["alpha dp0-tp0 2"]["state"] == "OUT"
+    assert rows["alpha dp0-tp0 2"]["reason"] == "write failed: Input/output error"
+    assert rows["beta dp0-tp0 1"]["corrupt"] == "1"
+    assert rows["alpha dp0-tp0 0"]["state"] == "ok"
+
+
+def test_only_the_slow_device_has_its_p99_marked() -> None:
+    table = VIEW.table(scene_of(TOP))
+    at = [column.name for column in table.columns].index("p99")
+    assert [row.key for row in table.rows if row.cells[at].style] == ["beta dp0-tp0 3"]
+
+
+def test_what_is_uneven_is_said_of_those_in_service_alone() -> None:
+    scene = scene_of(TOP)
+    alpha = sets_of(scene.moment, "alpha", 20.0)[0]
+    serving = [lane.read for lane in alpha.lanes if lane.device.number != 2]
+    assert alpha.uneven_reads == pytest.approx(max(serving) / (sum(serving) / 3))
+    line = plain(scene).splitlines()[0]
+    assert f"{alpha.uneven_reads:.2f} read" in line
+    assert "1 out" in line
+
+
+@given(st.lists(st.none() | st.floats(0, 1e12), max_size=20))
+def test_imbalance_is_one_for_equals_and_at_most_their_number(values: list[float | None]) -> None:
+    known = [value for value in values if value is not None]
+    found = imbalance(values)
+    if len(known) < 2 or not any(known):
+        assert found is None
+    else:
+        assert 0.999 <= found <= len(known) * 1.001
+    assert imbalance([7.0] * 5) == 1.0
+
+
+def test_one_server_alone_and_one_that_is_gone() -> None:
+    assert {row["server"] for row in cells(scene_of(TOP, only="beta")).values()} == {"beta"}
+    assert "gamma is gone" in VIEW.table(scene_of(TOP, only="gamma")).empty
+
+
+def test_sets_that_do_worst_are_named_where_there_is_no_room_for_all() -> None:
+    world = World(tuple(f"s{number}" for number in range(12)), gone=())
+    text = plain(scene_of(TOP, world))
+    assert "s0 dp0-tp0" in text  # a device of it is out
+    assert "s1 dp0-tp0" in text  # it has corrupt units
+    assert "sets more that do better" in text
+
+
+# ---- one device ----
+
+
+def test_a_device_says_what_is_wrong_and_leads_to_prefixes() -> None:
+    row = next(row for row in VIEW.table(scene_of(TOP)).rows if row.key == "alpha dp0-tp0 2")
+    assert row.place == DEVICE
+    scene = scene_of(DEVICE)
+    assert "Input/output error" in plain(scene)
+    assert "requests in flight" in plain(scene)
+    request = VIEW.table(scene).rows[0]
+    assert request.place == Place("stripes", (Step("server", "alpha"), Step("page", KEY)))
+
+
+def test_a_device_that_is_gone_is_said_to_be() -> None:
+    for name in ("dp0-tp0:9", "dp7-tp0:1", "nonsense"):
+        scene = scene_of(Place("stripes", (Step("server", "alpha"), Step("device", name))))
+        assert "is not on the bus" in plain(scene)
+        assert not VIEW.table(scene).columns
+
+
+# ---- a prefix ----
+
+
+def test_a_place_of_a_page_asks_for_its_prefix() -> None:
+    assert VIEW.questions(scene_of(PAGE)) == (Question("prefix", KEY, None),)
+    narrow = Place("stripes", (Step("server", "beta"), Step("page", KEY)))
+    assert VIEW.questions(scene_of(narrow)) == (Question("prefix", KEY, "beta"),)
+    assert not VIEW.questions(scene_of(TOP))
+
+
+def test_units_are_counted_by_device_and_their_slots_named() -> None:
+    rows = cells(asked(PAGE, prefix()))
+    assert [(row["#"], row["units"], row["slots"]) for row in rows.values()] == [
+        ("0", "2", "2 4"), ("1", "5", "2 4 6 8 10"), ("2", "0", "-"), ("3", "3", "1 3 5"),
+    ]  # fmt: skip
+    text = plain(asked(PAGE, prefix()))
+    assert "6 pages: ssd 5, host 1" in text
+    assert "largest/mean 1.50" in text
+
+
+def test_a_row_of_a_prefix_leads_to_its_device() -> None:
+    row = VIEW.table(asked(PAGE, prefix())).rows[2]
+    assert row.place == DEVICE
+
+
+def test_who_does_not_know_the_page_and_who_was_silent_is_said() -> None:
+    text = plain(asked(PAGE, prefix(), prefix("beta", pages=0, listed=0, table=())))
+    assert "beta dp0-tp0 does not know this page" in text
+    scene = scene_of(PAGE)
+    silent = Answered(Answers(silent=(("beta", "dp0-tp0"),)), 0.1)
+    assert "no answer from beta dp0-tp0" in plain(scene_of(PAGE, answers={VIEW.questions(scene)[0]: silent}))
+    assert "asking" in plain(scene)
+
+
+def test_a_long_sequence_says_that_only_its_end_is_listed() -> None:
+    assert "(the last 6 are listed)" in plain(asked(PAGE, prefix(pages=9000)))
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 200)), max_size=4), max_size=60))
+def test_no_unit_is_lost_or_counted_twice(units: list[list[tuple[int, int]]]) -> None:
+    found = placed(PrefixPage(depth=at, key="", ssd=tuple(ssd)) for at, ssd in enumerate(units, 1))
+    flat = [unit for page in units for unit in page]
+    assert Counter(device for device, _ in flat) == {device: one.units for device, one in found.items()}
+    for device, one in found.items():
+        assert list(one.slots) == sorted(slot for other, slot in flat if other == device)
+        assert one.pages == sum(any(other == device for other, _ in page) for page in units)
+
+
+@given(st.sets(st.integers(0, 300), max_size=80), st.integers(1, 30))
+def test_runs_of_slots_name_every_slot_or_say_how_many_they_leave_out(slots: set[int], most: int) -> None:
+    words, named, left = slot_runs(sorted(slots), most), set(), 0
+    if " more" in f" {words}":
+        words, _, tail = words.rpartition("and ")
+        left = int(tail.removesuffix(" more"))
+    for word in words.split():
+        first, _, last = word.partition("-")
+        named |= set(range(int(first), int(last or first) + 1))
+    assert len(named) + left == len(slots)
+    assert named == set(sorted(slots)[: len(named)])
+
+
+# ---- steering ----
+
+
+def test_a_device_in_service_can_be_drained_and_one_that_is_out_cannot() -> None:
+    rows = VIEW.table(scene_of(TOP)).rows
+    offers = VIEW.offers(scene_of(TOP, selected=rows[1]))
+    assert [offer.key for offer in offers] == ["D", "A"]
+    assert (offers[0].server, offers[0].make("")) == ("alpha", DrainDevice(device=1))
+    assert offers[1].make("/ssd9/kv") == AddDevice(directory="/ssd9/kv")
+    assert [offer.key for offer in VIEW.offers(scene_of(TOP, selected=rows[2]))] == ["A"]
+    assert [offer.key for offer in VIEW.offers(scene_of(DEVICE))] == ["A"]
+
+
+def test_nothing_is_offered_where_nothing_obeys() -> None:
+    class Deaf(World):
+        def _server(self, number: int):
+            state = super()._server(number)
+            return msgspec.structs.replace(state, server=msgspec.structs.replace(state.server, control=False))
+
+    rows = VIEW.table(scene_of(TOP)).rows
+    assert VIEW.offers(scene_of(TOP, Deaf(), selected=rows[1])) == ()
+    assert VIEW.offers(scene_of(TOP)) == ()  # no row, and no server: there is nothing to steer
+
+
+@pytest.mark.parametrize("size_of_screen", [(78, 20), (118, 36), (198, 56)])
+@pytest.mark.parametrize("place", [TOP, DEVICE, PAGE])
+def test_lines_fit_and_need_no_unicode(place: Place, size_of_screen: tuple[int, int]) -> None:
+    width, height = size_of_screen
+    scene = asked(place, prefix(), prefix("beta", pages=9000), width=width, height=height, glyphs=ASCII)
+    assert max(len(line.plain) for line in VIEW.lines(scene)) <= width
+    assert len(VIEW.lines(scene)) <= height * VIEW.LINES_SHARE + 1
+    assert plain(scene).isascii()
+    assert all(cell.text.isascii() for row in VIEW.table(scene).rows for cell in row.cells)
