@@ -73,10 +73,12 @@ LONG = 40
 
 def kind_of(event: Event) -> Kind:
     """An unknown kind is judged by its name."""
-    known = KINDS.get(event.kind)
-    if known is not None:
-        return known
-    return Kind(_SUSPECT.get(event.kind.rpartition(".")[2].rpartition("_")[2], Mark.NOTE), "")
+    return KINDS.get(event.kind) or Kind(mark_of(event.kind), "")
+
+
+def mark_of(kind: str) -> Mark:
+    known = KINDS.get(kind)
+    return _SUSPECT.get(kind.rpartition(".")[2].rpartition("_")[2], Mark.NOTE) if known is None else known.mark
 
 
 def words(event: Event, leave_out: Iterable[str] = ()) -> str:

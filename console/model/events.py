@@ -12,7 +12,10 @@ KEPT = 20_000
 
 
 class EventLog:
-    """One thread at a time. `count` grows by one for each item that ever came: a view sees by it what is new."""
+    """One thread at a time. `count` grows by one for each item that ever came: a view sees by it what is new.
+
+    Items are numbered in this order from 0, so that a number stays the same item's while others come and go.
+    """
 
     def __init__(self, kept: int = KEPT) -> None:
         self._items: deque[Event | Gap] = deque(maxlen=kept)
@@ -27,6 +30,17 @@ class EventLog:
         """A player has jumped: what comes next is another time."""
         self._items.clear()
         self.count = 0
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest one that is kept."""
+        return self.count - len(self._items)
+
+    def __getitem__(self, number: int) -> Event | Gap:
+        """Raises IndexError for what is kept no more, or has not come yet."""
+        if not self.first <= number < self.count:
+            raise IndexError(number)
+        return self._items[number - self.first]
 
     def newest(self) -> Iterator[Event | Gap]:
         """From the newest to the oldest."""

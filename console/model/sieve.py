@@ -41,6 +41,10 @@ class Sieve:
         if not self._terms:
             return rows
         tests = [_test(term, wanted, table.columns) for term, wanted in self._terms]
+        sifted = getattr(rows, "sifted", None)
+        if sifted is not None:  # rows that know what passed before, and test only what is new
+            found: Sequence[Row] = sifted(self.text, lambda row: all(test(row) for test in tests))
+            return found
         return [row for row in rows if all(test(row) for test in tests)]
 
 

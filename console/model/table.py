@@ -49,6 +49,7 @@ class Table(NamedTuple):
     rows: Sequence[Row]
     empty: str = "nothing here"
     title: str = ""
+    follow: bool = False  # new rows come first: a cursor on the first row stays on the first
 
 
 class Sorting(NamedTuple):

@@ -12,7 +12,7 @@ from swift_tiers.console.model import event_words
 from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.views.view import Scene
 from swift_tiers.radix_tiering.bus.event_reading import Event
-from swift_tiers.radix_tiering.bus.figures import seconds, size, text
+from swift_tiers.radix_tiering.bus.figures import ago, seconds, size, text
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.troubles import Mark
 
@@ -72,8 +72,7 @@ def history(scene: Scene, events: Iterable[Told], room: int) -> list[Text]:
 
 def _ago(scene: Scene, event: Event) -> str:
     assert scene.moment.snapshot is not None
-    age = max(0, round(scene.moment.snapshot.time - event.happened + scene.moment.age))
-    return f"{age} s ago" if age < 60 else f"{seconds(age)} ago"
+    return ago(max(0.0, scene.moment.snapshot.time - event.happened + scene.moment.age))
 
 
 def _what(event: Event, mark: Mark) -> list[tuple[str, str]]:

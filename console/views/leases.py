@@ -13,7 +13,7 @@ from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.lease_history import history, of_pair, recalls, told
 from swift_tiers.console.views.lease_offers import offers_for
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, size, text
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, ago, count, seconds, size, text
 from swift_tiers.radix_tiering.bus.lease_pairs import (
     Lease,
     Pair,
@@ -260,13 +260,8 @@ def _says(scene: Scene, who: str, name: str, view: LeasesView | None, style: str
     if view is None:
         return scene.line(f"{who} ", (text(name), "title"), (" says nothing of it", "warning"))
     what = f"{size(view.bytes)} in {count(view.leases)} leases"
-    age = f", {_whole(scene.moment.age_of(view))} ago"
+    age = f", {ago(scene.moment.age_of(view))}"
     return scene.line(f"{who} ", (text(name), "title"), " says ", (what, style), age)
-
-
-def _whole(age: float | None) -> str:
-    """Fractions of a second that change at each look say nothing."""
-    return UNKNOWN if age is None else "< 1 s" if age < 1 else seconds(round(age))
 
 
 def _lease_lines(scene: Scene, pair: Pair, number: str) -> list[Text]:
@@ -336,7 +331,7 @@ def _pair_row(scene: Scene, pair: Pair, recalls: int) -> Row:
         _size(view.recalled_bytes, "warning" if view.recalled_bytes else ""),
         _size(view.pinned_bytes),
         Cell(count(recalls), recalls),
-        Cell(f"{_whole(max(ages))} ago" if ages else UNKNOWN, max(ages, default=None)),
+        Cell(ago(max(ages, default=None)), max(ages, default=None)),
     )
     base = scene.place if scene.place.name("donor") is None else scene.place._replace(steps=scene.place.steps[:-1])
     place = base.enter(Step("donor", pair.donor), Step("borrower", pair.borrower))

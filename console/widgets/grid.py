@@ -99,7 +99,8 @@ class Grid(ScrollView, can_focus=True):
             self._cursor = 0
             self.scroll_to(0, 0, animate=False)
         self._table, self._rows, self._sorting = table, rows, sorting
-        if before is not None and (self._cursor >= len(rows) or rows[self._cursor].key != before.key):
+        follows = table.follow and self._cursor == 0
+        if before is not None and not follows and (self._cursor >= len(rows) or rows[self._cursor].key != before.key):
             self._cursor = _find(rows, before.key, self._cursor)
         self._cursor = max(0, min(self._cursor, len(rows) - 1))
         self._measure()
@@ -162,7 +163,7 @@ class Grid(ScrollView, can_focus=True):
         for number, column in enumerate(columns):
             longest = max((cell_len(row.cells[number].text) for row in shown), default=0)
             heading = cell_len(column.name) + (column.name == self._sorting.column)
-            widths[number] = max(widths[number], heading, min(column.widest, longest))
+            widths[number] = max(heading, min(column.widest, max(widths[number], longest)))
         self._widths = widths
         self._shown = _fitting(columns, widths, max(1, self.size.width - 1))
 

@@ -51,6 +51,13 @@ def seconds(value: float | None) -> str:
     return f"{value:.0f} s"
 
 
+def ago(value: float | None) -> str:
+    """`3 s ago`: in whole seconds, since fractions that change at each look say nothing."""
+    if value is None:
+        return UNKNOWN
+    return "< 1 s ago" if value < 1 else f"{value:.0f} s ago" if value < 60 else f"{seconds(value)} ago"
+
+
 def text(value: str) -> str:
     """For a terminal: what could move its cursor is spelled out. Ids of requests are whatever clients made up."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
