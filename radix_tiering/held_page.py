@@ -6,6 +6,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.slot_map import SlotState
 from swift_tiers.radix_tiering.ssd import StoredPage
 
 if TYPE_CHECKING:
@@ -104,3 +105,10 @@ class Page:
     def saved(self) -> bool:
         """Whether a copy is left when the one in host memory goes."""
         return self.stored is not None or self.peer is not None
+
+
+def host_slot_state(page: Page) -> SlotState:
+    """What its host slot, which it has, is used for."""
+    if page.host is HostState.FILLING:
+        return SlotState.LOADING
+    return SlotState.PINNED if page.pins or page.keep or page.kept_children else SlotState.CACHED

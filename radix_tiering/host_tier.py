@@ -8,6 +8,7 @@ import numpy as np
 
 from swift_tiers.radix_tiering.memory import huge_array
 from swift_tiers.radix_tiering.page import PageGeometry
+from swift_tiers.radix_tiering.slot_map import SlotState
 
 
 class HostTier:
@@ -40,6 +41,7 @@ class HostTier:
         # Popped from the end: low slots first, so that a chain of pages gets neighbouring slots and is copied in
         # long runs.
         self._free = list(range(self.slots - 1, -1, -1))
+        self._states = bytearray([SlotState.FREE]) * self.slots
 
     @property
     def capacity_bytes(self) -> int:
@@ -65,10 +67,23 @@ class HostTier:
 
     def allocate(self) -> int | None:
         """A slot, its content undefined; None when the tier is full, or holds as much as it may."""
-        return self._free.pop() if self.used_slots < self.limit_slots else None
+        if self.used_slots >= self.limit_slots:
+            return None
+        slot = self._free.pop()
+        self._states[slot] = SlotState.PRIVATE
+        return slot
 
     def free(self, slot: int) -> None:
         self._free.append(slot)
+        self._states[slot] = SlotState.FREE
+
+    def mark(self, slot: int, state: SlotState) -> None:
+        """What a slot that is not free is used for."""
+        self._states[slot] = state
+
+    def states(self) -> np.ndarray:
+        """What each slot is used for now: uint8 [slots] of `SlotState`, a copy."""
+        return np.frombuffer(bytes(self._states), dtype=np.uint8)
 
     def page(self, slot: int) -> np.ndarray:
         """The page's bytes in `slot`: uint8 [page_bytes], a view."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from swift_tiers.radix_tiering.counters import PageFacts, PagePlaces, StackSnapshot
 from swift_tiers.radix_tiering.held_page import HostState, Page
+from swift_tiers.radix_tiering.peer_memory import LeaseSlots
+from swift_tiers.radix_tiering.slot_map import MapPiece, SlotState, TierMap
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.stack import TierStack
@@ -112,6 +116,40 @@ def prefix_places(stack: TierStack, key: bytes, most: int) -> list[PagePlaces]:
         with table.lock:
             found += [_places(one) for one in chain[start : start + PAGES_AT_ONCE]]
     return found
+
+
+def tier_map(stack: TierStack, tier: str, *, time: float) -> TierMap | None:
+    """What is in each slot of a tier below the device, all of one moment; None if there is no such tier here. Any
+    thread. `time`: now, seconds since the epoch."""
+    geometry = stack.namespace.geometry
+    if tier == "host":
+        with stack.table.lock:
+            states = stack.host.states()
+        return TierMap(time=time, slot_bytes=geometry.stride_bytes, states=states)
+    if tier == "ssd" and stack.ssd is not None:
+        return stack.ssd.slot_map(time=time)
+    if tier == "peer" and stack.peer is not None:
+        with stack.table.lock:
+            leases, copies = stack.peer.lease_slots(), stack.table.peer_copies.slots()
+        leases.sort(key=lambda lease: lease.key)
+        return TierMap(
+            time=time,
+            slot_bytes=geometry.page_bytes,
+            states=np.concatenate(
+                [*(_borrowed(lease, copies.get(lease.key, [])) for lease in leases), np.zeros(0, np.uint8)]
+            ),
+            pieces=tuple(MapPiece(f"{key.donor}/{key.lease}", slots) for key, slots, _, _ in leases),
+        )
+    return None
+
+
+def _borrowed(lease: LeaseSlots, with_page: list[int]) -> np.ndarray:
+    """The slots of one lease: a page is being copied to those that are held and have none."""
+    states = np.full(lease.slots, SlotState.BORROWED, np.uint8)
+    states[lease.held] = SlotState.LOADING
+    states[with_page] = SlotState.CACHED
+    states[lease.left] = SlotState.PRIVATE
+    return states
 
 
 def _places(page: Page) -> PagePlaces:

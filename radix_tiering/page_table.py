@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from swift_tiers.radix_tiering.counters import DirectorySnapshot, TierCounters
 from swift_tiers.radix_tiering.directory import Directory
 from swift_tiers.radix_tiering.eviction import EvictionQueue
-from swift_tiers.radix_tiering.held_page import HostState, Page
+from swift_tiers.radix_tiering.held_page import HostState, Page, host_slot_state
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.operator_pins import OperatorPins
 from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
@@ -33,6 +33,7 @@ from swift_tiers.radix_tiering.peer_copies import PeerCopies
 from swift_tiers.radix_tiering.peer_memory import PeerPlace
 from swift_tiers.radix_tiering.policy import EvictionPolicy, HostOrder
 from swift_tiers.radix_tiering.rules import check_rules
+from swift_tiers.radix_tiering.slot_map import SlotState
 from swift_tiers.radix_tiering.ssd import StoredPage
 
 
@@ -142,7 +143,7 @@ class PageTable:
             self._host_queue.remove(page)
             self._ssd_queue.remove(page)
             self.peer_copies.pause(page)
-            self._directory.changed(page)
+            self._changed(page)
 
     def unpin(self, page: Page) -> None:
         page.pins -= 1
@@ -153,7 +154,7 @@ class PageTable:
         if page.dropped:
             self._free_slot(page)
         else:
-            self._directory.changed(page)
+            self._changed(page)
             self.reconsider(page)
         if self._limited and self.over_limit and not self._shed_asked_for:
             self._shed_asked_for = True
@@ -178,7 +179,7 @@ class PageTable:
         if not page.pins:
             self.pinned_pages += 1 if page.kept else -1
         if not page.dropped:
-            self._directory.changed(page)
+            self._changed(page)
             self.reconsider(page)
 
     # ---- the host copy ----
@@ -206,6 +207,7 @@ class PageTable:
         """`slot` now belongs to `page`, its bytes arriving; pinned until `end_fill`."""
         page.host = HostState.FILLING
         page.slot = slot
+        self.host.mark(slot, host_slot_state(page))
         self.pin(page)
 
     def end_fill(self, page: Page, *, complete: bool, digest: bytes | None = None) -> None:
@@ -217,7 +219,7 @@ class PageTable:
             page.host = HostState.RESIDENT
             page.digest = digest
             self.resident_pages += 1
-            self._directory.changed(page)
+            self._changed(page)
             self.host_counters.bytes_written += page.length
         elif not page.dropped:
             self.host.free(page.slot)
@@ -249,7 +251,7 @@ class PageTable:
 
     def copies_changed(self, page: Page) -> None:
         """`page` has gained or lost a copy outside of host memory."""
-        self._directory.changed(page)
+        self._changed(page)
         self.reconsider(page)
 
     # ---- the ssd copy ----
@@ -273,7 +275,7 @@ class PageTable:
         page.stored = stored
         self.stored_pages += 1
         self.stored_bytes += self.size_on_ssd(page.length)
-        self._directory.changed(page)
+        self._changed(page)
         if page.parent is not None:
             page.parent.stored_children += 1
         self.reconsider(page)
@@ -413,13 +415,19 @@ class PageTable:
                 queue.remove(page)
         self.peer_copies.reconsider(page)
 
+    def _changed(self, page: Page) -> None:
+        """`page` has gained or lost a whole copy or its last pin."""
+        self._directory.changed(page)
+        if page.slot >= 0 and not page.dropped:
+            self.host.mark(page.slot, host_slot_state(page))
+
     def _free_slot(self, page: Page) -> None:
         if page.host is HostState.RESIDENT:
             self.resident_pages -= 1
         if page.slot >= 0:
             self.host.free(page.slot)
         page.host, page.slot, page.digest = HostState.NONE, -1, None
-        self._directory.changed(page)
+        self._changed(page)
 
     def _forget_stored(self, page: Page) -> None:
         assert page.stored is not None
@@ -427,7 +435,7 @@ class PageTable:
         page.stored = None
         self.stored_pages -= 1
         self.stored_bytes -= self.size_on_ssd(page.length)
-        self._directory.changed(page)
+        self._changed(page)
         if page.parent is not None:
             page.parent.stored_children -= 1
             self.reconsider(page.parent)
@@ -447,6 +455,8 @@ class PageTable:
             self._forget_stored(page)
         if not page.pins:
             self._free_slot(page)
+        elif page.host is HostState.RESIDENT:
+            self.host.mark(page.slot, SlotState.PRIVATE)
         if page.parent is not None:
             page.parent.children.discard(page)
             if not page.parent.dropped:

@@ -37,7 +37,7 @@ class PeerCopies:
         self._counters = counters
         self._release = release
         self._queue = EvictionQueue(PeerOrder(), self._may_leave)
-        self._by_lease: dict[LeaseKey, dict[Page, None]] = {}
+        self._by_lease: dict[LeaseKey, dict[Page, int]] = {}  # the slot of each
         self.pages = 0
 
     def begin_sharing(self, page: Page) -> None:
@@ -52,7 +52,7 @@ class PeerCopies:
         if kept:
             page.peer = copy
             self.pages += 1
-            self._by_lease.setdefault(copy.place.key, {})[page] = None
+            self._by_lease.setdefault(copy.place.key, {})[page] = copy.place.slot
             self._table.copies_changed(page)
             self._counters.bytes_written += page.length
         else:
@@ -87,6 +87,10 @@ class PeerCopies:
     def under(self, key: LeaseKey) -> list[Page]:
         """The pages with a copy under a lease, those used least recently last."""
         return sorted(self._by_lease.get(key, ()), key=lambda page: (-page.last_use, page.depth))
+
+    def slots(self) -> dict[LeaseKey, list[int]]:
+        """The slots that hold a page, of each lease with any."""
+        return {key: list(pages.values()) for key, pages in self._by_lease.items()}
 
     def make_room_for(self, page: Page) -> bool:
         """Give up the copy that is worth least, if it is worth less than one of `page` would be."""
@@ -126,6 +130,6 @@ class PeerCopies:
         for key, page in booked:
             assert page in shared
             assert page.peer is not None
-            assert page.peer.place.key == key
+            assert page.peer.place == (key, self._by_lease[key][page])
         places = [page.peer.place for page in shared if page.peer is not None]
         assert len(set(places)) == len(places), "two pages in one lent place"

@@ -19,6 +19,15 @@ class PeerPlace(NamedTuple):
     slot: int  # from 0, within the lease's run
 
 
+class LeaseSlots(NamedTuple):
+    """The slots of one lease. Those that are in neither list are free."""
+
+    key: LeaseKey
+    slots: int
+    held: list[int]  # reserved, with a page or not
+    left: list[int]  # of these, given back, but in use still
+
+
 class PeerWatcher(Protocol):
     """What is told of leases, on the peer memory's own thread."""
 
@@ -51,6 +60,10 @@ class PeerMemory(Protocol):
     @property
     def links(self) -> Mapping[str, LinkCounters]:
         """What was copied: by all donors together ("peer-host", "host-peer"), and for each."""
+        ...
+
+    def lease_slots(self) -> list[LeaseSlots]:
+        """What is used of each lease that is not over, all of one moment."""
         ...
 
     def watch(self, watcher: PeerWatcher) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift_tiers.radix_tiering.held_page import HostState
+import numpy as np
+
+from swift_tiers.radix_tiering.held_page import HostState, host_slot_state
+from swift_tiers.radix_tiering.slot_map import SlotState
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.page_table import PageTable
@@ -14,6 +17,7 @@ def check_rules(table: PageTable) -> None:
     """Raise AssertionError where a rule is broken or a count is wrong. The caller holds the table's lock."""
     resident = stored = stored_bytes = writing_bytes = pinned = 0
     slots: set[int] = set()
+    states = table.host.states()
     for page in table.all_pages():
         assert table.find(page.namespace, page.key) is page
         assert not page.dropped
@@ -25,6 +29,7 @@ def check_rules(table: PageTable) -> None:
         if page.slot >= 0:
             assert page.slot not in slots, "two pages in one slot"
             slots.add(page.slot)
+            assert states[page.slot] == host_slot_state(page), "a slot is not told as what it is"
         size = table.size_on_ssd(page.length)
         resident += page.host is HostState.RESIDENT
         stored += page.stored is not None
@@ -39,3 +44,6 @@ def check_rules(table: PageTable) -> None:
     assert writing_bytes <= table.writing_bytes
     assert pinned <= table.pinned_pages
     assert len(slots) <= table.host.used_slots
+    assert (states == SlotState.FREE).sum() == table.host.slots - table.host.used_slots
+    others = np.delete(states, list(slots))
+    assert np.isin(others, [SlotState.FREE, SlotState.PRIVATE, SlotState.LOADING]).all(), "a page that is gone"

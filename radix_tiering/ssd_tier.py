@@ -11,10 +11,11 @@ from swift_tiers.radix_tiering.counters import DeviceSnapshot, StripeSnapshot
 from swift_tiers.radix_tiering.device_files import MadeDevice
 from swift_tiers.radix_tiering.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.page import page_digest
+from swift_tiers.radix_tiering.slot_map import TierMap
 from swift_tiers.radix_tiering.ssd import DeviceArray, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS, close_array
 from swift_tiers.radix_tiering.ssd.layout import combined_digest
-from swift_tiers.radix_tiering.ssd.snapshots import device_snapshots, stripe_snapshot
+from swift_tiers.radix_tiering.ssd.snapshots import device_snapshots, slot_map, stripe_snapshot
 from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 
 
@@ -112,6 +113,10 @@ class SsdTier:
         """The stripe set and its devices, at one moment."""
         status = self.stripes.status()
         return stripe_snapshot(status), device_snapshots(status)
+
+    def slot_map(self, *, time: float) -> TierMap:
+        """What is in each slot of each device; `time`: now, seconds since the epoch."""
+        return slot_map(self.stripes.slot_states(), self.stripes.unit_bytes, time=time)
 
     def close(self, stored: Sequence[StoredPage], timeout: float | None = None) -> None:
         """Write the index of `stored` pages, mark the devices clean, release them.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.observing import prefix_places
+import time
+
+from swift_tiers.radix_tiering.observing import prefix_places, tier_map
 from swift_tiers.radix_tiering.slot_map import TierMap
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.telemetry import NoAnswer, PageAnswer, PrefixAnswer, TreeNodes
@@ -22,7 +24,10 @@ class Answers:
         return PrefixAnswer(listed[-1].depth if listed else 0, listed)
 
     def map(self, tier: str) -> TierMap:
-        raise NoAnswer("not told so far")
+        found = tier_map(self._stack, tier, time=time.time())
+        if found is None:
+            raise NoAnswer(f"there is no {tier} tier")
+        return found
 
     def nodes(self, count: int) -> TreeNodes:
         raise NoAnswer("not told so far")

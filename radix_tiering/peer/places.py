@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from swift_tiers.radix_tiering.donation.extents import CutRun
 from swift_tiers.radix_tiering.leases import LeaseKey
-from swift_tiers.radix_tiering.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.peer_memory import LeaseSlots, PeerPlace
 
 
 class Occupancy(NamedTuple):
@@ -119,6 +119,15 @@ class PlaceBook:
         """Whether any lease of the donor is not over yet."""
         with self._lock:
             return donor in self._donors
+
+    def slots(self) -> list[LeaseSlots]:
+        """What is used of each lease that is not over."""
+        with self._lock:
+            return [
+                LeaseSlots(lease.key, lease.run.slots, list(lease.held), list(lease.left))
+                for donor in self._donors.values()
+                for lease in donor.leases.values()
+            ]
 
     # Places
 

@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.peer.jobs import Job, Read, Write
 from swift_tiers.radix_tiering.peer.places import PlaceBook
 from swift_tiers.radix_tiering.peer.snapshot import PeerDonorSnapshot, PeerSnapshot
 from swift_tiers.radix_tiering.peer.worker import PeerWorker
-from swift_tiers.radix_tiering.peer_memory import PeerPlace, PeerWatcher
+from swift_tiers.radix_tiering.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
 from swift_tiers.radix_tiering.ssd import ReadOutcome
 
 
@@ -78,6 +78,10 @@ class PeerTier:
         Seconds are from asking for a page to having it.
         """
         return self._worker.copier.links
+
+    def lease_slots(self) -> list[LeaseSlots]:
+        """What is used of each lease that is not over, all of one moment."""
+        return self._book.slots()
 
     def watch(self, watcher: PeerWatcher) -> None:
         """Tell `watcher` from now on."""

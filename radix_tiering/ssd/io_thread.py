@@ -204,6 +204,7 @@ class IoThread:
             if transfer.failed:
                 self._allocator.give_back_taken(transfer.placement)
             else:
+                self._allocator.fill(transfer.placement)
                 stored = StoredPage(transfer.record, transfer.generation, transfer.digest, transfer.placement)
                 transfer.stored = self.pages[transfer.placement[0]] = stored
         self._outbox.append(transfer)

@@ -12,8 +12,9 @@ import numpy as np
 
 from swift_tiers.radix_tiering.ssd.layout import Placement
 
-#: A slot is FREE, or TAKEN by a placement, or LEAVING: released, but still read or written by a transfer under way.
-FREE, TAKEN, LEAVING = 0, 1, 2
+#: A slot is FREE, or RESERVED by a placement whose page is not written yet, or TAKEN by one whose page is, or LEAVING:
+#: released, but still read or written by a transfer under way.
+FREE, TAKEN, LEAVING, RESERVED = 0, 1, 2, 3
 
 
 class SlotMap:
@@ -40,14 +41,23 @@ class SlotMap:
     def take(self) -> int:
         """A free slot. Raises IndexError where there is none."""
         slot = self._free.pop()
-        self._states[slot] = TAKEN
+        self._states[slot] = RESERVED
         return slot
 
+    def fill(self, slot: int) -> None:
+        """RESERVED -> TAKEN: its page is written."""
+        self._states[slot] = TAKEN
+
     def is_taken(self, slot: int) -> bool:
-        return self._states[slot] == TAKEN
+        """Whether a placement has it, its page written or not."""
+        return self._states[slot] in (TAKEN, RESERVED)
+
+    def states(self) -> bytes:
+        """Of each slot, a copy."""
+        return bytes(self._states)
 
     def give_back(self, slot: int) -> None:
-        """TAKEN -> FREE, or LEAVING while a transfer uses the slot."""
+        """To FREE, or LEAVING while a transfer uses the slot."""
         if self._users[slot]:
             self._states[slot] = LEAVING
         else:
@@ -149,6 +159,11 @@ class SlotAllocator:
             slots = self._slots(device)
             if slots.is_taken(slot):
                 slots.give_back(slot)
+
+    def fill(self, placement: Placement) -> None:
+        """The page of this reservation is written."""
+        for device, slot in placement:
+            self._slots(device).fill(slot)
 
     def hold(self, placement: Placement) -> None:
         """A transfer begins to use these places."""

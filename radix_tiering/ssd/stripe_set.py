@@ -52,6 +52,13 @@ class StripeSetStatus(NamedTuple):
     names: tuple[str, ...]  # of the devices
 
 
+class DeviceSlots(NamedTuple):
+    """The slots of one device."""
+
+    service: Service
+    states: bytes  # of each slot, as in `slots`
+
+
 class ReadToken(NamedTuple):
     """A read under way; `StripeSet.cancel` takes it."""
 
@@ -413,6 +420,14 @@ class StripeSet:
                 self._allocator.free_units, self._io.pending, self._io.callback_errors, dict(self._outcomes),
                 tuple(state.status() for state in self._devices), tuple(self._names),
             )  # fmt: skip
+
+    def slot_states(self) -> tuple[DeviceSlots, ...]:
+        """What each slot is used for, by device; all of one moment."""
+        with self._lock:
+            return tuple(
+                DeviceSlots(state.service, state.slots.states() if state.slots is not None else b"")
+                for state in self._devices
+            )
 
     # The end.
 

@@ -12,10 +12,13 @@ import numpy as np
 
 from swift_tiers.radix_tiering.bus.commands import AnyCommand, CommandError
 from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.held_page import HostState
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.observing import tier_map
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageGeometry
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.request_restore import Restore
+from swift_tiers.radix_tiering.slot_map import SlotState
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
@@ -182,6 +185,47 @@ def check(stack: TierStack) -> None:
         status = stack.stripes.status()
         units = sum(stack.stripes.units(page.length) for page in stack.table.all_pages() if page.stored is not None)
         assert sum(device.used_units for device in status.devices) == units, "stripe units leaked"
+    check_maps(stack)
+
+
+def slot_words(stack: TierStack, tier: str) -> list[str]:
+    """What is in each slot of a tier, as operators are told."""
+    found = tier_map(stack, tier, time=1.0)
+    assert found is not None
+    return [SlotState(state).word for state in found.states]
+
+
+def check_maps(stack: TierStack) -> None:
+    """Operators are told of every slot what the pages say, where all is quiet."""
+    with stack.table.lock:
+        pages = list(stack.table.all_pages())
+    expected = ["free"] * stack.host.slots
+    for page in pages:
+        if page.host is HostState.RESIDENT:
+            expected[page.slot] = "pinned" if page.pinned else "cached"
+    assert slot_words(stack, "host") == expected
+    if stack.ssd is not None:
+        devices = stack.ssd.snapshot()[1]
+        striped = [
+            ["free" if device.service == "in service" else "out"] * (device.capacity_bytes // stack.stripes.unit_bytes)
+            for device in devices
+        ]
+        for page in pages:
+            for number, slot in page.stored.placement if page.stored is not None else ():
+                striped[number][slot] = "cached"
+        assert slot_words(stack, "ssd") == [word for device in striped for word in device]
+    if stack.peer is not None:
+        # A lease that ends just now, with all its pages, would be in one of the two alone.
+        with stack.table.lock:
+            places = {page.peer.place for page in stack.table.all_pages() if page.peer is not None}
+            leases = sorted(stack.peer.lease_slots())
+        found = tier_map(stack, "peer", time=1.0)
+        if [(f"{lease.key.donor}/{lease.key.lease}", lease.slots) for lease in leases] == [*found.pieces]:
+            assert [SlotState(state).word for state in found.states] == [
+                "cached" if (lease.key, slot) in places else "borrowed"
+                for lease in leases
+                for slot in range(lease.slots)
+            ]
 
 
 def obey(stack: TierStack, command: AnyCommand) -> str | CommandError:

@@ -12,7 +12,7 @@ import numpy as np
 from swift_tiers.radix_tiering.counters import LinkCounters
 from swift_tiers.radix_tiering.leases import LeaseKey
 from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.peer_memory import PeerPlace, PeerWatcher
+from swift_tiers.radix_tiering.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
 from swift_tiers.radix_tiering.ssd import ReadOutcome
 
 
@@ -33,6 +33,7 @@ class ModelPeer:
         self._recalled: set[LeaseKey] = set()
         self._over: set[LeaseKey] = set()
         self._busy: dict[PeerPlace, int] = {}
+        self._taken: set[PeerPlace] = set()
         self._unreleased: set[PeerPlace] = set()  # released while they were busy
         self._jobs: deque[Callable[[], None] | None] = deque()
         self._held = False
@@ -94,6 +95,19 @@ class ModelPeer:
         with self._lock:
             return sum(self._sizes[key] for key in self._free) * self.page_bytes
 
+    def lease_slots(self) -> list[LeaseSlots]:
+        with self._lock:
+            return [
+                LeaseSlots(
+                    key,
+                    size,
+                    sorted(place.slot for place in self._taken if place.key == key),
+                    [place.slot for place in self._unreleased if place.key == key],
+                )
+                for key, size in self._sizes.items()
+                if key not in self._over
+            ]
+
     def watch(self, watcher: PeerWatcher) -> None:
         self._watcher = watcher
 
@@ -101,7 +115,9 @@ class ModelPeer:
         with self._lock:
             for key, free in self._free.items():
                 if free:
-                    return PeerPlace(key, free.pop())
+                    place = PeerPlace(key, free.pop())
+                    self._taken.add(place)
+                    return place
             return None
 
     def release(self, place: PeerPlace) -> None:
@@ -193,6 +209,7 @@ class ModelPeer:
             self._give_back(place)
 
     def _give_back(self, place: PeerPlace) -> None:
+        self._taken.discard(place)
         if place.key in self._free:
             assert place.slot not in self._free[place.key], "a place was given back twice"
             self._free[place.key].append(place.slot)

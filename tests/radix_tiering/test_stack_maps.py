@@ -1,0 +1,202 @@
+"""What operators are told of every slot and of every page of a sequence, while things are under way.
+
+Where all is quiet, `support.engine.check` compares the maps with the pages, in every test of the stack.
+"""
+
+from __future__ import annotations
+
+from swift_tiers.radix_tiering.bus.commands import Pin, Unpin
+from swift_tiers.radix_tiering.counters import PagePlaces
+from swift_tiers.radix_tiering.held_page import HostState
+from swift_tiers.radix_tiering.observing import prefix_places, tier_map
+from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.ssd.faulty import Fault, FaultyArray, Gone
+from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+
+from support.engine import chain, check, make_stack, memory_ssd, obey, put, settle, slot_words
+from support.model_peer import ModelPeer
+from support.redis import wait_for
+
+
+def of_pages(stack, keys) -> list[str]:
+    """The words for the slots of these pages, which are in host memory."""
+    words = slot_words(stack, "host")
+    return [words[stack.table.find(stack.digest, key).slot] for key in keys]
+
+
+def test_a_slot_of_host_memory_from_being_taken_to_being_free() -> None:
+    stack = make_stack(host_pages=8)
+    keys = chain(*"abc")
+    offered = stack.begin_put(keys, ROOT_KEY, 1)
+    assert of_pages(stack, keys) == ["loading"] * 3
+    assert slot_words(stack, "host").count("free") == 5
+    stack.commit_put(offered)
+    assert of_pages(stack, keys) == ["cached"] * 3
+    restore = settle(stack, stack.restore(keys[:2]))
+    assert of_pages(stack, keys) == ["pinned", "pinned", "cached"]
+    assert obey(stack, Pin(page=keys[2].hex())).startswith("3 pages")
+    stack.restorer.release(restore)
+    stack.restorer.flush()
+    assert of_pages(stack, keys) == ["pinned"] * 3
+    assert obey(stack, Unpin(page=keys[2].hex())) == "unpinned"
+    assert of_pages(stack, keys) == ["cached"] * 3
+    check(stack)
+    stack.flush(host=True, ssd=True)
+    assert slot_words(stack, "host") == ["free"] * 8
+
+
+def test_the_slots_of_pages_that_have_left_belong_to_their_request_alone() -> None:
+    stack = make_stack(host_pages=4)
+    keys = chain(*"ab")
+    put(stack, keys)
+    restore = settle(stack, stack.restore(keys))
+    slots = restore.slots.tolist()
+    with stack.table.lock:
+        stack.table.drop(stack.table.find(stack.digest, keys[0]))
+    words = slot_words(stack, "host")
+    assert [words[slot] for slot in slots] == ["private"] * 2
+    assert words.count("free") == 2
+    stack.restorer.release(restore)
+    stack.restorer.flush()
+    assert slot_words(stack, "host") == ["free"] * 4
+    check(stack)
+
+
+def test_units_on_ssd_are_loading_until_their_page_is_written() -> None:
+    stack = make_stack(ssd=memory_ssd(unit=4096, devices=2))
+    placement = stack.stripes.reserve(8192)
+    found = tier_map(stack, "ssd", time=7.5)
+    assert (found.time, found.slot_bytes, found.first_slot) == (7.5, 4096, 0)
+    assert [piece.name for piece in found.pieces] == ["0", "1"]
+    per_device = found.pieces[0].slots
+    words = slot_words(stack, "ssd")
+    places = [device * per_device + slot for device, slot in placement]
+    assert [place for place, word in enumerate(words) if word != "free"] == sorted(places)
+    assert {words[place] for place in places} == {"loading"}
+    stack.stripes.release(placement)
+    assert set(slot_words(stack, "ssd")) == {"free"}
+    put(stack, chain(*"abcd"))
+    stack.wait_written(10)
+    assert slot_words(stack, "ssd").count("cached") == 4
+    check(stack)
+
+
+def test_pages_that_were_recovered_are_told_as_such() -> None:
+    array = MemoryArray([300_000] * 2, seed=1)
+    keys = chain(*"abcd")
+    first = make_stack(ssd=memory_ssd(array=array))
+    put(first, keys)
+    assert first.page_facts(keys[0]).origin == "computed here"
+    first.close()
+    again = make_stack(ssd=memory_ssd(array=array))
+    assert slot_words(again, "ssd").count("cached") == 4
+    facts = [again.page_facts(key) for key in keys]
+    assert {(one.origin, one.host_slot) for one in facts} == {("recovered", None)}
+    assert all(len(one.checksum) == 32 for one in facts)
+    put(again, chain(*"abcde"))
+    assert again.page_facts(chain(*"abcde")[4]).origin == "computed here"
+    check(again)
+
+
+def test_a_device_that_leaves_service_is_out_with_all_its_slots() -> None:
+    array = FaultyArray(MemoryArray([300_000] * 3, seed=1))
+    stack = make_stack(ssd=memory_ssd(array=array))
+    put(stack, chain(*"abcdef"))
+    stack.wait_written(10)
+    per_device = tier_map(stack, "ssd", time=1.0).pieces[0].slots
+    stack.stripes.drain(1)
+    draining = slot_words(stack, "ssd")[per_device : 2 * per_device]
+    assert draining.count("cached") + draining.count("out") == per_device
+    array.add(Fault(Gone(), device=2))
+    put(stack, chain(*"uvwxyz"))
+    wait_for(lambda: stack.ssd.snapshot()[1][2].service == "out", "the device to be taken out")
+    stack.wait_written(10)
+    assert set(slot_words(stack, "ssd")[2 * per_device :]) == {"out"}
+    check(stack)
+
+
+def test_borrowed_slots() -> None:
+    peer = ModelPeer(4096)
+    stack = make_stack(host_pages=8, lent=peer)
+    assert slot_words(stack, "peer") == []
+    lease = peer.lend(3, donor="beta.dp0-tp0")
+    other = peer.lend(2, donor="alpha.dp0-tp0")
+    peer.settle()
+    found = tier_map(stack, "peer", time=1.0)
+    assert [tuple(piece) for piece in found.pieces] == [
+        (f"alpha.dp0-tp0/{other.lease}", 2), (f"beta.dp0-tp0/{lease.lease}", 3),
+    ]  # fmt: skip
+    assert slot_words(stack, "peer") == ["borrowed"] * 5
+    peer.hold(True)
+    keys = chain(*"ab")
+    put(stack, keys)
+    wait_for(lambda: slot_words(stack, "peer").count("loading") == 2, "the copies to begin")
+    peer.hold(False)
+    check(stack)
+    assert slot_words(stack, "peer") == ["borrowed"] * 2 + ["borrowed", "cached", "cached"]
+    restore = settle(stack, stack.restore(keys))
+    stack.flush(host=True, ssd=False)
+    stack.restorer.release(restore)
+    check(stack)
+    peer.end(lease)
+    peer.settle()
+    check(stack)
+    assert slot_words(stack, "peer") == ["borrowed"] * 2
+
+
+def test_a_lent_slot_that_was_given_back_while_it_is_read_is_nobodys() -> None:
+    peer = ModelPeer(4096)
+    stack = make_stack(host_pages=2, lent=peer)
+    peer.lend(3)
+    keys = chain(*"a")
+    put(stack, keys)
+    check(stack)
+    assert slot_words(stack, "peer").count("cached") == 1
+    with stack.table.lock:
+        stack.table.evict_host(stack.table.find(stack.digest, keys[0]))
+    peer.hold(True)
+    restore = stack.restore(keys)
+    wait_for(lambda: stack.table.find(stack.digest, keys[0]).host is HostState.FILLING, "the read to begin")
+    with stack.table.lock:
+        stack.table.drop(stack.table.find(stack.digest, keys[0]))
+    assert slot_words(stack, "peer").count("private") == 1
+    assert slot_words(stack, "host").count("loading") == 1
+    peer.hold(False)
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_tiers_that_are_not_there_have_no_map() -> None:
+    stack = make_stack()
+    assert tier_map(stack, "ssd", time=1.0) is None
+    assert tier_map(stack, "peer", time=1.0) is None
+    assert tier_map(stack, "device", time=1.0) is None
+
+
+def test_the_pages_of_a_sequence_and_their_places() -> None:
+    peer = ModelPeer(4096)
+    stack = make_stack(host_pages=200, ssd=memory_ssd(unit=4096, devices=2), lent=peer)
+    lease = peer.lend(8, donor="beta.dp0-tp0")
+    keys = chain(*range(150))
+    put(stack, keys)
+    stack.wait_written(10)
+    check(stack)
+    with stack.table.lock:
+        for key in keys[:100]:
+            stack.table.evict_host(stack.table.find(stack.digest, key))
+    found = prefix_places(stack, keys[-1], 4096)
+    assert [one.depth for one in found] == list(range(1, 151))
+    for one, key in zip(found, keys, strict=True):
+        page = stack.table.find(stack.digest, key)
+        lent = page.peer.place if page.peer is not None else None
+        assert one == PagePlaces(
+            page.depth,
+            key.hex(),
+            host_slot=page.slot if page.depth > 100 else None,
+            peer=None if lent is None else ("beta.dp0-tp0", lease.lease, lent.slot),
+            ssd_placement=page.stored.placement,
+        )
+    assert any(one.peer for one in found)
+    assert prefix_places(stack, keys[-1], 7) == found[-7:]
+    assert prefix_places(stack, keys[0], 7) == found[:1]
+    assert prefix_places(stack, chain("unknown")[0], 7) == []
