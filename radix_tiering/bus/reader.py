@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Flag, auto
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import redis
@@ -75,6 +75,14 @@ NOTHING = Part(0)
 EVERYTHING = ~NOTHING
 
 
+class _Listed(NamedTuple):
+    """A request that a rank lists. `ended`: what was read of it before, if it had ended then."""
+
+    rid: str
+    arrived: float
+    ended: RequestView | None
+
+
 class BusReader:
     """The bus as a reader sees it. Any thread may use it, several at once too.
 
@@ -91,6 +99,8 @@ class BusReader:
     ) -> None:
         """`client` answers in text; `close` closes it. `errors` is to make a BusError of what it raises within."""
         self._bus = RoundTrips(client, Keys(prefix), errors)
+        # Of each list of requests, those that have ended, by id and arrival.
+        self._ended: dict[str, Mapping[tuple[str, float], RequestView]] = {}
 
     @classmethod
     def open(cls, config: BusConfig, name: str = "reader") -> BusReader:
@@ -115,11 +125,13 @@ class BusReader:
         found: dict[str, Any] = {}
         if homes and parts:
             found, now = self._bus.ask(dict(ask for home in homes for ask in self._questions(parts, *home)))
+            for home in homes:
+                self._recall(self._key("requests", *home), found)
             further = dict(ask for home in homes for ask in self._further_questions(parts, *home, found))
             if further:
                 more, now = self._bus.ask(further)
                 found |= more
-        return Snapshot(
+        snapshot = Snapshot(
             time=now,
             servers=tuple(
                 ServerState(
@@ -128,6 +140,9 @@ class BusReader:
                 for one in servers
             ),
         )
+        if Part.REQUESTS in parts:
+            self._keep_ended(snapshot, found, everybody=server is None)
+        return snapshot
 
     def servers(self) -> tuple[ServerView, ...]:
         """All that are alive, and those that were within the last hour."""
@@ -231,6 +246,24 @@ class BusReader:
 
     # ---- how ----
 
+    def _recall(self, key: str, found: dict[str, Any]) -> None:
+        """Put what is known of a rank's listed requests beside them. Of what has ended nothing changes any more; there
+        are 256 of each rank, and reading them all again took most of a snapshot's time."""
+        known = self._ended.get(key, {})
+        # A client may use the id of an ended request again: that one arrived later.
+        found[key] = [_Listed(rid, arrived, known.get((rid, arrived))) for rid, arrived in found.get(key, ())]
+
+    def _keep_ended(self, snapshot: Snapshot, found: Mapping[str, Any], *, everybody: bool) -> None:
+        """For the next snapshot. What is no longer listed is forgotten, and who is gone if `everybody` was looked at.
+        Replaced as a whole: other threads may be reading, too."""
+        kept: dict[str, Mapping[tuple[str, float], RequestView]] = {} if everybody else dict(self._ended)
+        for state in snapshot.servers:
+            for rank in state.ranks:
+                key = self._key("requests", state.server, rank.name)
+                arrived = {one.rid: one.arrived for one in found[key]}
+                kept[key] = {(one.rid, arrived[one.rid]): one for one in rank.requests if not one.live}
+        self._ended = kept
+
     def _read_servers(self, only: str | None) -> tuple[list[ServerView], float]:
         key = self._bus.keys.of("servers")
         answers, now = self._bus.ask({key: lambda pipeline: pipeline.zrange(key, 0, -1, withscores=True)})
@@ -257,7 +290,7 @@ class BusReader:
             yield self._hash("directory", server, rank)
         if Part.REQUESTS in parts:
             key = self._key("requests", server, rank)
-            yield key, lambda pipeline: pipeline.zrange(key, 0, -1)
+            yield key, lambda pipeline: pipeline.zrange(key, 0, -1, withscores=True)
 
     def _further_questions(
         self, parts: Part, server: ServerView, rank: str, found: Mapping[str, Any]
@@ -265,8 +298,9 @@ class BusReader:
         """Those that follow from the answers to the first."""
         for number in range(self._device_count(server, rank, found)):
             yield self._hash("ssd", server, rank, number=str(number))
-        for rid in found.get(self._key("requests", server, rank), ()):
-            yield self._hash("request", server, rank, rid=rid)
+        for listed in found.get(self._key("requests", server, rank), ()):
+            if listed.ended is None:
+                yield self._hash("request", server, rank, rid=listed.rid)
         said = self._view(RankView, "rank", server, rank, found)
         if said is None:
             return
@@ -287,7 +321,7 @@ class BusReader:
         said, own = self._view(RankView, "rank", *home), lease_name(server.server, rank)
         links = (*LINKS, *_donor_links(said)) if said is not None else LINKS
         borrowers, donors = (said.lends_to, said.borrows_from) if said is not None else ((), ())
-        rids = found.get(self._key("requests", server, rank), ())
+        requests = found.get(self._key("requests", server, rank), ())
         numbers = range(self._device_count(server, rank, found))
         return RankState(
             name=rank,
@@ -300,7 +334,12 @@ class BusReader:
             borrowed=_present(self._view(LeasesView, "borrowed", *home, donor=name, borrower=own) for name in donors),
             tree=self._view(TreeView, "tree", *home),
             directory=self._view(DirectoryView, "directory", *home),
-            requests=_present(self._view(RequestView, "request", *home, rid=rid) for rid in rids),
+            requests=_present(
+                self._view(RequestView, "request", *home, rid=one.rid)
+                if one.ended is None
+                else aged(one.ended, server.clock_offset_seconds, now)
+                for one in requests
+            ),
         )
 
     def _view(

@@ -6,7 +6,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -43,8 +44,19 @@ def read_view(kind: type[AnyView], said: Mapping[str, str], **known: Any) -> Any
     for name, read in _READERS.get(kind, {}).items():
         fields[name] = read(fields.get(name, ""))
     fields.update(known)
+    try:
+        view = msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError:
+        return _read_what_can_be(kind, fields)
+    if all(math.isfinite(value) for name in _floats(kind) if (value := getattr(view, name)) is not None):
+        return view
+    return _read_what_can_be(kind, fields)
+
+
+def _read_what_can_be(kind: type[AnyView], fields: Mapping[str, Any]) -> AnyView:
+    """Field by field, some of which cannot be read. Slow, and rarely wanted."""
     readable = {}
-    for field in msgspec.structs.fields(kind):
+    for field in _fields(kind):
         if field.name in fields:
             try:
                 value = msgspec.convert(fields[field.name], field.type, strict=False)
@@ -53,6 +65,17 @@ def read_view(kind: type[AnyView], said: Mapping[str, str], **known: Any) -> Any
             if not isinstance(value, float) or math.isfinite(value):
                 readable[field.name] = value
     return kind(**readable)
+
+
+@cache
+def _fields(kind: type[View]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Those of a view: finding them takes longer than reading a hash."""
+    return msgspec.structs.fields(kind)
+
+
+@cache
+def _floats(kind: type[View]) -> tuple[str, ...]:
+    return tuple(field.name for field in _fields(kind) if float in get_args(field.type))
 
 
 def aged(view: AnyView, offset: float | None, now: float) -> AnyView:

@@ -229,6 +229,23 @@ def test_requests_come_in_the_order_of_their_arrival(reader: BusReader, alpha: H
     assert [view.live for view in views] == [False, True, True]
 
 
+def test_what_has_ended_is_read_once(redis: RealRedis, reader: BusReader, alpha: HandWritten) -> None:
+    """Its age grows all the same; and an id that is used again is another request."""
+    alpha.request("done", state="finished", ago=9.0, output_tokens=7)
+    first = {request.rid: request for request in reader.requests()}
+    redis.client().hset(alpha.key("request", rid="done"), "output_tokens", 8)  # which no server does
+    again = {request.rid: request for request in reader.requests()}
+    assert again["done"].output_tokens == 7
+    assert again["done"].age_seconds > first["done"].age_seconds
+    alpha.request("done", state="running", ago=1.0, output_tokens=1)
+    assert {request.rid: request.output_tokens for request in reader.requests()}["done"] == 1
+    alpha.request("done", state="finished", ago=0.5, output_tokens=2)
+    reader.requests()
+    redis.client().zrem(alpha.key("requests"), "done")
+    assert "done" not in {request.rid for request in reader.requests()}
+    assert not any("done" in rid for listed in reader._ended.values() for rid, _ in listed)
+
+
 def test_an_empty_bus(reader: BusReader) -> None:
     assert reader.snapshot().servers == ()
     assert reader.servers() == ()
