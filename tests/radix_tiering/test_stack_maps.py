@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from swift_tiers.radix_tiering.bus.commands import Pin, Unpin
 from swift_tiers.radix_tiering.counters import PagePlaces
-from swift_tiers.radix_tiering.held_page import HostState
 from swift_tiers.radix_tiering.observing import prefix_places, tier_map
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.ssd.faulty import Fault, FaultyArray, Gone
@@ -154,9 +153,10 @@ def test_a_lent_slot_that_was_given_back_while_it_is_read_is_nobodys() -> None:
     assert slot_words(stack, "peer").count("cached") == 1
     with stack.table.lock:
         stack.table.evict_host(stack.table.find(stack.digest, keys[0]))
+    place = stack.table.find(stack.digest, keys[0]).peer.place
     peer.hold(True)
     restore = stack.restore(keys)
-    wait_for(lambda: stack.table.find(stack.digest, keys[0]).host is HostState.FILLING, "the read to begin")
+    wait_for(lambda: peer.busy(place), "the read to begin")
     with stack.table.lock:
         stack.table.drop(stack.table.find(stack.digest, keys[0]))
     assert slot_words(stack, "peer").count("private") == 1

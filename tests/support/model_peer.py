@@ -81,6 +81,11 @@ class ModelPeer:
             self._held = held
             self._lock.notify_all()
 
+    def busy(self, place: PeerPlace) -> bool:
+        """Whether it is asked to read or write there, and has not answered."""
+        with self._lock:
+            return bool(self._busy.get(place))
+
     def settle(self, timeout: float = 20) -> None:
         """Wait until everything asked for has been done."""
         done = threading.Event()
