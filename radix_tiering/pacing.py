@@ -102,6 +102,13 @@ class Pacing:
             return False
         return flight.front < len(flight) and not flight.to_compute(flight.front, len(flight))
 
+    @staticmethod
+    def not_by_layers(restore: Restore, why: str) -> None:
+        if restore.decision is not None:
+            restore.decision = restore.decision._replace(layer_wise=False, plan=None, why=why)
+            restore.no_layers = why
+            restore.story.decided(restore.decision, restore.flight.front)
+
     def next_step(self, restore: Restore) -> Step:
         flight, batch, most = restore.flight, self._reads.batch, self._planner.chunk
         step = batch.next_step(restore, most) if restore in batch else flight.step(most)

@@ -245,6 +245,11 @@ class Restorer:
         with self._table.lock:
             return self._pacing.by_layers(restore)
 
+    def not_by_layers(self, restore: Restore, why: str) -> None:
+        """It could not be, for this reason, and goes on as if that had never been thought of."""
+        with self._table.lock:
+            self._pacing.not_by_layers(restore, why)
+
     def take_layers(self, restore: Restore, front: int, end: int) -> None:
         """The device, which has the first `front` pages, computes those up to `end` layer by layer. What is missing of
         them still comes up: `arrived` says when the upper layers can be copied instead."""

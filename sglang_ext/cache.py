@@ -138,7 +138,10 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         arrival, claim = self.arrivals.get(req.rid), self.cache_linker.claims.get(req.rid)
         if arrival is None or claim is None or not (claim.computes or arrival.layer_wise):
             return None
-        return Course(req.rid, claim.restore, arrival.device_pages, arrival.pages, arrival.layer_wise)
+        return Course(
+            req.rid, claim.restore, arrival.device_pages, arrival.pages, computes=claim.computes,
+            by_layers=arrival.layer_wise,
+        )  # fmt: skip
 
     def agree(self, course: Course, front: int) -> Step:
         """The next step that every rank can take, of which the device has the first `front` pages."""
@@ -157,6 +160,13 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.courses[course.rid] = course
         self.cache_linker.begin_course(course.rid)
         self.advanced(course, step)
+
+    def not_by_layers(self, course: Course, why: str) -> None:
+        """It is restored in another way, since it cannot be computed layer by layer now."""
+        try:
+            self.cache_linker.stack.restorer.not_by_layers(course.restore, why)
+        except Exception as error:  # noqa: BLE001 - must not end the server
+            self._went_wrong(course, error)
 
     def unpromise(self, req: Any) -> None:
         """Nothing is copied to the device at its admission: all that it lacks is computed."""

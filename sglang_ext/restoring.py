@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 class Course:
     """One request that is being computed while its pages come up."""
 
-    __slots__ = ("by_layers", "first_page", "pages", "restore", "rid")
+    __slots__ = ("by_layers", "computes", "first_page", "pages", "restore", "rid")
 
-    def __init__(self, rid: str, restore: Restore, first_page: int, pages: int, by_layers: bool = False) -> None:
+    def __init__(
+        self, rid: str, restore: Restore, first_page: int, pages: int, *, computes: bool, by_layers: bool
+    ) -> None:
         self.rid = rid
         self.restore = restore
         self.first_page = first_page  # of its prompt: the restore's page 0
         self.pages = pages  # that every rank knows of: some may know of more
+        self.computes = computes  # it does not have to wait for its pages
         self.by_layers = by_layers  # in one forward, if it can be the only one in it
 
 
@@ -69,10 +72,14 @@ class RestoringAdder(PrefillAdder):
         course, page = wrapper.course_of(req), self.page_size
         jump = (req.prefix_len + req.host_hit_length) // page - course.first_page if course is not None else 0
         if course is not None and course.by_layers:
-            tokens = self._tokens_by_layers(req, course, has_chunked_req, truncation_align_size)
-            if tokens:
-                return self._add_by_layers(req, course, tokens, truncation_align_size)
-            if not wrapper.cache_linker.claims[req.rid].computes:
+            taken, computes = has_chunked_req or self.new_chunked_req is not None, course.computes
+            if taken and computes:
+                return AddReqResult.OTHER
+            why_not = self._why_not_by_layers(req, course, taken, truncation_align_size)
+            if not why_not:
+                return self._add_by_layers(req, course, truncation_align_size)
+            wrapper.not_by_layers(course, why_not)
+            if not computes:
                 course = None  # every page is in host memory, and copied from there while its new tokens are computed
         # Below zero: the device has lost pages since it was asked for, and nothing of the restore follows what is left.
         if course is None or self.rem_chunk_tokens is None or not 0 <= jump < course.pages:
@@ -95,34 +102,34 @@ class RestoringAdder(PrefillAdder):
         # Else there was no room for the pages that it was to begin with: it computes everything.
         return self.budget_state()
 
-    def _tokens_by_layers(
-        self, req: Any, course: Course, has_chunked_req: bool, truncation_align_size: int | None
-    ) -> int:
-        """Tokens of the pages that it lacks if they can be computed in one forward, and by themselves; else 0."""
+    def _why_not_by_layers(self, req: Any, course: Course, taken: bool, truncation_align_size: int | None) -> str:
+        """Why the pages that it lacks cannot be computed in one forward, and by themselves, now; empty if they can.
+        `taken`: SGLang follows another request's chunks."""
         front = req.prefix_len // self.page_size - course.first_page
-        tokens = (course.pages - front) * self.page_size
-        if (
-            has_chunked_req
-            or self.new_chunked_req is not None
-            or self.can_run_list
-            or truncation_align_size is not None
-        ):
-            return 0
-        if self.rem_chunk_tokens is None or not 0 < tokens <= self.rem_chunk_tokens or front < 0:
-            return 0
-        return tokens if req.prefix_len + tokens < len(req.full_untruncated_fill_ids) else 0
+        end = req.prefix_len + (course.pages - front) * self.page_size
+        if not 0 <= front < course.pages or end >= len(req.full_untruncated_fill_ids):
+            return "the device has other pages than when it was asked for"
+        if taken:
+            return "another request was being computed in chunks"
+        if self.can_run_list:
+            return "others were admitted with it"
+        if truncation_align_size is not None or self.rem_chunk_tokens is None:
+            return "SGLang cuts its chunks otherwise"
+        if end - req.prefix_len > self.rem_chunk_tokens:
+            return "it did not fit in one forward"
+        return ""
 
-    def _add_by_layers(self, req: Any, course: Course, tokens: int, truncation_align_size: int | None) -> Any:
+    def _add_by_layers(self, req: Any, course: Course, truncation_align_size: int | None) -> Any:
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
         wrapper.unpromise(req)
-        budget = self.rem_chunk_tokens or 0
+        front = req.prefix_len // self.page_size - course.first_page
+        budget, tokens = self.rem_chunk_tokens or 0, (course.pages - front) * self.page_size
         self.rem_chunk_tokens = tokens
         result = super().add_one_req(req, False, truncation_align_size)
         self.rem_chunk_tokens = budget - (tokens - self.rem_chunk_tokens)
         if not self.can_run_list or self.can_run_list[-1] is not req:
             return result
         self.cut_short = self.alone = True
-        front = req.prefix_len // self.page_size - course.first_page
         wrapper.began_by_layers(course, req, front)
         return AddReqResult.OTHER
 

@@ -219,6 +219,7 @@ def test_commands_under_load_leave_every_answer_right(server, bus, answers):
                 {"type": "flush", "tiers": ("host", "all")[number % 2]},
                 {"type": "cap_tier", "tier": "host", "limit": "1MiB"},
                 {"type": "set_policy", "field": "eviction", "value": ("lfu", "lru")[number % 2]},
+                {"type": "set_policy", "field": "restore.strategy", "value": ("layer-wise", "auto")[number % 2]},
                 {"type": "cap_tier", "tier": "host"},
             ):
                 done = command(bus, **words)
@@ -230,6 +231,36 @@ def test_commands_under_load_leave_every_answer_right(server, bus, answers):
         for client in clients:
             client.join()
     assert not wrong
+    until(lambda: snapshot(server)["tiers"]["host"]["pinned_pages"] == 0, "pins leaked")
+
+
+def test_every_rank_stops_at_the_same_layer(server, bus, answers):
+    """A prefix in host memory, and one on ssd, computed layer by layer."""
+    question = prompt(0)[:480]
+    body = {"input_ids": question, "sampling_params": {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}}
+    answer = call(server, "/generate", {**body, "rid": "asked"})["output_ids"]
+    until(lambda: bus.hget(key(RANKS[0], "request", "asked"), "state") == "finished", "it did not end")
+    page = bus.hget(key(RANKS[0], "request", "asked"), "last_page")
+    assert command(bus, type="set_policy", field="restore.strategy", value="layer-wise")["state"] == "done"
+    assert command(bus, type="pin", page=page)["state"] == "done"
+    found, met = [], []
+    for turn in range(4):
+        if turn == 2:
+            assert command(bus, type="unpin", page=page)["state"] == "done"
+        fill_device(server, 3 + turn)
+        rid = f"layers-{turn}"
+        assert call(server, "/generate", {**body, "rid": rid})["output_ids"] == answer
+        stories = []
+        for rank in RANKS:
+            until(lambda rank=rank, rid=rid: bus.hget(key(rank, "request", rid), "state") == "finished", rank)
+            stories.append(json.loads(bus.hget(key(rank, "request", rid), "restore_story")))
+        assert [story["strategy"] for story in stories] == ["layer-wise"] * 2
+        assert stories[0]["met_layer"] == stories[1]["met_layer"]
+        found.append(stories[0]["found_pages"])
+        met.append(stories[0]["met_layer"])
+    assert [list(pages) for pages in found] == [["host"]] * 2 + [["ssd"]] * 2
+    assert None not in met
+    assert command(bus, type="set_policy", field="restore.strategy", value="auto")["state"] == "done"
     until(lambda: snapshot(server)["tiers"]["host"]["pinned_pages"] == 0, "pins leaked")
 
 

@@ -130,3 +130,26 @@ def test_staging_in_pieces_moves_every_page_and_reports_each_layer_once(monkeypa
         for plane, original in zip(planes, originals, strict=True):
             for page in pages:
                 assert torch.equal(plane[page * 4 : page * 4 + 4], original[page * 4 : page * 4 + 4])
+
+
+@pytest.mark.parametrize("kind", [HostMemoryPool, StagedPool])
+def test_one_layer_comes_alone(kind, monkeypatch):
+    from swift_tiers.sglang_ext import device_pool
+
+    buffers, pool = make(3, 2, 4, 4, 7, torch.float32, kind)
+    monkeypatch.setattr(device_pool, "STAGING_BYTES", 2 * pool.geometry.layer_bytes)
+    slab = np.zeros((7, pool.geometry.stride_bytes), dtype=np.uint8)
+    pages, slots = np.array([6, 0, 3, 1, 5]), np.array([4, 5, 0, 6, 2])
+    originals = [[plane.clone() for plane in planes] for planes in buffers]
+    pool.copy_out(pages, slab, slots)
+    for planes in buffers:
+        for plane in planes:
+            plane.zero_()
+    for copied in (2, 0, 1):
+        pool.copy_layer(pages, slab, slots, copied)
+        for layer, planes in enumerate(buffers):
+            for plane, original in zip(planes, originals[layer], strict=True):
+                there = original if layer in {2: (2,), 0: (2, 0), 1: (2, 0, 1)}[copied] else torch.zeros_like(original)
+                for page in range(7):
+                    rows = slice(page * 4, page * 4 + 4)
+                    assert torch.equal(plane[rows], there[rows] if page in pages else torch.zeros_like(plane[rows]))

@@ -25,6 +25,11 @@ MISS = RestoreStory(page_tokens=16, wanted_pages=40)
 #: Computing and loading met behind page 21, everything as planned but for that.
 BOTH = msgspec.structs.replace(STORY, held_seconds=0.0, lost_pages={})
 
+#: Its pages lay in host memory; those above the ninth layer were copied.
+BY_LAYERS = msgspec.structs.replace(
+    BOTH, runs=(("compute", 30),), meeting_pages=30, layers=36, planned_layer=8, met_layer=9
+)
+
 
 def changed(story: RestoreStory, **fields: Any) -> RestoreStory:
     return msgspec.structs.replace(story, **fields)
@@ -183,6 +188,15 @@ def test_what_was_not_estimated_is_a_dash() -> None:
             "since what loading from ssd costs is not known yet (nothing was estimated)",
         ),
         (changed(BOTH, later="load: ssd is faster"), "decided anew: load, and compute nothing, since ssd is faster"),
+        (
+            changed(BY_LAYERS, strategy="layer-wise", why="restore.strategy is layer-wise"),
+            "decided: compute the lower layers while loading the upper ones, since restore.strategy is layer-wise",
+        ),
+        (BY_LAYERS, "of the 30 pages: 9 of 36 layers computed, the upper 27 copied from host memory"),
+        (
+            changed(BY_LAYERS, met_layer=36),
+            "36 of 36 layers computed, none copied: they came too late, or failed",
+        ),
         (changed(BOTH, held_seconds=0.01), "it held for 10 ms"),
         (
             changed(BOTH, late="its deadline passed", late_pages=7),
@@ -194,6 +208,13 @@ def test_what_was_not_estimated_is_a_dash() -> None:
 )
 def test_it_is_told_in_words(story: RestoreStory, said: str) -> None:
     assert said in explained(story)
+
+
+def test_layers_have_a_row_of_their_own() -> None:
+    lines = read(view(BY_LAYERS), view(changed(BY_LAYERS, met_layer=12), rank="dp0-tp1"))
+    assert next(line.split() for line in lines if line.strip().startswith("layers computed"))[-2:] == ["8", "9"]
+    assert not any("pointers met" in line for line in lines)
+    assert [" layer " in line for line in lines if line.startswith("a dp0-tp")][-2:] == [True, True]
 
 
 def test_what_has_not_come_is_told() -> None:

@@ -215,6 +215,49 @@ def others_run(s):
     return alone, [story_of(req)["strategy"] for req in reqs if facts_of(req).story is not None]
 
 
+def by_what_it_costs(s, copy_seconds):
+    """`auto`, all of it in host memory, where computing a prompt takes a second and copying it so long."""
+    from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+
+    question = prompt(95, LENGTH)
+    answer = s.generate(question)
+    assert s.linker.wait_offloads()
+    device_only(s)
+    planner, page_bytes = s.linker.stack.planner, s.linker.pool.geometry.page_bytes
+    rate = page_bytes * (FOUND // PAGE) / copy_seconds
+    costs, choice = planner.costs, planner.choice
+    planner.costs = CostModel(
+        compute=ComputeCost(fixed_seconds=0.0, token_seconds=1 / FOUND, pair_seconds=0.0),
+        sources={"host": SourceCost(latency_seconds=0.0, bytes_per_second=rate)},
+    )
+    planner.choice = "auto"
+    try:
+        with Watch(s) as watch:
+            req = s.add(question)
+            s.linker.stack.restorer.flush()
+            extends(s, None, 0)
+    finally:
+        planner.costs, planner.choice = costs, choice
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return watch.met, s.details(req), story_of(req)
+
+
+def two_at_once(s):
+    """Both have all of their pages in host memory: one is computed layer by layer, the other says why it is not."""
+    questions = [prompt(96, LENGTH), prompt(97, LENGTH)]
+    answers = [s.generate(question) for question in questions]
+    assert s.linker.wait_offloads()
+    device_only(s)
+    with Watch(s) as watch:
+        reqs = [s.add(question) for question in questions]
+        s.linker.stack.restorer.flush()
+        s.run()
+    assert [list(req.output_ids) for req in reqs] == answers
+    quiet(s)
+    return len(watch.met), [story_of(req) for req in reqs]
+
+
 def too_long(s):
     """What does not fit in one forward is restored in another way, visibly."""
     question = prompt(80, 1000)
@@ -420,6 +463,29 @@ def test_others_run_before_and_after_it(scheduler) -> None:
     assert alone, "nothing was computed layer by layer: this tests nothing"
     assert set(alone) == {1}
     assert strategies[0] == "layer-wise"
+
+
+def test_it_is_chosen_where_the_link_to_the_device_is_slow(scheduler) -> None:
+    met, _, story = scheduler(by_what_it_costs, 1.0)
+    assert len(met) == 1
+    assert story["strategy"] == "layer-wise"
+    assert story["planned_layer"] == LAYERS // 2
+    assert story["why"].startswith(f"computing {LAYERS // 2} of {LAYERS} layers meanwhile takes 500 ms, not ")
+    assert story["met_layer"] == met[0]
+
+
+def test_it_is_not_where_the_link_is_fast(scheduler) -> None:
+    met, details, story = scheduler(by_what_it_costs, 0.01)
+    assert met == []
+    assert story["strategy"] == "load"
+    assert details["host"] == FOUND
+
+
+def test_who_comes_with_another_says_why_it_is_not(scheduler) -> None:
+    met, (first, second) = scheduler(two_at_once)
+    assert (met, first["met_layer"] is None, second["met_layer"]) == (1, False, None)
+    assert second["strategy"] == "layer-wise"
+    assert second["later"] == "load: others were admitted with it"
 
 
 def test_what_is_too_long_says_so(scheduler) -> None:
