@@ -137,13 +137,14 @@ class World:
     def _device(self, home: dict, number: int, device: int) -> DeviceView:
         out = self.sick and number == 0 and device == 2
         slow = self.sick and number == 1 and device == 3
-        ticks = 0 if out else int(_swung(self.ticks, number + device))
+        done = 0.0 if out else _swung(self.ticks, number + device)
         return DeviceView(
             **home, number=device, path=f"/ssd{device}/swift-tiers-dp0-tp0.stripe",
             service="out" if out else "in service", reason="write failed: Input/output error" if out else "",
             capacity_bytes=512 * GIB, used_bytes=int(512 * GIB * (0.36 + 0.02 * device)),
-            bytes_read=10**11 + (20 + device) * MIB * ticks, bytes_written=4 * 10**10 + 5 * MIB * ticks,
-            reads=900_000 + 160 * ticks, writes=300_000 + 40 * ticks, read_errors=0, write_errors=4 if out else 0,
+            bytes_read=10**11 + int((20 + device) * MIB * done),
+            bytes_written=4 * 10**10 + int(5 * MIB * done), reads=900_000 + int(160 * done),
+            writes=300_000 + int(40 * done), read_errors=0, write_errors=4 if out else 0,
             corrupt_units=1 if number == 1 and device == 1 and self.sick else 0,
             in_flight=0 if out else 3 + (device + self.ticks // 3) % 5,
             latency_p50_seconds=0.0004, latency_p99_seconds=0.031 if slow else 0.0021,
@@ -176,11 +177,13 @@ class World:
 
     def _requests(self, home: dict, number: int) -> tuple[RequestView, ...]:
         done = [self._ended(home, number, one) for one in range(6)]
+        came = (self.ticks + 7 * number) % 16
         story = RestoreStory(
             page_tokens=16, prefix_pages=4, wanted_pages=1900, found_pages={"host": 300, "ssd": 1500},
             strategy="token-wise", why="loading all takes 2.1 s, computing all 1.4 s; together 0.84 s",
             estimated_seconds=0.84, estimated_compute_seconds=0.8, estimated_load_seconds={"host": 0.1, "ssd": 0.84},
-            planned_lead_pages=0, planned_meeting_pages=760, runs=(("compute", 320),),
+            planned_lead_pages=0, planned_meeting_pages=760, runs=(("compute", 320 + 20 * came),),
+            computed_pages=320 + 20 * came, arrived_pages=500 + 25 * came, loading_pages=128,
             load_seconds={"host": 0.09}, compute_seconds=0.36,
         )  # fmt: skip
         running = RequestView(
@@ -242,7 +245,7 @@ _DONORS = ("alpha.dp0-tp0-host", "host-alpha.dp0-tp0")
 
 
 class WorldFeed(Feed):
-    """The world as a feed: a tick for each look. What is asked is answered from `replies`."""
+    """The world as a feed: a tick for each look. What is asked is answered from `replies`, else as servers do."""
 
     name = "redis://10.0.0.9:6379"
 

@@ -1,0 +1,177 @@
+"""How do prefixes come back: what is computed, what is loaded, and where do both meet?"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rich.text import Text
+
+from swift_tiers.console.model.charts import fitting
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.table import Cell, Column, Row, Table
+from swift_tiers.console.views import restore_story
+from swift_tiers.console.views.lazy_rows import LazyRows
+from swift_tiers.console.views.measures import seconds_cell
+from swift_tiers.console.views.restore_bar import ARRIVED, LOADING, Course, bar, course, key
+from swift_tiers.console.views.restored import Restored, restores, saved, since
+from swift_tiers.console.views.view import Scene, View
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, text
+from swift_tiers.radix_tiering.restore.story import COMPUTED
+
+#: Cells left of a bar, and right of it; of a bar, at most.
+LEFT, RIGHT, WIDEST = 22, 20, 120
+#: Restores that are over and have a bar all the same, at most.
+RECENT = 8
+
+RESTORES = (
+    Column("verdict", rank=9),
+    Column("server", widest=20, rank=8),
+    Column("request", widest=14, rank=8),
+    Column("pages", right=True, rank=5),
+    Column("strategy", widest=16, rank=4),
+    Column("estimated", right=True, rank=6),
+    Column("took", right=True, rank=9),
+    Column("of it", right=True, rank=3),
+    Column("met at", right=True, rank=7),
+    Column("planned", right=True, rank=5),
+    Column("computed", right=True, rank=3),
+    Column("loaded", right=True, rank=3),
+    Column("tokens saved", right=True, rank=7),
+    Column("s saved", right=True, rank=2),
+    Column("lost", right=True, rank=1),
+    Column("ago", right=True, rank=2),
+    Column("ranks", right=True, rank=0),
+    Column("why late", widest=48, rank=1),
+)
+
+
+class Restores(View):
+    """Top: a bar for each restore that runs and for the last ones, and all of them. In one: its story."""
+
+    NAME = "restores"
+    TITLE = "Restores"
+    QUESTION = "how do prefixes come back, and do both sides meet as planned?"
+
+    def lines(self, scene: Scene) -> list[Text]:
+        rid = scene.place.name("request")
+        if rid is not None:
+            return restore_story.lines(scene, rid)
+        running, over = restores(scene.moment, scene.server)
+        return _bars(scene, running, over) if running or over else []
+
+    def table(self, scene: Scene) -> Table:
+        rid = scene.place.name("request")
+        if rid is not None:
+            return restore_story.table(scene, rid)
+        running, over = restores(scene.moment, scene.server)
+        rows = LazyRows([*running, *over], _key, partial(_row, scene))
+        return Table(RESTORES, rows, empty=_nothing(scene))
+
+
+def _nothing(scene: Scene) -> str:
+    if scene.moment.snapshot is None:
+        return ""
+    state = scene.moment.server(scene.server)
+    if scene.server is not None and (state is None or not state.server.alive):
+        return f"{text(scene.server)} is gone, and what it restored with it"
+    return "nothing was restored within the last five minutes: no prefix was found below the device"
+
+
+# ---- bars ----
+
+
+def _bars(scene: Scene, running: list[Restored], over: list[Restored]) -> list[Text]:
+    """Those that run, with the reason of their plan where there is room for it; then the last ones."""
+    room = int(scene.height * Restores.LINES_SHARE) - 2
+    lines = [scene.line(*fitting(scene.width, *key(scene.glyphs)))]
+    each = 2 if 2 * len(running) <= room else 1
+    shown = running if len(running) * each <= room else running[: room - 1]
+    for one in shown:
+        lines.append(_bar_line(scene, one))
+        if each > 1:
+            lines.append(_why_line(scene, one))
+    if len(shown) < len(running):
+        lines.append(scene.line(f"and {len(running) - len(shown)} more that run"))
+    if not running:
+        lines.append(scene.line(("none runs just now", "text"), "; the last ones:" if over else ""))
+    left = room + 1 - len(lines)
+    lines += [_bar_line(scene, one) for one in over[: max(0, min(RECENT, left))]]
+    return [*lines, Text()]
+
+
+def _bar_line(scene: Scene, one: Restored) -> Text:
+    shown, verdict = course(one.story), one.verdict
+    width = max(4, min(WIDEST, scene.width - LEFT - RIGHT - 2))
+    name = scene.glyphs.cut(f"{text(one.worst.server)} {text(one.worst.rid)}", LEFT - 1)
+    lasts = one.lasts(scene.moment)
+    took = UNKNOWN if lasts is None else seconds(lasts)
+    estimated = one.story.estimated_seconds
+    of = f" of {seconds(estimated)}" if estimated is not None else ""
+    word = f"{took}{of}" if one.running else f"{verdict.word}, {took}"
+    line = scene.line(
+        (f"{name:<{LEFT}}", "title" if one.running else "text"), *bar(scene.glyphs, shown, width),
+        (f" {word}", "text" if one.running else verdict.style),
+    )  # fmt: skip
+    if scene.width > LEFT + WIDEST + RIGHT + 20:
+        line.append_text(scene.line(f"  {_met(shown)}"))
+    line.truncate(scene.width)
+    return line
+
+
+def _why_line(scene: Scene, one: Restored) -> Text:
+    """How far it is, and why it was planned so."""
+    story, shown = one.story, course(one.story)
+    sums = {kind: sum(part.pages for part in shown.stretches if part.kind == kind) for kind in (ARRIVED, LOADING)}
+    done = [(story.pages(COMPUTED), "computed"), (sums[ARRIVED] + story.loaded, "loaded"), (sums[LOADING], "coming")]
+    far = ", ".join(f"{count(pages)} {what}" for pages, what in done if pages) or "nothing has come"
+    why = f"{text(story.strategy)}: {text(story.why)}" if story.strategy else "nothing was decided yet"
+    left = 2 if scene.width < 2 * LEFT + len(why) else LEFT
+    line = scene.line(*fitting(scene.width, [" " * left, why], ["; ", (f"{far} of {count(story.found)}", "text")]))
+    line.truncate(scene.width)
+    return line
+
+
+def _met(shown: Course) -> str:
+    if shown.met is None:
+        return ""
+    planned = f", planned {count(shown.planned)}" if shown.planned is not None else ""
+    return f"met at {count(shown.met)} of {count(shown.whole)}{planned}"
+
+
+# ---- rows ----
+
+
+def _key(one: Restored) -> str:
+    return one.key
+
+
+def _row(scene: Scene, one: Restored) -> Row:
+    story, view, shown, verdict = one.story, one.worst, course(one.story), one.verdict
+    lasts, spared = one.lasts(scene.moment), saved(one.story)
+    share = lasts / story.estimated_seconds if lasts is not None and story.estimated_seconds else None
+    unit = "L" if shown.unit == "layers" else ""
+    lost = sum(story.lost_pages.values())
+    cells = (
+        Cell(verdict.word, None if one.running else verdict.badness, verdict.style),
+        Cell(text(view.server), style="title"),
+        Cell(text(view.rid)),
+        Cell(count(story.found), story.found),
+        Cell(text(story.strategy) or NONE),
+        seconds_cell(story.estimated_seconds),
+        seconds_cell(lasts, "warning" if verdict.badness > 2 else ""),
+        Cell(NONE if share is None else f"{share:.0%}", share),
+        Cell(NONE if shown.met is None else f"{unit}{count(shown.met)}", shown.met),
+        Cell(NONE if shown.planned is None else f"{unit}{count(shown.planned)}", shown.planned),
+        Cell(count(story.pages(COMPUTED)), story.pages(COMPUTED)),
+        Cell(count(story.loaded), story.loaded),
+        Cell(NONE if one.running else count(spared.tokens), None if one.running else spared.tokens),
+        seconds_cell(None if one.running else spared.seconds),
+        Cell(count(lost), lost, "warning" if lost else ""),
+        seconds_cell(since(scene.moment, view, view.ended)),
+        Cell(str(len(one.views)), len(one.views)),
+        Cell(text(story.late) or NONE),
+    )
+    place = Place("restores", (Step("server", view.server), Step("request", view.rid)))
+    # What is over does not get old: it is not said again.
+    stale = bool(scene.moment.lost) or (view.live and scene.moment.is_old(view))
+    return Row(one.key, cells, place, view, stale)
