@@ -84,7 +84,8 @@ def tabs_line(app: ConsoleApp, width: int) -> Text:
         style = app.style("title" if here else "muted", f"app.view('{view.NAME}')")
         if here:
             style += app.style("accent")
-        line.append(f"[{number} {title}]" if here else f" {number} {title} ", style)
+        line.append("[" if here else " ", style)
+        line.append(f"{number} {title}{']' if here else ' '}", style)
     return line
 
 
