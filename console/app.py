@@ -49,6 +49,8 @@ TICK_SECONDS = 1.0
 FASTER = 2.0
 #: Of a recording: what `[` and `]` jump, seconds.
 JUMP_SECONDS = 10.0
+#: Of looks that were passed over, every so many are searched for alarms.
+ALARMED = 4
 
 
 class ConsoleApp(App[None]):
@@ -254,11 +256,15 @@ class ConsoleApp(App[None]):
     def on_looked(self, event: looker.Looked) -> None:
         snapshot = event.look.snapshot
         before = self._moment.snapshot
-        if before is not None and snapshot.time < before.time - 1.0:
-            # A recording was put back, or this is another Redis: rates would be those between two times.
+        if event.look.anew or (before is not None and snapshot.time < before.time - 1.0):
+            # A recording has jumped, or this is another Redis: rates would be those between two times.
             self._history, self._alarms = History(), Alarms()
             self._events.clear()
         self._looked_at, self._lost = event.at, ""
+        for number, passed in enumerate(event.look.passed):
+            self._history.observe(passed)
+            if number % ALARMED == 0:  # since when each alarm is there
+                self._alarms.of(passed, self._history)
         self._history.observe(snapshot)
         self._events.add(event.look.items)
         alarms = self._alarms.of(snapshot, self._history)

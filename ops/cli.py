@@ -22,6 +22,7 @@ from swift_tiers.ops import (
     inspect,
     lease_command,
     profile,
+    replay_command,
     simulate,
 )
 from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
@@ -33,6 +34,7 @@ COMMANDS = {
     "demo": demo,
     "doctor": doctor,
     "console": console_command,
+    "replay": replay_command,
     "inspect": inspect,
     "control": control_command,
     "lease": lease_command,

@@ -22,10 +22,16 @@ class Nature(Enum):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of everything at one time, and the events since the look before."""
+    """The state of everything at one time, and the events since the look before.
+
+    Where a player has jumped, `anew`, it has nothing to do with the look before: `items` are all events until then.
+    `passed`: looks that came since and are not shown, or have led to where it jumped, oldest first; for histories.
+    """
 
     snapshot: Snapshot
     items: tuple[Event | Gap, ...] = ()
+    anew: bool = False
+    passed: tuple[Snapshot, ...] = ()
 
 
 class Question(NamedTuple):

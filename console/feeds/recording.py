@@ -1,0 +1,129 @@
+"""A feed that writes down everything that another one says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swift_tiers.console.feeds import entries
+from swift_tiers.console.feeds.feed import Answers, Feed, Look, Question
+from swift_tiers.console.feeds.record_file import Head, Kind, Writer
+from swift_tiers.radix_tiering.bus.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.figures import size
+from swift_tiers.radix_tiering.bus.views import CommandView
+from swift_tiers.radix_tiering.errors import BusError
+
+#: A look is written as a whole after so many seconds: who plays begins there.
+WHOLE_SECONDS = 20.0
+#: A recording that has grown to this ends, so that a console that was forgotten fills no disk, bytes.
+MOST_BYTES = 2 << 30
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What was asked, and what was answered: views of the question's kind."""
+
+    question: Question
+    views: tuple[Any, ...] = ()
+    silent: tuple[tuple[str, str], ...] = ()
+
+
+class RecordingFeed(Feed):
+    """Hands on what the other feed says. Where it cannot be written any more, it goes on without, and says so."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        path: Path,
+        version: str,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """Raises RecordingError."""
+        self.nature, self.steers, self.player = feed.nature, feed.steers, feed.player
+        self.name = f"{feed.name}, recorded to {path}"
+        self._feed = feed
+        self._path = path
+        self._monotonic = monotonic
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._began = monotonic()
+        self._before: dict[entries.Path, entries.Fields] | None = None
+        self._whole_at = 0.0
+        self._lost = ""
+        self._answers: dict[Question, list[Any]] = {}  # as they were written last, without what time alone changes
+        self._writer: Writer | None = Writer(path, Head(feed.name, feed.nature.value, wall(), version))
+
+    def look(self) -> Look:
+        try:
+            look = self._feed.look()
+        except BusError as error:
+            with self._lock:
+                if str(error) != self._lost:
+                    self._lost = str(error)
+                    self._write((Kind.LOST, self._lost))
+            raise
+        with self._lock:
+            self._lost = ""
+            self._write_look(look)
+        return look
+
+    def ask(self, question: Question) -> Answers:
+        answers = self._feed.ask(question)
+        with self._lock:
+            said = [_timeless(view) for view in answers.views]
+            if self._answers.get(question) != said:
+                self._answers[question] = said
+                self._write((Kind.ANSWERS, Asked(question, answers.views, answers.silent)))
+        return answers
+
+    def command(self, server: str, command: AnyCommand) -> CommandView:
+        return self._feed.command(server, command)
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+        self._feed.close()
+
+    def _write_look(self, look: Look) -> None:
+        found, now = entries.entries_of(look.snapshot), self._at()
+        if self._before is None or now - self._whole_at >= WHOLE_SECONDS:
+            self._whole_at = now
+            frame = (Kind.WHOLE, entries.changes({}, found, look.snapshot.time))
+        else:
+            frame = (Kind.CHANGES, entries.changes(self._before, found, look.snapshot.time))
+        self._before = found
+        self._write(frame, *([(Kind.EVENTS, look.items)] if look.items else []))
+
+    def _write(self, *frames: tuple[Kind, Any]) -> None:
+        """All of them are of now. A disk that is full must not take the console from the operator."""
+        now = self._at()
+        for kind, content in frames:
+            if self._writer is None:
+                return
+            try:
+                self._writer.append(kind, now, content)
+            except OSError as error:
+                self._end(f"NOT RECORDED any more: {self._path}: {error.strerror}")
+                return
+            if self._writer.size >= self._most_bytes:
+                self._end(f"NOT RECORDED any more: {self._path} has grown to {size(self._writer.size)}")
+
+    def _end(self, why: str = "") -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self.name = f"{self._feed.name}, {why}" if why else self._feed.name
+
+    def _at(self) -> float:
+        return self._monotonic() - self._began
+
+
+def _timeless(view: Any) -> Any:
+    return msgspec.structs.replace(view, time=None, age_seconds=None)
