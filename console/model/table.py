@@ -50,6 +50,7 @@ class Table(NamedTuple):
     empty: str = "nothing here"
     title: str = ""
     follow: bool = False  # new rows come first: a cursor on the first row stays on the first
+    start: str = ""  # key of the row that the cursor begins at; empty: the first
 
 
 class Sorting(NamedTuple):
@@ -60,10 +61,14 @@ class Sorting(NamedTuple):
 
 
 def ordered(table: Table, sorting: Sorting) -> Sequence[Row]:
-    """The rows in this order; what has no value comes last, either way."""
+    """The rows in this order; what has no value comes last, either way. Rows that can do it themselves are asked."""
     names = [column.name for column in table.columns]
     if sorting.column not in names:
         return table.rows
+    order = getattr(table.rows, "ordered", None)
+    if order is not None:
+        rows: Sequence[Row] = order(sorting.column, sorting.descending)
+        return rows
     at = names.index(sorting.column)
     with_value = [row for row in table.rows if row.cells[at].content not in ("", "-", "?")]
     without = [row for row in table.rows if row.cells[at].content in ("", "-", "?")]

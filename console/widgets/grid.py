@@ -18,6 +18,7 @@ from textual.strip import Strip
 from swift_tiers.console.model.glyphs import UNICODE, Glyphs
 from swift_tiers.console.model.palette import Palette
 from swift_tiers.console.model.table import Column, Row, Sorting, Table
+from swift_tiers.console.widgets.scrollbar import WholeCells
 
 #: Rows that are measured for the width of columns, beside those that are visible.
 MEASURED = 100
@@ -96,8 +97,12 @@ class Grid(ScrollView, can_focus=True):
         if [column.name for column in table.columns] != [column.name for column in self._table.columns]:
             self._widths = []
             before = None
-            self._cursor = 0
-            self.scroll_to(0, 0, animate=False)
+            self._cursor = _find(rows, table.start, 0) if table.start else 0
+            begins = max(0, self._cursor - self.size.height // 2)
+            # Only once the new rows have made room for it.
+            self.call_after_refresh(self.scroll_to, 0, begins, animate=False)
+        if self.glyphs.ascii:
+            self.vertical_scrollbar.renderer = WholeCells  # type: ignore[misc]  # Textual means it so
         self._table, self._rows, self._sorting = table, rows, sorting
         follows = table.follow and self._cursor == 0
         if before is not None and not follows and (self._cursor >= len(rows) or rows[self._cursor].key != before.key):
@@ -165,7 +170,7 @@ class Grid(ScrollView, can_focus=True):
             heading = cell_len(column.name) + (column.name == self._sorting.column)
             widths[number] = max(heading, min(column.widest, max(widths[number], longest)))
         self._widths = widths
-        self._shown = _fitting(columns, widths, max(1, self.size.width - 1))
+        self._shown = _fitting(columns, widths, max(1, self.scrollable_content_region.width - 1))
 
     # ---- moving ----
 

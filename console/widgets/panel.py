@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.text import Text
+from textual import events
 from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -35,3 +36,10 @@ class Panel(ScrollView, can_focus=False):
             return Strip.blank(width, ground)
         segments = list(self._lines[number].render(self.app.console, end=""))
         return Strip(segments).apply_style(ground).adjust_cell_length(width, ground)
+
+    async def on_click(self, event: events.Click) -> None:
+        """On a line of signs that stand for cells: to the row of the cell. A style each sign would be too many."""
+        left, first, step = event.style.meta.get("cells", (0, 0, 0))
+        if step:
+            at = event.get_content_offset_capture(self).x - left
+            await self.run_action(f"app.select('{first + at * step}')")

@@ -37,6 +37,8 @@ from swift_tiers.radix_tiering.bus.views import (
 from swift_tiers.radix_tiering.errors import BusError
 from swift_tiers.radix_tiering.restore.story import RestoreStory
 
+from support.console_answers import answers_of
+
 START = 1_763_700_000.0
 MIB, GIB = 2**20, 2**30
 PAGE_BYTES = 368_640
@@ -271,7 +273,8 @@ class WorldFeed(Feed):
 
     def ask(self, question: Question) -> Answers:
         self.asked.append(question)
-        return self.replies.get(question, Answers())
+        alive = tuple(server for server in self.world.servers if server not in self.world.gone)
+        return self.replies[question] if question in self.replies else answers_of(alive, question)
 
     def command(self, server: str, command: AnyCommand) -> CommandView:
         self.sent.append((server, command))
@@ -295,3 +298,15 @@ def moment_of(world: World, ticks: int = 20, lost: str = "", age: float = 0.1) -
 def scene_of(place: Place, world: World | None = None, **changes: Any) -> Scene:
     """The scene of a place in a world that was watched for ten seconds; `changes` are of the scene."""
     return replace(Scene(moment_of(world or World()), place), **changes)
+
+
+class StillFeed(WorldFeed):
+    """A world that goes on for so many looks and then stands still: what is shown then is always the same."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.limit = looks
+
+    def look(self) -> Look:
+        self.ticks = int(self.looks < self.limit)
+        return super().look()

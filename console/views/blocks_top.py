@@ -1,0 +1,220 @@
+"""The tiers and the requests of all ranks; above them, the tiers of one rank as heat maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rich.text import Text
+
+from swift_tiers.console.feeds.feed import Question
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.table import Cell, Column, Row, Table
+from swift_tiers.console.views.asked import answer_line, answer_of
+from swift_tiers.console.views.blocks_offers import page_offers, tier_offers
+from swift_tiers.console.views.blocks_tier import SHARE, legend, stretches
+from swift_tiers.console.views.heat_map import Stretch, draw, layout
+from swift_tiers.console.views.lazy_rows import LazyRows
+from swift_tiers.console.views.measures import TIERS, fill, share_cell
+from swift_tiers.console.views.slot_map import slot_map
+from swift_tiers.console.views.view import Offer, Scene, View
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, share, size, text
+from swift_tiers.radix_tiering.bus.views import RankState, RequestView, TierView
+
+#: Cells before a line of signs: the tier, and how full it is.
+GUTTER = 13
+#: Signs of a request's pages in the table.
+STRIP = 12
+
+#: Where there is room for no more: the names of requests are cut, and what a tier holds.
+NARROW, WIDE = (14, 33), (34, 120)
+
+
+class TopLevel(View):
+    """Everything, or what is of one server or rank. Maps are asked of the rank under the cursor: no one looks at
+    others."""
+
+    NAME = "blocks"
+
+    def lines(self, scene: Scene) -> list[Text]:
+        rank = _looked_at(scene)
+        if rank is None:
+            return []
+        return _maps(scene, rank)
+
+    def table(self, scene: Scene) -> Table:
+        subjects = _subjects(scene)
+        rows = LazyRows(subjects, _key, lambda subject: _row(scene, subject))
+        empty = "no tiers and no requests are on this bus" if scene.moment.snapshot is not None else ""
+        if scene.place.steps and not subjects:
+            empty = "this server or rank is not on the bus any more, or says nothing of its tiers"
+        return Table(_columns(scene), rows, empty=empty)
+
+    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+        subject = scene.selected.subject if scene.selected is not None else None
+        if not isinstance(subject, _Subject):
+            return ()
+        if isinstance(subject.of, TierView):
+            return tier_offers(scene, subject.of.server, subject.of.tier)
+        return page_offers(scene, subject.of.server, subject.of.last_page)
+
+    def questions(self, scene: Scene) -> tuple[Question, ...]:
+        rank = _looked_at(scene)
+        if rank is None:
+            return ()
+        return tuple(Question("map", tier.tier, tier.server) for tier in rank.tiers if tier.tier in TIERS)
+
+
+def _columns(scene: Scene) -> tuple[Column, ...]:
+    name, what = NARROW if scene.width < 120 else WIDE
+    return (
+        Column("server", widest=14 if name < WIDE[0] else 30, rank=9),
+        Column("rank", rank=5),
+        Column("blocks of", widest=name, rank=9),
+        Column("state", rank=4),
+        Column("pages", right=True, rank=8),
+        Column("full", right=True, rank=3),
+        Column("fill", rank=7),
+        Column("holds; found", widest=what, rank=8),
+    )
+
+
+class _Subject(NamedTuple):
+    """One row: a tier or a request of a rank."""
+
+    rank: RankState
+    of: TierView | RequestView
+
+
+def _subjects(scene: Scene) -> list[_Subject]:
+    """Rank by rank: its tiers, its requests that live, then those that have ended, the newest first."""
+    wanted = scene.place.name("rank")
+    found: list[_Subject] = []
+    for rank in scene.moment.ranks(scene.server):
+        if wanted in (None, rank.name):
+            found += (_Subject(rank, tier) for tier in rank.tiers)
+            found += (_Subject(rank, request) for request in rank.requests if request.live)
+            found += (_Subject(rank, request) for request in reversed(rank.requests) if not request.live)
+    return found
+
+
+def _name(subject: _Subject) -> str:
+    return subject.of.tier if isinstance(subject.of, TierView) else subject.of.rid
+
+
+def _key(subject: _Subject) -> str:
+    return f"{subject.of.server} {subject.of.rank} {_name(subject)}"
+
+
+def _row(scene: Scene, subject: _Subject) -> Row:
+    of = subject.of
+    steps = (Step("server", of.server), Step("rank", of.rank))
+    step = Step("tier", of.tier) if isinstance(of, TierView) else Step("request", of.rid)
+    told = _tier_cells(scene, of) if isinstance(of, TierView) else _request_cells(scene, of)
+    cells = (Cell(text(of.server), style="title"), Cell(text(of.rank)), *told)
+    return Row(_key(subject), cells, Place("blocks", (*steps, step)), subject, scene.moment.is_old(of))
+
+
+def _tier_cells(scene: Scene, tier: TierView) -> tuple[Cell, ...]:
+    full = fill(tier)
+    view = answer_of(scene, Question("map", tier.tier, tier.server), tier.server, tier.rank)
+    if view is not None and view.slots is not None:
+        counts = slot_map(view).counts
+        about = "~" if (view.slots_per_cell or 1) > 1 else ""
+        holds = ", ".join(f"{text(state)} {about}{count(slots)}" for state, slots in counts.items())
+    else:
+        pinned = f", {count(tier.pinned_pages)} pages pinned" if tier.pinned_pages else ""
+        holds = f"{size(tier.used_bytes)} of {size(tier.limit_bytes or tier.capacity_bytes)}{pinned}"
+    return (
+        Cell(text(tier.tier), style=tier.tier),
+        Cell("tier"),
+        Cell(NONE if tier.pages is None else count(tier.pages), tier.pages),
+        share_cell(full),
+        Cell(scene.glyphs.bar(full, STRIP), full, tier.tier),
+        Cell(holds),
+    )
+
+
+def _request_cells(scene: Scene, request: RequestView) -> tuple[Cell, ...]:
+    where = ", ".join(f"{text(tier)} {pages}" for tier, pages in request.tiers)
+    return (
+        Cell(text(request.rid)),
+        Cell(text(request.state) or UNKNOWN, style="good" if request.live else "muted"),
+        Cell(NONE if request.pages is None else count(request.pages), request.pages),
+        Cell(NONE),
+        Cell(_strip(scene, request.tiers, request.pages)),
+        Cell(where or NONE),
+    )
+
+
+def _strip(scene: Scene, runs: Sequence[tuple[str, int]], pages: int | None) -> str:
+    """Where its pages were when it was admitted, in few signs; behind them, what has been computed since."""
+    total = max(pages or 0, sum(length for _, length in runs))
+    if not runs or not total:
+        return NONE
+    drawn, at = "", 0
+    for name, length in runs:
+        at += length
+        drawn = drawn.ljust(max(1, round(STRIP * at / total)), scene.glyphs.signs.get(name, "?"))
+    return drawn[:STRIP].ljust(STRIP, scene.glyphs.open)
+
+
+def _looked_at(scene: Scene) -> RankState | None:
+    """The rank of the row under the cursor, as it is now; without a row, the first one."""
+    ranks = scene.moment.ranks(scene.server)
+    subject = scene.selected.subject if scene.selected is not None else None
+    if isinstance(subject, _Subject):
+        found = scene.moment.rank(subject.of.server, subject.of.rank)
+        if found in ranks:
+            return found
+    wanted = scene.place.name("rank")
+    return next((rank for rank in ranks if rank.tiers and wanted in (None, rank.name)), None)
+
+
+def _maps(scene: Scene, rank: RankState) -> list[Text]:
+    """A few lines for each tier of a rank; the pages of the request under the cursor stand out on its device."""
+    subject = scene.selected.subject if scene.selected is not None else None
+    request = subject.of if isinstance(subject, _Subject) and isinstance(subject.of, RequestView) else None
+    first = next((tier for tier in rank.tiers if tier.tier in TIERS), None)
+    if first is None:
+        return []
+    title = scene.line((f"{text(first.server)} {text(first.rank)}  ", "title"))
+    title.append_text(answer_line(scene, Question("map", first.tier, first.server), "what is in its slots"))
+    states: dict[str, None] = {}
+    for tier in rank.tiers:
+        view = answer_of(scene, Question("map", tier.tier, tier.server), tier.server, tier.rank)
+        if view is not None and view.slots is not None:
+            states.update(dict.fromkeys(slot_map(view).counts))
+    heading = [title, *legend(scene, states)]
+    room = max(1, (int(scene.height * SHARE) - len(heading)) // max(1, len(rank.tiers)))
+    return [*heading, *(line for tier in rank.tiers for line in _map(scene, tier, room, request))]
+
+
+def _map(scene: Scene, tier: TierView, room: int, request: RequestView | None) -> Iterator[Text]:
+    width = scene.width - GUTTER
+    name = f"{text(tier.tier)[:7]:<7} {share(fill(tier), 1.0):>4} "
+    view = answer_of(scene, Question("map", tier.tier, tier.server), tier.server, tier.rank)
+    if view is None:
+        yield scene.line((name, tier.tier), (scene.glyphs.bar(fill(tier), width), "stale"))
+    elif view.slots is None:
+        reason = text(view.reason) or "it says nothing of its slots"
+        yield scene.line((name, tier.tier), (reason, "muted"))
+    else:
+        slots = slot_map(view)
+        # Parts follow one another here: they are apart where the tier is looked at alone.
+        whole = [Stretch(0, slots.cells, name)] if len(slots.parts) > room else stretches(slots)
+        plan = layout(whole, width, room)
+        marked = slots.cells_of(request.block_table) if request is not None and tier.tier == "device" else []
+        click = f"app.select({f'{tier.server} {tier.rank} {tier.tier}'!r})"
+        lines = draw(
+            scene, plan, slots.states, slots.strongest, gutter=GUTTER, marked=marked, click=click,
+            label=lambda stretch, cell: name if cell == 0 else _part(stretch, cell),
+        )  # fmt: skip
+        for number, line in enumerate(lines):
+            if number == 0:
+                line.stylize(scene.palette[tier.tier], 0, GUTTER)
+            yield line
+
+
+def _part(stretch: Stretch, cell: int) -> str:
+    return f"  {stretch.label}" if cell == stretch.first and stretch.label else ""

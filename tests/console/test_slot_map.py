@@ -1,0 +1,125 @@
+"""Runs of cells, against the same told cell by cell."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_tiers.console.model.table import Cell, Row
+from swift_tiers.console.views.slot_map import RARE, STATES, SlotMap
+from swift_tiers.console.views.slot_rows import SlotRows
+from swift_tiers.radix_tiering.bus.views import MapPart
+
+from support.console_answers import map_view
+
+RUNS = st.lists(st.tuples(st.sampled_from((*STATES, "unheard-of")), st.integers(1, 9)), min_size=1, max_size=30)
+
+
+def told(runs: list[tuple[str, int]]) -> list[str]:
+    return [state for state, length in runs for _ in range(length)]
+
+
+@given(RUNS, st.lists(st.integers(0, 400), min_size=2, max_size=12))
+def test_a_stretch_has_the_state_of_most_of_its_cells_or_a_rare_one(runs: list[tuple[str, int]], at: list[int]) -> None:
+    cells = told(runs)
+    slots = SlotMap(map_view("alpha", "host", tuple(runs)))
+    edges = np.minimum(np.array(sorted(at)), len(cells))
+    found = slots.strongest(edges).tolist()
+    for first, end, code in zip(edges, edges[1:], found, strict=False):
+        within = cells[first:end]
+        if not within:
+            assert code == -1
+            continue
+        rare = [state for state in RARE if state in within]
+        state = slots.states[code]
+        assert state == rare[-1] if rare else within.count(state) == max(map(within.count, within))
+
+
+@given(RUNS, st.integers(0, 5))
+def test_each_cell_and_each_slot_is_found(runs: list[tuple[str, int]], base: int) -> None:
+    cells = told(runs)
+    slots = SlotMap(map_view("alpha", "device", tuple(runs), first_slot=base))
+    assert [slots.state(cell) for cell in range(slots.cells)] == cells
+    assert all(slots.cell_of(base + cell) == cell for cell in range(len(cells)))
+    assert slots.cell_of(base - 1) is None
+    assert slots.cell_of(base + len(cells)) is None
+    assert slots.counts == {state: cells.count(state) for state in slots.counts}
+    assert sum(slots.counts.values()) == len(cells)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 7))
+def test_parts_begin_with_a_cell_of_their_own(sizes: list[int], per_cell: int) -> None:
+    in_parts = [-(-size // per_cell) for size in sizes]
+    parts = tuple(MapPart(f"lease-{number}", size) for number, size in enumerate(sizes))
+    runs = tuple(("cached" if number % 2 else "free", cells) for number, cells in enumerate(in_parts))
+    slots = SlotMap(map_view("alpha", "peer", runs, parts=parts, slots=sum(sizes), slots_per_cell=per_cell))
+    assert not slots.one_piece
+    for number, size in enumerate(sizes):
+        covered = [slots.slots_of(cell) for cell in range(slots.cells) if slots.part(cell) == number]
+        assert covered[0][0] == 0
+        assert covered[-1][1] == size - 1
+        assert all(after[0] == before[1] + 1 for before, after in itertools.pairwise(covered))
+        assert all(slots.part(slots.cell_of(slot, f"lease-{number}") or 0) == number for slot in range(size))
+    assert sum(slots.counts.values()) == sum(sizes)
+
+
+def test_parts_that_do_not_fit_the_cells_are_not_believed() -> None:
+    slots = SlotMap(map_view("alpha", "ssd", (("free", 10),), parts=(MapPart("0", 4), MapPart("1", 4))))
+    assert slots.one_piece
+    assert slots.slots_of(9) == (9, 9)
+
+
+@pytest.mark.parametrize("cells", [(), (("free", 0),)])
+def test_a_tier_without_slots_has_none(cells: tuple[tuple[str, int], ...]) -> None:
+    slots = SlotMap(map_view("alpha", "host", cells))
+    assert slots.cells == 0
+    assert slots.cell_of(0) is None
+    assert slots.counts == {}
+    assert slots.strongest(np.array([0, 5])).tolist() in ([0], [-1])
+
+
+def rows_of(runs: list[tuple[str, int]], held: Any = ()) -> SlotRows:
+    slots = SlotMap(map_view("alpha", "device", tuple(runs)))
+    return SlotRows(slots, lambda cell: Row(str(cell), (Cell(slots.state(cell)),)), held)
+
+
+@given(RUNS, st.sampled_from(["slot", "state", "request"]), st.booleans())
+def test_every_order_has_every_slot_once_and_knows_where(runs: list[tuple[str, int]], column: str, down: bool) -> None:
+    cells = told(runs)
+    held = [(1, 3), (2, 6)] if len(cells) > 7 else []
+    rows = rows_of(runs, held).ordered(column, down)
+    keys = [row.key for row in rows]
+    assert sorted(map(int, keys)) == list(range(len(cells)))
+    assert all(rows.index_of(key) == at for at, key in enumerate(keys))
+    if column == "slot":
+        assert keys == sorted(keys, key=int, reverse=down)
+    elif column == "state":
+        states = [row.cells[0].text for row in rows]
+        assert states == sorted(states, reverse=down)
+    elif held:
+        assert keys[:6] == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_a_slice_makes_only_its_rows() -> None:
+    made: list[int] = []
+    slots = SlotMap(map_view("alpha", "device", (("free", 10_000_000), ("cached", 5))))
+
+    def make(cell: int) -> Row:
+        made.append(cell)
+        return Row(str(cell), ())
+
+    rows = SlotRows(slots, make)
+    assert len(rows) == 10_000_005
+    assert [row.key for row in rows[9_999_999:10_000_001]] == ["9999999", "10000000"]
+    assert rows[-1].key == "10000004"
+    assert len(made) == 3
+    assert rows.index_of("10000004") == 10_000_004
+    assert rows.index_of("10000005") is None
+    assert rows.index_of("x") is None
+    with pytest.raises(IndexError):
+        rows[10_000_005]
