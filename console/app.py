@@ -21,16 +21,14 @@ from swift_tiers.console.feeds.feed import Feed, Question
 from swift_tiers.console.keys import CommandsProvider, help_sections, key_line
 from swift_tiers.console.looker import FASTEST, SLOWEST, Looker
 from swift_tiers.console.model.actions import Action, ActionError, read_action
-from swift_tiers.console.model.alarms import Alarms
-from swift_tiers.console.model.events import EventLog
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
-from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.navigation import Navigation
 from swift_tiers.console.model.palette import Palette
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.sieve import FilterError, Sieve
 from swift_tiers.console.model.table import Sorting, ordered
+from swift_tiers.console.model.watching import Watcher
 from swift_tiers.console.screens.ask import AskScreen
 from swift_tiers.console.screens.help import HelpScreen
 from swift_tiers.console.status import crumbs_line, status_line, tabs_line
@@ -49,8 +47,6 @@ TICK_SECONDS = 1.0
 FASTER = 2.0
 #: Of a recording: what `[` and `]` jump, seconds.
 JUMP_SECONDS = 10.0
-#: Of looks that were passed over, every so many are searched for alarms.
-ALARMED = 4
 
 
 class ConsoleApp(App[None]):
@@ -113,8 +109,8 @@ class ConsoleApp(App[None]):
         self._dark = dark
         self._palette = Palette(dark)
         self._looker = Looker(feed, self.post_message, interval, monotonic)
-        self._history, self._events, self._alarms = History(), EventLog(), Alarms()
-        self._moment = Moment(None, 0.0, "", self._history, (), self._events)
+        self._watcher = Watcher()
+        self._moment = Moment(None, 0.0, "", self._watcher.history, (), self._watcher.events)
         self._looked_at: float | None = None
         self._lost = ""
         self._paused: float | None = None  # since when
@@ -254,21 +250,10 @@ class ConsoleApp(App[None]):
     # ---- what comes from outside ----
 
     def on_looked(self, event: looker.Looked) -> None:
-        snapshot = event.look.snapshot
-        before = self._moment.snapshot
-        if event.look.anew or (before is not None and snapshot.time < before.time - 1.0):
-            # A recording has jumped, or this is another Redis: rates would be those between two times.
-            self._history, self._alarms = History(), Alarms()
-            self._events.clear()
+        alarms = self._watcher.take(event.look)
         self._looked_at, self._lost = event.at, ""
-        for number, passed in enumerate(event.look.passed):
-            self._history.observe(passed)
-            if number % ALARMED == 0:  # since when each alarm is there
-                self._alarms.of(passed, self._history)
-        self._history.observe(snapshot)
-        self._events.add(event.look.items)
-        alarms = self._alarms.of(snapshot, self._history)
-        self._take(Moment(snapshot, self._age(), "", self._history, alarms, self._events))
+        watcher = self._watcher
+        self._take(Moment(event.look.snapshot, self._age(), "", watcher.history, alarms, watcher.events))
 
     def on_lost(self, event: looker.Lost) -> None:
         self._lost = event.reason

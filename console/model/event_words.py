@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from swift_tiers.radix_tiering.bus.event_reading import Event
-from swift_tiers.radix_tiering.bus.figures import count, seconds, short, size, text
+from swift_tiers.radix_tiering.bus.figures import count, seconds, size, text
 from swift_tiers.radix_tiering.bus.troubles import Mark
 
 
@@ -109,7 +109,7 @@ def value_words(name: str, value: Any, long: int = LONG) -> str:
             return seconds(value)
         return count(value)
     said = text(value if isinstance(value, str) else json.dumps(value))
-    return short(said) if len(said) > long and " " not in said and "/" not in said else said
+    return f"{said[:12]}.." if len(said) > long and " " not in said and "/" not in said else said
 
 
 def _fields(event: Event) -> Iterable[tuple[str, Any]]:

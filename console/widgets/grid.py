@@ -15,14 +15,14 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from swift_tiers.console.model.columns import GAP, fit, fitting
 from swift_tiers.console.model.glyphs import UNICODE, Glyphs
 from swift_tiers.console.model.palette import Palette
-from swift_tiers.console.model.table import Column, Row, Sorting, Table
+from swift_tiers.console.model.table import Row, Sorting, Table
 from swift_tiers.console.widgets.scrollbar import WholeCells
 
 #: Rows that are measured for the width of columns, beside those that are visible.
 MEASURED = 100
-GAP = 2
 
 
 class Grid(ScrollView, can_focus=True):
@@ -140,7 +140,7 @@ class Grid(ScrollView, can_focus=True):
             name = column.name
             if column.name == self._sorting.column:
                 name += self.glyphs.down if self._sorting.descending else self.glyphs.up
-            segments.append(Segment(_fit(name, self._widths[number], column.right, self.glyphs), title))
+            segments.append(Segment(fit(name, self._widths[number], column.right, self.glyphs), title))
             segments.append(Segment(" " * GAP, title))
         hidden = len(self._table.columns) - len(self._shown)
         if hidden > 0:
@@ -155,7 +155,7 @@ class Grid(ScrollView, can_focus=True):
         for number in self._shown:
             column, cell = self._table.columns[number], row.cells[number]
             style = self.palette["stale"] if stale else self.palette[cell.style or "text"]
-            segments.append(Segment(_fit(cell.text, self._widths[number], column.right, self.glyphs), ground + style))
+            segments.append(Segment(fit(cell.text, self._widths[number], column.right, self.glyphs), ground + style))
             segments.append(Segment(" " * GAP, ground))
         return Strip(segments).adjust_cell_length(width, ground)
 
@@ -170,7 +170,7 @@ class Grid(ScrollView, can_focus=True):
             heading = cell_len(column.name) + (column.name == self._sorting.column)
             widths[number] = max(heading, min(column.widest, max(widths[number], longest)))
         self._widths = widths
-        self._shown = _fitting(columns, widths, max(1, self.scrollable_content_region.width - 1))
+        self._shown = fitting(columns, widths, max(1, self.scrollable_content_region.width - 1))
 
     # ---- moving ----
 
@@ -235,18 +235,3 @@ def _find(rows: Sequence[Row], key: str, near: int) -> int:
         found = find(key)
         return near if found is None else int(found)
     return next((number for number, row in enumerate(rows) if row.key == key), near)
-
-
-def _fitting(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
-    """The columns that have room; those of the lowest rank go first, and of these the last."""
-    shown = list(range(len(columns)))
-    while len(shown) > 1 and sum(widths[number] + GAP for number in shown) - GAP > room:
-        shown.remove(min(shown, key=lambda number: (columns[number].rank, -number)))
-    return shown
-
-
-def _fit(text: str, width: int, right: bool, glyphs: Glyphs) -> str:
-    """Exactly `width` cells."""
-    if cell_len(text) > width:
-        return set_cell_size(set_cell_size(text, max(0, width - len(glyphs.ellipsis))) + glyphs.ellipsis, width)
-    return " " * (width - cell_len(text)) + text if right else text + " " * (width - cell_len(text))
