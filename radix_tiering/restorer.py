@@ -22,6 +22,7 @@ from swift_tiers.radix_tiering.counters import LinkCounters, RestoreSnapshot, Ti
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.layer_steps import LayerSteps
 from swift_tiers.radix_tiering.pacing import Pacing
 from swift_tiers.radix_tiering.page_reads import PageReads, Waiter
 from swift_tiers.radix_tiering.page_table import PageTable
@@ -91,6 +92,8 @@ class Restorer:
         self._pacing = Pacing(
             planner, reads, events, clock, behind=behind, deadline_seconds=lambda: self._deadline_seconds
         )
+        #: For a device that computes restores layer by layer.
+        self.layers = LayerSteps(table, self._pacing, reads, host_counters)
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = threading.Thread(target=self._run, name="swift-restore", daemon=True)
         self._thread.start()
@@ -239,46 +242,6 @@ class Restorer:
         with self._table.lock:
             restore.flight.has(front)
             return restore.flight.step(1).jump
-
-    def by_layers(self, restore: Restore) -> bool:
-        """Whether the device is to compute its layers from the bottom, as things are."""
-        with self._table.lock:
-            return self._pacing.by_layers(restore)
-
-    def not_by_layers(self, restore: Restore, why: str) -> None:
-        """It could not be, for this reason, and goes on as if that had never been thought of."""
-        with self._table.lock:
-            self._pacing.not_by_layers(restore, why)
-
-    def take_layers(self, restore: Restore, front: int, end: int) -> None:
-        """The device, which has the first `front` pages, computes those up to `end` layer by layer. What is missing of
-        them still comes up: `arrived` says when the upper layers can be copied instead."""
-        with self._table.lock:
-            restore.flight.has(front)
-            restore.computing = True
-            self._pacing.goes_on(restore)
-            restore.story.computed(front, end)
-            # Its pages are of use together only, so none is left out for being computed sooner.
-            self._reads.batch.set_computing(restore, False)
-            self._reads.pump()
-
-    def arrived(self, restore: Restore, front: int, end: int) -> bool | None:
-        """Whether pages `[front, end)` lie in host memory, verified; None if one of them never will. Then nothing more
-        is read for it."""
-        with self._table.lock:
-            if restore.flight.arrived_all(front, end):
-                return not any(page.dropped for page in restore.claimed[front:end]) or None
-            if restore.flight.to_compute(front, end):
-                self._reads.remove(restore)
-                return None
-            return False
-
-    def count_layers(self, restore: Restore, first: int, pages: int, layers: int, of_layers: int) -> None:
-        """Account for a copy of the upper `layers` layers of `pages` pages, from the restore's page `first`."""
-        with self._table.lock:
-            length = restore.claimed[0].length if restore.claimed else 0
-            self._host_counters.bytes_read += pages * length * layers // of_layers
-            restore.story.by_layers(of_layers - layers, of_layers)
 
     def split(self, restore: Restore) -> None:
         """The device has computed or taken every page of it, or is about to. What it took stays pinned until it is

@@ -164,7 +164,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def not_by_layers(self, course: Course, why: str) -> None:
         """It is restored in another way, since it cannot be computed layer by layer now."""
         try:
-            self.cache_linker.stack.restorer.not_by_layers(course.restore, why)
+            self.cache_linker.stack.restorer.layers.refuse(course.restore, why)
         except Exception as error:  # noqa: BLE001 - must not end the server
             self._went_wrong(course, error)
 
@@ -180,7 +180,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.courses[course.rid] = course
         self.cache_linker.begin_course(course.rid)
         try:
-            self.cache_linker.stack.restorer.take_layers(course.restore, front, course.pages)
+            self.cache_linker.stack.restorer.layers.take(course.restore, front, course.pages)
             self.layer_wise.expect(course, req.prefix_len, front)
         except Exception as error:  # noqa: BLE001 - must not end the server
             self._went_wrong(course, error)

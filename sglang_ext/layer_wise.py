@@ -161,7 +161,7 @@ class Copying:
 
     def _begin_if_arrived(self) -> None:
         restore, end = self._course.restore, self._course.pages
-        arrived = self._linker.stack.restorer.arrived(restore, self._front, end)
+        arrived = self._linker.stack.restorer.layers.arrived(restore, self._front, end)
         if arrived is False:
             return
         self._waiting = False
@@ -175,9 +175,9 @@ class Copying:
     def end(self) -> None:
         """Both have met, or the forward has failed. Nothing is copied any more when this returns."""
         self._layers.close()
-        course, of_layers = self._course, self._layers.layers
-        self._linker.stack.restorer.count_layers(
-            course.restore, self._front, course.pages - self._front, of_layers - self._layers.computed, of_layers
+        course, layers = self._course, self._layers
+        self._linker.stack.restorer.layers.count(
+            course.restore, course.pages - self._front, layers.computed, layers.layers
         )
 
 

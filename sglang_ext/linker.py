@@ -203,7 +203,7 @@ class SwiftLinker(UnifiedCacheLinker):
         """Whether the request is to be computed layer by layer while its pages come up."""
         claim = self.claims.get(rid)
         try:
-            return claim is not None and self.stack.restorer.by_layers(claim.restore)
+            return claim is not None and self.stack.restorer.layers.wanted(claim.restore)
         except Exception:
             logger.exception("swift-tiers: the restore of request %s failed", rid)
             return False

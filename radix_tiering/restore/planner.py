@@ -135,8 +135,10 @@ class Planner:
                 return decision._replace(why=f"{why}, but {refused}")
             return Decision(compute, True, 0, None, why, layer_wise=True)
         copying = self.costs.sources.get(HERE)
+        if refused or copying is None:
+            return decision
         costs = self._model(sources, copied_later=True)
-        if refused or copying is None or isinstance(costs, str):
+        if isinstance(costs, str):
             return decision
         prefix = self._prefix(start, sources)
         plan = plan_layers(prefix, costs, copying)

@@ -16,7 +16,7 @@ from support.slow_link import Link, device_only, extends, prompt, quiet, to_ssd
 
 PAGE, LAYERS = 16, 6
 LENGTH = 500  # of a prompt: 31 whole pages, in one forward
-FOUND = LENGTH // PAGE * PAGE
+FOUND = (LENGTH - 1) // PAGE * PAGE
 
 
 class Watch:
@@ -78,6 +78,13 @@ def story_of(req: Any) -> dict[str, Any]:
     return msgspec.to_builtins(facts_of(req).story.told())
 
 
+def to_host_memory(s) -> None:
+    """From now on pages are on ssd and in host memory, but not on the device."""
+    assert s.linker.wait_offloads()
+    s.step()  # SGLang hears of it, and unlocks what it has locked for that
+    device_only(s)
+
+
 # ---- in the scheduler's process ----
 
 
@@ -99,8 +106,7 @@ def from_host_memory(s, device_has):
     """Every page is in host memory: none was waited for, and none is copied at the admission."""
     question = prompt(20 + device_has, LENGTH)
     answer = s.generate(question)
-    assert s.linker.wait_offloads()
-    device_only(s)
+    to_host_memory(s)
     if device_has:
         s.generate(question[: device_has * PAGE + 1])  # its pages are on the device again
     with Watch(s, 2) as watch:
@@ -134,8 +140,7 @@ def a_copy_fails(s, layer):
     """The device does not get that layer: it is computed, and all below it."""
     question = prompt(50 + layer, LENGTH)
     answer = s.generate(question)
-    assert s.linker.wait_offloads()
-    device_only(s)
+    to_host_memory(s)
     pool, seen = s.linker.pool, len(s.linker.stack.events.since())
     copy = pool.copy_layer
 
@@ -221,8 +226,7 @@ def by_what_it_costs(s, copy_seconds):
 
     question = prompt(95, LENGTH)
     answer = s.generate(question)
-    assert s.linker.wait_offloads()
-    device_only(s)
+    to_host_memory(s)
     planner, page_bytes = s.linker.stack.planner, s.linker.pool.geometry.page_bytes
     rate = page_bytes * (FOUND // PAGE) / copy_seconds
     costs, choice = planner.costs, planner.choice
@@ -247,8 +251,7 @@ def two_at_once(s):
     """Both have all of their pages in host memory: one is computed layer by layer, the other says why it is not."""
     questions = [prompt(96, LENGTH), prompt(97, LENGTH)]
     answers = [s.generate(question) for question in questions]
-    assert s.linker.wait_offloads()
-    device_only(s)
+    to_host_memory(s)
     with Watch(s) as watch:
         reqs = [s.add(question) for question in questions]
         s.linker.stack.restorer.flush()

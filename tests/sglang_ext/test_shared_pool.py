@@ -106,6 +106,12 @@ def test_pages_are_copied_out_and_in_alike_from_both_layouts(pages: list[int], r
         for buffer, before, meanwhile in zip([*kvcache.k_buffer, *kvcache.v_buffer], old, new, strict=True):
             assert torch.equal(buffer[back], before[back])
             assert torch.equal(buffer[~back], meanwhile[~back])
+        fill(kvcache, seed=1)
+        device.copy_layer(np.array(pages), slab, np.array(slots), 1)
+        for layer, buffers in enumerate(zip(kvcache.k_buffer, kvcache.v_buffer, strict=True)):
+            for buffer, before, meanwhile in zip(buffers, old[layer::LAYERS], new[layer::LAYERS], strict=True):
+                assert torch.equal(buffer[back], (before if layer == 1 else meanwhile)[back])
+                assert torch.equal(buffer[~back], meanwhile[~back])
     assert (slabs[0] == slabs[1]).all()
     assert (slabs[0] == slabs[2]).all()
 
