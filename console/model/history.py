@@ -40,6 +40,7 @@ class _Ring:
     def __init__(self, fields: int) -> None:
         self._rows = np.full((LOOKS, fields + 1), np.nan)
         self._count = 0
+        self._ordered: np.ndarray | None = None  # many ask between two looks
 
     def add(self, row: list[float]) -> None:
         """A look that says nothing newer is not one."""
@@ -47,12 +48,15 @@ class _Ring:
             return
         self._rows[self._count % LOOKS] = row
         self._count += 1
+        self._ordered = None
 
     def rows(self) -> np.ndarray:
         if self._count <= LOOKS:
             return self._rows[: self._count]
-        at = self._count % LOOKS
-        return np.concatenate((self._rows[at:], self._rows[:at]))
+        if self._ordered is None:
+            at = self._count % LOOKS
+            self._ordered = np.concatenate((self._rows[at:], self._rows[:at]))
+        return self._ordered
 
 
 class History:

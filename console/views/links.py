@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
-from swift_tiers.console.model.charts import Series, beside, chart, fitting
+from swift_tiers.console.model.charts import Drawn, Series, beside, chart, fitting
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.measures import TIERS, seconds_cell, sum_of
@@ -22,6 +22,9 @@ SPARK, LEAST_SPARK = 20, 3
 RATE, NAME = 11, 7
 #: Cells of a chart that stands beside others, at least.
 CHART = 38
+
+#: Bytes per second look by look, by the name of a link.
+_Rates = Mapping[str, Sequence[float | None]]
 
 _FIGURES = (
     Column("rate/s", right=True, rank=9),
@@ -56,8 +59,9 @@ class Links(View):
         found = flows(scene.moment.ranks(scene.server), scene.moment.history)
         if not found:
             return []
-        lines = [*_matrix(scene, found), _totals(scene, found), Text()]
-        return [*lines, *_histories(scene, found, int(scene.height * self.LINES_SHARE) - len(lines))]
+        rates = {one.name: one.rates(scene.moment.history, "bytes") for one in found}
+        lines = [*_matrix(scene, found, rates), _totals(scene, found, rates), Text()]
+        return [*lines, *_histories(scene, found, rates, int(scene.height * self.LINES_SHARE) - len(lines))]
 
     def table(self, scene: Scene) -> Table:
         name, history = scene.place.name("link"), scene.moment.history
@@ -90,7 +94,7 @@ def _links(scene: Scene, name: str) -> list[LinkView]:
 # ---- the matrix ----
 
 
-def _matrix(scene: Scene, found: Sequence[Flow]) -> list[Text]:
+def _matrix(scene: Scene, found: Sequence[Flow], rates: _Rates) -> list[Text]:
     """Sources at the left, destinations at the top; donors as far as there is room."""
     ends = {end for one in found for end in one.way}
     tiers = [tier for tier in TIERS if tier in ends]
@@ -112,18 +116,18 @@ def _matrix(scene: Scene, found: Sequence[Flow]) -> list[Text]:
     for source in rows:
         parts: list[tuple[str, str] | str] = [(f"{scene.glyphs.cut(text(source), name):<{name}} ", _style(source))]
         for destination in across:
-            parts += [*_matrix_cell(scene, by_way.get((source, destination)), width - 1, top), " "]
+            parts += [*_matrix_cell(scene, by_way.get((source, destination)), rates, width - 1, top), " "]
         lines.append(scene.line(*parts))
     return lines
 
 
-def _matrix_cell(scene: Scene, one: Flow | None, width: int, top: float) -> list[tuple[str, str] | str]:
+def _matrix_cell(scene: Scene, one: Flow | None, rates: _Rates, width: int, top: float) -> Drawn:
     """Its history and its rate."""
     if one is None:
         return [f"{NONE:>{width}}"]
     rate = _rate(one.bytes_per_second)
     room = width - max(RATE, len(rate)) - 1
-    spark = scene.glyphs.spark(one.rates(scene.moment.history, "bytes"), room) if room >= LEAST_SPARK else ""
+    spark = scene.glyphs.spark(rates[one.name], room) if room >= LEAST_SPARK else ""
     busiest = top > 0 and one.bytes_per_second == top
     return [(spark, _style(one.way.source)), (f"{rate:>{width - len(spark)}}", "title" if busiest else "text")]
 
@@ -132,11 +136,11 @@ def _style(end: str) -> str:
     return end if end in TIERS else "peer"
 
 
-def _totals(scene: Scene, found: Sequence[Flow]) -> Text:
+def _totals(scene: Scene, found: Sequence[Flow], rates: _Rates) -> Text:
     """What single donors have is in `peer`."""
     ways = [one for one in found if not one.way.is_donor]
     rate = sum_of(one.bytes_per_second for one in ways)
-    history = added(one.rates(scene.moment.history, "bytes") for one in ways)
+    history = added(rates[one.name] for one in ways)
     highest = max((value for value in history if value is not None), default=None)
     busy = sum_of(one.busy for one in ways)
     whole = sum_of(one.sum("bytes") for one in ways)
@@ -151,7 +155,7 @@ def _totals(scene: Scene, found: Sequence[Flow]) -> Text:
     return scene.line(*parts)
 
 
-def _histories(scene: Scene, found: Sequence[Flow], room: int) -> list[Text]:
+def _histories(scene: Scene, found: Sequence[Flow], rates: _Rates, room: int) -> list[Text]:
     """A chart for each way between tiers, the same time in each; where the terminal is high enough."""
     ways = [one for one in found if not one.way.is_donor]
     down = -(-len(ways) // max(1, scene.width // CHART))
@@ -165,7 +169,7 @@ def _histories(scene: Scene, found: Sequence[Flow], room: int) -> list[Text]:
         row = [
             Series(
                 f"{text(one.way.source)} to {text(one.way.destination)}", _style(one.way.source),
-                one.rates(scene.moment.history, "bytes"), _rate,
+                rates[one.name], _rate,
             )
             for one in ways[first : first + across]
         ]  # fmt: skip
@@ -198,7 +202,7 @@ def _place_row(scene: Scene, one: Flow) -> Row:
 def _figures(scene: Scene, one: Flow) -> tuple[Cell, ...]:
     """Of `_FIGURES`."""
     speed, now = one.speed, one.bytes_per_second
-    spark = scene.glyphs.spark(one.rates(scene.moment.history, "bytes"), SPARK)
+    spark = scene.glyphs.spark(one.rates(scene.moment.history, "bytes", SPARK), SPARK)
     return (
         Cell(UNKNOWN if now is None else size(now), now),
         Cell(spark, now, _style(one.way.source)),

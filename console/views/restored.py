@@ -122,7 +122,11 @@ def grouped(ranks: Iterable[RankState], rid: str | None = None) -> list[Restored
         for view in rank.requests:
             if rid in (None, view.rid):
                 groups.setdefault((view.server, view.rank.partition("-")[0], view.rid), []).append(view)
-    return [Restored(tuple(sorted(views, key=_badness, reverse=True))) for views in groups.values()]
+    return [Restored(tuple(_worst_first(views))) for views in groups.values()]
+
+
+def _worst_first(views: list[RequestView]) -> list[RequestView]:
+    return sorted(views, key=_badness, reverse=True) if len(views) > 1 else views
 
 
 def _badness(view: RequestView) -> tuple[bool, int, float, int]:

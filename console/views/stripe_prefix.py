@@ -18,17 +18,19 @@ from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, text
 from swift_tiers.radix_tiering.bus.views import PrefixPage, PrefixView
 
 #: Digits of a key that are shown, cells of a bar, and runs of slots that are listed.
-DIGITS, BAR, RUNS = 16, 20, 24
+DIGITS, BAR, RUNS = 16, 20, 100
+#: Cells that the columns beside the slots take, where there is room for all of them.
+BESIDE = 90
 
 UNITS = (
     Column("server", widest=20, rank=8),
-    Column("rank", rank=7),
+    Column("rank", rank=4),
     Column("#", right=True, rank=9),
     Column("units", right=True, rank=9),
-    Column("share", right=True, rank=6),
-    Column("by the largest", widest=BAR, rank=5),
-    Column("of pages", right=True, rank=4),
-    Column("slots", widest=100, rank=8),
+    Column("share", right=True, rank=7),
+    Column("by the largest", widest=BAR, rank=3),
+    Column("pages", right=True, rank=5),
+    Column("slots", rank=8),
     Column("path", widest=40, rank=1),
 )
 
@@ -53,17 +55,23 @@ def placed(table: Iterable[PrefixPage]) -> dict[int, Placed]:
     return {device: Placed(len(found), pages[device], tuple(sorted(found))) for device, found in sorted(slots.items())}
 
 
-def slot_runs(slots: Sequence[int], most: int = RUNS) -> str:
-    """`3-9 12 40-41`, and how many slots are left out."""
+def slot_runs(slots: Sequence[int], room: int) -> str:
+    """`3-9 12 40-41 and 5 more`: as many runs as `room` cells have place for, at most `RUNS`, at least one."""
     runs: list[list[int]] = []
     for slot in slots:
         if runs and slot == runs[-1][1] + 1:
             runs[-1][1] = slot
         else:
             runs.append([slot, slot])
-    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:most]]
-    left = sum(last - first + 1 for first, last in runs[most:])
-    return " ".join([*words, *([f"and {left} more"] if left else [])])
+    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in runs]
+    sizes = [last - first + 1 for first, last in runs]
+    shown = min(len(words), RUNS)
+    while True:
+        left = sum(sizes[shown:])
+        said = " ".join([*words[:shown], *([f"and {left} more"] if left else [])])
+        if len(said) <= room or shown <= 1:
+            return said
+        shown -= 1
 
 
 def question(scene: Scene, page: str) -> Question:
@@ -99,11 +107,11 @@ def _rank_line(scene: Scene, view: PrefixView) -> Text:
         ),
     )
     even = imbalance(float(one.units) for one in placed(table).values())
+    also = ", ".join(f"{where} {count(pages)}" for where, pages in others if pages)
     of = f" (the last {count(len(table))} are listed)" if len(table) < view.pages else ""
     line = scene.line(
-        name, f"{count(view.pages)} pages{of}: ", (f"ssd {count(on_ssd)}", "ssd"),
-        *(f", {where} {count(pages)}" for where, pages in others if pages),
-        f"; largest/mean {NONE if even is None else f'{even:.2f}'}",
+        name, f"{count(view.pages)} pages{of}: ", (f"on ssd {count(on_ssd)}", "ssd"),
+        f", largest/mean {NONE if even is None else f'{even:.2f}'}", f"; also {also}" if also else "",
     )  # fmt: skip
     line.truncate(scene.width)
     return line
@@ -115,11 +123,13 @@ def _is_nowhere(page: PrefixPage) -> bool:
 
 def table(scene: Scene, page: str) -> Table:
     """Also the devices on which none of it lies: that is what uneven looks like."""
-    rows = [row for view in views_of(scene, question(scene, page)) if view.pages for row in _rows(scene, view)]
-    return Table(UNITS, rows, empty="no part of it lies on a device")
+    room = max(30, min(120, scene.width - BESIDE))
+    rows = [row for view in views_of(scene, question(scene, page)) if view.pages for row in _rows(scene, view, room)]
+    columns = tuple(one._replace(widest=room) if one.name == "slots" else one for one in UNITS)
+    return Table(columns, rows, empty="no part of it lies on a device")
 
 
-def _rows(scene: Scene, view: PrefixView) -> list[Row]:
+def _rows(scene: Scene, view: PrefixView, room: int) -> list[Row]:
     found = placed(view.table)
     rank = scene.moment.rank(view.server, view.rank)
     paths = {device.number: device.path for device in rank.devices} if rank is not None else {}
@@ -137,7 +147,7 @@ def _rows(scene: Scene, view: PrefixView) -> list[Row]:
             Cell(NONE if portion is None else f"{portion:.0%}", portion),
             Cell(scene.glyphs.bar(one.units / most if most else 0.0, BAR), one.units, "ssd"),
             Cell(count(one.pages), one.pages),
-            Cell(slot_runs(one.slots) or NONE),
+            Cell(slot_runs(one.slots, room) or NONE),
             Cell(text(paths.get(number, "")) or UNKNOWN),
         )
         place = device_place(view.server, view.rank, number)

@@ -14,7 +14,7 @@ from swift_tiers.console.views.measures import seconds_cell
 from swift_tiers.console.views.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.command_words import make_command
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, size, text
-from swift_tiers.radix_tiering.bus.troubles import Mark
+from swift_tiers.radix_tiering.bus.troubles import Mark, device_troubles
 from swift_tiers.radix_tiering.bus.views import DeviceView
 
 #: Cells of a queue's history, and of a bar that says how full a device is.
@@ -64,7 +64,7 @@ class Stripes(View):
         sets = sets_of(scene.moment, scene.server, EVEN_SECONDS)
         if not sets:
             return []
-        shown = [*_sets(scene, sets), Text()]
+        shown = [*_sets(scene, sets), *_troubles(scene, sets), Text()]
         return [*shown, *_charts(scene, sets, int(scene.height * self.LINES_SHARE) - len(shown))]
 
     def table(self, scene: Scene) -> Table:
@@ -175,6 +175,29 @@ def _ratio(value: float | None) -> tuple[str, str]:
     return f"{value:.2f}", "warning" if value > UNEVEN else "text"
 
 
+def _troubles(scene: Scene, sets: list[Lanes]) -> list[Text]:
+    """What is wrong with which device, the worst first."""
+    found = [
+        (lane.device, trouble)
+        for one in sets
+        for lane in one.lanes
+        for trouble in device_troubles(lane.device, [other.device for other in one.lanes])
+    ]
+    found.sort(key=lambda pair: -pair[1].mark)
+    most = max(2, scene.height // 5)
+    lines = []
+    for device, trouble in found if len(found) <= most else found[: most - 1]:
+        line = scene.line(
+            (f"{trouble.mark!s:>7} ", MARKS[trouble.mark]), (f"{text(device.server)} {device.number} ", "title"),
+            (trouble.what, "text"), f"  {scene.glyphs.right} {trouble.remedy}" if trouble.remedy else "",
+        )  # fmt: skip
+        line.truncate(scene.width)
+        lines.append(line)
+    if len(lines) < len(found):
+        lines.append(scene.line(f"        and {len(found) - len(lines)} more; enter a device to see all of its own"))
+    return lines
+
+
 def _charts(scene: Scene, sets: list[Lanes], room: int) -> list[Text]:
     """What each device reads, all to one scale, where the terminal is high enough: uneven lanes are seen at once."""
     lanes = [lane for one in sets for lane in one.lanes]
@@ -213,9 +236,9 @@ def _row(scene: Scene, lane: Lane) -> Row:
         Cell(text(device.rank)),
         Cell(str(device.number), device.number),
         _count(device.in_flight),
-        Cell(scene.glyphs.spark(history.values(device, "in_flight"), SPARK), device.in_flight, "ssd"),
+        Cell(scene.glyphs.spark(history.values(device, "in_flight", length=SPARK), SPARK), device.in_flight, "ssd"),
         _size(lane.read),
-        Cell(scene.glyphs.spark(history.rates(device, "bytes_read"), SPARK), lane.read, "ssd"),
+        Cell(scene.glyphs.spark(history.rates(device, "bytes_read", length=SPARK), SPARK), lane.read, "ssd"),
         _size(lane.written),
         _per_second(lane.requests),
         _per_second(lane.reads),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from swift_tiers.console.views.measures import sum_of
+import numpy as np
 
 #: What is called "now": the mean of so many seconds, so that one slow look does not jump.
 NOW_SECONDS = 2.0
@@ -12,21 +12,13 @@ NOW_SECONDS = 2.0
 
 def added(series: Iterable[Sequence[float | None]]) -> list[float | None]:
     """Look by look, the newest last. What was not said then is left out; None: nobody said anything."""
-    several = [list(one) for one in series]
+    several = [np.array(one, dtype=float) for one in series]  # None becomes NaN
     longest = max(map(len, several), default=0)
-    unknown: list[float | None] = [None]
-    aligned = [unknown * (longest - len(one)) + one for one in several]
-    return [sum_of(values) for values in zip(*aligned, strict=True)] if longest else []
-
-
-def highest(series: Iterable[Sequence[float | None]]) -> list[float | None]:
-    """Likewise, the largest one said."""
-    several = [list(one) for one in series]
-    longest = max(map(len, several), default=0)
-    unknown: list[float | None] = [None]
-    aligned = [unknown * (longest - len(one)) + one for one in several]
-    columns = ([value for value in values if value is not None] for values in zip(*aligned, strict=True))
-    return [max(values, default=None) for values in columns] if longest else []
+    aligned = np.full((len(several), longest), np.nan)
+    for row, one in zip(aligned, several, strict=True):
+        row[longest - len(one) :] = one
+    sums, said = np.nansum(aligned, axis=0), ~np.isnan(aligned).all(axis=0)
+    return [value if known else None for value, known in zip(sums.tolist(), said.tolist(), strict=True)]
 
 
 def worst(values: Iterable[float | None]) -> float | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from swift_tiers.console.model.history import History
+from swift_tiers.console.model.history import LOOKS, History
 from swift_tiers.console.views.measures import TIERS, sum_of
 from swift_tiers.console.views.sums import NOW_SECONDS, added, worst
 from swift_tiers.radix_tiering.bus.views import LinkView, RankState
@@ -75,9 +75,9 @@ class Flow(NamedTuple):
         done, took = self.sum("bytes"), self.sum("seconds")
         return done / took if done is not None and took else None
 
-    def rates(self, history: History, counter: str) -> list[float | None]:
-        """Look by look, the newest last."""
-        return added(history.rates(link, counter) for link in self.links)
+    def rates(self, history: History, counter: str, length: int = LOOKS) -> list[float | None]:
+        """Look by look, the newest last; at most `length`."""
+        return added(history.rates(link, counter, length=length) for link in self.links)
 
 
 def flows(ranks: Iterable[RankState], history: History) -> list[Flow]:
