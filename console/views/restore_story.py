@@ -22,6 +22,8 @@ from swift_tiers.radix_tiering.bus.views import RequestView
 
 #: Letters of a key that are shown.
 DIGITS = 16
+#: Cells at the right that may be covered: a long story scrolls.
+SCROLLBAR = 2
 
 
 class _Line(NamedTuple):
@@ -62,7 +64,7 @@ def lines(scene: Scene, rid: str) -> list[Text]:
 
 
 def _bar_lines(scene: Scene, one: Restored) -> list[Text]:
-    shown = course(one.story)
+    shown, width = course(one.story), scene.width - SCROLLBAR
     lasts = one.lasts(scene.moment)
     figures = [f"{UNKNOWN if lasts is None else seconds(lasts)}"]
     if one.story.estimated_seconds is not None:
@@ -78,16 +80,15 @@ def _bar_lines(scene: Scene, one: Restored) -> list[Text]:
         ["; ", (", ".join(figures), "text")],
     )
     kinds = {LETTERS.get(stretch.kind) for stretch in shown.stretches} - {None, "C", ".", "a", "l"}
-    named = [scene.line(letters(shown, scene.width))] if len(kinds) > 1 or "D" in kinds else []
-    return [scene.line(*bar(scene.glyphs, shown, scene.width)), *named, scene.line(*parts)]
+    named = [scene.line(letters(shown, width))] if len(kinds) > 1 or "D" in kinds else []
+    return [scene.line(*bar(scene.glyphs, shown, width)), *named, scene.line(*parts)]
 
 
 def _wrapped(scene: Scene, words: str, style: str) -> list[Text]:
     """A sentence, in as many lines as it needs."""
-    return [
-        scene.line((line, style))
-        for line in textwrap.wrap(words, max(20, scene.width), subsequent_indent="  ", break_on_hyphens=False)
-    ]
+    width = max(20, scene.width - SCROLLBAR)
+    lines = textwrap.wrap(words, width, subsequent_indent="  ", break_on_hyphens=False)
+    return [scene.line((line, style)) for line in lines]
 
 
 # ---- the table ----

@@ -61,8 +61,8 @@ def lines(scene: Scene, name: str) -> list[Text]:
 def _charts(scene: Scene, device: DeviceView, room: int) -> list[Text]:
     history = scene.moment.history
     four = (
-        Series("read", "ssd", history.rates(device, "bytes_read"), lambda value: f"{size(value)}/s"),
-        Series("written", "host", history.rates(device, "bytes_written"), lambda value: f"{size(value)}/s"),
+        Series(f"read, the last {seconds(history.span(device))}", "ssd", history.rates(device, "bytes_read"), _rate),
+        Series("written", "host", history.rates(device, "bytes_written"), _rate),
         Series("requests in flight", "note", history.values(device, "in_flight"), lambda value: count(round(value, 1))),
         Series("p99 since the start", "warning", history.values(device, "latency_p99_seconds"), seconds),
     )
@@ -102,6 +102,10 @@ def _row(scene: Scene, one: RequestView) -> Row:
 def prefix_place(server: str, page: str) -> Place:
     """Where the units of the sequence that this page ends are shown, as the ranks of one server have them."""
     return Place("stripes", (Step("server", server), Step("page", page)))
+
+
+def _rate(value: float) -> str:
+    return f"{size(value)}/s"
 
 
 def _when(value: float | None) -> str:

@@ -120,7 +120,8 @@ def _what_happened(view: RequestView, story: RestoreStory) -> str:
     left = story.found - story.covered
     if left:
         end = "so far" if view.live else "before it ended"
-        return f"of the {count(story.found)} pages {end}: {came}; {count(left)} have not come"
+        far = _on_their_way(view, story)
+        return f"of the {count(story.found)} pages {end}: {came}; {count(left)} have not come{far}"
     if story.layers and story.met_layer is not None:
         copied = story.layers - story.met_layer
         how = f"the upper {copied} copied from host memory" if copied else "none copied: they came too late, or failed"
@@ -131,6 +132,13 @@ def _what_happened(view: RequestView, story: RestoreStory) -> str:
     planned = story.planned_meeting_pages
     expected = f", planned was page {count(planned)}" if planned is not None and planned != met else ""
     return f"of the {count(story.found)} pages: {came}; computing and loading met behind page {count(met)}{expected}"
+
+
+def _on_their_way(view: RequestView, story: RestoreStory) -> str:
+    """How far those are that the device does not have yet."""
+    if not view.live or story.arrived_pages is None:
+        return ""
+    return f": {count(story.arrived_pages)} lie in host memory, {count(story.loading_pages)} are on their way there"
 
 
 def _how_long(story: RestoreStory) -> Iterator[str]:
