@@ -10,6 +10,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swift_tiers.ops.console_once import print_once, view_named
+from swift_tiers.ops.errors import USAGE, CommandError
 from swift_tiers.ops.inspect.bus import add_bus_arguments, bus_config, seconds_argument
 
 if TYPE_CHECKING:
@@ -33,9 +35,14 @@ def add_screen_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ascii", action="store_true", help="only signs that every terminal has")
     parser.add_argument("--light", action="store_true", help="for a light ground; `t` turns it around")
+    parser.add_argument("--view", metavar="NAME", help="begin with this one (default: overview)")
+    parser.add_argument("--server", metavar="NAME", help="show this one only; `:server all` shows the others")
+    parser.add_argument("--once", action="store_true", help="print one look and end; without a screen")
+    parser.add_argument("--json", action="store_true", help="with --once: alarms, the view and everything seen as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
+    check(options)
     return show(recorded(live_feed(options), options), options)
 
 
@@ -58,12 +65,30 @@ def recorded(feed: Feed, options: argparse.Namespace) -> Feed:
     return RecordingFeed(feed, options.record, version("swift-tiers"))
 
 
+def check(options: argparse.Namespace) -> None:
+    """Before anything is opened or written. Raises CommandError for options that do not go together."""
+    if options.json and not options.once:
+        raise CommandError("--json is what --once prints; the screen has `e` to export what it shows", USAGE)
+    if options.view is not None:
+        view_named(options.view)
+
+
 def show(feed: Feed, options: argparse.Namespace) -> int:
-    """Open the console on a feed, until the operator leaves it; the exit code."""
+    """Open the console on a feed, until the operator leaves it, or print it once; the exit code."""
     from swift_tiers.console.app import ConsoleApp
+
+    if options.once:
+        try:
+            return print_once(feed, options)
+        finally:
+            feed.close()
 
     app = ConsoleApp(
         feed, interval=options.interval, readonly=not feed.steers, ascii=options.ascii, dark=not options.light
     )
+    if options.server is not None:
+        app.navigation.limit(options.server)
+    if options.view is not None and app.navigation.place.view != view_named(options.view).NAME:
+        app.navigation.turn(view_named(options.view).NAME)
     app.run()
     return app.return_code or 0

@@ -39,8 +39,9 @@ def _speed(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     from swift_tiers.console.feeds.recorded import RecordedFeed
 
+    console_command.check(options)
     feed = RecordedFeed(options.file)
     feed.player.set_speed(options.speed)
     feed.player.seek(options.at)
-    feed.player.play(not options.paused)
+    feed.player.play(not options.paused and not options.once)
     return console_command.show(feed, options)

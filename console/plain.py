@@ -1,0 +1,155 @@
+"""One look as plain lines, or as data for programs: without a screen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.cells import cell_len
+from rich.text import Text
+
+from swift_tiers.console.feeds.feed import Answers, Feed, Look, Nature
+from swift_tiers.console.model.columns import GAP, fit, fitting
+from swift_tiers.console.model.moment import Moment
+from swift_tiers.console.model.table import Row, Table
+from swift_tiers.console.model.watching import Watcher
+from swift_tiers.console.views.view import Answered, Scene, View
+from swift_tiers.radix_tiering.bus.figures import text
+from swift_tiers.radix_tiering.bus.troubles import Mark
+from swift_tiers.radix_tiering.errors import BusError
+
+#: Rows that are printed, or given to programs, at most.
+MOST_ROWS, MOST_DATA_ROWS = 200, 10_000
+#: How often a view is asked what it wants to know: what it asks may follow from what it was answered.
+ASKINGS = 3
+WORDS = {Nature.LIVE: "", Nature.RECORDING: "RECORDING ", Nature.DEMO: "DEMO: simulated, no server "}
+
+
+def watch(feed: Feed, seconds: float, sleep: Callable[[float], object] = time.sleep) -> Moment:
+    """Two looks so far apart, so that there are rates; one where a look brings those before it. Raises BusError."""
+    watcher = Watcher()
+    look: Look = feed.look()
+    alarms = watcher.take(look)
+    if not look.passed:
+        sleep(seconds)
+        look = feed.look()
+        alarms = watcher.take(look)
+    return Moment(look.snapshot, 0.0, "", watcher.history, alarms, watcher.events)
+
+
+def asked(view: View, scene: Scene, feed: Feed) -> Scene:
+    """The scene with the answers to what the view asks, and its first row selected."""
+    for _ in range(ASKINGS):
+        rows = view.table(scene).rows
+        scene = replace(scene, selected=rows[0] if rows else None)
+        new = [question for question in view.questions(scene) if question not in scene.answers]
+        if not new:
+            break
+        answers = dict(scene.answers)
+        for question in new:
+            try:
+                answers[question] = Answered(feed.ask(question), 0.0)
+            except BusError as error:
+                answers[question] = Answered(Answers(), 0.0, str(error))
+        scene = replace(scene, answers=answers)
+    return scene
+
+
+class Plain(NamedTuple):
+    """What one view shows."""
+
+    lines: list[Text]
+    table: Table
+
+    def drawn(self, scene: Scene) -> list[Text]:
+        """Its lines, then its table, as wide as the scene at most."""
+        table = _drawn(scene, self.table) if self.table.columns else []
+        return [*self.lines, *([Text()] if self.lines and table and self.lines[-1].plain.strip() else []), *table]
+
+
+def plain(view: View, scene: Scene) -> Plain:
+    return Plain(view.lines(scene), view.table(scene))
+
+
+def heading(feed: Feed, scene: Scene) -> Text:
+    """What was looked at, when, and how many alarms there are."""
+    moment = scene.moment
+    assert moment.snapshot is not None
+    wrong = sum(alarm.mark is Mark.WRONG for alarm in moment.alarms)
+    warnings = sum(alarm.mark is Mark.WARNING for alarm in moment.alarms)
+    said = [(f"{wrong} WRONG", "wrong")] if wrong else []
+    said += [(f"{'  ' if wrong else ''}{warnings} warning{'s' if warnings > 1 else ''}", "warning")] if warnings else []
+    when = datetime.fromtimestamp(moment.snapshot.time)
+    return scene.line(
+        ("swift-tiers ", "title"), (WORDS[feed.nature], "warning"), f"{text(feed.name)}  {when:%Y-%m-%d %H:%M:%S}  ",
+        *(said or [("all well", "good")]),
+    )  # fmt: skip
+
+
+def _drawn(scene: Scene, table: Table) -> list[Text]:
+    columns, rows = table.columns, list(islice(table.rows, MOST_ROWS))
+    if not rows:
+        return [scene.line(table.empty)]
+    widths = [
+        max(cell_len(column.name), min(column.widest, max(cell_len(row.cells[number].text) for row in rows)))
+        for number, column in enumerate(columns)
+    ]
+    shown = fitting(columns, widths, scene.width)
+    heads = [(fit(columns[one].name, widths[one], columns[one].right, scene.glyphs), "muted") for one in shown]
+    lines = [_line(scene, heads), *(_line(scene, _cells(scene, table, row, shown, widths)) for row in rows)]
+    if len(table.rows) > len(rows):
+        lines.append(scene.line(f"and {len(table.rows) - len(rows)} more"))
+    return lines
+
+
+def _cells(scene: Scene, table: Table, row: Row, shown: list[int], widths: list[int]) -> list[tuple[str, str]]:
+    return [
+        (
+            fit(row.cells[one].text, widths[one], table.columns[one].right, scene.glyphs),
+            "stale" if row.stale else row.cells[one].style or "text",
+        )
+        for one in shown
+    ]
+
+
+def _line(scene: Scene, cells: list[tuple[str, str]]) -> Text:
+    line = Text(no_wrap=True, end="")
+    for words, style in cells:
+        line.append(words, scene.palette[style])
+        line.append(" " * GAP)
+    line.rstrip()
+    return line
+
+
+def data(feed: Feed, view: View, scene: Scene) -> dict[str, Any]:
+    """For programs: what is wrong, what the view shows, and everything that was seen. Only what JSON knows."""
+    moment, shown = scene.moment, plain(view, scene)
+    assert moment.snapshot is not None
+    return {
+        "time": moment.snapshot.time,
+        "source": feed.name,
+        "nature": feed.nature.value,
+        "alarms": [
+            {
+                "mark": str(alarm.mark), "place": alarm.place, "what": alarm.what, "remedy": alarm.remedy,
+                "since": alarm.since, "server": alarm.target.name("server"),
+            }
+            for alarm in moment.alarms
+        ],
+        "view": {
+            "name": view.NAME,
+            "lines": [line.plain.rstrip() for line in shown.lines],
+            "rows": [_row(shown.table, row) for row in islice(shown.table.rows, MOST_DATA_ROWS)],
+        },
+        "snapshot": msgspec.to_builtins(moment.snapshot),
+    }  # fmt: skip
+
+
+def _row(table: Table, row: Row) -> dict[str, Any]:
+    cells = {column.name: cell.content for column, cell in zip(table.columns, row.cells, strict=True)}
+    return cells | {"stale": row.stale}
