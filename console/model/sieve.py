@@ -8,15 +8,40 @@ any of them keeps what it would not. Quotes keep spaces: `reason:"no room"`.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from swift_tiers.console.model.table import Column, Row, Table
+from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.radix_tiering.units import Duration, Size
 
-Test = Callable[[Row], bool]
+
+class Test(NamedTuple):
+    """One term, understood."""
+
+    term: str  # as it was typed
+    column: int | None  # None: any of them
+    passes: Callable[[Cell], bool]
+    wanted: bool  # whether rows with it are kept, or those without
+    word: str = ""  # a plain substring: what is looked for
+    between: tuple[float, float] | None = None  # a comparison: the number lies between these
+
+    def keeps(self, row: Row) -> bool:
+        cells = row.cells if self.column is None else (row.cells[self.column],)
+        return any(map(self.passes, cells)) == self.wanted
+
+
+class Tests(tuple[Test, ...]):
+    """All terms: what rows that are too many to be made sift themselves by, test by test."""
+
+    __slots__ = ()
+
+    def __call__(self, row: Row) -> bool:
+        return all(test.keeps(row) for test in self)
+
+
 _TERM = re.compile(r"(?P<field>[A-Za-z][\w %/-]*?)(?P<sign>[:<>])(?P<value>.*)", re.DOTALL)
 
 
@@ -40,12 +65,12 @@ class Sieve:
         rows = table.rows if rows is None else rows
         if not self._terms:
             return rows
-        tests = [_test(term, wanted, table.columns) for term, wanted in self._terms]
+        tests = Tests(_test(term, wanted, table.columns) for term, wanted in self._terms)
         sifted = getattr(rows, "sifted", None)
-        if sifted is not None:  # rows that know what passed before, and test only what is new
-            found: Sequence[Row] = sifted(self.text, lambda row: all(test(row) for test in tests))
+        if sifted is not None:  # rows that know what passed before, or which cells they have without being made
+            found: Sequence[Row] = sifted(self.text, tests)
             return found
-        return [row for row in rows if all(test(row) for test in tests)]
+        return [row for row in rows if tests(row)]
 
 
 def _terms(text: str) -> list[tuple[str, bool]]:
@@ -76,31 +101,35 @@ def _expression(term: str) -> re.Pattern[str] | None:
 
 
 def _test(term: str, wanted: bool, columns: Sequence[Column]) -> Test:
-    test = _positive(term, columns)
-    return test if wanted else lambda row: not test(row)
-
-
-def _positive(term: str, columns: Sequence[Column]) -> Test:
     expression = _expression(term)
     if expression is not None:
-        return lambda row: any(expression.search(cell.text) for cell in row.cells)
+        return Test(term, None, _matching(expression), wanted)
     match = _TERM.fullmatch(term)
     column = _column(match["field"], columns) if match else None
     if match is None or column is None:
-        wanted = term.casefold()
-        return lambda row: any(wanted in cell.text.casefold() for cell in row.cells)
+        return Test(term, None, _containing(term), wanted, term.casefold())
     if match["sign"] == ":":
         inner = _expression(match["value"])
         if inner is not None:
-            return lambda row: inner.search(row.cells[column].text) is not None
-        value = match["value"].casefold()
-        return lambda row: value in row.cells[column].text.casefold()
+            return Test(term, column, _matching(inner), wanted)
+        return Test(term, column, _containing(match["value"]), wanted, match["value"].casefold())
     limit = _number(match["value"])
     if limit is None:
-        return lambda row: False
-    if match["sign"] == ">":
-        return lambda row: (found := _number(row.cells[column].content)) is not None and found > limit
-    return lambda row: (found := _number(row.cells[column].content)) is not None and found < limit
+        return Test(term, column, lambda cell: False, wanted)
+    low, high = (limit, math.inf) if match["sign"] == ">" else (-math.inf, limit)
+    return Test(
+        term, column, lambda cell: (found := _number(cell.content)) is not None and low < found < high, wanted,
+        between=(low, high),
+    )  # fmt: skip
+
+
+def _matching(expression: re.Pattern[str]) -> Callable[[Cell], bool]:
+    return lambda cell: expression.search(cell.text) is not None
+
+
+def _containing(value: str) -> Callable[[Cell], bool]:
+    value = value.casefold()
+    return lambda cell: value in cell.text.casefold()
 
 
 def _column(name: str, columns: Sequence[Column]) -> int | None:

@@ -71,8 +71,9 @@ class TierLevel(View):
         if slots is None:
             return View.EMPTY
         wanted, stale = _wanted_cell(scene, slots), is_stale(scene, here.question)
-        rows = SlotRows(slots, lambda cell: here.row(scene, slots, cell, stale), here.held_cells(slots))
         columns = (SLOT, STATE, *(HOLDER if here.has_holders(slots) else ()), *(() if slots.one_piece else PART))
+        names = [column.name for column in columns]
+        rows = SlotRows(slots, lambda cell: here.row(scene, slots, cell, stale), names, here.held_cells(slots))
         return Table(columns, rows, empty="it has no slots", start="" if wanted is None else str(wanted))
 
     def offers(self, scene: Scene) -> tuple[Offer, ...]:

@@ -45,6 +45,8 @@ class SlotMap:
             in_parts = [self.cells]
         #: The first cell of each part, and the end of the last one.
         self.starts: NDArray[np.int64] = np.concatenate(([0], np.cumsum(np.array(in_parts, np.int64))))
+        #: What filters found among the numbers of slots, by their terms: an answer is sifted many times.
+        self.searched: dict[str, NDArray[np.int64]] = {}
         self._below: NDArray[np.int64] | None = None
         self.counts = self._counts()
 

@@ -6,25 +6,28 @@ from collections.abc import Callable, Sequence
 from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
+from swift_tiers.console.model.sieve import Tests
 from swift_tiers.console.model.table import Row
 from swift_tiers.console.views.slot_map import SlotMap
-
-Cells = NDArray[np.int64]
+from swift_tiers.console.views.slot_sieve import Cells, sieved
 
 
 class SlotRows(Sequence[Row]):
     """A row for each cell of a map, made when it is drawn. Orders are orders of stretches of cells."""
 
     def __init__(
-        self, slots: SlotMap, make: Callable[[int], Row], held: Sequence[tuple[int, int]] = (), *,
-        stretches: tuple[Cells, Cells] | None = None, backwards: bool = False,
+        self, slots: SlotMap, make: Callable[[int], Row], columns: Sequence[str] = ("slot", "state"),
+        held: Sequence[tuple[int, int]] = (), *, stretches: tuple[Cells, Cells] | None = None, backwards: bool = False,
     ) -> None:  # fmt: skip
-        """`held`: first and last cells of those that requests hold. `stretches`: the first cells and the lengths of
-        what is shown, in order; None: the map's runs. `backwards`: each from its end."""
+        """`columns`: names of the rows' cells. `held`: first and last cells of those that requests hold.
+
+        `stretches`: the first cells and the lengths of what is shown, in order; None: the map's runs. `backwards`: each
+        from its end.
+        """
         self._slots = slots
         self._make = make
+        self._columns = columns
         self._held = held
         runs: tuple[Cells, Cells] = (slots.ends[:-1], np.diff(slots.ends))
         self._firsts, self._lengths = runs if stretches is None else stretches
@@ -71,8 +74,25 @@ class SlotRows(Sequence[Row]):
         stretches = np.array([*held, *others], np.int64).reshape(-1, 2)
         return self._with(stretches[:, 0], stretches[:, 1] - stretches[:, 0] + 1)
 
+    def sifted(self, name: str, tests: Tests) -> SlotRows:
+        """Those that pass, found without making the others. `name` stands for the tests."""
+        edges, kept = sieved(self._slots, tests, self._columns, _merged(self._held), self._make)
+        # Each stretch is cut at the edges of what is kept, and what is kept of it stays in its order.
+        order = np.argsort(self._firsts, kind="stable")
+        firsts, ends = self._firsts[order], (self._firsts + self._lengths)[order]
+        cuts = np.unique(np.concatenate((edges, firsts, ends)))
+        pieces, lengths = cuts[:-1], np.diff(cuts)
+        stretch = np.clip(firsts.searchsorted(pieces, "right") - 1, 0, None)
+        inside = (pieces < ends[stretch]) & kept[np.clip(edges.searchsorted(pieces, "right") - 1, 0, len(kept) - 1)]
+        pieces, lengths, rank = pieces[inside], lengths[inside], order[stretch[inside]]
+        shown = np.lexsort((-pieces if self._backwards else pieces, rank))
+        return self._with(pieces[shown], lengths[shown], self._backwards)
+
     def _with(self, firsts: Cells, lengths: Cells, backwards: bool = False) -> SlotRows:
-        return SlotRows(self._slots, self._make, self._held, stretches=(firsts, lengths), backwards=backwards)
+        stretches = firsts, lengths
+        return SlotRows(
+            self._slots, self._make, self._columns, self._held, stretches=stretches, backwards=backwards,
+        )  # fmt: skip
 
     def _cell(self, at: int) -> int:
         stretch = int(self._ends.searchsorted(at, "right")) - 1

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.console.model.table import Cell, Row
+from swift_tiers.console.model.sieve import Sieve
+from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.slot_map import RARE, STATES, SlotMap
 from swift_tiers.console.views.slot_rows import SlotRows
 from swift_tiers.radix_tiering.bus.views import MapPart
@@ -85,7 +86,7 @@ def test_a_tier_without_slots_has_none(cells: tuple[tuple[str, int], ...]) -> No
 
 def rows_of(runs: list[tuple[str, int]], held: Any = ()) -> SlotRows:
     slots = SlotMap(map_view("alpha", "device", tuple(runs)))
-    return SlotRows(slots, lambda cell: Row(str(cell), (Cell(slots.state(cell)),)), held)
+    return SlotRows(slots, lambda cell: Row(str(cell), (Cell(slots.state(cell)),)), held=held)
 
 
 @given(RUNS, st.sampled_from(["slot", "state", "request"]), st.booleans())
@@ -123,3 +124,67 @@ def test_a_slice_makes_only_its_rows() -> None:
     assert rows.index_of("x") is None
     with pytest.raises(IndexError):
         rows[10_000_005]
+
+
+@given(
+    RUNS,
+    st.sampled_from(
+        ["cach", "!free", "1", "slot:2", "slot>7", "slot<4", "request:abc", "its:3", "/^1/", "state:/ed$/", "x-y", "-"]
+    ),
+    st.sampled_from(["", "out", "!slot>3", "3"]), st.sampled_from(["", "slot", "state", "request"]), st.booleans(),
+)  # fmt: skip
+def test_a_filter_keeps_what_it_would_of_rows_that_are_made(
+    runs: list[tuple[str, int]], first: str, second: str, column: str, down: bool
+) -> None:
+    slots = SlotMap(map_view("alpha", "device", tuple(runs)))
+    names = ("slot", "state", "request", "its page")
+    held = [(2, 4), (9, 9)] if slots.cells > 12 else []
+
+    def make(cell: int) -> Row:
+        number = slots.slots_of(cell)[0]
+        of = ("abc", str(cell)) if any(a <= cell <= b for a, b in held) else ("-", "-")
+        return Row(str(cell), (Cell(str(number), number), Cell(slots.state(cell)), Cell(of[0]), Cell(of[1])))
+
+    rows: Any = SlotRows(slots, make, names, held)
+    if column:
+        rows = rows.ordered(column, down)
+    table = Table(tuple(map(Column, names)), rows)
+    sieve = Sieve(f"{first} {second}")
+    assert [row.key for row in sieve.sift(table)] == [row.key for row in sieve.sift(table, list(rows))]
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=2, max_size=5),
+    st.integers(1, 4),
+    st.sampled_from(["slot>9", "slot<5", "7", "part:1"]),
+)
+def test_a_filter_of_several_parts(sizes: list[int], per_cell: int, words: str) -> None:
+    parts = tuple(MapPart(str(number), size) for number, size in enumerate(sizes))
+    runs = tuple(("cached" if number % 2 else "free", -(-size // per_cell)) for number, size in enumerate(sizes))
+    slots = SlotMap(map_view("alpha", "ssd", runs, parts=parts, slots=sum(sizes), slots_per_cell=per_cell))
+
+    def make(cell: int) -> Row:
+        first, last = slots.slots_of(cell)
+        number = Cell(str(first) if first == last else f"{first}-{last}", first)
+        return Row(str(cell), (number, Cell(slots.state(cell)), Cell(slots.name(slots.part(cell)))))
+
+    names = ("slot", "state", "part")
+    rows = SlotRows(slots, make, names)
+    table = Table(tuple(map(Column, names)), rows)
+    found = Sieve(words).sift(table)
+    assert [row.key for row in found] == [row.key for row in Sieve(words).sift(table, list(rows))]
+
+
+def test_of_very_many_slots_one_is_found_by_its_whole_number() -> None:
+    slots = SlotMap(map_view("alpha", "host", (("free", 5_000_000), ("loading", 3))))
+    made: list[int] = []
+
+    def make(cell: int) -> Row:
+        made.append(cell)
+        return Row(str(cell), (Cell(str(cell), cell), Cell(slots.state(cell))))
+
+    table = Table((Column("slot"), Column("state")), SlotRows(slots, make))
+    assert [row.key for row in Sieve("slot:4321").sift(table)] == ["4321"]
+    assert [row.key for row in Sieve("loading").sift(table)] == ["5000000", "5000001", "5000002"]
+    assert len(Sieve("slot>4999000 free").sift(table)) == 999
+    assert len(made) < 20
