@@ -105,8 +105,8 @@ def _matrix(scene: Scene, found: Sequence[Flow], rates: _Rates) -> list[Text]:
     others = others[: max(0, int(scene.height * Links.LINES_SHARE) - len(tiers) - 5)]
     by_way = {(one.way.source, one.way.destination): one for one in found}
     rows, across = [*tiers, *others], [*tiers, *others]
-    name = max(NAME, *(min(20, len(text(row))) for row in rows))
-    width = min(width, (scene.width - name - 1) // len(across))
+    name = max(NAME, *(min(20, scene.width // 4, len(text(row))) for row in rows))
+    width = max(2, min(width, (scene.width - name - 1) // len(across)))
     heads: list[tuple[str, str] | str] = [f"{'from':<{name}} "]
     for end in across:
         label = scene.glyphs.cut(f"to {text(end)}", width - 1)

@@ -1,0 +1,50 @@
+"""Views at any size, with what is there and what is not: they are drawn, and in no sign that was not asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swift_tiers.console.model.glyphs import ASCII, UNICODE
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.views import VIEWS
+from swift_tiers.console.views.view import View
+
+from support.console_world import KEY, World, scene_of
+
+SERVER = Step("server", "beta")
+#: Of each view, what can be entered there; also what is not there.
+STEPS: dict[str, tuple[tuple[Step, ...], ...]] = {
+    "links": ((Step("link", "ssd-host"),), (Step("link", "ssd-host"), SERVER, Step("rank", "dp0-tp0"))),
+    "stripes": ((SERVER,), (SERVER, Step("device", "dp0-tp0:1")), (Step("page", KEY),)),
+    "restores": ((SERVER,), (Step("request", f"1restore{'0' * 24}"),), (SERVER, Step("request", "nobody"))),
+}
+PLACES = [Place(view.NAME, steps) for view in VIEWS for steps in ((), *STEPS.get(view.NAME, ()))]
+VIEW: dict[str, View] = {view.NAME: view() for view in VIEWS}
+
+
+@pytest.mark.parametrize(
+    "place", PLACES, ids=lambda place: "-".join((place.view, *(step.kind for step in place.steps)))
+)
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    width=st.integers(20, 300), height=st.integers(4, 80), ascii=st.booleans(),
+    ticks=st.sampled_from([0, 1, 40]), only=st.sampled_from([None, "alpha", "gamma", "nobody"]),
+)  # fmt: skip
+def test_views_are_drawn_at_any_size(place, width, height, ascii, ticks, only) -> None:
+    world = World()
+    world.tick(ticks)
+    glyphs = ASCII if ascii else UNICODE
+    scene = replace(scene_of(place, world), width=width, height=height, glyphs=glyphs, only=only)
+    view = VIEW[place.view]
+    table = view.table(scene)
+    rows = table.rows[:50]
+    lines = view.lines(replace(scene, selected=rows[0] if rows else None))
+    view.offers(replace(scene, selected=rows[0] if rows else None))
+    said = [line.plain for line in lines] + [cell.text for row in rows for cell in row.cells]
+    assert all(len(row.cells) == len(table.columns) for row in rows)
+    assert not any("\n" in one for one in said)
+    assert not ascii or all(one.isascii() for one in said)
