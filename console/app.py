@@ -38,6 +38,7 @@ from swift_tiers.console.views.view import Answered, Offer, Scene, View
 from swift_tiers.console.widgets.entry import Entry
 from swift_tiers.console.widgets.grid import Grid
 from swift_tiers.console.widgets.panel import Panel
+from swift_tiers.console.widgets.scroll_bar import draw_plainly
 from swift_tiers.console.widgets.status import Line
 from swift_tiers.radix_tiering.bus.figures import text
 
@@ -53,7 +54,7 @@ class ConsoleApp(App[None]):
     """Everything on the screen follows from the last look and from where the operator is (`Scene`)."""
 
     TITLE = "swift-tiers"
-    CSS_PATH = "console.tcss"
+    CSS_PATH = Path(__file__).with_name("console.tcss")  # also for classes that are made of this one
     ENABLE_COMMAND_PALETTE = True
     COMMANDS = App.COMMANDS | {CommandsProvider}
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -133,6 +134,9 @@ class ConsoleApp(App[None]):
         self.set_class(self.glyphs.ascii, "-ascii")
         self.theme = "textual-dark" if self._dark else "textual-light"
         self.grid.glyphs = self.glyphs
+        if self.glyphs.ascii:
+            draw_plainly(self.grid)
+            draw_plainly(self.panel)
         self.theme_changed_signal.subscribe(self, lambda theme: self._take_theme(theme.dark))
         self.grid.focus()
         self.paint()
@@ -266,7 +270,8 @@ class ConsoleApp(App[None]):
         self._answers[event.question] = event
         wanted = set(self.view.questions(self.scene()))
         self._answers = {one: said for one, said in self._answers.items() if one in wanted}
-        if not self.paused:
+        # Painting costs: the next look, which is due, paints what is only newer.
+        if not self.paused and (former is None or former.failed != event.failed or self.interval > looker.ASK_SECONDS):
             self.paint()
 
     def on_became(self, event: Became) -> None:
@@ -468,7 +473,7 @@ class ConsoleApp(App[None]):
         self.theme = "textual-light" if self._dark else "textual-dark"
 
     def action_help(self) -> None:
-        self.push_screen(HelpScreen(help_sections(self)))
+        self.push_screen(HelpScreen(help_sections(self), plain=self.glyphs.ascii))
 
     def action_export(self) -> None:
         def chosen(answer: str | None) -> None:

@@ -14,6 +14,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from swift_tiers.console.widgets.scroll_bar import draw_plainly
+
 #: Cells for the keys, at most.
 KEYS = 30
 #: A heading and its lines: what to press or type, and what that does.
@@ -25,13 +27,19 @@ class HelpScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter", "dismiss", "back")]
 
-    def __init__(self, sections: Sequence[Section]) -> None:
+    def __init__(self, sections: Sequence[Section], plain: bool = False) -> None:
+        """`plain`: for terminals that have ASCII only."""
         super().__init__()
+        self._plain = plain
         self._sections = sections
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog dialog--wide"):
             yield Static(self._content())
+
+    def on_mount(self) -> None:
+        if self._plain:
+            draw_plainly(self.query_one(VerticalScroll))
 
     def _content(self) -> RenderableType:
         parts: list[RenderableType] = []

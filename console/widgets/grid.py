@@ -67,6 +67,8 @@ class Grid(ScrollView, can_focus=True):
         self._widths: list[int] = []
         self._shown: list[int] = []  # columns that have room, by their number
         self._sorting = Sorting()
+        self._visible: dict[int, Row] = {}  # by their number
+        self._strips: list[Strip] = []  # of what is visible, from the top
         self.palette = Palette()
         self.glyphs: Glyphs = UNICODE
         self.dimmed = False  # everything is stale
@@ -108,9 +110,10 @@ class Grid(ScrollView, can_focus=True):
         if before is not None and not follows and (self._cursor >= len(rows) or rows[self._cursor].key != before.key):
             self._cursor = _find(rows, before.key, self._cursor)
         self._cursor = max(0, min(self._cursor, len(rows) - 1))
-        self._measure()
-        self.virtual_size = Size(self.size.width, len(rows) + 1)
-        self.refresh()
+        size = Size(self.size.width, len(rows) + 1)
+        if size != self.virtual_size:
+            self.virtual_size = size
+        self._redraw()
 
     def select(self, key: str) -> None:
         """Put the cursor on the row with this key, if it is there."""
@@ -120,7 +123,29 @@ class Grid(ScrollView, can_focus=True):
 
     # ---- drawing ----
 
+    def _redraw(self) -> None:
+        """Make the lines that are visible, and draw those again that are not what they were."""
+        self._measure()
+        before, height = self._strips, self.size.height
+        self._strips = [self._make_line(y) for y in range(height)]
+        if len(before) != height:
+            self.refresh()
+            return
+        changed = [y for y in range(height) if self._strips[y] != before[y]]
+        if changed:
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def notify_style_update(self) -> None:
+        self._strips = []
+        super().notify_style_update()
+
     def render_line(self, y: int) -> Strip:
+        if len(self._strips) != self.size.height:
+            self._measure()
+            self._strips = [self._make_line(number) for number in range(self.size.height)]
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
+
+    def _make_line(self, y: int) -> Strip:
         width = self.size.width
         ground = self.rich_style
         if y == 0:
@@ -130,7 +155,7 @@ class Grid(ScrollView, can_focus=True):
             return Strip([Segment(set_cell_size(f" {self._table.empty}", width), ground + self.palette["muted"])])
         if number >= len(self._rows):
             return Strip.blank(width, ground)
-        return self._line(self._rows[number], width, ground, number == self._cursor)
+        return self._line(self._visible[number], width, ground, number == self._cursor)
 
     def _heading(self, width: int, ground: Style) -> Strip:
         title = ground + self.palette["muted"] + Style(bold=True, underline=not self.glyphs.ascii)
@@ -162,9 +187,12 @@ class Grid(ScrollView, can_focus=True):
     def _measure(self) -> None:
         """Widths only grow while the columns stay the same, so that nothing jumps."""
         columns = self._table.columns
-        widths = self._widths or [0] * len(columns)
         first = self.scroll_offset.y
-        shown = [*self._rows[:MEASURED], *self._rows[first : first + max(1, self.size.height)]]
+        visible = list(self._rows[first : first + max(1, self.size.height)])
+        self._visible = dict(enumerate(visible, first))
+        # What comes first is measured once, so that scrolling changes little.
+        shown = visible if self._widths else [*visible, *self._rows[:MEASURED]]
+        widths = self._widths or [0] * len(columns)
         for number, column in enumerate(columns):
             longest = max((cell_len(row.cells[number].text) for row in shown), default=0)
             heading = cell_len(column.name) + (column.name == self._sorting.column)
@@ -195,17 +223,16 @@ class Grid(ScrollView, can_focus=True):
         self._cursor = to
         # The heading covers the first line, so the row above the cursor's must be in sight, too.
         self.scroll_to_region(Region(0, to, 1, 2), animate=False, force=True)
-        self._measure()
-        self.refresh()
+        self._redraw()
         self.post_message(self.Moved())
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
-        self._measure()
+        self._strips = []
         self.refresh()
 
     def on_resize(self) -> None:
-        self._measure()
+        self._strips = []
         self.virtual_size = Size(self.size.width, len(self._rows) + 1)
         self.refresh()
 

@@ -1,0 +1,147 @@
+"""What the console takes of a core, and how soon a key is on the screen: eight busy servers, 100,000 pages.
+
+The servers are on a real Redis only, where a process of its own says twice a second what they would. The console looks
+twice a second, at 160x48, and draws into nothing. For each view in turn, and for the map of one device with 100,000
+slots: CPU time of the console's process, all threads, over time. Then keys, one after the other: from the key to the
+end of drawing the next frame, by the console's own clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from textual import events
+from textual.pilot import Pilot
+
+from swift_tiers.console import ConsoleApp
+from swift_tiers.console.feeds.live import LiveFeed
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.views import VIEWS
+from swift_tiers.ops.bench.report import Figure, finish, parser
+from swift_tiers.ops.errors import CommandError
+from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
+from swift_tiers.radix_tiering.config import BusConfig
+
+SERVERS, PAGES, SIZE, INTERVAL = 8, 100_000, (160, 48), 0.5
+CPU_BOUND, KEY_BOUND = 10.0, 50.0
+PATIENCE_SECONDS = 20.0
+#: Keys that are pressed in each view.
+KEYS = ("j", "j", "k", "G", "g", "s", "s", "S", "S", "m", "m", "m", "pagedown", "pageup")
+
+
+class TimedConsole(ConsoleApp):
+    """Notes when each frame has been drawn."""
+
+    drawn = 0.0
+    frames = 0
+
+    def _display(self, *arguments: Any) -> None:
+        super()._display(*arguments)
+        self.drawn = time.perf_counter()
+        self.frames += 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser("console", __doc__, rounds=1)
+    arguments.add_argument("--seconds", type=float, default=10.0, help="in each view (%(default)s)")
+    options = arguments.parse_args(argv)
+    folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))
+    try:
+        return _measure(folder, options)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure(folder: Path, options: argparse.Namespace) -> int:
+    bus = EmbeddedRedis(folder)
+    bus.ensure()
+    socket = str(folder / "redis.sock")
+    words = [sys.executable, "-m", "swift_tiers.ops.bench.console_servers", socket, str(SERVERS), str(PAGES)]
+    servers = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    try:
+        shares, keys = asyncio.run(_drive(BusConfig(directory=str(folder)), options.seconds))
+    finally:
+        servers.kill()
+        servers.wait()
+        bus.close()
+    for name, share in shares.items():
+        print(f"  {name:24} {share:6.2f} % of a core")
+    keys.sort()
+    print(f"  {len(keys)} keys: median {keys[len(keys) // 2]:.1f} ms, 99th percentile {_p99(keys):.1f} ms")
+    figures = [
+        Figure("cpu", max(shares.values()), "% of a core", at_most=CPU_BOUND),
+        Figure("key_to_paint_p99", _p99(keys), "ms", at_most=KEY_BOUND),
+        Figure("key_to_paint_p50", keys[len(keys) // 2], "ms"),
+    ]
+    return finish("console", figures, {"cpu": shares, "keys_ms": keys}, options.json)
+
+
+def _p99(values: Sequence[float]) -> float:
+    return values[min(len(values) - 1, -(-99 * len(values) // 100) - 1)]
+
+
+async def _drive(config: BusConfig, seconds: float) -> tuple[dict[str, float], list[float]]:
+    app = TimedConsole(LiveFeed(config, "bench", steers=False), interval=INTERVAL)
+    shares: dict[str, float] = {}
+    keys: list[float] = []
+    async with app.run_test(size=SIZE) as pilot:
+        await _until(pilot, lambda: len(app.moment.servers) == SERVERS, "the servers are not on the bus")
+        await asyncio.sleep(3)
+        for number, view in enumerate(VIEWS, 1):
+            await pilot.press(str(number))
+            shares[view.NAME] = await _share(seconds)
+            keys += await _keys(app, pilot, KEYS)
+        steps = (Step("server", "server-0"), Step("rank", "dp0-tp0"), Step("tier", "device"))
+        app.enter(Place("blocks", steps))
+        await _until(pilot, lambda: len(app.grid.rows) >= PAGES * 0.99, "there is no map of the device")
+        shares["map of 100,000 slots"] = await _share(seconds)
+        keys += await _keys(app, pilot, KEYS)
+        keys += await _keys(app, pilot, [str(number) for number in range(1, len(VIEWS) + 1)])
+    return shares, keys
+
+
+async def _share(seconds: float) -> float:
+    """Of a core, per cent."""
+    began, used = time.perf_counter(), time.process_time()
+    await asyncio.sleep(seconds)
+    return 100 * (time.process_time() - used) / (time.perf_counter() - began)
+
+
+async def _keys(app: TimedConsole, pilot: Pilot[None], keys: Sequence[str]) -> list[float]:
+    measured = [await _key(app, pilot, key) for key in keys]
+    return [one for one in measured if one is not None]
+
+
+async def _key(app: TimedConsole, pilot: Pilot[None], key: str) -> float | None:
+    """Milliseconds from the key to the frame that follows it. A key that changes nothing draws none: not counted."""
+    frames, pressed = app.frames, time.perf_counter()
+    # Not pilot.press, which waits until nothing is left to do.
+    event = events.Key(key, key if len(key) == 1 else None)
+    event.set_sender(app)
+    app.post_message(event)
+    while app.frames == frames and time.perf_counter() - pressed < 0.2:
+        await asyncio.sleep(0.001)
+    seconds = app.drawn - pressed if app.frames > frames else None
+    await pilot.pause()
+    return None if seconds is None else 1e3 * seconds
+
+
+async def _until(pilot: Pilot[None], condition: Any, problem: str) -> None:
+    limit = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > limit:
+            raise CommandError(f"bench console: {problem}")
+        await pilot.pause(0.1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
