@@ -96,7 +96,9 @@ def _row(scene: Scene, one: RequestView) -> Row:
         Cell(count(one.ssd_tokens), one.ssd_tokens),
         Cell(count(one.pages), one.pages),
     )
-    return Row(one.rid, cells, prefix_place(one.server, one.last_page), one, scene.moment.is_old(one))
+    # What has ended does not get old: it is not said again.
+    stale = bool(scene.moment.lost) or (one.live and scene.moment.is_old(one))
+    return Row(one.rid, cells, prefix_place(one.server, one.last_page), one, stale)
 
 
 def prefix_place(server: str, page: str) -> Place:
