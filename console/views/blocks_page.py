@@ -20,9 +20,9 @@ from swift_tiers.console.views.asked import (
     whole_keys,
 )
 from swift_tiers.console.views.blocks_offers import page_offers
-from swift_tiers.console.views.blocks_tier import slot_place
+from swift_tiers.console.views.blocks_tier import SHARE, slot_place
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, size, text
+from swift_tiers.radix_tiering.bus.figures import NONE, count, seconds, size, text
 from swift_tiers.radix_tiering.bus.views import PageView, PrefixPage, PrefixView, RankedView, RequestView
 
 #: Both ways in which answers name a slot of borrowed memory.
@@ -59,8 +59,17 @@ class PageLevel(View):
             lines.append(
                 scene.line(("nobody holds it: it was evicted, dropped or flushed, or never stored", "warning"))
             )
-        for view in views:
-            lines += _life(scene, view)
+        spaces = {text(view.namespace)[:LISTED_DIGITS] for view in views if view.namespace}
+        lines[1].append_text(scene.line(f"namespace {', '.join(sorted(spaces))}" if spaces else ""))
+        age = scene.answers[_question(scene, key)].age if views else 0.0
+        lives = [_life(scene, view, age) for view in views]
+        room, more = int(scene.height * SHARE) - len(lines) - 2, 0
+        while lives and sum(map(len, lives)) > room and len(lives) > 1:
+            lives.pop()
+            more += 1
+        lines += [line for life in lives for line in life]
+        if more:
+            lines.append(scene.line(f"and {more} more ranks: they are in the table"))
         told = {view.checksum for view in views if view.checksum}
         if len(told) > 1:
             lines.append(scene.line(("checksums differ: ", "note"), "these ranks computed the page each by itself"))
@@ -161,26 +170,27 @@ def _users(scene: Scene, key: str) -> list[RequestView]:
     return [one for rank in ranks for one in rank.requests if one.last_page == key]
 
 
-def _life(scene: Scene, view: PageView) -> list[Text]:
-    """What one rank says, in two lines."""
+def _life(scene: Scene, view: PageView, age: float) -> list[Text]:
+    """What one rank said `age` seconds ago, in two lines."""
     name = f"{text(view.server)} {text(view.rank)}  "
     if view.held is None:
         return [scene.line((name, "title"), ("says nothing of it", "warning"))]
     if not view.held:
         only = "on the device only; not stored below" if view.device_slot is not None else "not known here"
         return [scene.line((name, "title"), (only, "muted"))]
-    used = f"{seconds(view.last_used_seconds)} before" if view.last_used_seconds is not None else "not lately"
+    used = "not lately"
+    if view.last_used_seconds is not None:
+        used = f"{seconds(round(view.last_used_seconds + (view.age_seconds or 0.0) + age, 1))} ago"
     pins = view.pins
-    checksum = scene.glyphs.cut(text(view.checksum), 32) if view.checksum else "not known yet"
+    checksum = scene.glyphs.cut(text(view.checksum), LISTED_DIGITS + 1) if view.checksum else "not known yet"
     facts: list[tuple[tuple[str, str] | str, ...]] = [
         ((name, "title"), (text(view.origin) or "origin not told", "text")),
         (f"used {count(view.uses)} times, last {used}",),
         ((f"pins {count(pins)}", "pinned" if pins else "muted"),),
-        (f"{size(view.bytes)}",),
-        (f"  page {count(view.depth)} of its sequence, {count(view.children)} behind it",),
+        (f"  page {count(view.depth)}, {count(view.children)} behind it",),
+        (size(view.bytes),),
         (f"checksum {checksum}",),
         (f"generation {NONE if view.generation is None else view.generation}",),
-        (f"namespace {text(view.namespace)[:12] or UNKNOWN}",),
     ]
     return flowing(scene, facts)
 

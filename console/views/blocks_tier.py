@@ -128,10 +128,15 @@ class _Here(NamedTuple):
         first, last = slots.slots_of(cell)
         state = slots.state(cell)
         held = self.holdings(slots, cell)
+        server = Step("server", self.server)
         place = None
         if held:
-            steps = (Step("server", self.server), Step("rank", self.rank), Step("request", held[0].request.rid))
-            place = Place("blocks", steps)
+            place = Place("blocks", (server, Step("rank", self.rank), Step("request", held[0].request.rid)))
+        elif self.tier == "ssd" and not slots.one_piece:
+            number = slots.parts[slots.part(cell)].name
+            place = Place("stripes", (server, Step("device", f"{self.rank}:{number}")))
+        elif self.tier == "peer":
+            place = Place("leases", (server,))
         cells = [
             Cell(str(first) if first == last else f"{first}-{last}", first),
             Cell(f"{scene.glyphs.signs.get(state, '?')} {text(state)}", text(state), _word_style(state)),

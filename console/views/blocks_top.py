@@ -26,8 +26,8 @@ GUTTER = 13
 #: Signs of a request's pages in the table.
 STRIP = 12
 
-#: Where there is room for no more: the names of requests are cut, and what a tier holds.
-NARROW, WIDE = (14, 33), (34, 120)
+#: Cells of the other columns, where all of them are shown.
+OTHERS = 66
 
 
 class TopLevel(View):
@@ -66,16 +66,18 @@ class TopLevel(View):
 
 
 def _columns(scene: Scene) -> tuple[Column, ...]:
-    name, what = NARROW if scene.width < 120 else WIDE
+    """Names of requests are cut, and what a tier holds, so that the other columns have room."""
+    name = 14 if scene.width < 110 else 20 if scene.width < 150 else 34
+    what = max(33, scene.width - OTHERS - name)
     return (
-        Column("server", widest=14 if name < WIDE[0] else 30, rank=9),
+        Column("server", widest=14 if scene.width < 110 else 30, rank=9),
         Column("rank", rank=5),
         Column("blocks of", widest=name, rank=9),
         Column("state", rank=4),
         Column("pages", right=True, rank=8),
         Column("full", right=True, rank=3),
         Column("fill", rank=7),
-        Column("holds; found", widest=what, rank=8),
+        Column("what is where", widest=what, rank=8),
     )
 
 
@@ -185,8 +187,13 @@ def _maps(scene: Scene, rank: RankState) -> list[Text]:
         view = answer_of(scene, Question("map", tier.tier, tier.server), tier.server, tier.rank)
         if view is not None and view.slots is not None:
             states.update(dict.fromkeys(slot_map(view).counts))
+    if request is not None and request.block_table:
+        name = scene.glyphs.cut(text(request.rid), 16)
+        title.append_text(scene.line((f"  {scene.glyphs.marked} ", "title"), f"on the device of {name}"))
     heading = [title, *legend(scene, states)]
-    room = max(1, (int(scene.height * SHARE) - len(heading)) // max(1, len(rank.tiers)))
+    # Tiers that have nothing to draw take a line each.
+    drawn = sum(_drawn(scene, tier) for tier in rank.tiers)
+    room = max(1, (int(scene.height * SHARE) - len(heading) - len(rank.tiers) + drawn) // max(1, drawn))
     return [*heading, *(line for tier in rank.tiers for line in _map(scene, tier, room, request))]
 
 
@@ -214,6 +221,11 @@ def _map(scene: Scene, tier: TierView, room: int, request: RequestView | None) -
             if number == 0:
                 line.stylize(scene.palette[tier.tier], 0, GUTTER)
             yield line
+
+
+def _drawn(scene: Scene, tier: TierView) -> bool:
+    view = answer_of(scene, Question("map", tier.tier, tier.server), tier.server, tier.rank)
+    return view is not None and view.slots is not None
 
 
 def _part(stretch: Stretch, cell: int) -> str:

@@ -110,6 +110,8 @@ def _line(
 ) -> Text:  # fmt: skip
     """Signs of one kind that stand together are one span: what is drawn costs what changes along the line."""
     drawn = [signs[code] for code in codes.tolist()]
+    for at in marks.nonzero()[0].tolist():
+        drawn[at] = scene.glyphs.marked
     if cursor is not None:
         drawn[cursor] = scene.glyphs.marked
     left = len(label)
@@ -118,9 +120,8 @@ def _line(
     bounds = [0, *edges.tolist(), len(drawn)]
     spans += [Span(left + a, left + b, styles[codes[a]]) for a, b in pairwise(bounds) if b > a]
     if marks.any():
-        reverse = Style(reverse=True)
         bounds = [0, *(np.flatnonzero(np.diff(marks)) + 1).tolist(), len(drawn)]
-        spans += [Span(left + a, left + b, reverse) for a, b in pairwise(bounds) if marks[a]]
+        spans += [Span(left + a, left + b, scene.palette["title"]) for a, b in pairwise(bounds) if marks[a]]
     if cursor is not None:
         spans.append(Span(left + cursor, left + cursor + 1, scene.palette["title"] + Style(reverse=True)))
     return Text(label + "".join(drawn), spans=spans, no_wrap=True, overflow="crop", end="")

@@ -10,16 +10,17 @@ from swift_tiers.console.feeds.feed import Question
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.asked import answer_line, answer_of, is_stale, views_of, whole_keys
+from swift_tiers.console.views.blocks_offers import page_offers
 from swift_tiers.console.views.measures import seconds_cell
 from swift_tiers.console.views.tree_nodes import Branch, NodeRows, Tree, node_key, tree_of
-from swift_tiers.console.views.view import Scene, View
+from swift_tiers.console.views.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, share, text
 from swift_tiers.radix_tiering.bus.views import NodeEntry, NodesView, TreeView
 
 #: Nodes that each rank is asked for: what an operator scrolls through; a server would list 1000.
 ASKED = 500
 #: Cells of a node's bar, and of what is before a sparkline.
-BAR, LABEL = 12, 40
+BAR, WIDE_BAR, LABEL = 12, 48, 40
 #: Rates are of the last so many seconds.
 RECENT_SECONDS = 10.0
 #: Of the height, for lines above the table.
@@ -80,6 +81,12 @@ class TreeShape(View):
         stale = is_stale(scene, _question(scene))
         rows = NodeRows(trees, lambda branch: _row(scene, branch, keys, stale, len(trees) > 1), root)
         return Table((*HOME, *COLUMNS) if len(trees) > 1 else COLUMNS, rows, empty=empty)
+
+    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+        branch = scene.selected.subject if scene.selected is not None else None
+        if not isinstance(branch, Branch) or not branch.node.key:
+            return ()
+        return page_offers(scene, branch.view.server, whole_keys(scene).get(branch.node.key, ""))
 
     def questions(self, scene: Scene) -> tuple[Question, ...]:
         return (_question(scene),)
@@ -207,7 +214,7 @@ def _row(scene: Scene, branch: Branch, keys: Mapping[str, str], stale: bool, sev
         *named,
         Cell(f"{branch.drawn(scene.glyphs)}{node.node}", node.node, "title" if not branch.trunks else ""),
         Cell(count(node.subtree_tokens), node.subtree_tokens),
-        Cell(scene.glyphs.bar(part, BAR), part, "cached"),
+        Cell(scene.glyphs.bar(part, BAR if scene.width < 140 else WIDE_BAR), part, "cached"),
         Cell(count(node.tokens), node.tokens),
         Cell(NONE if node.hits is None else count(node.hits), node.hits),
         Cell(NONE if node.locks is None else count(node.locks), node.locks, "pinned" if node.locks else ""),
@@ -215,4 +222,4 @@ def _row(scene: Scene, branch: Branch, keys: Mapping[str, str], stale: bool, sev
         Cell(str(behind) if behind else NONE, behind),
         Cell(node.key or NONE, style="accent" if whole else "muted"),
     )
-    return Row(node_key(branch), cells, place, node, stale)
+    return Row(node_key(branch), cells, place, branch, stale)

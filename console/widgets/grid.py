@@ -19,7 +19,6 @@ from swift_tiers.console.model.columns import GAP, fit, fitting
 from swift_tiers.console.model.glyphs import UNICODE, Glyphs
 from swift_tiers.console.model.palette import Palette
 from swift_tiers.console.model.table import Row, Sorting, Table
-from swift_tiers.console.widgets.scrollbar import WholeCells
 
 #: Rows that are measured for the width of columns, beside those that are visible.
 MEASURED = 100
@@ -103,8 +102,6 @@ class Grid(ScrollView, can_focus=True):
             begins = max(0, self._cursor - self.size.height // 2)
             # Only once the new rows have made room for it.
             self.call_after_refresh(self.scroll_to, 0, begins, animate=False)
-        if self.glyphs.ascii:
-            self.vertical_scrollbar.renderer = WholeCells  # type: ignore[misc]  # Textual means it so
         self._table, self._rows, self._sorting = table, rows, sorting
         follows = table.follow and self._cursor == 0
         if before is not None and not follows and (self._cursor >= len(rows) or rows[self._cursor].key != before.key):
@@ -152,7 +149,8 @@ class Grid(ScrollView, can_focus=True):
             return self._heading(width, ground)
         number = y - 1 + self.scroll_offset.y
         if not self._rows and number == 0:
-            return Strip([Segment(set_cell_size(f" {self._table.empty}", width), ground + self.palette["muted"])])
+            empty = "nothing passes the filter; esc takes it away" if self._table.rows else self._table.empty
+            return Strip([Segment(set_cell_size(f" {empty}", width), ground + self.palette["muted"])])
         if number >= len(self._rows):
             return Strip.blank(width, ground)
         return self._line(self._visible[number], width, ground, number == self._cursor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -90,9 +91,9 @@ def test_maps_of_the_rank_under_the_cursor_stand_above() -> None:
 def test_the_pages_of_a_request_stand_out_on_the_device() -> None:
     scene = with_answers(scene_of(Place("blocks"), width=150, height=44))
     of_request = replace(scene, selected=row_with(BLOCKS.table(scene), REQUEST))
-    marked = [span for line in BLOCKS.lines(of_request) for span in line.spans if getattr(span.style, "reverse", False)]
-    assert marked
-    assert not [s for line in BLOCKS.lines(scene) for s in line.spans if getattr(s.style, "reverse", False)]
+    assert UNICODE.marked not in words(scene)
+    assert words(of_request).count(UNICODE.marked) > 3, "its two runs of pages, and the legend"
+    assert "on the device of 0decode" in words(of_request)
 
 
 def test_before_an_answer_fill_is_shown_and_that_it_is_asked() -> None:
@@ -279,7 +280,7 @@ def page(key: str = KEY, *before: Step) -> Scene:
 def test_a_pages_life_at_all_who_hold_it() -> None:
     scene = page()
     said = words(scene)
-    for fact in ("computed here", "used 12 times", "last 4.0 s before", "pins 1", "9f9f", "page 128 of its sequence"):
+    for fact in ("computed here", "used 12 times", "last 4.7 s ago", "pins 1", "9f9f", "page 128, 1 behind it"):
         assert fact in said
     table = BLOCKS.table(scene)
     assert BLOCKS.questions(scene) == (Question("page", KEY, None),)
@@ -289,6 +290,14 @@ def test_a_pages_life_at_all_who_hold_it() -> None:
     assert row_with(table, "lease 12 slot 5").place == tier("peer", Step("slot", "alpha.dp0-tp0/12:5"))
     assert row_with(table, "page before").place == Place("blocks", (Step("page", PARENT),))
     assert row_with(table, "request", REQUEST).place == Place("blocks", (*ALPHA, Step("request", REQUEST)))
+
+
+def test_many_who_hold_a_page_are_all_in_the_table() -> None:
+    views = [page_view(f"server-{number}") for number in range(40)]
+    scene = replied(scene_of(Place("blocks", (Step("page", KEY),))), Question("page", KEY, None), *views)
+    assert len(BLOCKS.lines(scene)) <= 20 * BLOCKS.LINES_SHARE
+    assert re.search(r"and \d+ more ranks", words(scene))
+    assert len(set(cells(BLOCKS.table(scene), "server"))) == 42, "and those of the requests that end with it"
 
 
 def test_a_page_may_be_named_by_its_beginning() -> None:

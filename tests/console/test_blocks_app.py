@@ -97,3 +97,15 @@ async def test_the_tree_leads_to_pages() -> None:
         await pilot.press("escape")
         await shows(pilot, "largest of")
         assert "reuse" in screen_text(app)
+
+
+async def test_a_tier_is_sifted_and_a_filter_that_nothing_passes_says_so() -> None:
+    app = console()
+    async with app.run_test(size=SIZE) as pilot:
+        app.enter(DEVICE)
+        await shows(pilot, "46,605 slots")
+        app.type_action("filter state:recomputing")
+        text = await shows(pilot, "1/40 of 46605")
+        assert "slot 20396: recomputing" in text
+        app.type_action("filter state:nothing")
+        await shows(pilot, "nothing passes the filter", without=("it has no slots",))

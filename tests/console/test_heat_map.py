@@ -58,9 +58,9 @@ def test_the_cursor_and_what_is_marked_are_seen_without_colour() -> None:
         scene_of(Place("blocks"), glyphs=ASCII), Layout(1, 10, (Stretch(0, 20),)), NAMES, strongest_of(codes, 3),
         cursor=13, marked=[(2, 4)],
     )  # fmt: skip
-    assert [line.plain for line in lines] == ["cccccccccc", "ccc@cccccc"]
-    reversed_cells = {at for span in lines[0].spans if getattr(span.style, "reverse", False) for at in range(*span[:2])}
-    assert reversed_cells == {2, 3, 4}
+    assert [line.plain for line in lines] == ["cc@@@ccccc", "ccc@cccccc"]
+    cursor = [span for line in lines for span in line.spans if getattr(span.style, "reverse", False)]
+    assert [(span.start, span.end) for span in cursor] == [(3, 4)], "the cursor is told from what is marked"
 
 
 def test_a_click_finds_the_first_cell_of_its_sign() -> None:

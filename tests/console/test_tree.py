@@ -16,6 +16,7 @@ from swift_tiers.console.model.table import Sorting, Table, ordered
 from swift_tiers.console.views.tree import ASKED, TreeShape
 from swift_tiers.console.views.tree_nodes import ORDERS, Tree
 from swift_tiers.console.views.view import Answered, Scene
+from swift_tiers.radix_tiering.bus.commands import Pin
 from swift_tiers.radix_tiering.bus.views import NodeEntry, NodesView
 
 from support.console_answers import KEY, nodes_view
@@ -79,7 +80,7 @@ def test_every_node_is_drawn_once_whatever_is_said_of_parents(nodes: list[tuple[
 
 def test_a_node_leads_to_the_life_of_its_last_page_where_its_key_is_known() -> None:
     rows = TREE.table(scene()).rows
-    by_node = {row.subject.node: row for row in rows}
+    by_node = {row.subject.node.node: row for row in rows}
     assert by_node[33].place == Place("blocks", (Step("page", KEY),))
     home = (Step("server", "alpha"), Step("rank", "dp0-tp0"))
     assert by_node[17].place == Place("tree", (*home, Step("node", "17")))
@@ -149,3 +150,17 @@ def test_a_tree_that_is_unknown_shows_no_figures_as_zero() -> None:
     snapshot = msgspec.structs.replace(shown.moment.snapshot, servers=(state,))
     said = words(replace(shown, moment=replace(shown.moment, snapshot=snapshot)))
     assert "? tokens in ? nodes" in said
+
+
+def test_the_prefix_of_a_node_can_be_pinned_where_its_key_is_known() -> None:
+    shown = scene()
+    rows = {row.subject.node.node: row for row in TREE.table(shown).rows}
+    offers = TREE.offers(replace(shown, selected=rows[33]))
+    assert [(offer.label, offer.server) for offer in offers] == [
+        ("pin", "alpha"),
+        ("unpin", "alpha"),
+        ("drop", "alpha"),
+    ]
+    assert offers[0].make("") == Pin(page=KEY)
+    assert TREE.offers(replace(shown, selected=rows[17])) == ()
+    assert TREE.offers(shown) == ()
