@@ -275,24 +275,38 @@ def too_long(s):
     return story_of(req)
 
 
-def a_server_that_cannot(s):
+def servers_that_cannot(s):
+    """What this one would say if it were otherwise in one respect."""
+    from types import SimpleNamespace
+
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
     from swift_tiers.sglang_ext.layer_wise import why_never
 
     runner, layers = s.scheduler.tp_worker.model_runner, s.linker.pool.geometry.layers
-    reasons = [why_never(s.scheduler, runner, layers), why_never(s.scheduler, runner, layers - 1)]
-    kind = type(runner.model)
-    split = kind.forward_split_prefill
-    del kind.forward_split_prefill
-    try:
-        reasons.append(why_never(s.scheduler, runner, layers))
-    finally:
-        kind.forward_split_prefill = split
-    s.scheduler.is_mixed_chunk = True
-    try:
-        reasons.append(why_never(s.scheduler, runner, layers))
-    finally:
-        s.scheduler.is_mixed_chunk = False
-    return reasons
+
+    def reason(*, kv_layers=layers, mixed=False, spec=SpeculativeAlgorithm.NONE, arguments=(), **of_runner):
+        flags = {name: getattr(s.scheduler.server_args, name) for name in ("enable_dp_attention", "attn_cp_size")}
+        flags |= {
+            "enable_return_routed_experts": s.scheduler.server_args.enable_return_routed_experts,
+            **dict(arguments),
+        }
+        scheduler = SimpleNamespace(server_args=SimpleNamespace(**flags), is_mixed_chunk=mixed, spec_algorithm=spec)
+        known = {name: getattr(runner, name) for name in ("model", "model_config", "is_generation")}
+        return why_never(scheduler, SimpleNamespace(**{**known, **of_runner}), kv_layers)
+
+    return [
+        why_never(s.scheduler, runner, layers),
+        reason(),
+        reason(kv_layers=layers - 1),
+        reason(model=object()),
+        reason(is_generation=False),
+        reason(mixed=True),
+        reason(spec=SpeculativeAlgorithm.EAGLE),
+        reason(arguments={"enable_dp_attention": True}),
+        reason(arguments={"attn_cp_size": 2}),
+        reason(arguments={"enable_return_routed_experts": True}),
+    ]
 
 
 def requests_that_cannot(s):
@@ -500,11 +514,18 @@ def test_what_is_too_long_says_so(scheduler) -> None:
 
 
 def test_a_server_that_cannot_says_why(scheduler) -> None:
-    can, layers, model, mixed = scheduler(a_server_that_cannot)
-    assert can == ""
-    assert layers == "some layers of the model keep no KV"
-    assert model.endswith("cannot compute single layers in SGLang")
-    assert mixed == "--enable-mixed-chunk lets others join its forward"
+    assert scheduler(servers_that_cannot) == [
+        "",
+        "",
+        "some layers of the model keep no KV",
+        "object cannot compute single layers in SGLang",
+        "the model generates nothing",
+        "--enable-mixed-chunk lets others join its forward",
+        "speculative decoding needs its whole forward",
+        "attention is split over data or context",
+        "attention is split over data or context",
+        "--enable-return-routed-experts needs its whole forward",
+    ]
 
 
 def test_a_request_that_cannot_says_why(scheduler) -> None:

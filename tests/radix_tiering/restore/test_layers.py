@@ -73,6 +73,13 @@ def test_every_layer_is_there_wherever_they_meet(ranks: int, copies: list[int], 
         assert met == LAYERS, "without a copy all of it is computed"
 
 
+def test_the_layer_that_was_asked_about_is_not_copied_any_more() -> None:
+    course = LayerCourse(3)
+    assert course.to_compute() == 3
+    assert [course.next_load(), course.next_load(), course.next_load()] == [2, 1, None]
+    course.compute()
+
+
 def test_the_layer_in_front_is_waited_for_while_it_is_copied() -> None:
     course = LayerCourse(2)
     assert course.next_load() == 1
