@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -12,7 +13,13 @@ from typing import Any
 import pytest
 import redis
 
+from swift_tiers.console.feeds.live import LiveFeed
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.radix_tiering.config import parse_config
+
 from support.command_line import run_command
+from support.console_screen import console, screen_text, shows, told
+from support.console_screen import until as until_true
 from support.servers import (
     START_SECONDS,
     Site,
@@ -262,6 +269,57 @@ def test_every_rank_stops_at_the_same_layer(server, bus, answers):
     assert None not in met
     assert command(bus, type="set_policy", field="restore.strategy", value="auto")["state"] == "done"
     until(lambda: snapshot(server)["tiers"]["host"]["pinned_pages"] == 0, "pins leaked")
+
+
+@pytest.mark.anyio
+async def test_the_console_shows_the_truth(site, server, bus, answers):
+    """What an operator reads in it, and steers from it, is what the server itself says."""
+    feed = LiveFeed(parse_config({"bus": {"directory": str(site.bus)}}).bus, "a test", steers=True)
+    async with console(feed, interval=0.2).run_test(size=(160, 48), notifications=True) as pilot:
+        app = pilot.app
+        await shows(pilot, "LIVE", NAME)
+        fill_device(server, 3)
+        assert [generate(server, prompt(seed))[0] for seed in range(len(answers))] == answers
+        wait_written(server)
+        await pilot.press("enter")
+
+        def row_of(tier: str) -> dict[str, Any]:
+            row = next(row for row in app.grid.rows if row.key == f"{RANKS[0]} {tier}")
+            names = [column.name for column in app.grid.table.columns]
+            return dict(zip(names, (cell.content for cell in row.cells), strict=True))
+
+        def overview_is_true() -> bool:
+            state = snapshot(server)["tiers"]
+            return all(
+                row_of(tier)[name] == counts[field]
+                for tier, counts in state.items()
+                for name, field in (("pages", "pages"), ("hits", "hits"), ("used", "used_bytes"))
+            )
+
+        await until_true(pilot, overview_is_true)
+
+        # Every slot of host memory, as the server itself has it.
+        steps = (Step("server", NAME), Step("rank", RANKS[0]), Step("tier", "host"))
+        app.enter(Place("blocks", steps))
+        await until_true(pilot, lambda: len(app.grid.rows) > 1)
+
+        def map_is_true() -> bool:
+            states = Counter(row.cells[1].text for row in app.grid.rows)
+            held = len(app.grid.rows) - states["free"]
+            return held == snapshot(server)["tiers"]["host"]["pages"]
+
+        await until_true(pilot, map_is_true)
+
+        # A command from its key to the server and back.
+        await pilot.press("1", "1", "F", *"host", "enter", "y")
+        await until_true(pilot, lambda: "done: flush" in told(app))
+        await until_true(pilot, lambda: snapshot(server)["tiers"]["host"]["pages"] == 0)
+        await pilot.press("8")
+        await shows(pilot, "tiers.flushed", "command.done")
+        for number in range(1, 9):
+            await pilot.press(str(number))
+            await pilot.pause(0.5)
+            assert "this view failed" not in screen_text(app)
 
 
 def test_no_text_of_a_client_is_on_the_bus(server, bus):
