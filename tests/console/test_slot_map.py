@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.slot_map import RARE, STATES, SlotMap
 from swift_tiers.console.views.slot_rows import SlotRows
-from swift_tiers.radix_tiering.bus.views import MapPart
+from swift_tiers.radix_tiering.bus.answer_records import map_record
+from swift_tiers.radix_tiering.bus.view_reading import read_view
+from swift_tiers.radix_tiering.bus.views import MapPart, MapView
+from swift_tiers.radix_tiering.slot_map import MapPiece, SlotState, TierMap, write_cells
 
 from support.console_answers import map_view
 
@@ -188,3 +192,28 @@ def test_of_very_many_slots_one_is_found_by_its_whole_number() -> None:
     assert [row.key for row in Sieve("loading").sift(table)] == ["5000000", "5000001", "5000002"]
     assert len(Sieve("slot>4999000 free").sift(table)) == 999
     assert len(made) < 20
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=5), st.randoms(use_true_random=False), st.sampled_from([40, 4096])
+)
+def test_what_servers_write_is_what_is_shown(sizes: list[int], chance: Random, most_bytes: int) -> None:
+    """From the state of every slot through the text on the bus, shortened or not, to cells."""
+    states = np.array([chance.choice(list(SlotState)) for _ in range(sum(sizes))], np.uint8)
+    pieces = tuple(MapPiece(f"alpha.dp0-tp0/{number}", size) for number, size in enumerate(sizes))
+    record = map_record(TierMap(time=5.0, slot_bytes=4096, states=states, pieces=pieces))
+    if most_bytes < len(record["cells"]):
+        assume(len(pieces) < 3)
+        cells = write_cells(TierMap(time=5.0, slot_bytes=4096, states=states, pieces=pieces), most_bytes)
+        record = {**record, "cells": cells.text, "slots_per_cell": str(cells.slots_per_cell)}
+    slots = SlotMap(read_view(MapView, record, server="alpha", rank="dp0-tp0", tier="peer"))
+    assert not slots.one_piece
+    at = 0
+    for piece in pieces:
+        for slot in range(piece.slots):
+            cell = slots.cell_of(slot, piece.name)
+            assert cell is not None
+            first, last = slots.slots_of(cell)
+            within = [SlotState(state).word for state in states[at + first : at + last + 1]]
+            assert within.count(slots.state(cell)) == max(map(within.count, within))
+        at += piece.slots
