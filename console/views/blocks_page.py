@@ -121,9 +121,7 @@ class ListedPageLevel(View):
             lines.append(
                 scene.line(f"key {listed[0][1].key}{scene.glyphs.ellipsis}: only its first digits are told here")
             )
-            lines.append(
-                scene.line("checksum, uses and origin are told of pages whose whole key is known, as the last one")
-            )
+            lines.append(scene.line("checksum, uses and origin are told where the whole key is known"))
         elif views_of(scene, _sequence_question(scene, last)):
             lines.append(
                 scene.line(("no rank lists this page: it was evicted, or is too far from the last one", "warning"))

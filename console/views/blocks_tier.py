@@ -231,7 +231,7 @@ def _reading(scene: Scene, here: _Here, per_sign: int, shown: int) -> Text:
         parts.append((f"slot {text(wanted)} is not there  ", "warning"))
     if per_sign > 1:
         rare = " ".join(scene.glyphs.signs[state] for state in reversed(RARE))
-        parts.append(f"a sign is {count(per_sign)} slots: what most are, or any {rare}")
+        parts.append(f"a sign is {count(per_sign)} slots: what most are, and few {rare} wherever they are")
     if shown < len(slots.parts):
         parts.append(f"  {shown} of {len(slots.parts)} parts shown")
     return scene.line(*parts) if parts else scene.line(UNKNOWN)

@@ -16,8 +16,10 @@ from swift_tiers.radix_tiering.bus.views import MapPart, MapView
 
 #: The order of legends; and what is wanted most where several states share a sign comes last.
 STATES = ("free", "private", "cached", "pinned", "lent", "borrowed", "recomputing", "loading", "out")
-#: States that are seen wherever one cell has them: they are few, and soon over, or a fault.
+#: States that are soon over, or a fault: where there are few of them, they are seen wherever one cell has them.
 RARE = ("recomputing", "loading", "out")
+#: Few: at most this share of what is drawn would show them. More of them would hide everything else.
+FEW = 0.1
 
 
 class SlotMap:
@@ -90,15 +92,15 @@ class SlotMap:
         return [(max(0, first), min(last, end)) for first, end in cells if first <= last and end >= 0]
 
     def strongest(self, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The state of each stretch of cells between two edges: what most of them are, but a rare one if there is any.
-
-        Of an empty stretch: -1.
-        """
+        """The state of each stretch of cells between two edges: what most of them are, or one of RARE that is among
+        them. Of an empty stretch: -1."""
         within = np.diff(self._count_below(edges), axis=1)
         most = np.argmax(within, axis=0)
         for state in RARE:
             code = STATES.index(state)
-            most[within[code] > 0] = code
+            there = within[code] > 0
+            if there.sum() <= max(1.0, FEW * len(most)):
+                most[there] = code
         most[np.diff(edges) <= 0] = -1
         return most
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.slot_map import RARE, STATES, SlotMap
+from swift_tiers.console.views.slot_map import FEW, RARE, STATES, SlotMap
 from swift_tiers.console.views.slot_rows import SlotRows
 from swift_tiers.radix_tiering.bus.answer_records import map_record
 from swift_tiers.radix_tiering.bus.view_reading import read_view
@@ -35,14 +36,22 @@ def test_a_stretch_has_the_state_of_most_of_its_cells_or_a_rare_one(runs: list[t
     slots = SlotMap(map_view("alpha", "host", tuple(runs)))
     edges = np.minimum(np.array(sorted(at)), len(cells))
     found = slots.strongest(edges).tolist()
-    for first, end, code in zip(edges, edges[1:], found, strict=False):
-        within = cells[first:end]
-        if not within:
+    groups = [cells[first:end] for first, end in pairwise(edges)]
+    few = {state for state in RARE if sum(state in group for group in groups) <= max(1.0, FEW * len(groups))}
+    for group, code in zip(groups, found, strict=True):
+        if not group:
             assert code == -1
             continue
-        rare = [state for state in RARE if state in within]
         state = slots.states[code]
-        assert state == rare[-1] if rare else within.count(state) == max(map(within.count, within))
+        rare = [one for one in RARE if one in few and one in group]
+        assert state == rare[-1] if rare else group.count(state) == max(map(group.count, group))
+
+
+def test_a_burst_of_loading_does_not_hide_what_else_there_is() -> None:
+    slots = SlotMap(map_view("alpha", "device", (("cached", 9), ("loading", 1)) * 100))
+    assert {slots.states[code] for code in slots.strongest(np.arange(0, 1001, 10))} == {"cached"}
+    calm = SlotMap(map_view("alpha", "device", (("cached", 900), ("loading", 1), ("cached", 99))))
+    assert [slots.states[code] for code in calm.strongest(np.arange(0, 1001, 100))].count("loading") == 1
 
 
 @given(RUNS, st.integers(0, 5))
