@@ -264,6 +264,8 @@ class ConsoleApp(App[None]):
         self._take(replace(self._moment, age=self._age(), lost=event.reason))
 
     def on_answered(self, event: looker.Answered) -> None:
+        if not self.screen_stack:  # it came while the console ends
+            return
         former = self._answers.get(event.question)
         if event.failed and former is not None and not former.failed:
             event = looker.Answered(event.question, former.answers, event.failed, former.at)
