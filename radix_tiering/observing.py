@@ -100,15 +100,15 @@ def page_facts(stack: TierStack, key: bytes) -> PageFacts | None:
         )
 
 
-def prefix_places(stack: TierStack, key: bytes, most: int) -> list[PagePlaces]:
-    """Where the pages of a sequence are, below the device, of which `key` is the last: in order, the last `most` of
-    them; none if that page is not held. Any thread; each was there when it was looked at."""
+def prefix_places(stack: TierStack, key: bytes, most: int | None = None) -> list[PagePlaces]:
+    """Where the pages of a sequence are, below the device, of which `key` is the last: in order, all or the last `most`
+    of them; none if that page is not held. Any thread; each was there when it was looked at."""
     table = stack.table
     page = table.find(stack.digest, key)
     if page is None:
         return []
     chain = [page]
-    while (before := chain[-1].parent) is not None and len(chain) < most:
+    while (before := chain[-1].parent) is not None and (most is None or len(chain) < most):
         chain.append(before)
     chain.reverse()
     found: list[PagePlaces] = []

@@ -61,6 +61,11 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
         for span in others:
             self._append(np.arange(span.first, span.first + span.pages))
 
+    def lent_pages(self) -> np.ndarray:
+        """What is taken out: int64, in no order."""
+        spans = [np.arange(span.first, span.first + span.pages) for span in self._lent]
+        return np.concatenate([*spans, np.zeros(0, np.int64)])
+
     def _gather(self) -> None:
         if self._spans is not None:
             self.merge_and_sort_free()
@@ -114,8 +119,7 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
     def clear(self) -> None:
         super().clear()
         if self._lent:
-            out = np.concatenate([np.arange(span.first, span.first + span.pages) for span in self._lent])
-            self.free_pages = self.free_pages[~torch.isin(self.free_pages, torch.from_numpy(out))]
+            self.free_pages = self.free_pages[~torch.isin(self.free_pages, torch.from_numpy(self.lent_pages()))]
         if self._spans is not None:
             self._spans = FreeSpans(self._spans.span_pages)
             self._gather()

@@ -79,6 +79,8 @@ class Loader:
         self._pool = pool
         self._stack = stack
         self._jobs: queue.SimpleQueue[tuple[int, list[Load], list[Any]] | LayerLoad | None] = queue.SimpleQueue()
+        #: Pool pages that are to be copied to, by the index of a batch, or less than 0 for layers.
+        self._under_way: dict[int, np.ndarray] = {}
         self.counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._thread.is_alive())
         self._thread = self._spawn()
 
@@ -89,15 +91,18 @@ class Loader:
         index: int = self.counter.update_producer()
         try:
             self._revive()
+            self._under_way[index] = np.concatenate([load.pool_pages for load in loads])
             self._jobs.put((index, loads, ready()))
         except Exception as error:
             logger.exception("swift-tiers: loads cannot be started")
+            self._under_way.pop(index, None)
             self.counter.fail(index, error)
         return index
 
     def start_layers(self, load: LayerLoad) -> None:
         """Begin to copy its layers, from the top down, as far as the course lets it."""
         self._revive()
+        self._under_way[~id(load)] = load.pool_pages
         self._jobs.put(load)
 
     @property
@@ -108,6 +113,10 @@ class Loader:
         if not self._thread.is_alive():
             self._thread = self._spawn()
             self._stack.events.emit("thread.restarted", thread="swift-load")
+
+    def pages_under_way(self) -> list[np.ndarray]:
+        """The pool pages that are being copied to, or will be soon."""
+        return list(self._under_way.values())
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -124,6 +133,7 @@ class Loader:
         while (job := self._jobs.get()) is not None:
             if isinstance(job, LayerLoad):
                 self._copy_layers(job)
+                self._under_way.pop(~id(job), None)
                 continue
             index, loads, ready = job
             try:
@@ -135,6 +145,8 @@ class Loader:
                 for load in loads:
                     self._count(load, 0.0, failed=True)
                 self.counter.fail(index, error)
+            finally:
+                self._under_way.pop(index, None)
 
     def _copy_in(self, index: int, loads: list[Load]) -> None:
         broken = [load.rid for load in loads if load.restore is None]

@@ -32,7 +32,7 @@ class Reporting:
         self._stack = linker.stack
         sampler = self._try(self._sample)
         self.telemetry = SchedulerTelemetry(self._stack, sampler)
-        self.answers = Answers(self._stack)
+        self.answers = Answers(self._stack, sampler)
         self.metrics: MetricsUpdater | None = self._try(self._update_metrics)
         self.orders: Orders | None = self._try(self._take_orders)
         self._try(self._lend)

@@ -29,6 +29,7 @@ class RequestFacts:
         "_waited",
         "counted",
         "ended",
+        "last_node",
         "last_page",
         "no_layers",
         "runs",
@@ -41,6 +42,7 @@ class RequestFacts:
         self.last_page = ""  # hex key of the last page of its prompt that may be found
         self.whole = ""  # why it needs its prefix whole before it is computed; empty if it does not
         self.no_layers = NOBODY_COMPUTES_LAYERS  # why it cannot be computed layer by layer; empty if it can
+        self.last_node: int | None = None  # of SGLang's tree, that it was counted at
         self.counted = False  # among the prompts that the sums are over
         self.ended = False  # its end has been told
         self.story: Storyteller | None = None  # how its prefix came back; None: it has not been looked for

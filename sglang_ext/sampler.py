@@ -24,6 +24,7 @@ from swift_tiers.radix_tiering.telemetry import (
     TreeSample,
 )
 from swift_tiers.sglang_ext.block_tables import Row, TablesOnTheWay, read_tables
+from swift_tiers.sglang_ext.errands import Errands
 from swift_tiers.sglang_ext.guard import never_raises
 from swift_tiers.sglang_ext.request_facts import RequestFacts, Runs, shown_rid
 from swift_tiers.sglang_ext.tree_shape import TreeShape
@@ -61,8 +62,9 @@ class Sampler:
         self.ended: deque[Ended] = deque(maxlen=MOST_ENDED)
         self.seconds = 0.0
         self.shape = TreeShape(scheduler.tree_cache.tree_core)
-        self._scheduler = scheduler
-        self._linker = linker
+        self.errands = Errands()
+        self.scheduler = self._scheduler = scheduler
+        self.linker = self._linker = linker
         self._cache = scheduler.tree_cache
         self._page_size: int = scheduler.tree_cache.page_size
         self._interval = interval
@@ -77,6 +79,7 @@ class Sampler:
 
     def tick(self) -> None:
         """Once in each turn of the scheduler's loop."""
+        self.errands.tick()
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + self._interval
             self._sample()
@@ -87,7 +90,9 @@ class Sampler:
         started = time.perf_counter()
         self._count(req)
         if req.last_node is not None:
-            self.shape.note(req.last_node)
+            facts = RequestFacts.of(req)
+            self.shape.note(req.last_node, facts.last_node)
+            facts.last_node = req.last_node
         self.seconds += time.perf_counter() - started
 
     @never_raises(lambda: None)
@@ -147,7 +152,7 @@ class Sampler:
             waiting_requests=len(waiting),
             device=device,
             tree=tree,
-            sample_seconds=self.seconds,
+            sample_seconds=self.seconds + self.errands.seconds,
         )
         self.newest = Captured(sample, tuple(with_table), tables, tuple(stories))
 
@@ -161,6 +166,10 @@ class Sampler:
         if scheduler.chunked_req is not None:
             found[scheduler.chunked_req] = None
         return [req for req in found if not req.finished() and not RequestFacts.of(req).ended and not req.is_retracted]
+
+    def present(self) -> list[Any]:
+        """Requests that hold device pages, as far as batches know them; some may have ended just now."""
+        return self._running()
 
     def _waiting(self) -> list[Any]:
         return [*self._scheduler.waiting_queue, *self._scheduler.grammar_manager.grammar_queue]

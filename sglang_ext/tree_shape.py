@@ -19,11 +19,28 @@ BUDGET_SECONDS = 0.003
 LEAVES_AGAIN = 32
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
+    """As it was when a path to it was read."""
+
     parent: int
     tokens: int  # from the root to its end
     depth: int  # nodes from the root to it, itself included
     children: int
+
+
+class NodeUse(NamedTuple):
+    """Who ended at a node, or at one behind it that has left since."""
+
+    hits: int  # requests
+    latest: float  # monotonic seconds
+
+
+class TreeCopy(NamedTuple):
+    """What was known of the tree at one moment, for any thread."""
+
+    nodes: dict[int, Node]
+    uses: dict[int, NodeUse]
+    complete: bool
 
 
 class Shape(NamedTuple):
@@ -45,17 +62,22 @@ class TreeShape:
 
     def clear(self) -> None:
         """The tree is empty now."""
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, Node] = {}
         self._leaves = 0
         self._unread: dict[int, None] = {}
+        self._uses: dict[int, NodeUse] = {}  # of nodes that requests ended at
         self._again: OrderedDict[int, None] = OrderedDict()  # leaves, the next one to be read again first
         # The largest first; entries that no longer hold are dropped when they come to the top.
         self._by_depth: list[tuple[int, int]] = []
         self._by_tokens: list[tuple[int, int]] = []
 
-    def note(self, node_id: int) -> None:
-        """A request went into the tree as far as this node."""
+    def note(self, node_id: int, before: int | None = None) -> None:
+        """A request went into the tree as far as this node; some of it went as far as `before`, if that is given."""
         self._unread[node_id] = None
+        if before is not None and (use := self._uses.get(before)) is not None and use.hits:
+            self._uses[before] = use._replace(hits=use.hits - 1)
+        known = self._uses.get(node_id, NodeUse(0, 0.0))
+        self._uses[node_id] = NodeUse(known.hits + 1, time.monotonic())
 
     def leaving(self, node_id: int) -> None:
         """A leaf is about to be evicted."""
@@ -87,6 +109,10 @@ class TreeShape:
             complete=not self._unread,
         )
 
+    def copy(self) -> TreeCopy:
+        """What is known now. Takes a millisecond for a hundred thousand nodes."""
+        return TreeCopy(self._nodes.copy(), self._uses.copy(), not self._unread)
+
     def _is_leaf(self, node_id: int) -> bool:
         node = self._nodes.get(node_id)
         return node is not None and not node.children
@@ -98,9 +124,9 @@ class TreeShape:
             self._strike_out(node_id)
             return
         for depth, info in enumerate(path, start=1):
-            self._enter(info.node_id, _Node(info.parent_id, info.path_end, depth, info.num_children))
+            self._enter(info.node_id, Node(info.parent_id, info.path_end, depth, info.num_children))
 
-    def _enter(self, node_id: int, node: _Node) -> None:
+    def _enter(self, node_id: int, node: Node) -> None:
         before = self._nodes.get(node_id)
         self._nodes[node_id] = node
         self._leaves += (not node.children) - (before is not None and not before.children)
@@ -113,8 +139,13 @@ class TreeShape:
 
     def _strike_out(self, node_id: int) -> None:
         node = self._nodes.pop(node_id, None)
+        use = self._uses.pop(node_id, None)
         if node is None:
             return
+        if use is not None and node.parent in self._nodes:
+            # Whoever used it used what is before it.
+            above = self._uses.get(node.parent, NodeUse(0, 0.0))
+            self._uses[node.parent] = NodeUse(above.hits + use.hits, max(above.latest, use.latest))
         self._leaves -= not node.children
         parent = self._nodes.get(node.parent)
         if parent is not None and parent.children:

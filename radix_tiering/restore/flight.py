@@ -106,6 +106,10 @@ class Flight:
     def computing(self) -> int:
         return self._state.count(Unit.COMPUTING)
 
+    def states(self) -> bytes:
+        """The `Unit` that each is, a copy."""
+        return bytes(self._state)
+
     @property
     def absent_span(self) -> tuple[int, int]:
         """From the first absent unit to behind the last one; (0, 0) without any."""
