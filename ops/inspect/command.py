@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from swift_tiers.ops.errors import CommandError
+from swift_tiers.ops.inspect.answers import show_map, show_nodes, show_prefix
 from swift_tiers.ops.inspect.bus import bus_config, redis_cli_hint, redis_cli_words
 from swift_tiers.ops.inspect.leases import show_leases
 from swift_tiers.ops.inspect.pages import show_page
@@ -27,10 +28,13 @@ from swift_tiers.ops.inspect.restores import show_restore
 from swift_tiers.ops.inspect.states import SUBJECTS, Subject
 from swift_tiers.ops.inspect.tables import Look
 from swift_tiers.ops.progress import note
+from swift_tiers.radix_tiering.bus.asking import Answers
 from swift_tiers.radix_tiering.bus.event_tail import EventTail, Item, as_json, line
 from swift_tiers.radix_tiering.bus.figures import text
 from swift_tiers.radix_tiering.bus.rates import Rates
 from swift_tiers.radix_tiering.bus.reader import BusReader, Part
+from swift_tiers.radix_tiering.bus.schema import MOST_LISTED_NODES
+from swift_tiers.radix_tiering.bus.view_reading import AnyView
 from swift_tiers.radix_tiering.bus.views import RequestView, Snapshot
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError, ConfigError
@@ -115,8 +119,8 @@ def _looker(options: argparse.Namespace) -> Looker:
     if options.subject in ("request", "restore"):
         show = show_request if options.subject == "request" else show_restore
         return lambda reader: show(_request(options.name, options.server, reader))
-    if options.subject == "page":
-        return partial(_look_at_page, options.name.lower(), options.server)
+    if options.subject in ("page", "prefix", "map", "nodes"):
+        return partial(_ask, options)
     if options.subject == "leases":
         subject = Subject(Part.RANKS | Part.LEASES, partial(show_leases, options.limit))
         return StateLooker(subject, options.server)
@@ -154,12 +158,25 @@ def _request(name: str, server: str | None, reader: BusReader) -> Sequence[Reque
     return views
 
 
-def _look_at_page(page: str, server: str | None, reader: BusReader) -> Look:
-    answers = reader.page(page, server)
+def _ask(options: argparse.Namespace, reader: BusReader) -> Look:
+    """What the ranks answer to a question. Raises CommandError where none does."""
+    subject, server = options.subject, options.server
+    if subject == "map":
+        tier = options.name
+        return show_map(tier, _answered(f"map of {tier}", reader.map(tier, server)))
+    if subject == "nodes":
+        return show_nodes(_answered("nodes", reader.nodes(min(options.limit, MOST_LISTED_NODES), server)))
+    page = options.name.lower()
+    if subject == "prefix":
+        return show_prefix(page, _answered(f"page {page}", reader.prefix(page, server)))
+    return show_page(page, _answered(f"page {page}", reader.page(page, server)))
+
+
+def _answered(what: str, answers: Answers[AnyView]) -> Answers[AnyView]:
     if not answers.answers:
         asked = ", ".join(f"{text(one)} {text(rank)}" for one, rank in answers.silent)
-        raise CommandError(f"page {page}: nobody answered ({f'asked {asked}' if asked else 'no server is alive'})")
-    return show_page(page, answers)
+        raise CommandError(f"{what}: nobody answered ({f'asked {asked}' if asked else 'no server is alive'})")
+    return answers
 
 
 # ---- how to show it ----

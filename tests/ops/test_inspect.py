@@ -16,12 +16,22 @@ from typing import Any
 
 import pytest
 
+from swift_tiers.ops.inspect.answers import slots_by_state
 from swift_tiers.ops.inspect.requests import explain
 from swift_tiers.radix_tiering.bus import figures as units
 from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
 from swift_tiers.radix_tiering.bus.event_tail import merged
 from swift_tiers.radix_tiering.bus.rates import Rates
-from swift_tiers.radix_tiering.bus.views import LinkView, RankState, RequestView, ServerState, ServerView, Snapshot
+from swift_tiers.radix_tiering.bus.views import (
+    LinkView,
+    MapPart,
+    MapView,
+    RankState,
+    RequestView,
+    ServerState,
+    ServerView,
+    Snapshot,
+)
 
 from support.bus import DEVICE, LEASES, LINK, PAGE, RANK, RID, STRIPE, TIER, TREE, HandWritten
 from support.command_line import run_command
@@ -235,6 +245,59 @@ def test_a_page(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None
     assert [one["held"] for one in content["answers"]] == [True, False, False]
 
 
+def test_a_map(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
+    with alpha.answering(), beta.answering():
+        shown = inspect("map", "device", "--server", "alpha")
+        content = json.loads(inspect("map", "ssd", "--json").out)
+        missing = inspect("map", "peer", "--server", "alpha")
+        striped = inspect("map", "ssd", "--server", "alpha")
+    assert shown.row("alpha", "dp0-tp0").split()[2:9] == ["152", "360KiB", "120", "-", "30", "2", "-"]
+    start = next(number for number, line in enumerate(shown.lines) if "from slot 1" in line)
+    assert shown.lines[start + 1 : start + 3] == ["." * 100, "." * 20 + "c" * 30 + "PP"]
+    assert "there is no such tier here" in missing.out
+    assert content["answers"][0]["cells"] == [["cached", 4], ["free", 1], ["out", 6]]
+    # Two slots to a sign, the last of each device only one: 9 and 11 slots.
+    start = next(number for number, line in enumerate(striped.lines) if "2 to a sign" in line)
+    assert striped.lines[start + 1 : start + 3] == ["cccc.", "xxxxxx"]
+    assert striped.row("alpha", "dp0-tp0").split()[2:7] == ["20", "256KiB", "1", "-", "8"]
+
+
+def test_slots_of_a_map_whose_cells_stand_for_several() -> None:
+    """Each state's slots, to the last one of each part."""
+    view = MapView(
+        server="a", rank="r", tier="ssd", slots=20, slots_per_cell=2, parts=(MapPart("0", 9), MapPart("1", 11)),
+        cells=(("cached", 4), ("free", 2), ("out", 5)),
+    )  # fmt: skip
+    assert slots_by_state(view) == {"cached": 8, "free": 3, "out": 9}
+
+
+def test_a_prefix(inspect: Inspect, alpha: HandWritten) -> None:
+    with alpha.answering():
+        shown = inspect("prefix", PAGE.upper())
+        content = json.loads(inspect("prefix", PAGE, "--json").out)
+    assert "5000 pages, of which 1 of the 3 listed are on the device" in shown.out
+    assert [line.split()[2:] for line in shown.lines if line.startswith("alpha dp0-tp0 ")][-3:] == [
+        ["4998", "12" * 8, "-", "-", "-", "-"],
+        ["4999", "34" * 8, "-", "3", "-", "0/5", "1/9"],
+        ["5000", PAGE[:16], "17", "-", "beta.dp0-tp0/12/4", "-"],
+    ]
+    assert content["answers"][0]["table"][1] == [4999, "34" * 8, None, 3, "", [[0, 5], [1, 9]]]
+
+
+def test_nodes(inspect: Inspect, alpha: HandWritten) -> None:
+    with alpha.answering():
+        shown = inspect("nodes", "--limit", "3")
+        content = json.loads(inspect("nodes", "--limit", "3", "--json").out)
+    assert "alpha dp0-tp0: 3 nodes, " in shown.out
+    rows = [line.split()[2:] for line in shown.lines if line.startswith("alpha dp0-tp0 ")]
+    assert [row[:6] for row in rows[-3:]] == [
+        ["7", "-", "1024", "4096", "3", "1"],
+        ["9", "7", "3072", "3072", "1", "0"],
+        ["11", "-", "64", "64", "1", "0"],
+    ]
+    assert [node[0] for node in content["answers"][0]["table"]] == [7, 9, 11]
+
+
 def test_a_page_that_some_or_all_do_not_answer_for(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
     with alpha.answering():
         shown = inspect("page", PAGE)
@@ -416,6 +479,10 @@ def test_devices_of_equal_speed_are_not_slow(inspect: Inspect, alpha: HandWritte
         (["restore"], "which one? Give its RID"),
         (["page"], "which one? Give its KEY"),
         (["page", "abc"], "is no page's key"),
+        (["prefix", "abc"], "is no page's key"),
+        (["map"], "which one? Give its TIER"),
+        (["map", "remote"], "'remote' is no tier; give one of device, peer, host, ssd"),
+        (["nodes", "7"], "takes no '7'"),
         (["tiers", "host"], "takes no 'host'"),
         (["tiers", "--watch", "0"], "not a number of seconds"),
         (["tiers", "--limit", "0"], "not a number from"),
@@ -436,9 +503,9 @@ def test_a_wrong_usage_is_one_line_and_2(inspect: Inspect, words: list[str], sai
 
 
 @pytest.mark.parametrize("words", [[], ["--watch"], ["--json"]])
-@pytest.mark.parametrize("subject", [*SUBJECTS, "request", "restore", "page"])
+@pytest.mark.parametrize("subject", [*SUBJECTS, "request", "restore", "page", "prefix", "map", "nodes"])
 def test_a_bus_that_cannot_be_reached_is_one_line_and_1(inspect: Inspect, subject: str, words: list[str]) -> None:
-    name = {"request": [RID], "restore": [RID], "page": [PAGE]}.get(subject, [])
+    name = {"request": [RID], "restore": [RID], "page": [PAGE], "prefix": [PAGE], "map": ["host"]}.get(subject, [])
     shown = inspect(subject, *name, *words, url=f"redis://127.0.0.1:{free_port()}")
     assert (shown.code, shown.out) == (1, "")
     assert "not reachable" in shown.error
