@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swift_tiers.console.views.remembered import Remembered
 from swift_tiers.radix_tiering.bus.views import RequestView
@@ -16,6 +18,19 @@ class Holding(NamedTuple):
 
     request: RequestView
     page: int
+
+
+class HeldCells(NamedTuple):
+    """The cells that requests hold, in order; and for each column that tells of them what it tells, as numbers: cells
+    of the same number say the same."""
+
+    cells: NDArray[np.int64]
+    alike: dict[str, NDArray[np.int64]]
+
+
+def no_one() -> HeldCells:
+    """Of a tier whose slots no request is known to hold."""
+    return HeldCells(np.zeros(0, np.int64), {})
 
 
 class Holders:
@@ -35,6 +50,7 @@ class Holders:
         # Pages are counted within each request.
         first_run = np.searchsorted(self._runs[:, 2], self._runs[:, 2], "left")
         self._pages_before = before - before[first_run] if len(runs) else before
+        self._lengths = lengths
 
     def of(self, slot: int) -> list[Holding]:
         """In the order of the requests' arrival."""
@@ -43,6 +59,18 @@ class Holders:
             Holding(self._requests[self._runs[run, 2]], int(self._pages_before[run] + slot - self._runs[run, 0]) + 1)
             for run in found.tolist()
         ]
+
+    @cached_property
+    def held(self) -> HeldCells:
+        """All of them, with their slots as cells."""
+        begins = np.cumsum(self._lengths) - self._lengths
+        within = np.arange(int(self._lengths.sum())) - np.repeat(begins, self._lengths)
+        slots = np.repeat(self._firsts, self._lengths) + within
+        # Runs are in the order of arrival: the first holder of a slot comes first.
+        cells, first, count = np.unique(slots, return_index=True, return_counts=True)
+        pages = np.repeat(self._pages_before, self._lengths) + within + 1
+        requests = np.repeat(self._runs[:, 2], self._lengths)
+        return HeldCells(cells, {"request": requests[first], "its page": pages[first], "others": count - 1})
 
 
 _HOLDERS: Remembered[tuple[RequestView, ...], Holders] = Remembered(Holders)

@@ -12,7 +12,7 @@ from swift_tiers.console.feeds.feed import Question
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.asked import answer_line, answer_of, flowing, is_stale
-from swift_tiers.console.views.block_holders import Holding, holders
+from swift_tiers.console.views.block_holders import HeldCells, Holding, holders, no_one
 from swift_tiers.console.views.blocks_offers import page_offers, tier_offers
 from swift_tiers.console.views.heat_map import Stretch, draw, layout
 from swift_tiers.console.views.slot_map import RARE, STATES, SlotMap, slot_map
@@ -73,7 +73,7 @@ class TierLevel(View):
         wanted, stale = _wanted_cell(scene, slots), is_stale(scene, here.question)
         columns = (SLOT, STATE, *(HOLDER if here.has_holders(slots) else ()), *(() if slots.one_piece else PART))
         names = [column.name for column in columns]
-        rows = SlotRows(slots, lambda cell: here.row(scene, slots, cell, stale), names, here.held_cells(slots))
+        rows = SlotRows(slots, lambda cell: here.row(scene, slots, cell, stale), names, lambda: here.held_cells(slots))
         return Table(columns, rows, empty="it has no slots", start="" if wanted is None else str(wanted))
 
     def offers(self, scene: Scene) -> tuple[Offer, ...]:
@@ -118,11 +118,14 @@ class _Here(NamedTuple):
             return []
         return holders(self.state.requests).of(slots.slots_of(cell)[0])
 
-    def held_cells(self, slots: SlotMap) -> list[tuple[int, int]]:
-        """First and last cells of those that requests hold."""
+    def held_cells(self, slots: SlotMap) -> HeldCells:
+        """Those that requests hold."""
         if not self.has_holders(slots) or self.state is None:
-            return []
-        return slots.cells_of(run for request in self.state.requests for run in request.block_table)
+            return no_one()
+        held = holders(self.state.requests).held
+        cells = held.cells - (slots.view.first_slot or 0)
+        there = (cells >= 0) & (cells < slots.cells)
+        return HeldCells(cells[there], {name: alike[there] for name, alike in held.alike.items()})
 
     def row(self, scene: Scene, slots: SlotMap, cell: int, stale: bool) -> Row:
         first, last = slots.slots_of(cell)

@@ -9,6 +9,7 @@ import numpy as np
 
 from swift_tiers.console.model.sieve import Tests
 from swift_tiers.console.model.table import Row
+from swift_tiers.console.views.block_holders import HeldCells, no_one
 from swift_tiers.console.views.slot_map import SlotMap
 from swift_tiers.console.views.slot_sieve import Cells, sieved
 
@@ -18,9 +19,10 @@ class SlotRows(Sequence[Row]):
 
     def __init__(
         self, slots: SlotMap, make: Callable[[int], Row], columns: Sequence[str] = ("slot", "state"),
-        held: Sequence[tuple[int, int]] = (), *, stretches: tuple[Cells, Cells] | None = None, backwards: bool = False,
+        held: Callable[[], HeldCells] = no_one, *, stretches: tuple[Cells, Cells] | None = None,
+        backwards: bool = False,
     ) -> None:  # fmt: skip
-        """`columns`: names of the rows' cells. `held`: first and last cells of those that requests hold.
+        """`columns`: names of the rows' cells. `held`: the cells that requests hold, where that is asked for.
 
         `stretches`: the first cells and the lengths of what is shown, in order; None: the map's runs. `backwards`: each
         from its end.
@@ -60,7 +62,7 @@ class SlotRows(Sequence[Row]):
         return int(self._ends[found[0]]) + within
 
     def ordered(self, column: str, descending: bool) -> SlotRows:
-        """By slot within the parts, by state, or those that requests hold before all others."""
+        """By slot within the parts, or by state; by another column: those that requests hold, then all others."""
         firsts, lengths = self._firsts, self._lengths
         if column == "state":
             runs = self._slots.ends.searchsorted(firsts, "right") - 1
@@ -69,14 +71,17 @@ class SlotRows(Sequence[Row]):
             return self._with(firsts[order], lengths[order])
         if column in ("slot", "part"):
             return self._with(firsts[::-1], lengths[::-1], backwards=True) if descending else self
-        held = _merged(self._held)
-        others = _between(held, self._slots.cells)
-        stretches = np.array([*held, *others], np.int64).reshape(-1, 2)
-        return self._with(stretches[:, 0], stretches[:, 1] - stretches[:, 0] + 1)
+        held = self._held()
+        value = held.alike.get(column, held.cells)
+        order = np.argsort(-value if descending else value, kind="stable")
+        before, behind = np.concatenate(([-1], held.cells)), np.concatenate((held.cells, [self._slots.cells]))
+        gaps, between = before + 1, behind - before - 1
+        firsts = np.concatenate((held.cells[order], gaps[between > 0]))
+        return self._with(firsts, np.concatenate((np.ones_like(order), between[between > 0])))
 
     def sifted(self, name: str, tests: Tests) -> SlotRows:
         """Those that pass, found without making the others. `name` stands for the tests."""
-        edges, kept = sieved(self._slots, tests, self._columns, _merged(self._held), self._make)
+        edges, kept = sieved(self._slots, tests, self._columns, self._held(), self._make)
         # Each stretch is cut at the edges of what is kept, and what is kept of it stays in its order.
         order = np.argsort(self._firsts, kind="stable")
         firsts, ends = self._firsts[order], (self._firsts + self._lengths)[order]
@@ -100,24 +105,3 @@ class SlotRows(Sequence[Row]):
         if self._backwards:
             within = int(self._lengths[stretch]) - 1 - within
         return int(self._firsts[stretch]) + within
-
-
-def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """First and last cells, in order, none of them twice."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(runs):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
-        else:
-            merged.append((first, last))
-    return merged
-
-
-def _between(runs: Sequence[tuple[int, int]], cells: int) -> list[tuple[int, int]]:
-    """The cells before, between and behind runs that are in order."""
-    gaps, at = [], 0
-    for first, last in runs:
-        if first > at:
-            gaps.append((at, first - 1))
-        at = last + 1
-    return [*gaps, (at, cells - 1)] if at < cells else gaps

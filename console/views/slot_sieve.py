@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from swift_tiers.console.model.sieve import Test, Tests
 from swift_tiers.console.model.table import Cell, Row
+from swift_tiers.console.views.block_holders import HeldCells
 from swift_tiers.console.views.slot_map import SlotMap
 from swift_tiers.radix_tiering.bus.figures import NONE
 
@@ -20,22 +21,23 @@ Kept = NDArray[np.bool_]
 
 
 def sieved(
-    slots: SlotMap, tests: Tests, columns: Sequence[str], held: Sequence[tuple[int, int]], make: Callable[[int], Row]
+    slots: SlotMap, tests: Tests, columns: Sequence[str], held: HeldCells, make: Callable[[int], Row]
 ) -> tuple[Cells, Kept]:
-    """Edges of cells from 0 to their end, and whether what is between two of them passes.
-
-    `held`: first and last cells of those whose rows say more than others, in order; these rows are made.
-    """
-    alone = np.array([cell for first, last in held for cell in range(first, last + 1)], np.int64)
+    """Edges of cells from 0 to their end, and whether what is between two of them passes."""
     numbers = [_numbers(slots, test) if test.column in (None, 0) else np.zeros(0, np.int64) for test in tests]
-    edges = np.unique(np.concatenate((slots.ends, slots.starts, alone, alone + 1, *numbers)))
+    edges = np.unique(np.concatenate((slots.ends, slots.starts, held.cells, held.cells + 1, *numbers)))
     edges = edges[(edges >= 0) & (edges <= slots.cells)]
     at = edges[:-1]
     kept = np.ones(len(at), bool)
     if not len(at):
         return np.array([0, 0], np.int64), np.zeros(1, bool)
-    rows = {int(cell): make(int(cell)) for cell in alone}
-    of_held = at.searchsorted(np.fromiter(rows, np.int64, len(rows)))
+    of_held = at.searchsorted(held.cells)
+
+    def says(test: Test, number: int, cells: Cells, alike: NDArray[np.int64]) -> Kept:
+        """Of cells that say the same one is asked."""
+        _, firsts, kind = np.unique(alike, return_index=True, return_inverse=True)
+        return np.array([test.passes(make(int(cell)).cells[number]) for cell in cells[firsts]], bool)[kind]
+
     alike = {
         "state": slots.codes[slots.ends.searchsorted(at, "right") - 1],
         "part": slots.starts.searchsorted(at, "right") - 1,
@@ -47,13 +49,11 @@ def sieved(
             if number == 0 or test.column not in (None, number):
                 continue
             if name in alike:
-                # One cell says what all say that are alike.
-                _, firsts, kind = np.unique(alike[name], return_index=True, return_inverse=True)
-                says = [test.passes(make(int(cell)).cells[number]) for cell in at[firsts]]
-                passed |= np.array(says, bool)[kind]
+                passed |= says(test, number, at, alike[name])
             else:
                 others = np.full(len(at), test.passes(Cell(NONE)))
-                others[of_held] = [test.passes(row.cells[number]) for row in rows.values()]
+                if name in held.alike:
+                    others[of_held] = says(test, number, held.cells, held.alike[name])
                 passed |= others
         kept &= passed == test.wanted
     return edges, kept

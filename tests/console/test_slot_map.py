@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Cell, Column, Row, Table
+from swift_tiers.console.views.block_holders import HeldCells, Holders
 from swift_tiers.console.views.slot_map import FEW, RARE, STATES, SlotMap
 from swift_tiers.console.views.slot_rows import SlotRows
 from swift_tiers.radix_tiering.bus.answer_records import map_record
 from swift_tiers.radix_tiering.bus.view_reading import read_view
-from swift_tiers.radix_tiering.bus.views import MapPart, MapView
+from swift_tiers.radix_tiering.bus.views import MapPart, MapView, RequestView
 from swift_tiers.radix_tiering.slot_map import MapPiece, SlotState, TierMap, write_cells
 
 from support.console_answers import map_view
@@ -97,15 +98,20 @@ def test_a_tier_without_slots_has_none(cells: tuple[tuple[str, int], ...]) -> No
     assert slots.strongest(np.array([0, 5])).tolist() in ([0], [-1])
 
 
-def rows_of(runs: list[tuple[str, int]], held: Any = ()) -> SlotRows:
+def held_by(requests: list[list[tuple[int, int]]]) -> HeldCells:
+    """As if these were their block tables, of cells."""
+    return Holders([RequestView(server="a", rank="r", rid="", block_table=tuple(runs)) for runs in requests]).held
+
+
+def rows_of(runs: list[tuple[str, int]], requests: list[list[tuple[int, int]]]) -> SlotRows:
     slots = SlotMap(map_view("alpha", "device", tuple(runs)))
-    return SlotRows(slots, lambda cell: Row(str(cell), (Cell(slots.state(cell)),)), held=held)
+    return SlotRows(slots, lambda cell: Row(str(cell), (Cell(slots.state(cell)),)), held=lambda: held_by(requests))
 
 
 @given(RUNS, st.sampled_from(["slot", "state", "request"]), st.booleans())
 def test_every_order_has_every_slot_once_and_knows_where(runs: list[tuple[str, int]], column: str, down: bool) -> None:
     cells = told(runs)
-    held = [(1, 3), (2, 6)] if len(cells) > 7 else []
+    held = [[(1, 3)], [(2, 6)]] if len(cells) > 7 else []
     rows = rows_of(runs, held).ordered(column, down)
     keys = [row.key for row in rows]
     assert sorted(map(int, keys)) == list(range(len(cells)))
@@ -116,7 +122,7 @@ def test_every_order_has_every_slot_once_and_knows_where(runs: list[tuple[str, i
         states = [row.cells[0].text for row in rows]
         assert states == sorted(states, reverse=down)
     elif held:
-        assert keys[:6] == ["1", "2", "3", "4", "5", "6"]
+        assert keys[:6] == (["4", "5", "6", "1", "2", "3"] if down else ["1", "2", "3", "4", "5", "6"])
 
 
 def test_a_slice_makes_only_its_rows() -> None:
@@ -151,14 +157,15 @@ def test_a_filter_keeps_what_it_would_of_rows_that_are_made(
 ) -> None:
     slots = SlotMap(map_view("alpha", "device", tuple(runs)))
     names = ("slot", "state", "request", "its page")
-    held = [(2, 4), (9, 9)] if slots.cells > 12 else []
+    held = held_by([[(2, 4), (9, 9)], [(3, 5)]] if slots.cells > 12 else [])
+    said = {cell: tuple(alike[at] for alike in held.alike.values()) for at, cell in enumerate(held.cells.tolist())}
 
     def make(cell: int) -> Row:
         number = slots.slots_of(cell)[0]
-        of = ("abc", str(cell)) if any(a <= cell <= b for a, b in held) else ("-", "-")
+        of = ("abc" if said[cell][0] == 0 else "bcd", str(said[cell][1])) if cell in said else ("-", "-")
         return Row(str(cell), (Cell(str(number), number), Cell(slots.state(cell)), Cell(of[0]), Cell(of[1])))
 
-    rows: Any = SlotRows(slots, make, names, held)
+    rows: Any = SlotRows(slots, make, names, lambda: held)
     if column:
         rows = rows.ordered(column, down)
     table = Table(tuple(map(Column, names)), rows)
@@ -226,3 +233,18 @@ def test_what_servers_write_is_what_is_shown(sizes: list[int], chance: Random, m
             within = [SlotState(state).word for state in states[at + first : at + last + 1]]
             assert within.count(slots.state(cell)) == max(map(within.count, within))
         at += piece.slots
+
+
+def test_who_holds_a_slot_and_which_page_it_is() -> None:
+    """Two requests share slots 10 and 11; the first is named, and that there is another."""
+    held = held_by([[(10, 12), (3, 4)], [(10, 11), (20, 20)]])
+    assert held.cells.tolist() == [3, 4, 10, 11, 12, 20]
+    assert held.alike["request"].tolist() == [0, 0, 0, 0, 0, 1]
+    assert held.alike["its page"].tolist() == [4, 5, 1, 2, 3, 3]
+    assert held.alike["others"].tolist() == [0, 0, 1, 1, 0, 0]
+    requests = [RequestView(server="a", rank="r", rid=rid, block_table=table) for rid, table in (
+        ("x", ((10, 12), (3, 4))), ("y", ((10, 11), (20, 20))),
+    )]  # fmt: skip
+    assert [(one.request.rid, one.page) for one in Holders(requests).of(11)] == [("x", 2), ("y", 2)]
+    assert [(one.request.rid, one.page) for one in Holders(requests).of(4)] == [("x", 5)]
+    assert Holders(requests).of(13) == Holders([]).of(0) == []
