@@ -194,9 +194,15 @@ class ConsoleApp(App[None]):
             return ()
         return self.view.offers(self.scene())
 
+    @property
+    def _is_open(self) -> bool:
+        """Whether there is something to draw on. While the console is being left its widgets go one after the other,
+        and messages of its threads still come."""
+        return self.is_running and bool(self._screen_stack) and bool(self.screen_stack[0].query("#keys"))
+
     def paint(self) -> None:
         """Everything anew. What a view fails at is said in its place: the others go on."""
-        if not self.is_running or not self.screen_stack[0].query("#keys"):
+        if not self._is_open:
             return
         view, scene = self.view, self.scene()
         grid, panel = self.grid, self.panel
@@ -237,9 +243,9 @@ class ConsoleApp(App[None]):
                 target.focus()
 
     def _paint_edges(self) -> None:
+        if not self._is_open:
+            return
         root = self.screen_stack[0]
-        if not root.query("#keys"):
-            return  # the console is being left: its widgets go one after the other
         width = root.size.width - 2
         root.query_one("#status", Line).show(status_line(self, width))
         root.query_one("#tabs", Line).show(tabs_line(self, width))
@@ -264,7 +270,7 @@ class ConsoleApp(App[None]):
         self._take(replace(self._moment, age=self._age(), lost=event.reason))
 
     def on_answered(self, event: looker.Answered) -> None:
-        if not self.screen_stack:  # it came while the console ends
+        if not self._is_open:
             return
         former = self._answers.get(event.question)
         if event.failed and former is not None and not former.failed:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from swift_tiers.console import ConsoleApp
+from swift_tiers.console import Answers, ConsoleApp, Question
+from swift_tiers.console.looker import Answered, Looked, Lost
 from swift_tiers.console.screens.help import HelpScreen
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.widgets.grid import Grid
@@ -321,3 +322,14 @@ async def test_leaving_stops_the_threads() -> None:
     looks = feed.looks
     await asyncio.sleep(0.4)
     assert feed.looks <= looks + 1
+
+
+async def test_what_comes_while_the_console_is_left_is_let_go() -> None:
+    app = console()
+    async with app.run_test(size=SIZE) as pilot:
+        await ready(pilot)
+    # Its threads may post until they have seen that it ended.
+    app.on_answered(Answered(Question("map", "host"), Answers(), "", 0.0))
+    app.on_looked(Looked(WorldFeed().look(), 0.0))
+    app.on_lost(Lost("gone"))
+    app._tick()
