@@ -384,3 +384,19 @@ def test_names_from_outside_cannot_move_the_cursor() -> None:
         Place("blocks", (*ALPHA, Step("request", "\x1b"))),
     ):
         assert all(line.plain.isprintable() for line in BLOCKS.lines(scene_of(shown, world)))
+
+
+def test_a_listed_copy_in_borrowed_memory_leads_to_its_lease() -> None:
+    scene = with_answers(scene_of(Place("blocks", (Step("page", KEY), Step("depth", "99")))))
+    row = row_with(BLOCKS.table(scene), "beta", "alpha.dp0-tp0/12/99")
+    assert row.place is not None
+    assert row.place.last == Step("slot", "alpha.dp0-tp0/12:99")
+    there = with_answers(scene_of(row.place))
+    table = BLOCKS.table(there)
+    assert table.rows[int(table.start)].cells[0].text == "99"
+    assert table.rows[0].place == Place("leases", (Step("server", "beta"),))
+
+
+def test_a_slot_on_ssd_leads_to_its_device() -> None:
+    rows = BLOCKS.table(with_answers(scene_of(tier("ssd")))).rows
+    assert rows[-1].place == Place("stripes", (Step("server", "alpha"), Step("device", "dp0-tp0:3")))
