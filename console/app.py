@@ -184,8 +184,8 @@ class ConsoleApp(App[None]):
         }
         return Scene(
             moment=self._moment, place=self.navigation.place, only=self.navigation.only, width=max(20, size.width - 2),
-            height=max(4, size.height - 4), palette=self._palette, glyphs=self.glyphs, answers=answers,
-            selected=self.grid.row,
+            height=max(4, size.height - 4), alone=self._layout == "lines", palette=self._palette, glyphs=self.glyphs,
+            answers=answers, selected=self.grid.row,
         )  # fmt: skip
 
     def offers(self) -> tuple[Offer, ...]:

@@ -76,7 +76,7 @@ def _clock(value: float) -> str:
 
 def tabs_line(app: ConsoleApp, width: int) -> Text:
     """The views with their digits; the one on the screen is marked, also without colour."""
-    short = sum(len(view.TITLE) + 3 for view in VIEWS) > width
+    short = sum(len(view.TITLE) + 3 for view in VIEWS) + 1 > width
     line = Text(no_wrap=True, end="")
     for number, view in enumerate(VIEWS, 1):
         here = app.navigation.place.view == view.NAME
@@ -84,8 +84,8 @@ def tabs_line(app: ConsoleApp, width: int) -> Text:
         style = app.style("title" if here else "muted", f"app.view('{view.NAME}')")
         if here:
             style += app.style("accent")
-        line.append("[" if here else " ", style)
-        line.append(f"{number} {title}{']' if here else ' '}", style)
+        line.append(f"[{number} {title}]" if here else f"{number} {title}", style)
+        line.append(" ")
     return line
 
 

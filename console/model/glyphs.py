@@ -44,10 +44,7 @@ class Glyphs(NamedTuple):
         shown = list(values[-width:])
         top = max((value for value in shown if value is not None), default=0.0) if highest is None else highest
         steps = len(self.sparks) - 1
-        cells = [
-            self.unknown if value is None else self.sparks[0 if top <= 0 else _step(value / top, steps)]
-            for value in shown
-        ]
+        cells = [self.unknown if value is None else self.sparks[_step(value, top, steps)] for value in shown]
         return "".join(cells).rjust(width)
 
     def cut(self, text: str, width: int) -> str:
@@ -55,11 +52,11 @@ class Glyphs(NamedTuple):
         return text if len(text) <= width else text[: max(0, width - len(self.ellipsis))] + self.ellipsis[:width]
 
 
-def _step(share: float, steps: int) -> int:
+def _step(value: float, top: float, steps: int) -> int:
     """The lowest sign is for nothing at all: what is little is seen."""
-    if share <= 0:
+    if value <= 0 or top <= 0:
         return 0
-    return max(1, min(steps, round(share * steps)))
+    return max(1, min(steps, round(value / top * steps)))
 
 
 _SIGNS = {

@@ -63,7 +63,7 @@ class PageLevel(View):
         lines[1].append_text(scene.line(f"namespace {', '.join(sorted(spaces))}" if spaces else ""))
         age = scene.answers[_question(scene, key)].age if views else 0.0
         lives = [_life(scene, view, age) for view in views]
-        room, more = int(scene.height * SHARE) - len(lines) - 2, 0
+        room, more = scene.room(SHARE) - len(lines) - 2, 0
         while lives and sum(map(len, lives)) > room and len(lives) > 1:
             lives.pop()
             more += 1

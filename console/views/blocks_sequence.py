@@ -73,7 +73,7 @@ class SequenceLevel(View):
             for place, pages in zip(PLACES, np.bincount(now, minlength=len(PLACES)).tolist(), strict=True) if pages
         ])  # fmt: skip
         strips = [("now", now)] + ([("found", found)] if here.runs else [])
-        room = max(1, (int(scene.height * SHARE) - len(lines)) // len(strips))
+        room = max(1, (scene.room(SHARE) - len(lines)) // len(strips))
         width = scene.width - GUTTER
         cursor = _cursor(scene, length)
         for name, codes in strips:

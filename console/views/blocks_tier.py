@@ -49,7 +49,7 @@ class TierLevel(View):
             return lines
         lines += legend(scene, slots.counts, about=slots.per_cell > 1)
         cursor = cell_under_cursor(scene, slots)
-        room = max(2, int(scene.height * SHARE) - len(lines) - 1)
+        room = max(2, scene.room(SHARE) - len(lines) - 1)
         gutter = (
             GUTTER
             if slots.one_piece

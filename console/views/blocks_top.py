@@ -193,7 +193,7 @@ def _maps(scene: Scene, rank: RankState) -> list[Text]:
     heading = [title, *legend(scene, states)]
     # Tiers that have nothing to draw take a line each.
     drawn = sum(_drawn(scene, tier) for tier in rank.tiers)
-    room = max(1, (int(scene.height * SHARE) - len(heading) - len(rank.tiers) + drawn) // max(1, drawn))
+    room = max(1, (scene.room(SHARE) - len(heading) - len(rank.tiers) + drawn) // max(1, drawn))
     return [*heading, *(line for tier in rank.tiers for line in _map(scene, tier, room, request))]
 
 

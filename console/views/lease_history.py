@@ -65,7 +65,9 @@ def history(scene: Scene, events: Iterable[Told], room: int) -> list[Text]:
         event = one.event
         mark = event_words.kind_of(event).mark
         lines.append(
-            scene.line((f"{_ago(scene, event):>11}  ", "muted"), (f"{text(one.name)}  ", "text"), *_what(event, mark))
+            scene.line(
+                (f"{_ago(scene, event):>11}  ", "muted"), (f"{text(one.name)}  ", "text"), *_what(scene, event, mark)
+            )
         )
     return [scene.line(("what has happened", "title")), *lines] if lines else []
 
@@ -75,30 +77,32 @@ def _ago(scene: Scene, event: Event) -> str:
     return ago(max(0.0, scene.moment.snapshot.time - event.happened + scene.moment.age))
 
 
-def _what(event: Event, mark: Mark) -> list[tuple[str, str]]:
+def _what(scene: Scene, event: Event, mark: Mark) -> list[tuple[str, str]]:
     """A decision says what was decided and by which window; other events what they are and their fields."""
     fields = event.fields
     if event.kind == "lending.sized":
-        return [*_decision(fields), ("  " + event_words.words(event, _DECIDED), "muted")]
+        return [*_decision(scene, event), ("  " + event_words.words(event, _DECIDED), "muted")]
     left_out = ("donor", "borrower") if fields.get("donor") or not fields.get("borrower") else ()
     whom = f" from {text(str(fields['donor']))}" if fields.get("donor") else ""
     return [(text(event.kind), MARKS[mark]), (f"{whom}  ", "text"), (event_words.words(event, left_out), "muted")]
 
 
 #: Fields of `lending.sized` that `_decision` words.
-_DECIDED = ("decision", "from_bytes", "to_bytes", "peak_bytes", "window_seconds")
+_DECIDED = ("decision", "from_bytes", "to_bytes", "peak_bytes")
 
 
-def _decision(fields: dict[str, object]) -> list[tuple[str, str]]:
-    """In the words of the paper: a donor that scales up takes memory back."""
+def _decision(scene: Scene, event: Event) -> list[tuple[str, str]]:
+    """In the words of the paper: a donor that scales up takes memory back. The window is the donor's of now."""
+    fields = event.fields
     before, after = fields.get("from_bytes"), fields.get("to_bytes")
     words = {"grow": ("ScaleDown: lends more", "lent"), "shrink": ("ScaleUp: takes back", "warning")}
     word, style = words.get(str(fields.get("decision")), (text(str(fields.get("decision", "sized"))), "text"))
     said = [(word, style)]
     if isinstance(before, (int, float)) and isinstance(after, (int, float)):
         said.append((f", from {size(before)} to {size(after)}", "text"))
-    peak, window = fields.get("peak_bytes"), fields.get("window_seconds")
+    peak, state = fields.get("peak_bytes"), scene.moment.rank(event.server, event.rank)
+    window = state.rank.lend_window_seconds if state is not None and state.rank is not None else None
     if isinstance(peak, (int, float)):
-        within = f" within {seconds(window)}" if isinstance(window, (int, float)) else ""
+        within = "" if window is None else f" within {seconds(window)}"
         said.append((f": needed {size(peak)}{within}", "muted"))
     return said

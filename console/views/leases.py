@@ -54,7 +54,7 @@ LEASES = (
 #: Cells of the bar that says how much of what is at others' disposal is lent, and at least of a sparkline.
 BAR, SPARK = 10, 12
 #: From this size of the view on there are charts: so many at most, each so many lines high beneath its title.
-WIDE, TALL, CHARTS, CHART = 110, 36, 4, 4
+WIDE, TALL, CHARTS, CHART = 130, 36, 4, 4
 
 
 class Leases(View):
@@ -69,7 +69,7 @@ class Leases(View):
             return []
         pair, number = _pair(scene), scene.place.name("lease")
         events = list(told(scene))
-        room = max(4, int(scene.height * self.LINES_SHARE))
+        room = max(4, scene.room(self.LINES_SHARE))
         if scene.place.name("borrower") is None:
             states = _ranks(scene)
             lines = [line for state in states for line in _rank_lines(scene, state)] + _charts(scene, states)

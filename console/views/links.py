@@ -61,7 +61,7 @@ class Links(View):
             return []
         rates = {one.name: one.rates(scene.moment.history, "bytes") for one in found}
         lines = [*_matrix(scene, found, rates), _totals(scene, found, rates), Text()]
-        return [*lines, *_histories(scene, found, rates, int(scene.height * self.LINES_SHARE) - len(lines))]
+        return [*lines, *_histories(scene, found, rates, scene.room(self.LINES_SHARE) - len(lines))]
 
     def table(self, scene: Scene) -> Table:
         name, history = scene.place.name("link"), scene.moment.history
@@ -102,7 +102,7 @@ def _matrix(scene: Scene, found: Sequence[Flow], rates: _Rates) -> list[Text]:
     room = scene.width - NAME - 1
     width = min(40, room // max(1, len(tiers)))
     others = donors[: max(0, (room - width * len(tiers)) // width)]
-    others = others[: max(0, int(scene.height * Links.LINES_SHARE) - len(tiers) - 5)]
+    others = others[: max(0, scene.room(Links.LINES_SHARE) - len(tiers) - 5)]
     by_way = {(one.way.source, one.way.destination): one for one in found}
     rows, across = [*tiers, *others], [*tiers, *others]
     name = max(NAME, *(min(20, scene.width // 4, len(text(row))) for row in rows))
@@ -262,7 +262,7 @@ def _details(scene: Scene, name: str) -> list[Text]:
         Series("busy, s/s", "good", one.rates(history, "seconds"), _busy),
     )
     alone = scene.place.name("rank") is not None
-    room = (scene.height if alone else int(scene.height * Links.LINES_SHARE)) - len(lines)
+    room = (scene.height if alone else scene.room(Links.LINES_SHARE)) - len(lines)
     lower = max(2, min(10, room // 3)) if room >= 8 else 0
     upper = max(2, min(24, room - 1 - (lower + 1 if lower else 0)))
     lines += [scene.line(*parts) for parts in chart(scene.glyphs, big, scene.width, upper)]

@@ -82,7 +82,7 @@ def _nothing(scene: Scene) -> str:
 
 def _bars(scene: Scene, running: list[Restored], over: list[Restored]) -> list[Text]:
     """Those that run, with the reason of their plan where there is room for it; then the last ones."""
-    room = int(scene.height * Restores.LINES_SHARE) - 2
+    room = scene.room(Restores.LINES_SHARE) - 2
     lines = [scene.line(*fitting(scene.width, *key(scene.glyphs)))]
     each = 2 if 2 * len(running) <= room else 1
     shown = running if len(running) * each <= room else running[: room - 1]

@@ -55,7 +55,7 @@ def lines(scene: Scene, name: str) -> list[Text]:
         [f"; failed {count(lane.errors)}, corrupt {count(device.corrupt_units)}"],
     )
     shown.append(scene.line(*totals))
-    return [*shown, *_charts(scene, lane.device, int(scene.height * CHARTS) - len(shown))]
+    return [*shown, *_charts(scene, lane.device, scene.room(CHARTS) - len(shown))]
 
 
 def _charts(scene: Scene, device: DeviceView, room: int) -> list[Text]:

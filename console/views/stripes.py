@@ -65,7 +65,7 @@ class Stripes(View):
         if not sets:
             return []
         shown = [*_sets(scene, sets), *_troubles(scene, sets), Text()]
-        return [*shown, *_charts(scene, sets, int(scene.height * self.LINES_SHARE) - len(shown))]
+        return [*shown, *_charts(scene, sets, scene.room(self.LINES_SHARE) - len(shown))]
 
     def table(self, scene: Scene) -> Table:
         step = scene.place.last

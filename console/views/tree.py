@@ -56,7 +56,7 @@ class TreeShape(View):
         if scene.moment.snapshot is None:
             return []
         trees = [rank.tree for rank in scene.moment.ranks(scene.server) if rank.tree is not None]
-        told = max(1, (int(scene.height * SHARE) - 2) // 2)
+        told = max(1, (scene.room(SHARE) - 2) // 2)
         lines = [line for tree in trees[:told] for line in _sums(scene, tree, alone=len(trees) == 1)]
         if len(trees) > told:
             lines.append(scene.line(f"and {len(trees) - told} more ranks; `:server NAME` shows one server"))

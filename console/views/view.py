@@ -35,6 +35,7 @@ class Scene:
     only: str | None = None  # the one server that the operator wants to see
     width: int = 80  # cells for the view
     height: int = 20
+    alone: bool = False  # the operator wants the lines without the table
     palette: Palette = field(default_factory=Palette)
     glyphs: Glyphs = UNICODE
     answers: Mapping[Question, Answered] = field(default_factory=dict)
@@ -44,6 +45,10 @@ class Scene:
     def server(self) -> str | None:
         """The server that this place is about; None: all."""
         return self.place.name("server") or self.only
+
+    def room(self, share: float) -> int:
+        """Lines that there is room for above a table: this share of the height, or all of it."""
+        return self.height if self.alone else int(self.height * share)
 
     def line(self, *parts: tuple[str, str] | str) -> Text:
         """One line of (text, meaning) pairs; a text alone is muted."""

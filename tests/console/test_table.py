@@ -7,7 +7,7 @@ import io
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
@@ -52,6 +52,7 @@ def test_a_bar_is_as_long_as_it_says(share: float, width: int) -> None:
 
 
 @given(st.lists(st.none() | st.floats(0, 1e12), max_size=50), st.integers(1, 40))
+@example([5e-324, 1e12], 2)
 def test_a_sparkline_shows_the_newest_and_its_highest(values: list[float | None], width: int) -> None:
     line = UNICODE.spark(values, width)
     assert len(line) == width
