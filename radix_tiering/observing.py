@@ -22,6 +22,7 @@ def take_snapshot(stack: TierStack) -> StackSnapshot:
     """The whole stack at one moment; the devices a moment later. Any thread; takes short locks only."""
     table, host, writer = stack.table, stack.host, stack.writer
     with table.lock:
+        stack.use_times.note(table.time, stack.clock())
         tiers = {
             "host": stack.host_counters.snapshot(
                 capacity_bytes=host.capacity_bytes,
@@ -95,7 +96,7 @@ def page_facts(stack: TierStack, key: bytes) -> PageFacts | None:
             ssd_placement=page.stored.placement if page.stored is not None else (),
             generation=page.stored.generation if page.stored is not None else None,
             checksum=_checksum(page),
-            last_used_seconds=None,
+            last_used_seconds=stack.use_times.seconds_since(page.last_use, stack.clock()),
             origin="recovered" if page.recovered else "computed here",
         )
 

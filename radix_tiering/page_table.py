@@ -92,6 +92,11 @@ class PageTable:
         self._time += 1
         return self._time
 
+    @property
+    def time(self) -> int:
+        """The latest logical time of use."""
+        return self._time
+
     def enter(self, record: PageRecord, now: int) -> Page | None:
         """A new page without copies; None if its parent is not held."""
         parent = None

@@ -111,6 +111,7 @@ class Restore:
         self.story = Storyteller(
             page_tokens=page_tokens, prefix_pages=len(prefix_keys), wanted_pages=len(keys), began=started, why=why
         )
+        self.story.flight = self.flight
 
     @property
     def reach(self) -> int:

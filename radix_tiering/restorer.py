@@ -182,6 +182,7 @@ class Restorer:
             if restore.released:
                 return
             restore.released = True
+            restore.story.flight = None
             self._pacing.goes_on(restore)
             self._reads.remove(restore)
             if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):

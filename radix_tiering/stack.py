@@ -42,6 +42,7 @@ from swift_tiers.radix_tiering.restore.planner import Planner
 from swift_tiers.radix_tiering.restorer import Restorer
 from swift_tiers.radix_tiering.ssd import StoredPage
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.use_times import UseTimes
 from swift_tiers.radix_tiering.write_behind import WriteBehind
 
 #: With write-back, pages that would be lost next are written once less than this share of host memory is safe to use.
@@ -98,6 +99,8 @@ class TierStack:
         self.ssd_counters = TierCounters()
         self.peer_counters = TierCounters()
         self.links = {name: LinkCounters() for name in (*DEVICE_LINKS, *(SSD_LINKS if ssd is not None else ()))}
+        self.clock = clock
+        self.use_times = UseTimes()  # as of snapshots
         self.errands = ErrandThread()
         self.closed = False
         self.table = PageTable(

@@ -138,6 +138,7 @@ class Donation:
             taken_back=lambda pages, seconds: stack.events.emit(
                 "lending.taken_back", pages=pages, seconds=round(seconds, 4)
             ),
+            sized=lambda sized: stack.events.emit("lending.sized", **sized._asdict()),
         )
 
     @never_raises(lambda: None)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
@@ -21,7 +22,7 @@ from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.leases.addresses import ipc_address
 from swift_tiers.radix_tiering.leases.donor import Donor
 from swift_tiers.radix_tiering.leases.effects import DonorEffect
-from swift_tiers.radix_tiering.leases.hand import ServiceHand
+from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot, ServiceHand
 from swift_tiers.radix_tiering.leases.service import LeaseService
 from swift_tiers.radix_tiering.leases.timing import lease_timing
 from swift_tiers.radix_tiering.page import PageGeometry
@@ -138,6 +139,14 @@ class _Hand(ServiceHand):
             on_cap=self._cap if side.service is not None else None,
         )
         self._side = side
+
+    def snapshot(self) -> LeaseSnapshot:
+        found = super().snapshot()
+        donation = self._side.donation
+        if donation is None:
+            return found
+        lender = donation.lender
+        return msgspec.structs.replace(found, window_seconds=lender.window_seconds, peak_bytes=lender.peak_bytes)
 
     def recall(self, leases: Collection[int] | None = None, borrower: str = "") -> int:
         if self._side.donation is not None:

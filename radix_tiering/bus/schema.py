@@ -350,7 +350,7 @@ KEYS: tuple[KeySpec, ...] = (
             Field("ssd_placement", "`DEVICE:SLOT ...`, one for each stripe unit; empty if ssd does not have it"),
             Field("generation", "of the copy on ssd; empty without one"),
             Field("checksum", "hex, of its bytes; empty where it is not known yet"),
-            Field("last_used_seconds", "before `time`, about; empty if not since this server's start, or long ago"),
+            Field("last_used_seconds", "before `time`, to within an interval; empty if not since this server's start"),
             Field("origin", "`computed here`, or `recovered` from the devices at the start"),
         ),
         "60 s", "the rank that was asked", "who asked", "answer to a question: one page",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
 from swift_tiers.radix_tiering.donation.extents import PoolLayout, RunShape, Span, run_shape
-from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
+from swift_tiers.radix_tiering.donation.sizing import ElasticSizer, pages_for
 from swift_tiers.radix_tiering.leases.effects import BorrowerJoined, BorrowerLeft, DonorEffect, Reclaimed
 from swift_tiers.radix_tiering.leases.messages import MAX_EXTENTS, Extent, Party
 from swift_tiers.radix_tiering.leases.runs import RunState
@@ -68,6 +68,16 @@ class Lending(Protocol):
     def bytes_in(self, *states: RunState) -> int: ...
 
 
+class Sized(NamedTuple):
+    """A decision to lend another amount (SwiftCache, Algorithm 1), and what it was made from; all in bytes."""
+
+    decision: str  # "grow": lend more, "shrink": take back
+    peak_bytes: int  # that the server's own requests needed at most, within the window
+    free_bytes: int  # of its pool, that nobody has
+    from_bytes: int  # lent before
+    to_bytes: int  # to be lent
+
+
 class _Fenced(NamedTuple):
     run: int
     passed: Callable[[], bool]
@@ -96,12 +106,14 @@ class Lender:
         fence: Callable[[], Callable[[], bool]],
         wait_for_copy: Callable[[], None],
         taken_back: Callable[[int, float], None] = lambda pages, seconds: None,
+        sized: Callable[[Sized], None] = lambda sized: None,
     ) -> None:
         """`effects`: where the lease service puts what it tells (`on_donor=effects.append`).
         `demand`: the tokens that running and waiting requests need together, now.
         `fence`: called when pages have left the pool; gives a function that says whether everything that had begun to
         use them by then has ended.
         `wait_for_copy`: returns when no store into memory that is not lent any more is under way (`ArenaServer`).
+        `sized`: told when it is decided to lend another amount.
         `taken_back`: told how many pages borrowers had to give back for this server's requests, and how many seconds
         after they were missing.
         """
@@ -125,9 +137,18 @@ class Lender:
         self._owed_in_all = 0
         self._owed_since = 0.0
         self._taken_back = taken_back
+        self._sized = sized
+        self._aim: int | None = None  # pages that are to be left to borrowers, while some are taken back
+        #: The largest demand of the window, bytes, as of the last look. Any thread may read it.
+        self.peak_bytes = 0
         self._refused = self._rest = self._closed = False
 
     # ---- the scheduler's thread ----
+
+    @property
+    def window_seconds(self) -> float:
+        """Over which the largest demand counts."""
+        return self._sizer.window_seconds
 
     @property
     def lent_pages(self) -> int:
@@ -246,11 +267,16 @@ class Lender:
         tokens = self._sizer.total_pages * self._sizer.page_tokens if self._refused else self._demand()
         self._refused = False
         pages = self._sizer.demand(tokens, now)
+        self.peak_bytes = self._bytes_of(self._sizer.peak_tokens(now))
         self._missing = pages > 0
         if not pages:
             self._owed = 0
+            self._aim = None
         if pages:
             # Asked at every look until they are there; what is on its way counts.
+            if self._aim is None or self._sizer.lent - pages < self._aim:
+                self._aim = self._sizer.lent - pages
+                self._tell("shrink", self._sizer.lent, self._aim)
             self._lending.withdraw(pages * self._layout.page_bytes)
             lent = self._sizer.lent
             self._take_in(now)  # what was not lent is back already
@@ -280,10 +306,20 @@ class Lender:
         spans = self._gather(runs * shape.spans, shape.span_pages)
         if len(spans) < runs * shape.spans:
             self._lend_at = now + SCATTERED_SECONDS
+        before = self._sizer.lent
         for _ in range(len(spans) // shape.spans):
             self._stock([spans.pop() for _ in range(shape.spans)])
+        if self._sizer.lent > before:
+            self._tell("grow", before, self._sizer.lent)
         if spans:
             self._pool.put_back(spans)
+
+    def _tell(self, decision: str, before: int, after: int) -> None:
+        page = self._layout.page_bytes
+        self._sized(Sized(decision, self.peak_bytes, self._pool.free_pages * page, before * page, after * page))
+
+    def _bytes_of(self, tokens: int) -> int:
+        return pages_for(tokens, self._sizer.page_tokens) * self._layout.page_bytes
 
     def _gather(self, spans: int, span_pages: int) -> list[Span]:
         """Free spans; where there are not enough, cached prefixes are evicted. If their pages are scattered, as many

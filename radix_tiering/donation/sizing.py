@@ -103,6 +103,15 @@ class ElasticSizer:
         self._taken_back_at: float | None = None
 
     @property
+    def window_seconds(self) -> float:
+        """Over which the largest demand counts."""
+        return self._window.seconds
+
+    def peak_tokens(self, now: float) -> int:
+        """The largest demand of the window."""
+        return self._window.maximum(now)
+
+    @property
     def own_pages(self) -> int:
         """What the donor has for itself."""
         return self.total_pages - self.lent

@@ -106,6 +106,11 @@ class Flight:
     def computing(self) -> int:
         return self._state.count(Unit.COMPUTING)
 
+    @property
+    def present(self) -> int:
+        """Units that can be copied to the device, and have not been."""
+        return self._state.count(Unit.PRESENT)
+
     def states(self) -> bytes:
         """The `Unit` that each is, a copy."""
         return bytes(self._state)

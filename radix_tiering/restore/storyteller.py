@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from swift_tiers.radix_tiering.restore.flight import Flight
 from swift_tiers.radix_tiering.restore.plan import RestorePlan, Strategy
 from swift_tiers.radix_tiering.restore.planner import Decision
 from swift_tiers.radix_tiering.restore.story import COMPUTED, ON_DEVICE, RestoreStory
@@ -20,7 +21,7 @@ class Storyteller:
     __slots__ = (
         "_arrived", "_asked", "_began", "_compute_seconds", "_first", "_found", "_front", "_held", "_holds_since",
         "_latest", "_layers", "_lost", "_met_layer", "_runs", "_there", "_waited_since", "copy_seconds", "covered",
-        "late", "late_pages", "page_tokens", "prefix_pages", "wanted_pages", "whole", "why",
+        "flight", "late", "late_pages", "page_tokens", "prefix_pages", "wanted_pages", "whole", "why",
     )  # fmt: skip
 
     def __init__(self, *, page_tokens: int, prefix_pages: int, wanted_pages: int, began: float, why: str = "") -> None:
@@ -35,6 +36,8 @@ class Storyteller:
         self.late = ""
         self.late_pages = 0
         self._began = began
+        #: Of the found pages, while it runs; None from its end on.
+        self.flight: Flight | None = None
         self._found: Mapping[str, int] = {}
         self._first: Decision | None = None
         self._latest: Decision | None = None
@@ -163,6 +166,7 @@ class Storyteller:
     def told(self) -> RestoreStory:
         """As far as it has come."""
         runs, there, since = tuple(self._runs), self._there, self._waited_since
+        flight = self.flight if self._found else None
         first, latest = self._first, self._latest
         plan = first.plan if first is not None else None
         lead, meeting = self._planned(plan)
@@ -182,6 +186,9 @@ class Storyteller:
             planned_lead_pages=lead,
             planned_meeting_pages=meeting,
             runs=runs,
+            computed_pages=sum(pages for how, pages in runs if how == COMPUTED) if flight is not None else None,
+            arrived_pages=flight.present if flight is not None else None,
+            loading_pages=flight.loading if flight is not None else None,
             meeting_pages=self._meeting(runs),
             layers=self._layers,
             planned_layer=plan.cutover if plan is not None and plan.strategy is Strategy.LAYER_WISE else None,

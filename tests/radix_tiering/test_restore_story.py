@@ -144,6 +144,37 @@ def test_a_source_that_goes_in_the_middle_is_an_event_with_its_reason() -> None:
     check(stack)
 
 
+def progress(restore: Restore) -> tuple[int | None, int | None, int | None]:
+    story = restore.story.told()
+    return story.computed_pages, story.arrived_pages, story.loading_pages
+
+
+def test_how_far_it_has_come_is_told_while_it_runs() -> None:
+    """From the front and from the back, until both have met."""
+    stack, _, keys = on_ssd(8, restore={"strategy": "token-wise"})
+    with Link(stack) as link:
+        restore = stack.restore(keys, can_compute=True)
+        stack.restorer.flush()
+        loading = len(link.kept)
+        assert progress(restore) == (0, 0, loading)
+        link.deliver(-1)
+        assert progress(restore) == (0, 1, loading - 1)
+        for depth in (1, 2):
+            link.fail(next(number for number, (page, *_) in enumerate(link.kept) if page.record.depth == depth))
+        stack.restorer.take(restore, stack.restorer.step(restore, 0))
+        assert progress(restore) == (2, 1, loading - 3)
+        assert len(link.kept) == loading - 3
+        came = 1
+        while link.kept:
+            link.deliver(0)
+            came += 1
+        assert progress(restore) == (2, came, 0)
+    stack.restorer.release(restore)
+    assert progress(restore) == (None, None, None)
+    assert progress(stack.restore(chain("unknown"))) == (None, None, None)
+    check(stack)
+
+
 def test_one_that_falls_behind_is_an_event_with_its_reason() -> None:
     stack, clock, keys = on_ssd(8, restore={"strategy": "load"}, policy={"restore_deadline": "1s"})
     with Link(stack):

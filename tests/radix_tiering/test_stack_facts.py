@@ -167,6 +167,30 @@ def test_a_page_says_where_it_is() -> None:
     assert stack.page_facts(keys[2]).ssd_placement == held.ssd_placement
 
 
+def test_when_a_page_was_used_last() -> None:
+    clock = Clock()
+    stack = make_stack(ssd=memory_ssd(unit=4096, devices=2), clock=clock)
+    first, second = chain(*"ab"), chain(*"xy")
+
+    def ago(key: bytes) -> float | None:
+        return stack.page_facts(key).last_used_seconds
+
+    put(stack, first)
+    assert ago(first[0]) == 0, "since the last snapshot"
+    stack.snapshot()
+    clock.now += 10
+    put(stack, second)
+    stack.snapshot()
+    clock.now += 5
+    stack.snapshot()
+    assert (ago(first[0]), ago(second[0])) == (15, 5)
+    stack.restorer.release(settle(stack, stack.restore(first[:1])))
+    stack.restorer.flush()
+    stack.snapshot()
+    clock.now += 1
+    assert (ago(first[0]), ago(first[1]), ago(second[0])) == (1, 16, 6)
+
+
 def test_a_page_that_is_only_on_its_way_in_is_not_there_yet() -> None:
     stack = make_stack()
     keys = chain(*"ab")

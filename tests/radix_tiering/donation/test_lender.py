@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from swift_tiers.radix_tiering.donation.extents import PoolLayout, Span
 from swift_tiers.radix_tiering.donation.free_spans import FreeSpans
-from swift_tiers.radix_tiering.donation.lender import LEND_SECONDS, LOOK_SECONDS, SCATTERED_SECONDS, Lender
+from swift_tiers.radix_tiering.donation.lender import LEND_SECONDS, LOOK_SECONDS, SCATTERED_SECONDS, Lender, Sized
 from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.leases.effects import DonorEffect, Reclaimed, Send
 from swift_tiers.radix_tiering.leases.messages import Extent
@@ -193,6 +193,7 @@ class Server:
         self.under_way = 0  # forwards that have begun
         self.copies_waited_for = 0
         self.taken_back: list[tuple[int, float]] = []  # pages, seconds
+        self.sized: list[Sized] = []
         effects: deque[DonorEffect] = deque()
         self.lending = PairLending(self.pair, effects)
         self.sizer = ElasticSizer(
@@ -208,6 +209,7 @@ class Server:
             fence=self._fence,
             wait_for_copy=self._wait_for_copy,
             taken_back=lambda pages, seconds: self.taken_back.append((pages, seconds)),
+            sized=self.sized.append,
         )
 
     def _fence(self) -> Callable[[], bool]:
@@ -297,6 +299,35 @@ def test_the_youngest_and_the_largest_pages_are_taken_back_at_once_when_a_reques
     assert server.sizer.own_pages >= 100
     server.run(70, step=0.25)
     assert server.lender.lent_pages == lent
+
+
+def test_every_decision_is_told_once_with_what_it_was_made_from() -> None:
+    server = Server(window=10.0)
+    server.needed = 40 * PAGE_TOKENS
+    server.run(1)
+    server.needed = 5 * PAGE_TOKENS
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(5)
+    assert server.sized, "nothing was lent: this tests nothing"
+    assert {one.decision for one in server.sized} == {"grow"}
+    # Step by step to what is lent; the window still has the larger demand.
+    assert [one.from_bytes for one in server.sized] == [0, *(one.to_bytes for one in server.sized[:-1])]
+    assert server.sized[-1].to_bytes == server.lender.lent_pages * PAGE_BYTES
+    assert {one.peak_bytes for one in server.sized} == {40 * PAGE_BYTES} == {server.lender.peak_bytes}
+    server.sized.clear()
+    server.run(3)
+    assert server.sized == [], "nothing has changed"
+    lent = server.lender.lent_pages
+    server.needed = 100 * PAGE_TOKENS
+    server.run(1)
+    (shrink,) = server.sized
+    assert (shrink.decision, shrink.from_bytes, shrink.peak_bytes) == ("shrink", lent * PAGE_BYTES, 100 * PAGE_BYTES)
+    assert shrink.to_bytes == server.lender.lent_pages * PAGE_BYTES
+    assert shrink.free_bytes <= (PAGES - lent) * PAGE_BYTES
+    server.needed = 120 * PAGE_TOKENS
+    server.run(1)
+    assert [one.decision for one in server.sized] == ["shrink", "shrink"]
+    server.check()
 
 
 def test_from_a_borrower_that_says_nothing_memory_comes_back_when_its_lease_ends() -> None:
