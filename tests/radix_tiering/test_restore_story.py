@@ -156,19 +156,13 @@ def test_how_far_it_has_come_is_told_while_it_runs() -> None:
         restore = stack.restore(keys, can_compute=True)
         stack.restorer.flush()
         loading = len(link.kept)
-        assert progress(restore) == (0, 0, loading)
-        link.deliver(-1)
-        assert progress(restore) == (0, 1, loading - 1)
+        for came in range(3):
+            assert progress(restore) == (0, came, loading - came)
+            link.deliver(-1)
         for depth in (1, 2):
             link.fail(next(number for number, (page, *_) in enumerate(link.kept) if page.record.depth == depth))
         stack.restorer.take(restore, stack.restorer.step(restore, 0))
-        assert progress(restore) == (2, 1, loading - 3)
-        assert len(link.kept) == loading - 3
-        came = 1
-        while link.kept:
-            link.deliver(0)
-            came += 1
-        assert progress(restore) == (2, came, 0)
+        assert progress(restore) == (2, 3, len(link.kept)) == (2, 3, loading - 5)
     stack.restorer.release(restore)
     assert progress(restore) == (None, None, None)
     assert progress(stack.restore(chain("unknown"))) == (None, None, None)
