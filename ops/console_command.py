@@ -2,6 +2,7 @@
 
 It reads the bus and nothing else, so it runs beside the servers or from afar. Commands that it sends ask for a yes
 first, and need bus.control = true at the server. --record writes down what the bus says; `swift-tiers replay` plays it.
+--demo shows simulated servers, without any real one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_screen_arguments(parser)
     parser.add_argument("--readonly", action="store_true", help="without any command to servers")
     parser.add_argument("--author", help="who steers, for the audit (default: user@host)")
+    parser.add_argument("--demo", action="store_true", help="simulated servers: nothing is needed, and nothing is real")
     parser.add_argument("--record", metavar="FILE", type=Path, help="write down what the bus says, for `replay`")
 
 
@@ -43,7 +45,16 @@ def add_screen_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     check(options)
-    return show(recorded(live_feed(options), options), options)
+    return show(recorded(demo_feed(options) if options.demo else live_feed(options), options), options)
+
+
+def demo_feed(options: argparse.Namespace) -> Feed:
+    """Servers that are made up. Raises CommandError where a bus is named, too."""
+    from swift_tiers.ops.console_demo import DemoFeed
+
+    if options.config is not None or options.url is not None or options.directory is not None:
+        raise CommandError("--demo looks at no bus; leave --url, --directory and --config away", USAGE)
+    return DemoFeed(steers=not options.readonly)
 
 
 def live_feed(options: argparse.Namespace) -> Feed:

@@ -61,7 +61,7 @@ def test_a_decision_is_told_with_its_window() -> None:
         [
             told(
                 "lending.sized", decision="grow", from_bytes=GIB, to_bytes=2 * GIB, peak_bytes=5 * GIB,
-                window_seconds=60.0, free_bytes=3 * GIB,
+                free_bytes=3 * GIB,
             )
         ]
     )  # fmt: skip

@@ -1,0 +1,340 @@
+"""The demo: simulated servers that keep the product's own rules, say what is true of them, and obey commands."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from swift_tiers.console import plain
+from swift_tiers.console.feeds.feed import Look, Nature, Question
+from swift_tiers.console.model.alarms import Alarm
+from swift_tiers.console.model.event_words import KINDS
+from swift_tiers.console.model.glyphs import ASCII, UNICODE
+from swift_tiers.console.model.moment import Moment
+from swift_tiers.console.model.place import Place
+from swift_tiers.console.model.watching import Watcher
+from swift_tiers.console.views import VIEWS
+from swift_tiers.console.views.view import Scene
+from swift_tiers.ops.console_demo import DemoFeed
+from swift_tiers.ops.console_demo.script import ROUND
+from swift_tiers.ops.console_demo.server import DemoServer
+from swift_tiers.radix_tiering.bus.commands import (
+    AddDevice,
+    AnyCommand,
+    CapLending,
+    CapTier,
+    DrainDevice,
+    Drop,
+    Flush,
+    Pin,
+    PinLease,
+    RecallLeases,
+    Unpin,
+)
+from swift_tiers.radix_tiering.bus.lease_pairs import differences, pairs_of, views_of
+from swift_tiers.radix_tiering.bus.views import RankState
+from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.slot_map import SlotState
+
+from support.command_line import run_command
+
+
+class Demo:
+    """A demo whose time the test has in hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.feed = DemoFeed(monotonic=lambda: self.now, wall=lambda: 1.7e9)
+        self.watcher = Watcher()
+        self.kinds: Counter[str] = Counter()
+        self.alarms: tuple[Alarm, ...] = ()
+        self.seen: set[str] = set()  # words of alarms
+        self.look = self.go_on(0.0)
+
+    def go_on(self, seconds: float) -> Look:
+        """As a console that looks once a second."""
+        until = self.now + seconds
+        while True:
+            self.now = min(until, self.now + 1.0)
+            self.look = self.feed.look()
+            self.alarms = self.watcher.take(self.look)
+            self.kinds.update(item.kind for item in self.look.items if not isinstance(item, tuple))
+            self.seen |= {alarm.what for alarm in self.alarms}
+            if self.now >= until:
+                return self.look
+
+    def rank(self, name: str) -> RankState:
+        (state,) = (one for one in self.look.snapshot.servers if one.server.server == name)
+        return state.ranks[0]
+
+    @property
+    def servers(self) -> dict[str, DemoServer]:
+        script = self.feed._script
+        assert script is not None
+        return script.servers
+
+    def moment(self) -> Moment:
+        return Moment(self.look.snapshot, 0.0, "", self.watcher.history, self.alarms, self.watcher.events)
+
+    def do(self, server: str, command: AnyCommand) -> str:
+        """What became of it: `done: ...` or `refused: ...`."""
+        outcome = self.feed.command(server, command)
+        assert outcome.final
+        (said,) = outcome.ranks.values()
+        assert said.startswith(outcome.state)
+        return said
+
+
+def check(server: DemoServer) -> None:
+    """The product's rules, and books that agree with each other."""
+    tiers = server.tiers
+    with tiers.table.lock:
+        tiers.table.check()
+        tiers.table.peer_copies.check()
+    # The rules know host memory, where nothing is lent or computed.
+    states = tiers.pool.states()
+    told = np.where(np.isin(states, [SlotState.LENT, SlotState.RECOMPUTING]), np.uint8(SlotState.PRIVATE), states)
+    with tiers.device.lock, patch.object(tiers.pool, "states", lambda: told):
+        tiers.device.check()
+    assert (states == SlotState.LENT).sum() == (server.donor.sizer.lent if server.donor is not None else 0)
+    slots = [slot for asked in server.requests.values() for slot in asked.claim.slots]
+    lent = server.donor.sizer.lent if server.donor is not None else 0
+    assert tiers.pool.used_slots == len(list(tiers.device.all_pages())) + len(slots) + lent
+    assert len(set(slots)) == len(slots)
+    if server.stripes is not None:
+        out = {device.number for device in server.stripes.devices if device.service == "out"}
+        stored = [page.stored for page in tiers.table.all_pages() if page.stored is not None]
+        assert not any(device in out for one in stored for device, _ in one.placement)
+
+
+@pytest.fixture(scope="module")
+def round_of_it() -> Demo:
+    """One round of all that goes wrong; the rules are checked on the way."""
+    demo = Demo()
+    for _ in range(int(ROUND // 20) + 1):
+        demo.go_on(20.0)
+        for server in demo.servers.values():
+            if server.alive:
+                check(server)
+    return demo
+
+
+def test_it_begins_with_a_history_and_says_what_it_is() -> None:
+    demo = Demo()
+    assert demo.feed.nature is Nature.DEMO
+    assert [state.server.server for state in demo.look.snapshot.servers] == ["alpha", "beta", "gamma"]
+    tier = demo.rank("beta").tiers[-1]
+    assert len(demo.watcher.history.rates(tier, "bytes_written")) > 30
+    assert demo.rank("alpha").lent
+
+
+def test_what_is_to_go_wrong_does_and_alarms_tell_of_it(round_of_it: Demo) -> None:
+    told = " ".join(round_of_it.seen)
+    for words in ("is out of service", "gone; last heard of", "is slow", "hit rate fell"):
+        assert words in told, words
+    for kind in ("device.out", "device.added", "borrowed.recalled", "borrowed.ended", "lending.taken_back"):
+        assert round_of_it.kinds[kind], kind
+    assert round_of_it.kinds.keys() <= KINDS.keys()
+
+
+def test_all_tiers_are_found_in_and_restores_meet(round_of_it: Demo) -> None:
+    found = {tier.tier: tier.hits or 0 for tier in round_of_it.rank("beta").tiers}
+    assert all(found[tier] > 0 for tier in ("device", "peer", "host", "ssd")), found
+    rank = round_of_it.rank("gamma")
+    assert rank.rank is not None
+    assert rank.rank.restores_split
+    met = [
+        request.restore_story
+        for request in rank.requests
+        if request.restore == "split" and request.restore_story is not None
+    ]
+    assert met
+    for story in met:
+        assert story.meeting_pages is not None
+        assert story.covered == story.found
+        assert 0 < story.meeting_pages <= story.found
+
+
+def test_requests_add_up(round_of_it: Demo) -> None:
+    for name in ("alpha", "beta", "gamma"):
+        for request in round_of_it.rank(name).requests:
+            if request.first_token_seconds is None:
+                continue
+            parts = (request.device_tokens, request.peer_tokens, request.host_tokens, request.ssd_tokens)
+            assert sum(part or 0 for part in parts) + (request.recomputed_tokens or 0) == request.prompt_tokens
+            assert sum(pages for _, pages in request.tiers) == request.pages
+
+
+def test_both_sides_of_a_lease_say_the_same() -> None:
+    demo = Demo()
+    demo.go_on(5.0)
+    ranks = [rank for state in demo.look.snapshot.servers for rank in state.ranks]
+    (pair,) = pairs_of(views_of(ranks))
+    assert differences(pair) == []
+    assert pair.lent is not None
+    assert pair.lent.bytes == ranks[0].rank.lent_bytes  # type: ignore[union-attr]
+
+
+def test_a_restore_is_seen_under_way() -> None:
+    demo = Demo()
+    for _ in range(400):
+        demo.now += 0.2
+        stories = [
+            request.restore_story
+            for state in demo.feed.look().snapshot.servers
+            for rank in state.ranks
+            for request in rank.requests
+            if request.state == "restoring" and request.restore_story is not None
+        ]
+        if any(story.computed_pages and story.loading_pages for story in stories):
+            return
+    raise AssertionError("no restore both computes and loads in 80 s")
+
+
+def test_two_demos_go_the_same_way() -> None:
+    one, other = Demo(), Demo()
+    assert one.go_on(60.0).snapshot == other.go_on(60.0).snapshot
+
+
+def test_questions_are_answered_from_the_same_books(round_of_it: Demo) -> None:
+    feed = round_of_it.feed
+    for tier, pages in (("device", 768), ("host", 2048)):
+        (view,) = feed.ask(Question("map", tier, "beta")).views
+        assert view.slots == sum(count for _, count in view.cells) == pages
+    (ssd,) = feed.ask(Question("map", "ssd", "beta")).views
+    assert sum(part.slots for part in ssd.parts) == ssd.slots
+    assert ("out", ssd.parts[2].slots) in ssd.cells
+    (none,) = feed.ask(Question("map", "ssd", "alpha")).views
+    assert none.slots is None
+    assert "no ssd tier" in none.reason
+    (nodes,) = feed.ask(Question("nodes", "20", "alpha")).views
+    assert nodes.nodes is not None
+    assert len(nodes.table) == min(20, nodes.nodes)
+    roots = [node for node in feed.ask(Question("nodes", "1000", "alpha")).views[0].table if node.parent is None]
+    cached = len(list(round_of_it.servers["alpha"].tiers.device.all_pages())) * 64
+    assert sum(node.subtree_tokens for node in roots) == cached
+    key = next(page for page in round_of_it.servers["beta"].tiers.table.all_pages() if page.depth == 20).key.hex()
+    (page,) = feed.ask(Question("page", key, "beta")).views
+    assert (page.held, page.depth) == (True, 20)
+    (prefix,) = feed.ask(Question("prefix", key, "beta")).views
+    assert [one.depth for one in prefix.table] == list(range(1, 21))
+    (other,) = feed.ask(Question("page", key, "gamma")).views
+    assert other.held is False
+
+
+@pytest.mark.parametrize("size", [(78, 20), (198, 56)])
+def test_every_view_shows_it_at_every_size_with_signs_of_every_terminal(
+    round_of_it: Demo, size: tuple[int, int]
+) -> None:
+    for kind in VIEWS:
+        for glyphs in (UNICODE, ASCII):
+            view = kind()
+            scene = Scene(round_of_it.moment(), Place(view.NAME), width=size[0], height=size[1], glyphs=glyphs)
+            scene = plain.asked(view, scene, round_of_it.feed)
+            shown = plain.plain(view, scene).drawn(scene)
+            assert len(shown) > 3, view.NAME
+            assert glyphs is UNICODE or all(line.plain.isascii() for line in shown), view.NAME
+            for row in list((scene.selected and [scene.selected]) or []):
+                if row.place is not None and row.place.view == view.NAME:
+                    inner = plain.asked(view, replace(scene, place=row.place, answers={}), round_of_it.feed)
+                    assert plain.plain(view, inner).drawn(inner), view.NAME
+
+
+# ---- commands ----
+
+
+def test_leases_are_recalled_pinned_and_capped() -> None:
+    demo = Demo()
+    demo.go_on(3.0)
+    before = demo.rank("alpha").lent[0]
+    lease = before.table[0].lease
+    assert "recalled last" in demo.do("alpha", PinLease(lease=lease))
+    demo.go_on(1.0)
+    assert demo.rank("alpha").lent[0].table[0].pinned
+    other = before.table[1].lease
+    assert demo.do("alpha", RecallLeases(leases=other)) == "done: 1 leases recalled"
+    assert demo.do("alpha", RecallLeases(leases=10**9)).startswith("refused: leases: 1000000000 is not lent here")
+    assert "2GiB are lent" in demo.do("alpha", CapLending(limit="2GiB"))
+    demo.go_on(3.0)
+    rank = demo.rank("alpha")
+    assert rank.rank is not None
+    assert 0 < (rank.rank.lent_bytes or 0) <= 2 << 30
+    assert rank.rank.lend_limit_bytes == 2 << 30
+    assert rank.lent[0].table[0].lease == lease  # pinned: taken last
+    assert other not in [entry.lease for entry in rank.lent[0].table]
+    for kind in ("lease.pinned", "lease.recalled", "lending.capped", "borrowed.recalled", "command.done"):
+        assert demo.kinds[kind], kind
+    check(demo.servers["alpha"])
+    check(demo.servers["beta"])
+
+
+def test_tiers_devices_and_pages_obey() -> None:
+    demo = Demo()
+    assert "pages evicted" in demo.do("gamma", CapTier(tier="host", limit="4GiB"))
+    assert "gets no new pages" in demo.do("gamma", DrainDevice(device=1))
+    assert demo.do("gamma", DrainDevice(device=1)).endswith("is draining")
+    assert "device 4:" in demo.do("gamma", AddDevice(directory="/ssd4"))
+    table = demo.servers["gamma"].tiers.table
+    page = max((page for page in table.all_pages() if page.complete), key=lambda page: page.depth)
+    key = page.key.hex()
+    assert demo.do("gamma", Pin(page=key)) == f"done: {page.depth} pages pinned"
+    check(demo.servers["gamma"])
+    assert demo.do("gamma", Unpin(page=key)) == "done: unpinned"
+    assert demo.do("gamma", Unpin(page=key)).startswith("refused: ")
+    assert demo.do("gamma", Drop(page=key)) == "done: 1 pages forgotten"
+    assert "is not held" in demo.do("gamma", Drop(page=key))
+    demo.go_on(10.0)
+    check(demo.servers["gamma"])
+    host = next(tier for tier in demo.rank("gamma").tiers if tier.tier == "host")
+    assert (host.used_bytes or 0) <= 4 << 30
+    assert [device.service for device in demo.rank("gamma").devices][1] == "draining"
+
+
+@pytest.mark.parametrize(
+    ("server", "command", "said"),
+    [
+        ("gamma", Flush(), "the demo does not simulate this command"),
+        ("gamma", CapLending(limit=None), "does not lend"),
+        ("alpha", DrainDevice(device=0), "there is no device 0"),
+        ("alpha", CapTier(tier="ssd", limit=1), "no ssd tier"),
+        ("gamma", CapTier(tier="host", limit="much"), "limit:"),
+    ],
+)
+def test_what_is_not_simulated_or_makes_no_sense_is_refused(server: str, command: AnyCommand, said: str) -> None:
+    demo = Demo()
+    outcome = demo.do(server, command)
+    assert outcome.startswith("refused: ")
+    assert said in outcome
+
+
+def test_a_server_that_is_gone_hears_nothing() -> None:
+    demo = Demo()
+    demo.servers["alpha"].die()
+    with pytest.raises(BusError, match="no server alpha"):
+        demo.feed.command("alpha", CapLending(limit=None))
+    with pytest.raises(BusError, match="no server nobody"):
+        demo.feed.command("nobody", CapLending(limit=None))
+
+
+# ---- as a command ----
+
+
+def test_one_look_of_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_command(capsys, "console", "--demo", "--once", "--json", "--view", "leases")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert said["nature"] == "demo"
+    assert [row["donor"] for row in said["view"]["rows"]] == ["alpha.dp0-tp0"]
+    code, out, _ = run_command(capsys, "console", "--demo", "--once")
+    assert out.startswith("swift-tiers DEMO: simulated, no server")
+
+
+def test_it_looks_at_no_bus(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_command(capsys, "console", "--demo", "--url", "redis://10.0.0.1:6379")
+    assert (code, out) == (2, "")
+    assert "--demo looks at no bus" in err
