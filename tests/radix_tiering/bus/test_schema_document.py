@@ -86,7 +86,7 @@ def blocks(after: str, before: str) -> list[str]:
     return re.findall(r"(?:^ {4}.*\n)+", section, re.M)
 
 
-PREAMBLE, *EXAMPLES = blocks("Eleven questions and their answers", "inspect and control")
+PREAMBLE, *EXAMPLES = blocks("Thirteen questions and their answers", "inspect and control")
 (STEERING,) = blocks("Commands", "Events")
 
 
@@ -116,11 +116,11 @@ def shell(redis: RealRedis, tmp_path: Path) -> Callable[[str], list[str]]:
     return run
 
 
-def test_there_are_eleven_examples() -> None:
-    assert len(EXAMPLES) == 11
+def test_there_are_thirteen_examples() -> None:
+    assert len(EXAMPLES) == 13
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=range(1, 12))
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(1, 14))
 def test_examples_answer(redis: RealRedis, shell: Callable[[str], list[str]], example: str) -> None:
     alpha = HandWritten(redis.admin, lends=True).write()
     with alpha.answering():
@@ -130,7 +130,18 @@ def test_examples_answer(redis: RealRedis, shell: Callable[[str], list[str]], ex
 def test_examples_ask_for_fields_that_there_are() -> None:
     """A field that is not there is just an empty line to redis-cli."""
     asked = re.findall(r"hm?get swift:\$S:(?:dp0-tp0:)?(\w+)\S* ([\w ]+)", "".join(EXAMPLES))
-    assert {name for name, _ in asked} == {"info", "tier", "tree", "stripe", "ssd", "link", "rank", "lent"}
+    assert {name for name, _ in asked} == {
+        "info",
+        "tier",
+        "tree",
+        "stripe",
+        "ssd",
+        "link",
+        "rank",
+        "lent",
+        "prefix",
+        "nodes",
+    }
     for name, fields in asked:
         assert set(fields.split()) <= documented_fields(name)
 
