@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from swift_tiers.console.model.columns import GAP, fit, fitting
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.table import Row, Table
 from swift_tiers.console.model.watching import Watcher
+from swift_tiers.console.views.event_rows import time_words
 from swift_tiers.console.views.view import Answered, Scene, View
 from swift_tiers.radix_tiering.bus.figures import text
 from swift_tiers.radix_tiering.bus.troubles import Mark
@@ -84,9 +84,9 @@ def heading(feed: Feed, scene: Scene) -> Text:
     warnings = sum(alarm.mark is Mark.WARNING for alarm in moment.alarms)
     said = [(f"{wrong} WRONG", "wrong")] if wrong else []
     said += [(f"{'  ' if wrong else ''}{warnings} warning{'s' if warnings > 1 else ''}", "warning")] if warnings else []
-    when = datetime.fromtimestamp(moment.snapshot.time)
+    when = time_words(moment.snapshot.time, True)
     return scene.line(
-        ("swift-tiers ", "title"), (WORDS[feed.nature], "warning"), f"{text(feed.name)}  {when:%Y-%m-%d %H:%M:%S}  ",
+        ("swift-tiers ", "title"), (WORDS[feed.nature], "warning"), f"{text(feed.name)}  {when}  ",
         *(said or [("all well", "good")]),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -106,6 +107,19 @@ def _groups(paths: Iterable[Path]) -> dict[Path, list[str]]:
     return groups
 
 
+def check_numbers(value: Any) -> None:
+    """Raise ValidationError for what is no number: nobody who shows figures expects it."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise msgspec.ValidationError(f"{value} is no figure")
+    elif isinstance(value, dict):
+        for one in value.values():
+            check_numbers(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            check_numbers(one)
+
+
 class State:
     """A snapshot that is put together from entries. What has not changed is not decoded again."""
 
@@ -121,11 +135,13 @@ class State:
 
     def change(self, entries: Entries) -> None:
         """Raises msgspec.ValidationError, and KeyError for an order of what is not there."""
+        check_numbers(entries.time)
         self._time = entries.time
         for path in entries.gone:
             self._fields.pop(path, None)
             self._views.pop(path, None)
         for path, fields in entries.entries:
+            check_numbers(fields)
             self._fields[path] = {**self._fields.get(path, {}), **fields}
             self._views.pop(path, None)
         if entries.order is not None:

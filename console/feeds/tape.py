@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.console.feeds.entries import Entries, State
+from swift_tiers.console.feeds.entries import Entries, State, check_numbers
 from swift_tiers.console.feeds.feed import Answers, Question
 from swift_tiers.console.feeds.record_file import Frame, Kind, Reader, RecordingError
 from swift_tiers.console.feeds.recording import Asked
@@ -84,7 +84,7 @@ class Tape:
         entries = self._reader.read(frame, Entries)
         try:
             (self._state.begin if whole else self._state.change)(entries)
-        except KeyError as error:
+        except (KeyError, msgspec.ValidationError) as error:
             self._at = -1
             raise self._unreadable(frame, error) from None
 
@@ -104,6 +104,10 @@ class Tape:
         found: deque[Event | Gap] = deque()
         for frame in self._told(after, number):
             items = self._reader.read(frame, tuple[Event | Gap, ...])
+            try:
+                check_numbers([one.happened for one in items if isinstance(one, Event)])
+            except msgspec.ValidationError as error:
+                raise self._unreadable(frame, error) from None
             found.extendleft(reversed(items))
             if len(found) >= most:
                 break

@@ -13,7 +13,7 @@ from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Sorting, Table, ordered
 from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
-from swift_tiers.radix_tiering.bus.figures import NONE, text
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, text
 from swift_tiers.radix_tiering.bus.troubles import Mark
 
 LOST = "LOST"
@@ -51,7 +51,10 @@ def gap_words(gap: Gap) -> str:
 
 def time_words(happened: float, whole_date: bool) -> str:
     """By the clock of the machine that the console runs on."""
-    when = datetime.fromtimestamp(happened)
+    try:
+        when = datetime.fromtimestamp(happened)
+    except (OverflowError, OSError, ValueError):
+        return UNKNOWN  # somebody's clock is far out
     return f"{when:%m-%d %H:%M:%S}.{when.microsecond // 1000:03}" if whole_date else f"{when:%H:%M:%S}"
 
 

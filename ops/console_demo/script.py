@@ -27,7 +27,7 @@ PLANS = (
         name="beta", host="node-1", model="Llama-3.1-8B", gpu="L4", device_bytes=6 * GIB, host_bytes=16 * GIB,
         devices=4, device_slots=4500, device_speed=0.25e9, borrows=True,
         habit=Habit(
-            per_second=0.3, shared_pages=40, first_pages=(60, 300), turn_pages=(2, 24), answer_tokens=(60, 400),
+            per_second=0.2, shared_pages=40, first_pages=(60, 300), turn_pages=(2, 24), answer_tokens=(60, 400),
             conversations=40, new=0.12,
         ),
     ),
@@ -35,7 +35,7 @@ PLANS = (
         name="gamma", host="node-2", model="Qwen3-8B", gpu="L4", device_bytes=6 * GIB, host_bytes=8 * GIB,
         devices=4, device_slots=6000, device_speed=0.2e9,
         habit=Habit(
-            per_second=0.22, shared_pages=16, first_pages=(80, 300), turn_pages=(2, 20), answer_tokens=(60, 300),
+            per_second=0.16, shared_pages=16, first_pages=(80, 300), turn_pages=(2, 20), answer_tokens=(60, 300),
             conversations=36, new=0.1,
         ),
     ),

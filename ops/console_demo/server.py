@@ -164,6 +164,7 @@ class DemoServer:
         while self.tiers.table.directory(self.namespace).pages < 0.7 * room:
             call = self.work.draw()
             claim = self.tiers.claim(call.keys)
+            self.tiers.seat(claim)
             self.tiers.settle(claim, 0)
             self.tiers.finish(claim, self.work.answered(call, PAGE_TOKENS))
             if self.tiers.table.resident_pages >= 0.98 * self.tiers.table.host.slots:
@@ -203,6 +204,7 @@ class DemoServer:
             return
         if asked.began is None:
             asked.began = self.clock.now
+            self.tiers.seat(asked.claim)
         for at, slot in enumerate(asked.claim.slots[: step.end]):
             self.tiers.pool.mark(slot, SlotState.RECOMPUTING if at >= step.jump else SlotState.PRIVATE)
 

@@ -140,7 +140,7 @@ class DemoTiers:
     # ---- requests ----
 
     def claim(self, keys: Sequence[bytes]) -> Claim:
-        """What there is of a prompt of these pages; room on the device for what it lacks."""
+        """What there is of a prompt of these pages."""
         claim = Claim(tuple(keys))
         with self.device.lock:
             now = self.device.tick()
@@ -151,12 +151,7 @@ class DemoTiers:
                 self.device.use(page, now, len(keys))
                 self.device.pin(page)
                 claim.device.append(page)
-            there = len(claim.device)
-            for _ in range(len(keys) - there):
-                slot = self.device.take_slot(None)
-                if slot is None:
-                    break
-                claim.slots.append(slot)
+        there = len(claim.device)
         self.device_counters.hits += there
         self.device_counters.misses += len(keys) - there
         with self.table.lock:
@@ -174,6 +169,15 @@ class DemoTiers:
                 self._pin(claim, page, now, len(keys))
         self._count(claim, len(keys) - there)
         return claim
+
+    def seat(self, claim: Claim) -> None:
+        """Its turn has come: room on the device for what it lacks there, as far as there is any."""
+        with self.device.lock:
+            while len(claim.slots) < len(claim.keys) - len(claim.device):
+                slot = self.device.take_slot(None)
+                if slot is None:
+                    return
+                claim.slots.append(slot)
 
     def _count(self, claim: Claim, asked: int) -> None:
         names = ((HERE, self.host_counters), (SSD, self.ssd_counters), (PEER, self.peer_counters))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +74,14 @@ def test_a_row_is_found_by_its_key_while_others_come_and_old_ones_go() -> None:
     assert rows[3].key == key
     log.add(map(event, range(11, 20)))
     assert view.table(scene_of(log)).rows.index_of(key) is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("happened", [1e300, -1e300, float("inf"), float("nan")])
+def test_a_clock_that_is_far_out_harms_no_other_row(happened: float) -> None:
+    log = log_of(event(1), msgspec.structs.replace(event(2), happened=happened))
+    rows = Events().table(scene_of(log, width=198)).rows
+    assert rows[0].cells[0].text == "?"
+    assert rows[1].cells[0].text != "?"
 
 
 def test_only_rows_that_are_asked_for_are_made() -> None:

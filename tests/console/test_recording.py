@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 import struct
@@ -381,6 +382,8 @@ def whole(*entries: tuple[list[str], dict[str, Any]], **more: Any) -> bytes:
         ([(2, 0.0, whole((["a"], {"alive": "perhaps"})))], "is no recording of the bus"),
         ([(2, 0.0, whole((["a", "r", "tiers", "host"], {})))], "is no recording of the bus"),
         ([(2, 0.0, whole(([], {})))], "is no recording of the bus"),
+        ([(2, 0.0, whole((["a"], {"alive": True, "up_seconds": math.inf})))], "inf is no figure"),
+        ([(2, 0.0, whole((["a"], {"alive": True, "configuration": {"x": [math.nan]}})))], "nan is no figure"),
         ([(2, 0.0, whole(order=[["a"]]))], "is no recording of the bus"),
         ([(2, 0.0, bytes(record_file.MOST_BYTES + 1))], "more than"),
         ([(3, 0.0, whole())], "holds no look"),
@@ -395,6 +398,20 @@ def test_what_was_made_up_is_refused_with_a_line(
     with pytest.raises(RecordingError, match=said) as caught:
         RecordedFeed(path)
     assert "\n" not in str(caught.value)
+
+
+def test_events_at_no_time_are_refused_when_they_are_played(tmp_path: Path) -> None:
+    made_up = msgspec.msgpack.encode(
+        [
+            Event(
+                server="a", rank="r", entry="1-0", sequence=1, time=None, happened=math.nan, age_seconds=0.0, kind="x",
+                fields={},
+            )
+        ]
+    )  # fmt: skip
+    feed = RecordedFeed(forged(tmp_path / "a.rec", (2, 0.0, whole()), (4, 0.0, made_up)), Clock())
+    with pytest.raises(RecordingError, match="nan is no figure"):
+        feed.look()
 
 
 def test_a_kind_of_another_release_is_passed_over(tmp_path: Path) -> None:
