@@ -84,7 +84,7 @@ def _scheduler() -> tuple[Any, Any, Any]:
     from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
     from swift_tiers.sglang_ext.tree_shape import TreeShape
 
-    allocator = LendingAllocator(PAGES * PAGE, PAGE, torch.float32, "cpu", None, False)
+    allocator: Any = LendingAllocator(PAGES * PAGE, PAGE, torch.float32, "cpu", None, False)
     core = RustUnifiedTreeCore(
         CacheInitParams(
             disable=False,

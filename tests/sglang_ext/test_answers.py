@@ -168,6 +168,43 @@ def pages_that_are_copied_to(s) -> None:
     assert captured(s) == expected(s)
 
 
+def pages_that_are_recomputed(s) -> None:
+    """In each chunk of a request that is computed from the front while its pages come up."""
+    from support.slow_link import Link, extends, prompt, quiet, to_ssd
+
+    question = prompt(1)
+    (answer,) = to_ssd(s, question)
+    run_batch, looks = s.scheduler.run_batch, []
+
+    def look(batch):
+        courses = dict(s.cache.linker.courses)
+        before, s.scheduler.last_batch = s.scheduler.last_batch, batch
+        words = captured(s)
+        for req in batch.reqs:
+            if req.rid in courses and batch.forward_mode.is_extend():
+                row, course = truth(s, req), courses[req.rid]
+                end = min(req.extend_end // PAGE, course.first_page + course.pages)
+                looks.append((row[req.prefix_len // PAGE : end], words))
+        s.scheduler.last_batch = before
+        return run_batch(batch)
+
+    s.scheduler.run_batch = look
+    try:
+        with Link(s) as link:
+            req = s.add(question)
+            s.linker.stack.restorer.flush()
+            extends(s, link, 4)
+    finally:
+        del s.scheduler.run_batch
+    assert list(req.output_ids) == answer
+    assert len(looks) > 1, "it was not computed in chunks: this tests nothing"
+    for pages, words in looks:
+        assert pages
+        assert [page for page, word in enumerate(words, start=1) if word == "recomputing"] == sorted(pages)
+    quiet(s)
+    assert captured(s) == expected(s)
+
+
 def what_does_not_add_up_is_not_told(s) -> None:
     """As where somebody holds pages of whom nobody knows: they must not be called cached, let alone free."""
     assert s.scheduler.flush_cache()
@@ -453,6 +490,13 @@ def test_pages_that_are_lent(tmp_path_factory) -> None:
     with SchedulerProcess(arguments(tmp_path_factory, peer=peer)) as process:
         process(nobody_else_asks)
         process(pages_that_are_lent)
+
+
+def test_pages_that_are_recomputed(tmp_path_factory) -> None:
+    more = {"restore": {"strategy": "token-wise", "chunk": 64}, "policy": {"restore_deadline": "20s"}}
+    with SchedulerProcess(arguments(tmp_path_factory, **more)) as process:
+        process(nobody_else_asks)
+        process(pages_that_are_recomputed)
 
 
 def test_subtrees_are_those_of_a_walk(tmp_path_factory) -> None:
