@@ -86,13 +86,12 @@ def check(options: argparse.Namespace) -> None:
 
 def show(feed: Feed, options: argparse.Namespace) -> int:
     """Open the console on a feed, until the operator leaves it, or print it once; the exit code."""
-    from swift_tiers.console.app import ConsoleApp
-
     if options.once:
         try:
             return print_once(feed, options)
         finally:
             feed.close()
+    from swift_tiers.console.app import ConsoleApp
 
     app = ConsoleApp(
         feed, interval=options.interval, readonly=not feed.steers, ascii=options.ascii, dark=not options.light

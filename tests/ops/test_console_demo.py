@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 
 from swift_tiers.console import plain
 from swift_tiers.console.feeds.feed import Look, Nature, Question
+from swift_tiers.console.feeds.recorded import RecordedFeed
+from swift_tiers.console.feeds.recording import RecordingFeed
 from swift_tiers.console.model.alarms import Alarm
 from swift_tiers.console.model.event_words import KINDS
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
@@ -243,6 +246,26 @@ def test_every_view_shows_it_at_every_size_with_signs_of_every_terminal(
                 if row.place is not None and row.place.view == view.NAME:
                     inner = plain.asked(view, replace(scene, place=row.place, answers={}), round_of_it.feed)
                     assert plain.plain(view, inner).drawn(inner), view.NAME
+
+
+def test_a_demo_is_recorded_like_any_other_bus_and_says_so_when_it_is_played(tmp_path: Path) -> None:
+    now = 0.0
+    demo = DemoFeed(monotonic=lambda: now, wall=lambda: 1.7e9)
+    feed = RecordingFeed(demo, tmp_path / "demo.rec", "0.1.0", monotonic=lambda: now)
+    seen = []
+    for _ in range(30):
+        seen.append(feed.look())
+        feed.ask(Question("map", "host", "beta"))
+        now += 2.0
+    feed.close()
+    tape = RecordedFeed(tmp_path / "demo.rec", monotonic=lambda: 0.0)
+    assert tape.nature is Nature.RECORDING
+    assert "of the demo" in tape.name
+    for number in (29, 3, 17):
+        tape.player.seek(2.0 * number)
+        look = tape.look()
+        assert look.snapshot == seen[number].snapshot
+        assert tape.ask(Question("map", "host", "beta")).views[0].slots == 2048
 
 
 # ---- commands ----
