@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
 
 from swift_tiers.radix_tiering.restore.flight import Step
 
@@ -97,6 +97,7 @@ class RestoringAdder(PrefillAdder):
         if not self.can_run_list or self.can_run_list[-1] is not req:
             return result
         self.cut_short = True
+        self._keep_room(req)
         if req.prefix_len // page - course.first_page == jump:
             wrapper.began(course, Step(jump, self._reached(req, course)))
         # Else there was no room for the pages that it was to begin with: it computes everything.
@@ -137,21 +138,48 @@ class RestoringAdder(PrefillAdder):
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
         course = wrapper.courses.get(req.rid)
         if course is None:
+            left = len(req.full_untruncated_fill_ids) - req.prefix_len
+            limit = self._with_room(min(left, self.rem_chunk_tokens or left), 0)
+            if limit <= 0:
+                return self._hold(req)
+            self.chunked_req_limit = limit if self.chunked_req_limit is None else min(limit, self.chunked_req_limit)
             return super().add_chunked_req(req)
         page = self.page_size
         front = req.prefix_len // page - course.first_page
         step = wrapper.agree(course, front)
         limit = self._limit(req, course, step, (step.jump + course.first_page) * page)
+        limit = self._with_room(limit, (step.jump - front) * page)
         if limit <= 0 or not wrapper.jump(course, req, front, step.jump):
-            req.extend_end = req.prefix_len  # SGLang's sign for a chunk that did not run
-            self.holds = True
-            return req
+            return self._hold(req)
         self.chunked_req_limit = limit if self.chunked_req_limit is None else min(limit, self.chunked_req_limit)
         self.cut_short = True
         rest = super().add_chunked_req(req)
+        self._keep_room(req)
         ran = bool(self.can_run_list) and self.can_run_list[-1] is req
         wrapper.advanced(course, Step(step.jump, self._reached(req, course) if ran else step.jump))
         return rest
+
+    def _hold(self, req: Any) -> Any:
+        """Its next chunk does not run in this step."""
+        req.extend_end = req.prefix_len  # SGLang's sign for that
+        self.holds = True
+        return req
+
+    def _with_room(self, limit: int, jump: int) -> int:
+        """`limit` tokens, or as many whole pages of them as the device has room for beside `jump` tokens. SGLang computes
+        a chunk whether or not there is room, since nobody has run since the one before it; here others may have."""
+        if not self.running_batch or self.running_batch.is_empty():
+            return limit  # nobody is left who could give any back
+        room = int(self.memory_budget.remaining_current) - self.per_req_token_overhead - jump
+        return limit if self.ceil_paged_tokens(limit) <= room else max(0, room // self.page_size * self.page_size)
+
+    def _keep_room(self, req: Any) -> None:
+        """For what is left of a chunked request: SGLang lets nobody in before it is through, as its chunks use the whole
+        budget; behind one that was cut short others may be admitted, who must not count on its room."""
+        left = len(req.full_untruncated_fill_ids) - req.extend_end
+        if left > 0:
+            new = min(req.sampling_params.max_new_tokens, CLIP_MAX_NEW_TOKENS)
+            self.memory_budget.total_offset += self.ceil_paged_tokens(left) + self.page_size + new
 
     def budget_state(self) -> Any:
         return AddReqResult.OTHER if self.holds or self.alone else super().budget_state()

@@ -61,6 +61,26 @@ def others_go_on(s):
     quiet(s)
 
 
+def others_leave_room(s):
+    """Requests that are admitted behind its short chunks must not take the room that the rest of it needs: SGLang
+    computes a chunk whether or not there is room, and ends with the server where there is none."""
+    question = prompt(30, 2400)
+    others = [prompt(300 + number, 900) for number in range(3)]
+    (expected,) = to_ssd(s, question)
+    answers = [s.generate(other, 30) for other in others]
+    device_only(s)
+    with Link(s) as link:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        s.step()
+        assert s.scheduler.chunked_req is req, "it is not on its course: this tests nothing"
+        beside = [s.add(other, 30) for other in others]  # whose pages are in host memory: they take room at once
+        extends(s, link, 1)
+    assert list(req.output_ids) == expected
+    assert [list(one.output_ids) for one in beside] == answers
+    quiet(s)
+
+
 def ends_early(s, how):
     """The request is aborted while it is computed, or while it waits for a page."""
     from sglang.srt.managers.io_struct import AbortReq
@@ -353,6 +373,10 @@ def test_it_meets_where_the_link_lets_it(scheduler, pages_a_step: int) -> None:
 
 def test_others_go_on_while_it_waits_for_a_page(scheduler) -> None:
     scheduler(others_go_on)
+
+
+def test_others_leave_room_for_the_rest_of_it(scheduler) -> None:
+    scheduler(others_leave_room)
 
 
 @pytest.mark.parametrize("how", ["computing", "holding"])
