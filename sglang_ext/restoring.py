@@ -166,16 +166,16 @@ class RestoringAdder(PrefillAdder):
         return req
 
     def _with_room(self, limit: int, jump: int) -> int:
-        """`limit` tokens, or as many whole pages of them as the device has room for beside `jump` tokens. SGLang computes
-        a chunk whether or not there is room, since nobody has run since the one before it; here others may have."""
+        """`limit` tokens, or as many whole pages of them as the device has room for beside `jump` tokens. SGLang
+        computes a chunk whether or not there is room: nobody has run since the one before it. Here others may have."""
         if not self.running_batch or self.running_batch.is_empty():
             return limit  # nobody is left who could give any back
         room = int(self.memory_budget.remaining_current) - self.per_req_token_overhead - jump
         return limit if self.ceil_paged_tokens(limit) <= room else max(0, room // self.page_size * self.page_size)
 
     def _keep_room(self, req: Any) -> None:
-        """For what is left of a chunked request: SGLang lets nobody in before it is through, as its chunks use the whole
-        budget; behind one that was cut short others may be admitted, who must not count on its room."""
+        """For what is left of a chunked request: SGLang lets nobody in before it is through, as its chunks use the
+        whole budget; behind one that was cut short others may be admitted, who must not count on its room."""
         left = len(req.full_untruncated_fill_ids) - req.extend_end
         if left > 0:
             new = min(req.sampling_params.max_new_tokens, CLIP_MAX_NEW_TOKENS)

@@ -129,7 +129,7 @@ def _timed(now: float, fields: Hash) -> Any:
     return {"time": now, **fields}
 
 
-def main(socket: str, count: int, pages: int) -> None:
+def serve(socket: str, count: int, pages: int) -> None:
     """Say it all until the Redis is gone."""
     with redis.Redis(unix_socket_path=socket, decode_responses=True) as client:
         servers = BusyServers(client, count, pages)
@@ -142,6 +142,6 @@ def main(socket: str, count: int, pages: int) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+        serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     except (redis.RedisError, KeyboardInterrupt):
         raise SystemExit(0) from None

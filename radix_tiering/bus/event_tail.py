@@ -75,7 +75,10 @@ def line(item: Item) -> str:
         which = f"up to {item.last}" if item.first is None else f"{item.first} to {item.last} ({item.count})"
         return f"LOST  {place}  events {which}: dropped by the server, trimmed too early, or gone with a Redis"
     fields = " ".join(f"{text(str(name))}={_value(value)}" for name, value in item.fields.items())
-    when = datetime.fromtimestamp(item.happened).isoformat(" ", "milliseconds")
+    try:
+        when = datetime.fromtimestamp(item.happened).isoformat(" ", "milliseconds")
+    except (OverflowError, OSError, ValueError):
+        when = "at an unknown time"  # somebody's clock is far out
     return f"{when}  {place}  #{item.sequence}  {text(item.kind)}  {fields}".rstrip()
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from swift_tiers.ops import control_command
 from swift_tiers.ops.control_command import make_command
-from swift_tiers.radix_tiering.bus.command_words import usage
 from swift_tiers.ops.errors import CommandError
+from swift_tiers.radix_tiering.bus.command_words import usage
 from swift_tiers.radix_tiering.bus.commands import (
     COMMANDS,
     AddDevice,

@@ -308,6 +308,12 @@ def test_a_page_that_some_or_all_do_not_answer_for(inspect: Inspect, alpha: Hand
     assert "nobody answered (asked beta dp0-tp0, beta dp0-tp1)" in shown.error
 
 
+def test_an_event_of_a_clock_that_is_far_out(inspect: Inspect, alpha: HandWritten) -> None:
+    alpha.event("device.out", at=1e18, device="/ssd1")
+    (line,) = (line for line in inspect("events").lines if "device.out" in line)
+    assert line.startswith("at an unknown time")
+
+
 def test_events_are_the_newest_of_all_servers_by_time(inspect: Inspect, alpha: HandWritten, redis: RealRedis) -> None:
     other = HandWritten(redis.admin, "other", offset=-3600.0).write()
     alpha.event("device.out", device="/ssd1", reason="I/O error")

@@ -1,0 +1,45 @@
+"""A picture of every view, at two sizes, in colour and without. Those in `__snapshots__` were looked at.
+
+After a change that is meant to be seen: `./swift python -m pytest tests/console/test_pictures.py --snapshot-update`,
+and look at them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from textual.pilot import Pilot
+
+from swift_tiers.console.views import VIEWS
+
+from support.console_screen import console, until
+from support.console_world import StillFeed
+
+#: Until nothing changes any more: looks that the world goes on for.
+LOOKS = 24
+
+
+@pytest.mark.parametrize("colour", [True, False], ids=["colour", "monochrome"])
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=["80x24", "160x48"])
+@pytest.mark.parametrize("number", range(1, len(VIEWS) + 1), ids=[view.NAME for view in VIEWS])
+def test_views(
+    number: int, size: tuple[int, int], colour: bool, snap_compare: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if colour:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    else:
+        monkeypatch.setenv("NO_COLOR", "1")
+    feed = StillFeed(LOOKS)
+    app = console(feed, interval=0.02, monotonic=lambda: 100.0)
+
+    async def still(pilot: Pilot[None]) -> None:
+        await pilot.press(str(number))
+        await until(pilot, lambda: feed.looks > LOOKS + 1)
+        wanted = app.view.questions(app.scene())
+        await until(pilot, lambda: set(wanted) <= app.scene().answers.keys())
+        app._looker.stop()
+        app.set_rate(0.5)
+        await pilot.pause()
+
+    assert snap_compare(app, terminal_size=size, run_before=still)
