@@ -6,6 +6,7 @@ and look at them again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -30,6 +31,8 @@ def test_views(
         monkeypatch.delenv("NO_COLOR", raising=False)
     else:
         monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TZ", "UTC")  # events are shown by local time
+    time.tzset()
     feed = StillFeed(LOOKS)
     app = console(feed, interval=0.02, monotonic=lambda: 100.0)
 
