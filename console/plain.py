@@ -27,7 +27,7 @@ from swift_tiers.radix_tiering.errors import BusError
 MOST_ROWS, MOST_DATA_ROWS = 200, 10_000
 #: How often a view is asked what it wants to know: what it asks may follow from what it was answered.
 ASKINGS = 3
-WORDS = {Nature.LIVE: "", Nature.RECORDING: "RECORDING ", Nature.DEMO: "DEMO: simulated, no server "}
+WORDS = {Nature.LIVE: "", Nature.RECORDING: "RECORDING ", Nature.DEMO: "DEMO, all simulated: "}
 
 
 def watch(feed: Feed, seconds: float, sleep: Callable[[float], object] = time.sleep) -> Moment:

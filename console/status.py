@@ -33,7 +33,7 @@ def _nature(app: ConsoleApp) -> list[tuple[str, str]]:
     moment, feed = app.moment, app.feed
     age = seconds(round(moment.age, 1))
     if feed.nature is Nature.DEMO:
-        words = [("DEMO: simulated, no server ", "warning")]
+        words = [("DEMO, all simulated: ", "warning")]
     elif feed.nature is Nature.RECORDING:
         words = [("RECORDING ", "warning")]
     elif app.lost:

@@ -124,7 +124,7 @@ def _why_line(scene: Scene, one: Restored) -> Text:
     sums = {kind: sum(part.pages for part in shown.stretches if part.kind == kind) for kind in (ARRIVED, LOADING)}
     done = [(story.pages(COMPUTED), "computed"), (sums[ARRIVED] + story.loaded, "loaded"), (sums[LOADING], "coming")]
     far = ", ".join(f"{count(pages)} {what}" for pages, what in done if pages) or "nothing has come"
-    why = f"{text(story.strategy)}: {text(story.why)}" if story.strategy else "nothing was decided yet"
+    why = ": ".join(text(word) for word in (story.strategy, story.why) if word) or "nothing was decided yet"
     left = 2 if scene.width < 2 * LEFT + len(why) else LEFT
     line = scene.line(*fitting(scene.width, [" " * left, why], ["; ", (f"{far} of {count(story.found)}", "text")]))
     line.truncate(scene.width)

@@ -354,7 +354,7 @@ def test_one_look_of_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert said["nature"] == "demo"
     assert [row["donor"] for row in said["view"]["rows"]] == ["alpha.dp0-tp0"]
     code, out, _ = run_command(capsys, "console", "--demo", "--once")
-    assert out.startswith("swift-tiers DEMO: simulated, no server")
+    assert out.startswith("swift-tiers DEMO, all simulated: ")
 
 
 def test_it_looks_at_no_bus(capsys: pytest.CaptureFixture[str]) -> None:
