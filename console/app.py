@@ -12,20 +12,19 @@ from typing import ClassVar
 from rich.style import Style
 from rich.text import Text
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 
 from swift_tiers.console import looker
-from swift_tiers.console.export import ExportError, export
 from swift_tiers.console.feeds.feed import Feed, Question
-from swift_tiers.console.keys import CommandsProvider, help_sections, key_line
+from swift_tiers.console.keys import BINDINGS, CommandsProvider, help_sections, key_line
 from swift_tiers.console.looker import FASTEST, SLOWEST, Looker
 from swift_tiers.console.model.actions import Action, ActionError, read_action
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.navigation import Navigation
 from swift_tiers.console.model.palette import Palette
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place
 from swift_tiers.console.model.sieve import FilterError, Sieve
 from swift_tiers.console.model.table import Sorting, ordered
 from swift_tiers.console.model.watching import Watcher
@@ -33,6 +32,7 @@ from swift_tiers.console.screens.ask import AskScreen
 from swift_tiers.console.screens.help import HelpScreen
 from swift_tiers.console.status import crumbs_line, status_line, tabs_line
 from swift_tiers.console.steering import Became, Steering
+from swift_tiers.console.typed import Typed
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.view import Answered, Offer, Scene, View
 from swift_tiers.console.widgets.entry import Entry
@@ -57,32 +57,7 @@ class ConsoleApp(App[None]):
     CSS_PATH = Path(__file__).with_name("console.tcss")  # also for classes that are made of this one
     ENABLE_COMMAND_PALETTE = True
     COMMANDS = App.COMMANDS | {CommandsProvider}
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(number), f"view('{view.NAME}')", view.TITLE, show=False) for number, view in enumerate(VIEWS, 1)),
-        Binding("tab", "next_view(1)", "next view", show=False, priority=True),
-        Binding("shift+tab", "next_view(-1)", "view before", show=False, priority=True),
-        Binding("slash", "filter", "filter"),
-        Binding("colon", "command", "command"),
-        Binding("question_mark", "help", "help"),
-        Binding("s", "sort(1)", "sort by the next column", show=False),
-        Binding("S", "sort(-1)", "sort by the column before", show=False),
-        Binding("r", "reverse", "turn the order around", show=False),
-        Binding("space", "pause", "pause"),
-        Binding("plus,equals_sign", "rate(2.0)", "look more often", show=False),
-        Binding("minus", "rate(0.5)", "look less often", show=False),
-        Binding("m", "maximise", "table, lines, or both", show=False),
-        Binding("e", "export", "export"),
-        Binding("t", "theme", "dark or light", show=False),
-        Binding("escape", "leave", "back", show=False),
-        Binding("left_square_bracket", "jump(-1)", "10 s back", show=False),
-        Binding("right_square_bracket", "jump(1)", "10 s on", show=False),
-        Binding("comma", "step(-1)", "one look back", show=False),
-        Binding("full_stop", "step(1)", "one look on", show=False),
-        Binding("less_than_sign", "speed(0.5)", "half as fast", show=False),
-        Binding("greater_than_sign", "speed(2.0)", "twice as fast", show=False),
-        Binding("q", "quit", "leave", show=False),
-        Binding("ctrl+c", "quit", "leave", show=False, priority=True),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS]
 
     def __init__(
         self,
@@ -107,6 +82,7 @@ class ConsoleApp(App[None]):
         self.views: dict[str, View] = {view.NAME: view() for view in VIEWS}
         self.navigation = Navigation(tuple(self.views))
         self.steering = Steering(self)
+        self.typed = Typed(self)
         self._dark = dark
         self._palette = Palette(dark)
         self._looker = Looker(feed, self.post_message, interval, monotonic)
@@ -371,18 +347,8 @@ class ConsoleApp(App[None]):
         self.entry.open("/", self.navigation.sieve.text, "words, /regex/, field:value, field>number, !not", columns)
 
     def action_command(self) -> None:
-        self.entry.open(":", "", "a view, or server, sort, export, control …; tab: help", self.suggestions())
-
-    def suggestions(self) -> list[str]:
-        """Whole command lines that could be meant."""
-        servers = [state.server.server for state in self._moment.servers]
-        lines = [*self.views, *(f"{view} {server}" for view in self.views for server in servers)]
-        lines += [f"server {server}" for server in servers]
-        lines += [f"sort {column.name}" for column in self.grid.table.columns]
-        lines += ["export csv", "export json", "export svg", "theme dark", "theme light", "rate 1", "help", "quit"]
-        if not self.readonly:
-            lines += [f"control {line}" for line in self.steering.lines(servers)]
-        return lines
+        hint = "a view, or server, sort, export, control ...; `help` lists all"
+        self.entry.open(":", "", hint, self.typed.suggestions())
 
     def on_entry_changed(self, event: Entry.Changed) -> None:
         try:
@@ -406,7 +372,7 @@ class ConsoleApp(App[None]):
             elif event.text.strip():
                 action = read_action(event.text, tuple(self.views))
                 self._close_entry()
-                self.perform(action)
+                self.typed.perform(action)
             else:
                 self._close_entry()
         except (ActionError, FilterError) as error:
@@ -422,17 +388,18 @@ class ConsoleApp(App[None]):
         names = [None, *(column.name for column in self.grid.table.columns)]
         sorting = self.navigation.sorting
         at = names.index(sorting.column) if sorting.column in names else 0
-        self._sort(names[(at + by) % len(names)], True)
+        self.sort(names[(at + by) % len(names)], True)
 
     def action_reverse(self) -> None:
         sorting = self.navigation.sorting
-        self._sort(sorting.column, not sorting.descending)
+        self.sort(sorting.column, not sorting.descending)
 
     def on_grid_headed(self, event: Grid.Headed) -> None:
         sorting = self.navigation.sorting
-        self._sort(event.column, not sorting.descending if sorting.column == event.column else True)
+        self.sort(event.column, not sorting.descending if sorting.column == event.column else True)
 
-    def _sort(self, column: str | None, descending: bool) -> None:
+    def sort(self, column: str | None, descending: bool) -> None:
+        """By this column; None: as the view has them."""
         self.navigation.sorting = Sorting(column, descending)
         self.paint()
 
@@ -455,6 +422,10 @@ class ConsoleApp(App[None]):
     def set_rate(self, seconds: float) -> None:
         self._looker.set_interval(max(FASTEST, min(SLOWEST, seconds)))
         self._paint_edges()
+
+    def look_soon(self) -> None:
+        """What is shown has changed by the operator's doing."""
+        self._looker.look_soon()
 
     def action_jump(self, by: int) -> None:
         if self.feed.player is not None:
@@ -486,92 +457,9 @@ class ConsoleApp(App[None]):
     def action_export(self) -> None:
         def chosen(answer: str | None) -> None:
             if answer is not None:
-                self.perform(Action("export", tuple(answer.split()[:2]) or ("csv",)))
+                self.typed.perform(Action("export", tuple(answer.split()[:2]) or ("csv",)))
 
         self.push_screen(AskScreen("Export what is shown", "csv, json or svg, and a file if you like", "csv"), chosen)
-
-    def perform(self, action: Action) -> None:
-        """What was typed. What is wrong with it is said, and nothing is lost."""
-        try:
-            self._perform(action.name, action.words)
-        except (ActionError, ExportError, FilterError) as error:
-            self.tell(str(error), bad=True)
-        self.paint()
-
-    def _perform(self, name: str, words: tuple[str, ...]) -> None:
-        if name == "view":
-            if len(words) > 1:
-                self._limit(words[1])
-            self.navigation.turn(words[0])
-        elif name == "server":
-            self._limit(words[0])
-        elif name == "filter":
-            self.navigation.sieve = Sieve(" ".join(words))
-        elif name == "sort":
-            self._sort_by(words)
-        elif name == "rate":
-            self.set_rate(_number(words[0], "rate SECONDS"))
-        elif name == "export":
-            path = export(self, words[0], words[1] if len(words) > 1 else None)
-            self.tell(f"written: {path}")
-        elif name == "theme":
-            name = {"dark": "textual-dark", "light": "textual-light"}.get(words[0], words[0])
-            if name not in self.available_themes:
-                raise ActionError(f"theme {words[0][:40]}: there are dark, light, {', '.join(self.available_themes)}")
-            self.theme = name
-        elif name == "control":
-            self.steering.typed(words)
-        elif name == "page":
-            self.navigation.enter(Place("blocks", (Step("page", words[0].lower()),)))
-        elif name == "request":
-            self.navigation.enter(Place("restores", (Step("request", words[0]),)))
-        elif name in ("seek", "speed"):
-            self._play(name, words[0])
-        else:
-            self.call_later(self.run_action, {"pause": "pause", "help": "help", "quit": "quit"}[name])
-
-    def limit(self, server: str) -> None:
-        """Show one server only, or `all`. Raises ActionError."""
-        self._limit(server)
-        self.paint()
-
-    def type_action(self, line: str) -> None:
-        """As if it had been typed after `:`."""
-        self.perform(read_action(line, tuple(self.views)))
-
-    def _limit(self, server: str) -> None:
-        names = [state.server.server for state in self._moment.servers]
-        if server in ("all", "*"):
-            self.navigation.limit(None)
-        elif server in names:
-            self.navigation.limit(server)
-        else:
-            raise ActionError(f"server {server[:40]}: there is none; there are all, {', '.join(names)}")
-
-    def _sort_by(self, words: tuple[str, ...]) -> None:
-        descending = True
-        if words and words[-1] in ("up", "down"):
-            descending, words = words[-1] == "down", words[:-1]
-        if not words:
-            self._sort(None, True)
-            return
-        wanted = " ".join(words).casefold()
-        names = [column.name for column in self.grid.table.columns]
-        found = [name for name in names if name.casefold().startswith(wanted)]
-        if not found:
-            raise ActionError(f"sort {wanted[:40]}: there are the columns {', '.join(names)}")
-        self._sort(found[0], descending)
-
-    def _play(self, name: str, word: str) -> None:
-        player = self.feed.player
-        if player is None:
-            raise ActionError(f"{name}: this is no recording")
-        value = _number(word, f"{name} NUMBER")
-        if name == "speed":
-            player.set_speed(value)
-        else:
-            player.seek(player.position + value if word[0] in "+-" else value)
-        self._looker.look_soon()
 
     def tell(self, text: str, bad: bool = False) -> None:
         """A word that goes away by itself."""
@@ -587,10 +475,3 @@ class ConsoleApp(App[None]):
                 event.stop()
                 self.steering.begin(offer)
                 return
-
-
-def _number(word: str, usage: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise ActionError(f"usage: {usage}") from None

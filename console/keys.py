@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
+from textual.binding import Binding, BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from swift_tiers.console.model.actions import SPELLINGS
@@ -15,6 +16,34 @@ from swift_tiers.console.views import VIEWS
 
 if TYPE_CHECKING:
     from swift_tiers.console.app import ConsoleApp
+
+#: Of the console as a whole; the grid has those that move its cursor.
+BINDINGS: list[BindingType] = [
+    *(Binding(str(number), f"view('{view.NAME}')", view.TITLE, show=False) for number, view in enumerate(VIEWS, 1)),
+    Binding("tab", "next_view(1)", "next view", show=False, priority=True),
+    Binding("shift+tab", "next_view(-1)", "view before", show=False, priority=True),
+    Binding("slash", "filter", "filter"),
+    Binding("colon", "command", "command"),
+    Binding("question_mark", "help", "help"),
+    Binding("s", "sort(1)", "sort by the next column", show=False),
+    Binding("S", "sort(-1)", "sort by the column before", show=False),
+    Binding("r", "reverse", "turn the order around", show=False),
+    Binding("space", "pause", "pause"),
+    Binding("plus,equals_sign", "rate(2.0)", "look more often", show=False),
+    Binding("minus", "rate(0.5)", "look less often", show=False),
+    Binding("m", "maximise", "table, lines, or both", show=False),
+    Binding("e", "export", "export"),
+    Binding("t", "theme", "dark or light", show=False),
+    Binding("escape", "leave", "back", show=False),
+    Binding("left_square_bracket", "jump(-1)", "10 s back", show=False),
+    Binding("right_square_bracket", "jump(1)", "10 s on", show=False),
+    Binding("comma", "step(-1)", "one look back", show=False),
+    Binding("full_stop", "step(1)", "one look on", show=False),
+    Binding("less_than_sign", "speed(0.5)", "half as fast", show=False),
+    Binding("greater_than_sign", "speed(2.0)", "twice as fast", show=False),
+    Binding("q", "quit", "leave", show=False),
+    Binding("ctrl+c", "quit", "leave", show=False, priority=True),
+]
 
 #: What the bottom line shows, the most wanted first; what has no room is in the help.
 SHOWN = (
@@ -101,10 +130,10 @@ class CommandsProvider(Provider):
             yield f"View {view.TITLE}", view.QUESTION, partial(app.action_view, view.NAME)
         for state in app.moment.servers:
             name = state.server.server
-            yield f"Server {name}", "show this one only", partial(app.limit, name)
-        yield "All servers", "show all of them", partial(app.limit, "all")
+            yield f"Server {name}", "show this one only", partial(app.typed.line, f"server {name}")
+        yield "All servers", "show all of them", partial(app.typed.line, "server all")
         for offer in app.offers():
             yield offer.what[0].upper() + offer.what[1:], offer.effect, partial(app.steering.begin, offer)
         for kind in ("csv", "json", "svg"):
-            yield f"Export {kind}", "what is shown", partial(app.type_action, f"export {kind}")
+            yield f"Export {kind}", "what is shown", partial(app.typed.line, f"export {kind}")
         yield "Keys", "those that live here", app.action_help

@@ -1,0 +1,120 @@
+"""What was typed after `:`, done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift_tiers.console.export import ExportError, export
+from swift_tiers.console.model.actions import Action, ActionError, read_action
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.sieve import FilterError, Sieve
+
+if TYPE_CHECKING:
+    from swift_tiers.console.app import ConsoleApp
+
+#: Themes by short names.
+THEMES = {"dark": "textual-dark", "light": "textual-light"}
+
+
+class Typed:
+    """One of each console, on its thread."""
+
+    def __init__(self, app: ConsoleApp) -> None:
+        self._app = app
+
+    def perform(self, action: Action) -> None:
+        """What was typed. What is wrong with it is said, and nothing is lost."""
+        try:
+            self._perform(action.name, action.words)
+        except (ActionError, ExportError, FilterError) as error:
+            self._app.tell(str(error), bad=True)
+        self._app.paint()
+
+    def _perform(self, name: str, words: tuple[str, ...]) -> None:
+        if name == "view":
+            if len(words) > 1:
+                self._limit(words[1])
+            self._app.navigation.turn(words[0])
+        elif name == "server":
+            self._limit(words[0])
+        elif name == "filter":
+            self._app.navigation.sieve = Sieve(" ".join(words))
+        elif name == "sort":
+            self._sort_by(words)
+        elif name == "rate":
+            self._app.set_rate(_number(words[0], "rate SECONDS"))
+        elif name == "export":
+            path = export(self._app, words[0], words[1] if len(words) > 1 else None)
+            self._app.tell(f"written: {path}")
+        elif name == "theme":
+            name = THEMES.get(words[0], words[0])
+            if name not in self._app.available_themes:
+                known = ", ".join([*THEMES, *self._app.available_themes])
+                raise ActionError(f"theme {words[0][:40]}: there are {known}")
+            self._app.theme = name
+        elif name == "control":
+            self._app.steering.typed(words)
+        elif name == "page":
+            self._app.navigation.enter(Place("blocks", (Step("page", words[0].lower()),)))
+        elif name == "request":
+            self._app.navigation.enter(Place("restores", (Step("request", words[0]),)))
+        elif name in ("seek", "speed"):
+            self._play(name, words[0])
+        else:
+            self._app.call_later(self._app.run_action, name)  # pause, help, quit
+
+    def line(self, line: str) -> None:
+        """As if it had been typed. Raises ActionError."""
+        self.perform(read_action(line, tuple(self._app.views)))
+
+    def _limit(self, server: str) -> None:
+        names = [state.server.server for state in self._app.moment.servers]
+        if server in ("all", "*"):
+            self._app.navigation.limit(None)
+        elif server in names:
+            self._app.navigation.limit(server)
+        else:
+            raise ActionError(f"server {server[:40]}: there is none; there are all, {', '.join(names)}")
+
+    def _sort_by(self, words: tuple[str, ...]) -> None:
+        descending = True
+        if words and words[-1] in ("up", "down"):
+            descending, words = words[-1] == "down", words[:-1]
+        if not words:
+            self._app.sort(None, True)
+            return
+        wanted = " ".join(words).casefold()
+        names = [column.name for column in self._app.grid.table.columns]
+        found = [name for name in names if name.casefold().startswith(wanted)]
+        if not found:
+            raise ActionError(f"sort {wanted[:40]}: there are the columns {', '.join(names)}")
+        self._app.sort(found[0], descending)
+
+    def _play(self, name: str, word: str) -> None:
+        player = self._app.feed.player
+        if player is None:
+            raise ActionError(f"{name}: this is no recording")
+        value = _number(word, f"{name} NUMBER")
+        if name == "speed":
+            player.set_speed(value)
+        else:
+            player.seek(player.position + value if word[0] in "+-" else value)
+        self._app.look_soon()
+
+    def suggestions(self) -> list[str]:
+        """Whole command lines that could be meant."""
+        servers = [state.server.server for state in self._app.moment.servers]
+        lines = [*self._app.views, *(f"{view} {server}" for view in self._app.views for server in servers)]
+        lines += [f"server {server}" for server in servers]
+        lines += [f"sort {column.name}" for column in self._app.grid.table.columns]
+        lines += ["export csv", "export json", "export svg", "theme dark", "theme light", "rate 1", "help", "quit"]
+        if not self._app.readonly:
+            lines += [f"control {line}" for line in self._app.steering.lines(servers)]
+        return lines
+
+
+def _number(word: str, usage: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ActionError(f"usage: {usage}") from None
