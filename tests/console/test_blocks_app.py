@@ -78,7 +78,7 @@ async def test_a_page_is_pinned() -> None:
     feed = WorldFeed()
     app = console(feed)
     async with app.run_test(size=SIZE) as pilot:
-        app.type_action(f"page {KEY}")
+        app.typed.line(f"page {KEY}")
         await shows(pilot, "computed here")
         await pilot.press("p")
         await shows(pilot, "pin page 5e5e5e5e5e5e5e5e")
@@ -104,8 +104,8 @@ async def test_a_tier_is_sifted_and_a_filter_that_nothing_passes_says_so() -> No
     async with app.run_test(size=SIZE) as pilot:
         app.enter(DEVICE)
         await shows(pilot, "46,605 slots")
-        app.type_action("filter state:recomputing")
+        app.typed.line("filter state:recomputing")
         text = await shows(pilot, "1/40 of 46605")
         assert "slot 20396: recomputing" in text
-        app.type_action("filter state:nothing")
+        app.typed.line("filter state:nothing")
         await shows(pilot, "nothing passes the filter", without=("it has no slots",))
