@@ -18,7 +18,7 @@ from textual.message import Message
 from swift_tiers.console import looker
 from swift_tiers.console.feeds.feed import Feed, Question
 from swift_tiers.console.keys import BINDINGS, CommandsProvider, help_sections, key_line
-from swift_tiers.console.looker import FASTEST, SLOWEST, Looker
+from swift_tiers.console.looker import Looker
 from swift_tiers.console.model.actions import Action, ActionError, read_action
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.moment import Moment
@@ -32,7 +32,7 @@ from swift_tiers.console.screens.ask import AskScreen
 from swift_tiers.console.screens.help import HelpScreen
 from swift_tiers.console.status import crumbs_line, status_line, tabs_line
 from swift_tiers.console.steering import Became, Steering
-from swift_tiers.console.typed import Typed
+from swift_tiers.console.typed import THEMES, Typed
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.view import Answered, Offer, Scene, View
 from swift_tiers.console.widgets.entry import Entry
@@ -44,8 +44,6 @@ from swift_tiers.radix_tiering.bus.figures import text
 
 #: Between two paintings of what only time changes (ages), seconds.
 TICK_SECONDS = 1.0
-#: Factors of `+` and `-`.
-FASTER = 2.0
 #: Of a recording: what `[` and `]` jump, seconds.
 JUMP_SECONDS = 10.0
 
@@ -90,7 +88,7 @@ class ConsoleApp(App[None]):
         self._moment = Moment(None, 0.0, "", self._watcher.history, (), self._watcher.events)
         self._looked_at: float | None = None
         self._lost = ""
-        self._paused: float | None = None  # since when
+        self.paused = False
         self._answers: dict[Question, looker.Answered] = {}
         self._layout = "both"
         self._sieve_before = Sieve()
@@ -108,7 +106,7 @@ class ConsoleApp(App[None]):
 
     def on_mount(self) -> None:
         self.set_class(self.glyphs.ascii, "-ascii")
-        self.theme = "textual-dark" if self._dark else "textual-light"
+        self.theme = THEMES["dark" if self._dark else "light"]
         self.grid.glyphs = self.glyphs
         if self.glyphs.ascii:
             draw_plainly(self.grid)
@@ -142,10 +140,6 @@ class ConsoleApp(App[None]):
     @property
     def moment(self) -> Moment:
         return self._moment
-
-    @property
-    def paused(self) -> bool:
-        return self._paused is not None
 
     @property
     def interval(self) -> float:
@@ -199,18 +193,18 @@ class ConsoleApp(App[None]):
             # The reason is as fresh as can be; what the view says is not.
             lines = [Text(line.plain, self._palette["stale"], no_wrap=True, end="") for line in lines]
             lines = [scene.line((text(self._moment.lost), "wrong")), *lines]
-        self._lay_out(view, lines, bool(table.columns), scene.height)
+        room = scene.room(view.LINES_SHARE) if table.columns else scene.height
+        self._lay_out(lines, bool(table.columns), max(1, room))
         panel.show(lines)
         self._looker.set_questions(view.questions(scene))
         self._paint_edges()
 
-    def _lay_out(self, view: View, lines: Sequence[Text], has_table: bool, height: int) -> None:
-        """`m` leaves the table or the lines alone where there are both."""
+    def _lay_out(self, lines: Sequence[Text], has_table: bool, room: int) -> None:
+        """`m` leaves the table or the lines alone where there are both. `room`: the most that the lines take."""
         both = has_table and bool(lines)
         self.panel.set_class(not lines or (both and self._layout == "table"), "-hidden")
         self.grid.set_class(not has_table or (both and self._layout == "lines"), "-hidden")
-        most = height if not has_table or self._layout == "lines" else max(1, int(height * view.LINES_SHARE))
-        wanted = min(len(lines), most)
+        wanted = min(len(lines), room)
         if self.panel.styles.height is None or self.panel.styles.height.value != wanted:
             self.panel.styles.height = wanted
         if not self.entry.is_open and len(self.screen_stack) == 1:
@@ -376,7 +370,8 @@ class ConsoleApp(App[None]):
             else:
                 self._close_entry()
         except (ActionError, FilterError) as error:
-            self.entry.open(event.kind, event.text, "") if event.kind == ":" else None
+            if event.kind == ":":
+                self.entry.open(event.kind, event.text, "")
             self.entry.problem(str(error))
 
     def _close_entry(self) -> None:
@@ -409,18 +404,16 @@ class ConsoleApp(App[None]):
         player = self.feed.player
         if player is not None:
             player.play(not player.playing)
-            self._looker.look_soon()
-        elif self.paused:
-            self._paused = None
+            self.look_soon()
         else:
-            self._paused = self.monotonic()
+            self.paused = not self.paused
         self.paint()
 
     def action_rate(self, factor: float) -> None:
         self.set_rate(self.interval / factor)
 
     def set_rate(self, seconds: float) -> None:
-        self._looker.set_interval(max(FASTEST, min(SLOWEST, seconds)))
+        self._looker.set_interval(seconds)
         self._paint_edges()
 
     def look_soon(self) -> None:
@@ -430,12 +423,12 @@ class ConsoleApp(App[None]):
     def action_jump(self, by: int) -> None:
         if self.feed.player is not None:
             self.feed.player.seek(self.feed.player.position + by * JUMP_SECONDS)
-            self._looker.look_soon()
+            self.look_soon()
 
     def action_step(self, by: int) -> None:
         if self.feed.player is not None:
             self.feed.player.step(by)
-            self._looker.look_soon()
+            self.look_soon()
 
     def action_speed(self, factor: float) -> None:
         if self.feed.player is not None:
@@ -449,7 +442,7 @@ class ConsoleApp(App[None]):
         self.paint()
 
     def action_theme(self) -> None:
-        self.theme = "textual-light" if self._dark else "textual-dark"
+        self.theme = THEMES["light" if self._dark else "dark"]
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen(help_sections(self), plain=self.glyphs.ascii))

@@ -12,22 +12,22 @@ import msgspec
 from rich.cells import cell_len
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Answers, Feed, Look, Nature
+from swift_tiers.console.feeds.feed import Answers, Feed, Look
+from swift_tiers.console.model.alarms import how_many
 from swift_tiers.console.model.columns import GAP, fit, fitting
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.table import Row, Table
 from swift_tiers.console.model.watching import Watcher
+from swift_tiers.console.status import SIGNS
 from swift_tiers.console.views.event_rows import time_words
 from swift_tiers.console.views.view import Answered, Scene, View
 from swift_tiers.radix_tiering.bus.figures import text
-from swift_tiers.radix_tiering.bus.troubles import Mark
 from swift_tiers.radix_tiering.errors import BusError
 
 #: Rows that are printed, or given to programs, at most.
 MOST_ROWS, MOST_DATA_ROWS = 200, 10_000
 #: How often a view is asked what it wants to know: what it asks may follow from what it was answered.
 ASKINGS = 3
-WORDS = {Nature.LIVE: "", Nature.RECORDING: "RECORDING ", Nature.DEMO: "DEMO, all simulated: "}
 
 
 def watch(feed: Feed, seconds: float, sleep: Callable[[float], object] = time.sleep) -> Moment:
@@ -80,14 +80,11 @@ def heading(feed: Feed, scene: Scene) -> Text:
     """What was looked at, when, and how many alarms there are."""
     moment = scene.moment
     assert moment.snapshot is not None
-    wrong = sum(alarm.mark is Mark.WRONG for alarm in moment.alarms)
-    warnings = sum(alarm.mark is Mark.WARNING for alarm in moment.alarms)
-    said = [(f"{wrong} WRONG", "wrong")] if wrong else []
-    said += [(f"{'  ' if wrong else ''}{warnings} warning{'s' if warnings > 1 else ''}", "warning")] if warnings else []
+    said = how_many(moment.alarms)
     when = time_words(moment.snapshot.time, True)
     return scene.line(
-        ("swift-tiers ", "title"), (WORDS[feed.nature], "warning"), f"{text(feed.name)}  {when}  ",
-        *(said or [("all well", "good")]),
+        ("swift-tiers ", "title"), (SIGNS.get(feed.nature, ""), "warning"), f"{text(feed.name)}  {when}  ",
+        said[0], *((f"  {words}", style) for words, style in said[1:]),
     )  # fmt: skip
 
 

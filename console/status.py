@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from swift_tiers.console.feeds.feed import Nature
+from swift_tiers.console.model.alarms import how_many
 from swift_tiers.console.views import VIEWS
 from swift_tiers.radix_tiering.bus.figures import seconds, text
-from swift_tiers.radix_tiering.bus.troubles import Mark
 
 if TYPE_CHECKING:
     from swift_tiers.console.app import ConsoleApp
 
+#: What is looked at where that is no bus.
+SIGNS = {Nature.RECORDING: "RECORDING ", Nature.DEMO: "DEMO, all simulated: "}
 #: A look that is older than so many intervals, and so many seconds, is said to be old.
 OLD_LOOKS, OLD_SECONDS = 3, 2.0
 
@@ -32,10 +34,8 @@ def status_line(app: ConsoleApp, width: int) -> Text:
 def _nature(app: ConsoleApp) -> list[tuple[str, str]]:
     moment, feed = app.moment, app.feed
     age = seconds(round(moment.age, 1))
-    if feed.nature is Nature.DEMO:
-        words = [("DEMO, all simulated: ", "warning")]
-    elif feed.nature is Nature.RECORDING:
-        words = [("RECORDING ", "warning")]
+    if feed.nature in SIGNS:
+        words = [(SIGNS[feed.nature], "warning")]
     elif app.lost:
         shown = f", shown is {age} old" if moment.snapshot is not None else ""
         return [(f"LOST{shown} ", "wrong"), (feed.name, "muted")]
@@ -59,15 +59,9 @@ def _nature(app: ConsoleApp) -> list[tuple[str, str]]:
 
 
 def _alarms(app: ConsoleApp) -> list[tuple[str, str]]:
-    alarms = app.moment.alarms
-    wrong = sum(alarm.mark == Mark.WRONG for alarm in alarms)
-    warnings = sum(alarm.mark == Mark.WARNING for alarm in alarms)
     if app.moment.snapshot is None:
         return []
-    if not wrong and not warnings:
-        return [("all well ", "good")]
-    said = [(f"{wrong} WRONG ", "wrong")] if wrong else []
-    return [*said, *([(f"{warnings} warning{'s' if warnings > 1 else ''} ", "warning")] if warnings else [])]
+    return [(f"{words} ", style) for words, style in how_many(app.moment.alarms)]
 
 
 def _clock(value: float) -> str:

@@ -142,7 +142,7 @@ class RestoringAdder(PrefillAdder):
             limit = self._with_room(min(left, self.rem_chunk_tokens or left), 0)
             if limit <= 0:
                 return self._hold(req)
-            self.chunked_req_limit = limit if self.chunked_req_limit is None else min(limit, self.chunked_req_limit)
+            self._end_chunk_at(limit)
             return super().add_chunked_req(req)
         page = self.page_size
         front = req.prefix_len // page - course.first_page
@@ -151,13 +151,16 @@ class RestoringAdder(PrefillAdder):
         limit = self._with_room(limit, (step.jump - front) * page)
         if limit <= 0 or not wrapper.jump(course, req, front, step.jump):
             return self._hold(req)
-        self.chunked_req_limit = limit if self.chunked_req_limit is None else min(limit, self.chunked_req_limit)
+        self._end_chunk_at(limit)
         self.cut_short = True
         rest = super().add_chunked_req(req)
         self._keep_room(req)
         ran = bool(self.can_run_list) and self.can_run_list[-1] is req
         wrapper.advanced(course, Step(step.jump, self._reached(req, course) if ran else step.jump))
         return rest
+
+    def _end_chunk_at(self, limit: int) -> None:
+        self.chunked_req_limit = limit if self.chunked_req_limit is None else min(limit, self.chunked_req_limit)
 
     def _hold(self, req: Any) -> Any:
         """Its next chunk does not run in this step."""

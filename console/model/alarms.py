@@ -54,6 +54,15 @@ class Alarms:
         return tuple(sorted(timed, key=lambda alarm: (-alarm.mark, -alarm.since, alarm.place)))
 
 
+def how_many(alarms: Iterable[Alarm]) -> list[tuple[str, str]]:
+    """How many of what: words with their styles. Notes are not worth one."""
+    marks = [alarm.mark for alarm in alarms]
+    wrong, warnings = marks.count(Mark.WRONG), marks.count(Mark.WARNING)
+    said = [(f"{wrong} WRONG", "wrong")] if wrong else []
+    said += [(f"{warnings} warning{'s' if warnings > 1 else ''}", "warning")] if warnings else []
+    return said or [("all well", "good")]
+
+
 def _key(alarm: Alarm) -> tuple[str, str]:
     """Figures in it change while it stays the same alarm."""
     return alarm.place, "".join(letter for letter in alarm.what if not letter.isdigit() and letter != ".")

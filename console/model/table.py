@@ -48,7 +48,6 @@ class Table(NamedTuple):
     columns: tuple[Column, ...]
     rows: Sequence[Row]
     empty: str = "nothing here"
-    title: str = ""
     follow: bool = False  # new rows come first: a cursor on the first row stays on the first
     start: str = ""  # key of the row that the cursor begins at; empty: the first
 

@@ -13,6 +13,7 @@ from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Sorting, Table, ordered
 from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.event_tail import gap_words
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, text
 from swift_tiers.radix_tiering.bus.troubles import Mark
 
@@ -42,11 +43,6 @@ def make_row(number: int, item: Event | Gap, whole_date: bool) -> Row:
         Cell(event_words.words(item)),
     )
     return Row(str(number), cells, place, item)
-
-
-def gap_words(gap: Gap) -> str:
-    which = f"up to {gap.last}" if gap.first is None else f"{gap.first} to {gap.last} ({gap.count})"
-    return f"events {which}: dropped by the server, trimmed too early, or gone with a Redis"
 
 
 def time_words(happened: float, whole_date: bool) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from swift_tiers.console.model.glyphs import Glyphs
 from swift_tiers.console.model.table import Row
+from swift_tiers.console.views.lazy_rows import LazyRows
 from swift_tiers.console.views.remembered import Remembered
 from swift_tiers.radix_tiering.bus.views import NodeEntry, NodesView
 
@@ -94,31 +95,16 @@ def tree_of(view: NodesView) -> Tree:
     return _TREES.of(view)
 
 
-class NodeRows(Sequence[Row]):
-    """Rows of several trees, one after another; rows are made when they are drawn."""
+class NodeRows(LazyRows[Branch]):
+    """Rows of several trees, one after another."""
 
     def __init__(
         self, trees: Sequence[Tree], make: Callable[[Branch], Row], root: int | None = None, column: str = "subtree",
         descending: bool = True,
     ) -> None:  # fmt: skip
-        self._trees, self._make, self._root = trees, make, root
-        self._branches = [branch for tree in trees for branch in tree.branches(column, descending, root)]
-
-    def __len__(self) -> int:
-        return len(self._branches)
-
-    @overload
-    def __getitem__(self, at: int) -> Row: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Row]: ...
-    def __getitem__(self, at: int | slice) -> Row | Sequence[Row]:
-        if isinstance(at, slice):
-            return [self._make(branch) for branch in self._branches[at]]
-        return self._make(self._branches[at])
-
-    def index_of(self, key: str) -> int | None:
-        """Where the row of a node is."""
-        return next((at for at, branch in enumerate(self._branches) if node_key(branch) == key), None)
+        branches = [branch for tree in trees for branch in tree.branches(column, descending, root)]
+        super().__init__(branches, node_key, make)
+        self._trees, self._root = trees, root
 
     def ordered(self, column: str, descending: bool) -> NodeRows:
         """Children stay behind their parents; by what no one sorts nodes by, the largest first."""

@@ -72,14 +72,19 @@ def line(item: Item) -> str:
     """`2026-11-20 12:03:04.123  alpha dp0-tp0  #12  device.out  device=/ssd1 pages=12`, by local time."""
     place = f"{text(item.server)} {text(item.rank)}"
     if isinstance(item, Gap):
-        which = f"up to {item.last}" if item.first is None else f"{item.first} to {item.last} ({item.count})"
-        return f"LOST  {place}  events {which}: dropped by the server, trimmed too early, or gone with a Redis"
+        return f"LOST  {place}  {gap_words(item)}"
     fields = " ".join(f"{text(str(name))}={_value(value)}" for name, value in item.fields.items())
     try:
         when = datetime.fromtimestamp(item.happened).isoformat(" ", "milliseconds")
     except (OverflowError, OSError, ValueError):
         when = "at an unknown time"  # somebody's clock is far out
     return f"{when}  {place}  #{item.sequence}  {text(item.kind)}  {fields}".rstrip()
+
+
+def gap_words(gap: Gap) -> str:
+    """Which events are missing, and why that may be."""
+    which = f"up to {gap.last}" if gap.first is None else f"{gap.first} to {gap.last} ({gap.count})"
+    return f"events {which}: dropped by the server, trimmed too early, or gone with a Redis"
 
 
 def as_json(item: Item) -> str:

@@ -111,3 +111,15 @@ def device_only(s) -> None:
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
     s.cache.evict(EvictParams(num_tokens=s.scheduler.max_total_num_tokens))
+
+
+def told_the_same(s, questions, reqs, answers, aborted: set[str]) -> None:
+    """Whatever happened to them, they have been answered as ever, those that ended early as far as they came; nothing
+    is kept for any of them, and the same questions are answered so again."""
+    for req, answer in zip(reqs, answers, strict=True):
+        output = list(req.output_ids)
+        assert output == answer[: len(output)]
+        assert len(output) == len(answer) or req.rid in aborted
+    quiet(s)
+    s.run()
+    assert [s.generate(question) for question in questions] == answers
