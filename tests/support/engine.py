@@ -174,6 +174,7 @@ def check(stack: TierStack) -> None:
     stack.wait_written(20)
     stack.restorer.flush()
     assert stack.errands.wait_idle(20)
+    _wait_read(stack)
     with stack.table.lock:
         assert stack.sharer is None or stack.sharer.wait_idle(20), "copies at peers never end"
         stack.table.check()
@@ -186,6 +187,14 @@ def check(stack: TierStack) -> None:
         units = sum(stack.stripes.units(page.length) for page in stack.table.all_pages() if page.stored is not None)
         assert sum(device.used_units for device in status.devices) == units, "stripe units leaked"
     check_maps(stack)
+
+
+def _wait_read(stack: TierStack) -> None:
+    """Reads go on for whoever no longer waits for them: a slot is taken until nothing writes to it any more."""
+    until = time.monotonic() + 20
+    while (words := slot_words(stack, "host")).count(SlotState.LOADING.word):
+        assert time.monotonic() < until, f"reads never end: {words}"
+        time.sleep(0.001)
 
 
 def slot_words(stack: TierStack, tier: str) -> list[str]:
