@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.views import (
     DeviceView,
     DirectoryView,
@@ -32,10 +33,12 @@ Fields = dict[str, Any]
 #: What a rank's state has one of, and what it has several of, with the field that tells them apart.
 SINGLE: dict[str, type[View]] = {
     "rank": RankView, "stripe_set": StripeSetView, "tree": TreeView, "directory": DirectoryView,
+    "gpu": GpuView,
 }  # fmt: skip
 SEVERAL: dict[str, tuple[type[View], str]] = {
     "tiers": (TierView, "tier"), "devices": (DeviceView, "number"), "links": (LinkView, "link"),
     "requests": (RequestView, "rid"), "lent": (LeasesView, "borrower"), "borrowed": (LeasesView, "donor"),
+    "reaches": (ReachView, "gpu"),
 }  # fmt: skip
 #: Instead of an age, which differs from look to look: when the view was true, by Redis' clock, to this many digits.
 TRUE_AT, DIGITS = "true_at", 4

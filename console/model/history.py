@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from swift_tiers.radix_tiering.bus.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.views import (
     DeviceView,
     LinkView,
@@ -28,6 +29,9 @@ FIELDS: dict[type[RankedView], tuple[str, ...]] = {
     TierView: ("hits", "misses", "bytes_read", "bytes_written", "evictions", "used_bytes", "pages"),
     DeviceView: ("reads", "writes", "bytes_read", "bytes_written", "in_flight", "latency_p99_seconds", "used_bytes"),
     LinkView: ("transfers", "pages", "bytes", "seconds"),
+    GpuView: (
+        "nvlink_sent_bytes", "nvlink_received_bytes", "pcie_sent_bytes_per_second", "pcie_received_bytes_per_second",
+    ),
     TreeView: ("reused_tokens", "prompt_tokens", "evicted_tokens", "cached_tokens"),
 }  # fmt: skip
 
@@ -151,6 +155,8 @@ def _views(snapshot: Snapshot) -> Iterator[RankedView]:
                 yield rank.rank
             if rank.tree is not None:
                 yield rank.tree
+            if rank.gpu is not None:
+                yield rank.gpu
             yield from rank.tiers
             yield from rank.devices
             yield from rank.links

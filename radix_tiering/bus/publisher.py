@@ -34,6 +34,7 @@ from swift_tiers.radix_tiering.bus.state import RankState
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError, ConfigError
 from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
 from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 from swift_tiers.radix_tiering.telemetry import Answerer, Telemetry
 
@@ -69,6 +70,7 @@ class BusPublisher:
         answerer: Answerer,
         on_order: HandOn | None = None,
         leases: Callable[[], LeaseSnapshot] | None = None,
+        gpu: Callable[[], GpuSample | None] | None = None,
         on_neighbours: OnNeighbours | None = None,
         scope: str = "",
         leader: bool,
@@ -82,9 +84,10 @@ class BusPublisher:
         time, as the entry of the control stream that it came in, on the publisher's thread; it is for the first rank of
         each tensor group, which hands it to the others.
 
-        `leases` tells what the rank lends and borrows, if it does. `on_neighbours` is told who lends on this machine,
-        by lease name with the address, whenever that changes; as long as Redis is away it stays as it was. Both are
-        called on the publisher's thread. `scope`: of its leases, unless it is `neighbours.lease_scope`.
+        `leases` tells what the rank lends and borrows, if it does; `gpu` the newest sample of its GPU, if it has one,
+        without asking the driver for it. `on_neighbours` is told who lends on this machine, by lease name with the
+        address, whenever that changes; as long as Redis is away it stays as it was. All are called on the publisher's
+        thread. `scope`: of its leases, unless it is `neighbours.lease_scope`.
 
         `wall` is this machine's clock. Raises ConfigError for a directory of the embedded Redis that cannot be.
         """
@@ -110,6 +113,7 @@ class BusPublisher:
             telemetry,
             self._faults,
             leases=leases,
+            gpu=gpu,
             scope=scope,
             leader=leader,
             wall=wall,

@@ -26,10 +26,11 @@ from swift_tiers.radix_tiering.bus.asking import (
 from swift_tiers.radix_tiering.bus.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.connection import bus_errors, connect
 from swift_tiers.radix_tiering.bus.event_reading import Cursor, Events, newest_events, read_events
+from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.round_trips import Question as Fetch
 from swift_tiers.radix_tiering.bus.round_trips import RoundTrips
-from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS, MOST_PARTNERS, TIERS, Keys
+from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS, MOST_PARTNERS, MOST_REACHES, TIERS, Keys
 from swift_tiers.radix_tiering.bus.view_reading import AnyView, aged, read_view
 from swift_tiers.radix_tiering.bus.views import (
     CommandView,
@@ -64,7 +65,7 @@ class Part(Flag):
     RANKS = auto()
     TIERS = auto()
     DEVICES = auto()  # and their stripe sets
-    LINKS = auto()
+    LINKS = auto()  # and GPUs, with the ways between them
     TREES = auto()
     DIRECTORIES = auto()
     REQUESTS = auto()
@@ -284,6 +285,7 @@ class BusReader:
             yield self._hash("stripe", server, rank)
         if Part.LINKS in parts:
             yield from (self._hash("link", server, rank, link=link) for link in LINKS)
+            yield self._hash("gpu", server, rank)
         if Part.TREES in parts:
             yield self._hash("tree", server, rank)
         if Part.DIRECTORIES in parts:
@@ -301,6 +303,9 @@ class BusReader:
         for listed in found.get(self._key("requests", server, rank), ()):
             if listed.ended is None:
                 yield self._hash("request", server, rank, rid=listed.rid)
+        gpu = self._view(GpuView, "gpu", server, rank, found)
+        if gpu is not None:
+            yield from (self._hash("reach", server, rank, gpu=uuid) for uuid in gpu.reaches[:MOST_REACHES])
         said = self._view(RankView, "rank", server, rank, found)
         if said is None:
             return
@@ -320,6 +325,8 @@ class BusReader:
         home = (server, rank, found, now)
         said, own = self._view(RankView, "rank", *home), lease_name(server.server, rank)
         links = (*LINKS, *_donor_links(said)) if said is not None else LINKS
+        gpu = self._view(GpuView, "gpu", *home)
+        others = gpu.reaches[:MOST_REACHES] if gpu is not None else ()
         borrowers, donors = (said.lends_to, said.borrows_from) if said is not None else ((), ())
         requests = found.get(self._key("requests", server, rank), ())
         numbers = range(self._device_count(server, rank, found))
@@ -330,6 +337,8 @@ class BusReader:
             stripe_set=self._view(StripeSetView, "stripe", *home),
             devices=_present(self._view(DeviceView, "ssd", *home, number=number) for number in numbers),
             links=_present(self._view(LinkView, "link", *home, link=link) for link in links),
+            gpu=gpu,
+            reaches=_present(self._view(ReachView, "reach", *home, gpu=uuid) for uuid in others),
             lent=_present(self._view(LeasesView, "lent", *home, donor=own, borrower=name) for name in borrowers),
             borrowed=_present(self._view(LeasesView, "borrowed", *home, donor=name, borrower=own) for name in donors),
             tree=self._view(TreeView, "tree", *home),

@@ -31,8 +31,9 @@ TIERS = ("device", "peer", "host", "ssd")
 MOST_MAP_BYTES, MOST_LISTED_PAGES, MOST_LISTED_NODES = 262_144, 4096, 1000
 #: How long the outcome of a command is kept, seconds.
 COMMAND_TTL = 3600.0
-#: How many a rank names at most: others that it lends to, or borrows from; leases with each; links of single donors.
-MOST_PARTNERS, MOST_LISTED_LEASES, MOST_DONOR_LINKS = 64, 128, 128
+#: How many a rank names at most: others that it lends to, or borrows from; leases with each; links of single donors;
+#: GPUs that its own reaches.
+MOST_PARTNERS, MOST_LISTED_LEASES, MOST_DONOR_LINKS, MOST_REACHES = 64, 128, 128, 64
 
 
 class Kind(Enum):
@@ -101,6 +102,16 @@ _TIER_COUNTERS = (
     ),
     Field("restore_p99_seconds", "99th percentile, likewise"),
 )
+
+
+def _nvlink_fields(where: str) -> tuple[Field, ...]:
+    return (
+        Field("nvlink_sent_bytes", f"{where}; by everybody, since this server began to look"),
+        Field("nvlink_received_bytes", "likewise"),
+        Field("nvlink_sent_bytes_per_second", "since the look before; empty in the first, and after a gap"),
+        Field("nvlink_received_bytes_per_second", "likewise"),
+    )
+
 
 #: Ways between tiers; those to and from memory of other servers are there for each donor, too.
 LINKS = ("device-host", "host-device", "host-ssd", "ssd-host", "peer-host", "host-peer")
@@ -235,6 +246,49 @@ KEYS: tuple[KeySpec, ...] = (
         _STATE, _RANK, _EVERYONE,
         "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`, `peer-host`, `host-peer`; and of "
         "these last, `DONOR-host` and `host-DONOR` for each donor, counted since it was met",
+    ),
+    KeySpec(
+        "gpu", "SERVER:RANK:gpu", Kind.HASH,
+        (
+            Field("time", "when NVML was asked: every 2 s"),
+            Field("index", "its number at NVML and `nvidia-smi`, whatever CUDA_VISIBLE_DEVICES says"),
+            Field("uuid", "`GPU-…`, or `MIG-…` of an instance of a divided one"),
+            Field("name", ""),
+            Field("pci", "its address, `0000:1b:00.0`"),
+            Field("trouble", "why nothing else is known: it is lost, or its driver is; empty if it answers"),
+            Field("mig", "1 if it is divided with MIG, or is an instance; empty where NVML does not say"),
+            Field("memory_total_bytes", ""),
+            Field("memory_used_bytes", "by all processes, what the driver keeps included"),
+            Field("memory_free_bytes", ""),
+            Field("busy_share", "of the last moments in which a kernel ran, 0 to 1"),
+            Field("nvlinks", "that are up; empty where it has none, or NVML does not say"),
+            *_nvlink_fields("over all of them"),
+            Field("pcie_sent_bytes_per_second", "to host memory and elsewhere, in 20 ms just before `time`: a sample"),
+            Field("pcie_received_bytes_per_second", "from there, likewise"),
+            Field("reaches", f"names of the keys `reach:GPU`, joined by commas; at most {MOST_REACHES}"),
+        ),
+        _STATE, "ranks on an NVIDIA GPU, each interval", _EVERYONE,
+        "the GPU of one rank, as NVML sees it; what NVML does not support is empty",
+    ),
+    KeySpec(
+        "reach", "SERVER:RANK:reach:GPU", Kind.HASH,
+        (
+            Field("time", "when NVML was asked"),
+            Field("name", "of the other GPU"),
+            Field("nvlinks", "that are up between both; 0 if there is none"),
+            Field("switched", "1 if they go over NVSwitches, which are everybody's"),
+            Field(
+                "pcie",
+                "what both are below: `same board`, `single switch`, `multiple switches`, `host bridge`, `node`, "
+                "`system`",
+            ),
+            Field("read", "whether each can read the other's memory by itself: `ok`, or why not"),
+            Field("write", "whether it can write there, likewise"),
+            Field("nvlink", "whether it can over NVLink, likewise"),
+            *_nvlink_fields("to and from this GPU alone; empty over NVSwitches"),
+        ),
+        _STATE, "ranks on an NVIDIA GPU, each interval", _EVERYONE,
+        "how the GPU of one rank reaches another GPU of the machine, by its uuid",
     ),
     KeySpec(
         "lent", "SERVER:RANK:lent:BORROWER", Kind.HASH, _LEASES, _STATE, "ranks that lend, each interval", _EVERYONE,

@@ -55,7 +55,7 @@ def unit_of(field: str) -> str:
     """What the field's name says of its unit; empty where it is a plain count, or text."""
     if field in _TIMES:
         return "s since 1970"
-    if field == "bytes_per_second":
+    if field.endswith("bytes_per_second"):
         return "bytes/s"
     for unit in _UNITS:
         if re.search(rf"(^|_){unit}$", field) or field.startswith(f"{unit}_"):

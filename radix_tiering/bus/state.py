@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from swift_tiers.radix_tiering.bus import records
 from swift_tiers.radix_tiering.bus.batch import Batch
 from swift_tiers.radix_tiering.bus.faults import Faults
+from swift_tiers.radix_tiering.bus.gpu_records import gpu_record, reach_record, reaches
 from swift_tiers.radix_tiering.bus.lease_records import lease_sums, leases_record, partners
 from swift_tiers.radix_tiering.bus.link_rates import LinkRates
 from swift_tiers.radix_tiering.bus.mirror import Mirror
@@ -24,6 +25,7 @@ from swift_tiers.radix_tiering.bus.schema import (
 )
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.counters import LinkSnapshot, StackSnapshot
+from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
 from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 from swift_tiers.radix_tiering.telemetry import EngineSample, RequestSample, Telemetry
 
@@ -42,6 +44,7 @@ class RankState:
         faults: Faults,
         *,
         leases: Callable[[], LeaseSnapshot] | None,
+        gpu: Callable[[], GpuSample | None] | None,
         scope: str,
         leader: bool,
         wall: Callable[[], float],
@@ -55,6 +58,7 @@ class RankState:
         self._telemetry = telemetry
         self._faults = faults
         self._leases = leases
+        self._gpu = gpu
         self._scope = scope
         self._leader = leader
         self._wall = wall
@@ -102,6 +106,9 @@ class RankState:
             self._publish_stack(batch, stack, now)
         with self._faults.at("what is told of leases"):
             self._publish_leases(batch, leases, now)
+        if self._gpu is not None:
+            with self._faults.at("what is told of the GPU"):
+                self._publish_gpu(batch, self._gpu())
         with self._faults.at("what is told of requests"):
             self._publish_engine(batch, engine)
             self._board.publish(batch, engine, ended, now)
@@ -150,6 +157,14 @@ class RankState:
         taken = {name: leases_record(views, at_donor=False, time=now) for name, views in borrowed.items()}
         self._write_family(batch, given, "lent", "borrower")
         self._write_family(batch, taken, "borrowed", "donor")
+
+    def _publish_gpu(self, batch: Batch, sample: GpuSample | None) -> None:
+        """With the time of the sample: where nobody samples any more, it grows old."""
+        if sample is None:
+            return
+        self._write(batch, gpu_record(sample), "gpu")
+        ways = {uuid: reach_record(one, time=sample.time) for uuid, one in reaches(sample).items()}
+        self._write_family(batch, ways, "reach", "gpu")
 
     def _publish_engine(self, batch: Batch, engine: EngineSample | None) -> None:
         if engine is None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from swift_tiers.radix_tiering.bus.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.views import (
     LeaseEntry,
     LeasesView,
@@ -218,6 +219,7 @@ def _read_story(text: str) -> RestoreStory | None:
 _READERS: dict[type[View], dict[str, Any]] = {
     ServerView: {"ranks": read_names, "configuration": read_object},
     RankView: {"links": read_names, "lends_to": read_names, "borrows_from": read_names},
+    GpuView: {"reaches": read_names},
     LeasesView: {"table": _read_leases},
     RequestView: {"tiers": _read_tiers, "block_table": _read_runs, "restore_story": _read_story},
     PageView: {"ssd_placement": _read_placement},

@@ -6,28 +6,19 @@ to say there. It never means zero.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
+from swift_tiers.radix_tiering.bus.view import RankedView, View
 from swift_tiers.radix_tiering.restore.story import RestoreStory
 
 #: Of a request: it has ended.
 ENDED_STATES = frozenset({"finished", "aborted"})
 #: Of a command: nothing more will become of it.
 FINAL_STATES = frozenset({"done", "refused", "expired", "partly"})
-
-
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What one key said when it was read."""
-
-    #: Fields that gather those of the key that begin with their name and a colon: `refused:full` is in `refused`.
-    families: ClassVar[tuple[str, ...]] = ()
-
-    server: str
-    time: float | None = None  # seconds since 1970 by the writer's clock
-    age_seconds: float | None = None  # how old it is, by Redis' clock; None where that cannot be told
 
 
 class ServerView(View, frozen=True):
@@ -46,13 +37,7 @@ class ServerView(View, frozen=True):
     interval_seconds: float | None = None
     clock_offset_seconds: float | None = None  # its clock minus Redis' clock
     control: bool | None = None
-    configuration: dict[str, Any] = {}
-
-
-class RankedView(View, frozen=True):
-    """What one rank of a server said."""
-
-    rank: str
+    configuration: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class RankView(RankedView, frozen=True):
@@ -114,7 +99,7 @@ class TierView(RankedView, frozen=True):
     bytes_written: int | None = None
     evictions: int | None = None
     checksum_failures: int | None = None
-    refused: dict[str, int] = {}  # pages, by reason
+    refused: dict[str, int] = msgspec.field(default_factory=dict)  # pages, by reason
     restores: int | None = None
     restore_seconds: float | None = None
     restore_p50_seconds: float | None = None
@@ -133,7 +118,7 @@ class StripeSetView(RankedView, frozen=True):
     capacity_units: int | None = None
     free_units: int | None = None
     queued: int | None = None
-    reads: dict[str, int] = {}  # by outcome
+    reads: dict[str, int] = msgspec.field(default_factory=dict)  # by outcome
 
 
 class DeviceView(RankedView, frozen=True):
@@ -351,7 +336,7 @@ class CommandView(View, frozen=True):
     author: str = ""
     type: str = ""
     reason: str = ""
-    ranks: dict[str, str] = {}
+    ranks: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def final(self) -> bool:
@@ -367,6 +352,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     stripe_set: StripeSetView | None = None
     devices: tuple[DeviceView, ...] = ()
     links: tuple[LinkView, ...] = ()
+    gpu: GpuView | None = None
+    reaches: tuple[ReachView, ...] = ()  # other GPUs, from this rank's
     tree: TreeView | None = None
     directory: DirectoryView | None = None
     requests: tuple[RequestView, ...] = ()  # in the order of their arrival

@@ -31,6 +31,7 @@ class HandWritten:
         prefix: str = "swift",
         control: bool = True,
         lends: bool = False,
+        gpu: bool = False,
     ) -> None:
         self.client = client
         self.name = name
@@ -39,6 +40,7 @@ class HandWritten:
         self.keys = Keys(prefix)
         self.control = control
         self.lends = lends
+        self.gpu = gpu
         self.sequences: dict[str, int] = {}
 
     def now(self) -> float:
@@ -96,6 +98,8 @@ class HandWritten:
             self.hash("link", LINK, rank, link=link)
         if self.lends:
             self.write_leases(rank)
+        if self.gpu:
+            self.write_gpu(rank)
         self.hash("tree", TREE, rank)
         self.hash("directory", DIRECTORY, rank)
         self.request(RID, rank)
@@ -110,6 +114,12 @@ class HandWritten:
         self.hash("rank", {**RANK, **LENDING, **changes}, rank)
         self.hash("lent", LEASES, rank, borrower=beta)
         self.hash("borrowed", {**LEASES, **BORROWED}, rank, donor=beta)
+
+    def write_gpu(self, rank: str, **changes: object) -> None:
+        """It is on an NVIDIA GPU, and reaches one by NVLink and one by PCIe; `changes` are of the GPU."""
+        self.hash("gpu", {**GPU, **changes}, rank)
+        self.hash("reach", REACH, rank, gpu="GPU-1")
+        self.hash("reach", {**REACH, **NO_NVLINK}, rank, gpu="GPU-2")
 
     def request(self, rid: str, rank: str = "dp0-tp0", *, ago: float = 4.0, **changes: object) -> None:
         """A request that arrived `ago` seconds back."""
@@ -255,6 +265,24 @@ DEVICE: Fields = {
 LINK: Fields = {
     "transfers": 100, "pages": 1600, "bytes": 10**9, "seconds": 0.5, "latency_p50_seconds": 0.004096,
     "latency_p99_seconds": 0.016384, "bytes_per_second": 2**20,
+}  # fmt: skip
+NVLINK: Fields = {
+    "nvlink_sent_bytes": 10**9, "nvlink_received_bytes": 2 * 10**9, "nvlink_sent_bytes_per_second": 3 * 2**20,
+    "nvlink_received_bytes_per_second": 4 * 2**20,
+}  # fmt: skip
+GPU: Fields = {
+    "index": 0, "uuid": "GPU-0", "name": "NVIDIA H200", "pci": "0000:1b:00.0", "trouble": "", "mig": 0,
+    "memory_total_bytes": 140 * 2**30, "memory_used_bytes": 120 * 2**30, "memory_free_bytes": 20 * 2**30,
+    "busy_share": 0.37, "nvlinks": 4, **NVLINK, "pcie_sent_bytes_per_second": 5 * 2**20,
+    "pcie_received_bytes_per_second": 6 * 2**20, "reaches": "GPU-1,GPU-2",
+}  # fmt: skip
+REACH: Fields = {
+    "name": "NVIDIA H200", "nvlinks": 4, "switched": 0, "pcie": "node", "read": "ok", "write": "ok", "nvlink": "ok",
+    **NVLINK,
+}  # fmt: skip
+NO_NVLINK: Fields = {
+    "nvlinks": 0, "pcie": "system", "read": "chipset not supported", "write": "chipset not supported",
+    "nvlink": "not supported", **dict.fromkeys(NVLINK, ""),
 }  # fmt: skip
 TREE: Fields = {
     "nodes": 120, "leaves": 40, "depth": 7, "deepest_tokens": 4096, "cached_tokens": 8000, "evictable_tokens": 6000,

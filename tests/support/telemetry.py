@@ -22,6 +22,7 @@ from swift_tiers.radix_tiering.counters import (
     StripeSnapshot,
     TierSnapshot,
 )
+from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample, Reach, ReachSample
 from swift_tiers.radix_tiering.leases import LeaseView, Party
 from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 from swift_tiers.radix_tiering.restore.story import RestoreStory
@@ -247,6 +248,50 @@ def leases(own: str = "alpha.dp0-tp0", **changes: Any) -> LeaseSnapshot:
         "peak_bytes": 2**28,
     }
     return LeaseSnapshot(**{**fields, **changes})
+
+
+GPUS = tuple(f"GPU-0000000{number}-1111-2222-3333-444455556666" for number in range(3))
+
+
+def gpu(**changes: Any) -> GpuSample:
+    """The first of three GPUs, with direct links to the second, and none to the third."""
+    usual = {"switched": False, "read": "ok", "write": "ok"}
+    sample = GpuSample(
+        time=1_700_000_004.0,
+        gpu=Gpu(
+            index=0,
+            uuid=GPUS[0],
+            name="NVIDIA H200",
+            pci="0000:1b:00.0",
+            mig=False,
+            memory_total_bytes=140 * 2**30,
+            memory_used_bytes=120 * 2**30,
+            memory_free_bytes=20 * 2**30,
+            busy_share=0.37,
+        ),
+        nvlinks=4,
+        nvlink_sent_bytes=10**9,
+        nvlink_received_bytes=2 * 10**9,
+        nvlink_sent_bytes_per_second=3 * 10**6,
+        nvlink_received_bytes_per_second=4 * 10**6,
+        pcie_sent_bytes_per_second=5 * 10**6,
+        pcie_received_bytes_per_second=6 * 10**6,
+        reaches=(
+            ReachSample(
+                reach=Reach(one=GPUS[0], other=GPUS[1], nvlinks=4, pcie="node", nvlink="ok", **usual),
+                name="NVIDIA H200",
+                sent_bytes=10**9,
+                received_bytes=2 * 10**9,
+                sent_bytes_per_second=3 * 10**6,
+                received_bytes_per_second=4 * 10**6,
+            ),
+            ReachSample(
+                reach=Reach(one=GPUS[0], other=GPUS[2], nvlinks=0, pcie="system", nvlink="not supported", **usual),
+                name="NVIDIA H200",
+            ),
+        ),
+    )
+    return msgspec.structs.replace(sample, **changes)
 
 
 PAGE = "ab" * 32

@@ -20,7 +20,7 @@ from swift_tiers.radix_tiering.events import EventLog
 
 from support.publishing import bus_config, wait_published
 from support.redis import RealRedis, wait_for
-from support.telemetry import PAGE, MadeUp, ended, engine, request, stack
+from support.telemetry import PAGE, MadeUp, ended, engine, gpu, request, stack
 
 TYPES = {Kind.STRING: "string", Kind.HASH: "hash", Kind.SORTED_SET: "zset", Kind.STREAM: "stream"}
 DOCUMENT = Path(__file__).parents[3] / "docs" / "bus.md"
@@ -34,6 +34,7 @@ WORDS = {
     "FROM-TO": "device-host|host-device|host-ssd|ssd-host|peer-host|host-peer|beta.dp0-tp0-host|host-beta.dp0-tp0",
     "BORROWER": "(beta|gamma).dp0-tp0",
     "DONOR": "beta.dp0-tp0",
+    "GPU": "(GPU|MIG)-[0-9a-f-]+",
     "RID": "[a-z]+",
     "KEY": "[0-9a-f]{64}",
     "ID": "[A-Za-z0-9._-]+",
@@ -63,7 +64,9 @@ def exercise(redis: RealRedis, publish: Any, config: Any, told: MadeUp | None = 
                 entry["id"], "" if "flush" in entry["command"] else CommandError("it is not held; try another")
             )
 
-    servers.append(publish(config, told, events, ranks=ranks, on_order=carry_out, lends=True, on_neighbours=print))
+    servers.append(
+        publish(config, told, events, ranks=ranks, on_order=carry_out, lends=True, on_neighbours=print, gpu=gpu)
+    )
     servers.append(publish(config, rank="dp0-tp1", ranks=ranks, leader=False))
     events.emit("device.out", device="/ssd1")
     for rank in ranks:

@@ -13,6 +13,7 @@ import pytest
 import redis as redis_py
 
 from swift_tiers.radix_tiering.bus.commands import CommandError, DrainDevice, Flush, read_order
+from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.bus.reader import EVERYTHING, BusReader, Part
 from swift_tiers.radix_tiering.bus.schema import BY_NAME, Kind
@@ -64,11 +65,13 @@ VIEWS: dict[str, type[View]] = {
     "map": MapView,
     "nodes": NodesView,
     "command": CommandView,
+    "gpu": GpuView,
+    "reach": ReachView,
 }
 #: What views know from elsewhere than a field of the key.
 FROM_ELSEWHERE = {
     "server", "rank", "age_seconds", "alive", "up_seconds", "tier", "number", "link", "rid", "key", "id", "donor",
-    "borrower",
+    "borrower", "gpu",
 }  # fmt: skip
 #: Fields that a view has under another name.
 RENAMED = {"rank:*": "ranks"}
@@ -104,6 +107,7 @@ def test_every_hash_has_a_view_and_every_view_the_fields_of_its_hash() -> None:
 def test_the_hand_written_bus_has_every_documented_field(redis: RealRedis, alpha: HandWritten) -> None:
     """Else these tests would show less than they seem to."""
     alpha.write_leases("dp0-tp0")
+    alpha.write_gpu("dp0-tp0")
     with alpha.answering(), alpha.obeying(), BusReader(redis.client()) as reader:
         reader.page(PAGE)
         reader.prefix(PAGE)
@@ -112,7 +116,7 @@ def test_the_hand_written_bus_has_every_documented_field(redis: RealRedis, alpha
         reader.command("alpha", "tester", Flush())
     words = {"tier": {"tier": "host"}, "ssd": {"number": "0"}, "link": {"link": "host-ssd"}, "request": {"rid": RID}}
     words |= {"lent": {"borrower": "beta.dp0-tp0"}, "borrowed": {"donor": "beta.dp0-tp0"}, "command": {"id": "*"}}
-    words |= {"page": {"key": PAGE}, "prefix": {"key": PAGE}, "map": {"tier": "ssd"}}
+    words |= {"reach": {"gpu": "GPU-1"}, "page": {"key": PAGE}, "prefix": {"key": PAGE}, "map": {"tier": "ssd"}}
     for name in VIEWS:
         word = words.get(name, {})
         (key,) = redis.admin.scan_iter(match=alpha.key(name, **word), count=1000)

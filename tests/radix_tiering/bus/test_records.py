@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.bus import answer_records, records
+from swift_tiers.radix_tiering.bus.gpu_records import gpu_record, reach_record
 from swift_tiers.radix_tiering.bus.lease_records import lease_sums, leases_record, partners
 from swift_tiers.radix_tiering.bus.records import PublisherNumbers, block_table_text, quantile, to_text
 from swift_tiers.radix_tiering.bus.schema import BY_NAME, MOST_LISTED_LEASES, MOST_PARTNERS
 from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS
 from swift_tiers.radix_tiering.events import Event
+from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample
 from swift_tiers.radix_tiering.telemetry import PageAnswer
 
 from support import telemetry
@@ -44,6 +46,11 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
     "stripe": [records.stripe_record(telemetry.stack().stripe, time=1.5)],  # type: ignore[arg-type]
     "ssd": [records.ssd_record(telemetry.device(0), time=1.5)],
     "link": [records.link_record(telemetry.stack().links["host-ssd"], 2**20, time=1.5)],
+    "gpu": [
+        gpu_record(telemetry.gpu()),
+        gpu_record(GpuSample(time=1.5, gpu=Gpu(index=None, uuid="GPU-0", trouble="GPU is lost"))),
+    ],
+    "reach": [reach_record(one, time=1.5) for one in telemetry.gpu().reaches],
     "lent": [leases_record(telemetry.leases().lent, at_donor=True, time=1.5)],
     "borrowed": [leases_record(telemetry.leases().borrowed, at_donor=False, time=1.5)],
     "tree": [records.tree_record(telemetry.engine().tree, time=1.5)],
@@ -76,6 +83,7 @@ def test_what_is_known_is_said(name: str) -> None:
     silent = {name for name, value in ONE_OF_EACH[name][0].items() if value == ""}
     nothing_to_say = {
         "ssd": {"reason"}, "request": {"ended"}, "borrowed": {"pinned_bytes"}, "map": {"reason"}, "nodes": {"reason"},
+        "gpu": {"trouble"},
     }  # fmt: skip
     assert silent == nothing_to_say.get(name, set())
 

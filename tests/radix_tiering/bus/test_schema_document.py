@@ -71,6 +71,7 @@ def test_a_document_without_its_place_is_refused() -> None:
         ("time", "s since 1970"), ("restore_seconds", "s"), ("used_bytes", "bytes"), ("bytes_read", "bytes"),
         ("bytes", "bytes"), ("prompt_tokens", "tokens"), ("host_only_pages", "pages"), ("free_units", "stripe units"),
         ("nodes", ""), ("refused:*", ""), ("bytes_per_second", "bytes/s"),
+        ("nvlink_sent_bytes_per_second", "bytes/s"), ("nvlink_sent_bytes", "bytes"), ("busy_share", ""),
     ],
 )  # fmt: skip
 def test_units_are_in_the_names(field: str, unit: str) -> None:
@@ -86,7 +87,7 @@ def blocks(after: str, before: str) -> list[str]:
     return re.findall(r"(?:^ {4}.*\n)+", section, re.M)
 
 
-PREAMBLE, *EXAMPLES = blocks("Thirteen questions and their answers", "inspect and control")
+PREAMBLE, *EXAMPLES = blocks("Fourteen questions and their answers", "inspect and control")
 (STEERING,) = blocks("Commands", "Events")
 
 
@@ -116,13 +117,13 @@ def shell(redis: RealRedis, tmp_path: Path) -> Callable[[str], list[str]]:
     return run
 
 
-def test_there_are_thirteen_examples() -> None:
-    assert len(EXAMPLES) == 13
+def test_there_are_fourteen_examples() -> None:
+    assert len(EXAMPLES) == 14
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=range(1, 14))
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(1, 15))
 def test_examples_answer(redis: RealRedis, shell: Callable[[str], list[str]], example: str) -> None:
-    alpha = HandWritten(redis.admin, lends=True).write()
+    alpha = HandWritten(redis.admin, lends=True, gpu=True).write()
     with alpha.answering():
         assert any(shell(example))
 
@@ -141,6 +142,8 @@ def test_examples_ask_for_fields_that_there_are() -> None:
         "lent",
         "prefix",
         "nodes",
+        "gpu",
+        "reach",
     }
     for name, fields in asked:
         assert set(fields.split()) <= documented_fields(name)
@@ -160,6 +163,14 @@ def test_the_example_about_leases_shows_them(redis: RealRedis, shell: Callable[[
     assert lines[:5] == ["6291456", "4194304", "beta.dp0-tp0", "2097152", "beta.dp0-tp0"]
     assert lines[5:9] == ["3", "6291456", "2097152", "0.1"]
     assert lines[9].split()[1] == "13:2097152:recalled:0.1"
+
+
+def test_the_example_about_gpus_shows_who_is_reached_how(redis: RealRedis, shell: Callable[[str], list[str]]) -> None:
+    HandWritten(redis.admin, gpu=True).write()
+    lines = shell(EXAMPLES[13])
+    assert lines[:3] == ["NVIDIA H200", str(120 * 2**30), "4"]
+    assert lines[-10:-5] == ["GPU-1", "4", "node", "ok", "ok"]
+    assert lines[-5:] == ["GPU-2", "0", "system", "chipset not supported", "chipset not supported"]
 
 
 def test_commands_by_hand(redis: RealRedis, shell: Callable[[str], list[str]]) -> None:
