@@ -1,0 +1,131 @@
+"""The copies of `page_gather` as one Triton kernel for both directions.
+
+The unit is a piece: a run of bytes that is contiguous in the pool and in the page. Layer-first that is a page's part of
+a plane, block-major one token's row of it. A tile is one or several pieces by a power of two of words; programs take
+tiles in turn until none is left, so the grid does not depend on how many pages there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from swift_tiers.kernels.launch import COUNT_LIMIT, cdiv, launch, programs_for
+from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
+
+#: Bytes of a tile: with 128 threads, four accesses of 16 bytes each under way before the first is waited for.
+TILE_BYTES = 8192
+
+_WORDS: dict[int, Any] = {16: tl.int32, 8: tl.int32, 4: tl.int32, 2: tl.int16, 1: tl.uint8}
+
+
+@triton.jit(do_not_specialize=["count"])
+def copy_pieces(
+    table,  # int64 *: the address of each plane's first row
+    pages,  # int64 *
+    slab,  # uint8 *: where the first slot's bytes begin
+    slots,  # int64 *
+    count,  # pages
+    PLANES: tl.constexpr,
+    PIECES: tl.constexpr,  # pieces of a page in one plane
+    PIECE_BYTES: tl.constexpr,
+    PIECE_STRIDE: tl.constexpr,  # bytes from a piece in the pool to the next of its page and plane
+    PAGE_STRIDE: tl.constexpr,  # bytes from a page in a plane to the next
+    SLOT_STRIDE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # bytes: divides every address and length here
+    WORD: tl.constexpr,  # the dtype that is copied
+    TILE_PIECES: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
+    OUT: tl.constexpr,  # out of the pool, or into it
+):
+    WORDS: tl.constexpr = PIECE_BYTES // (WORD.primitive_bitwidth // 8)
+    PARTS: tl.constexpr = (WORDS + TILE_WORDS - 1) // TILE_WORDS
+    pieces = count * (PLANES * PIECES)
+    tiles = (pieces + TILE_PIECES - 1) // TILE_PIECES * PARTS
+    rows = tl.arange(0, TILE_PIECES)
+    columns = tl.arange(0, TILE_WORDS)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        piece = tile // PARTS * TILE_PIECES + rows
+        column = tile % PARTS * TILE_WORDS + columns
+        there = piece < pieces
+        index = piece // (PLANES * PIECES)
+        place = piece % (PLANES * PIECES)  # of the piece in its page
+        page = tl.load(pages + index, mask=there, other=0)
+        slot = tl.load(slots + index, mask=there, other=0)
+        base = tl.load(table + place // PIECES, mask=there, other=0)
+        # 64 bits before any product: pools and slabs are larger than 4 GiB.
+        address = base + page * PAGE_STRIDE + (place % PIECES).to(tl.int64) * PIECE_STRIDE
+        in_pool = tl.multiple_of(address.to(tl.pointer_type(WORD)), ALIGNMENT)
+        in_slab = slab + slot * SLOT_STRIDE + place.to(tl.int64) * PIECE_BYTES
+        in_slab = tl.multiple_of(in_slab.to(tl.pointer_type(WORD)), ALIGNMENT)
+        pool_words = in_pool[:, None] + column[None, :]
+        slab_words = in_slab[:, None] + column[None, :]
+        mask = there[:, None] & (column < WORDS)[None, :]
+        if OUT:
+            tl.store(slab_words, tl.load(pool_words, mask=mask), mask=mask)
+        else:
+            tl.store(pool_words, tl.load(slab_words, mask=mask), mask=mask)
+
+
+class CopyShape(NamedTuple):
+    """How a copy is cut: the constants of its kernel, and what the grid follows from."""
+
+    constants: dict[str, Any]
+    page_pieces: int  # pieces of a page
+    parts: int  # tiles, side by side, for one piece
+
+    @property
+    def tile_pieces(self) -> int:
+        return self.constants["TILE_PIECES"]
+
+
+def copy_shape(
+    planes: int, page_size: int, row_bytes: int, row_stride: int, slot_stride: int, alignment: int, out: bool
+) -> CopyShape:
+    """The cut for pages of `planes` planes, all layers' counted. `alignment`: of every address, a power of two."""
+    whole = row_stride == row_bytes  # a page's rows follow each other in a plane
+    pieces, piece_bytes = (1, page_size * row_bytes) if whole else (page_size, row_bytes)
+    alignment = min(alignment, alignment_of(piece_bytes, row_stride, slot_stride))
+    word = _WORDS[alignment]
+    words = piece_bytes // word.itemsize
+    tile_words = min(triton.next_power_of_2(words), TILE_BYTES // word.itemsize)
+    constants = {
+        "PLANES": planes,
+        "PIECES": pieces,
+        "PIECE_BYTES": piece_bytes,
+        "PIECE_STRIDE": row_stride,
+        "PAGE_STRIDE": page_size * row_stride,
+        "SLOT_STRIDE": slot_stride,
+        "ALIGNMENT": alignment,
+        "WORD": word,
+        "TILE_PIECES": TILE_BYTES // word.itemsize // tile_words,
+        "TILE_WORDS": tile_words,
+        "OUT": out,
+    }
+    return CopyShape(constants, planes * pieces, cdiv(words, tile_words))
+
+
+def copy_pages_triton(
+    pool: PoolPlanes,
+    pages: torch.Tensor,
+    slab: torch.Tensor,
+    slots: torch.Tensor,
+    layers: range,
+    offset: int,
+    out: bool,
+) -> None:
+    """As `copy_pages_plain`, by the kernel; over a pool in host memory it is interpreted."""
+    begin = slab[:, offset:]
+    alignment = min(pool.alignment, alignment_of(begin.data_ptr()))
+    planes = len(layers) * pool.planes
+    shape = copy_shape(planes, pool.page_size, pool.row_bytes, pool.row_stride, slab.stride(0), alignment, out)
+    table = pool.table[layers.start * pool.planes :]
+    step = max(1, COUNT_LIMIT // (shape.page_pieces * shape.parts) - shape.tile_pieces)
+    for start in range(0, len(pages), step):
+        some, places = pages[start : start + step], slots[start : start + step]
+        tiles = cdiv(len(some) * shape.page_pieces, shape.tile_pieces) * shape.parts
+        programs = programs_for(pool.device, tiles)
+        launch(copy_pieces, pool.device, programs, table, some, begin, places, len(some), **shape.constants)
