@@ -1,4 +1,4 @@
-"""GPUs: what torch sees of them, and how they are connected."""
+"""GPUs: what torch sees of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import combinations
 from typing import NamedTuple
 
 from swift_tiers.ops.doctor.finding import Check, Finding, note, ok, warning, wrong
@@ -49,14 +48,14 @@ class Accelerators(NamedTuple):
 def checks(nodes: bool | None = None) -> Iterator[Check]:
     """`nodes`: whether the system has GPUs by its device nodes; where not, there is only one thing to say."""
     yield Check("accelerators", lambda: accelerators(look(), nvidia_smi("--list-gpus")), DRIVER_SECONDS)
-    if _gpu_nodes() if nodes is None else nodes:
+    if gpu_nodes() if nodes is None else nodes:
         yield Check("GPU driver", lambda: driver(look(), nvidia_smi(*_DRIVER_QUERY)), DRIVER_SECONDS)
         yield Check("GPU memory", lambda: memory(look().gpus), DRIVER_SECONDS)
-        yield Check("GPU to GPU", _peers, DRIVER_SECONDS)
         yield Check("pinned memory", lambda: pinned(look().gpus, _pin), DRIVER_SECONDS)
 
 
-def _gpu_nodes() -> bool:
+def gpu_nodes() -> bool:
+    """Whether the system has GPUs, by its device nodes."""
     return any(os.path.exists(node) for node in _NODES)
 
 
@@ -104,30 +103,6 @@ def memory(gpus: Sequence[Gpu]) -> Finding:
     return ok(f"free on GPU {text}")
 
 
-def peers(gpus: Sequence[Gpu], access: Callable[[int, int], bool], links: Mapping[tuple[int, int], str]) -> Finding:
-    """`access(one, other)`: whether GPU `one` may read the memory of `other`. `links`: nvidia-smi's word for the way
-    between two, such as NV18 (NVLink), PIX, PHB, SYS; empty where it does not say."""
-    if len(gpus) < 2:
-        return note("no second GPU" if gpus else "none in use")
-    pairs = list(combinations(range(len(gpus)), 2))
-    ways = sorted({links[pair] for pair in pairs if pair in links})
-    text = f"{len(pairs)} pair(s) by {', '.join(ways)}" if ways else f"{len(pairs)} pair(s)"
-    closed = [pair for pair in pairs if not (access(*pair) and access(*reversed(pair)))]
-    if closed:
-        named = ", ".join(f"{one}-{other}" for one, other in closed[:8]) + (" ..." if len(closed) > 8 else "")
-        return warning(
-            f"{text}; no direct access between {named}: their copies go through host memory",
-            "switch off ACS / IOMMU translation for them on bare metal (`nvidia-smi topo -p2p r` says why)",
-        )
-    slow = [pair for pair in pairs if pair in links and not links[pair].startswith("NV")]
-    if ways and len(slow) < len(pairs) and slow:
-        named = ", ".join(f"{one}-{other}" for one, other in slow[:8])
-        return note(f"{text}; direct access everywhere, no NVLink between {named}")
-    if ways and slow:
-        return note(f"{text}; direct access everywhere, over PCIe: no NVLink")
-    return ok(f"{text}; direct access everywhere")
-
-
 def pinned(gpus: Sequence[Gpu], pin: Callable[[int], int]) -> Finding:
     """`pin(bytes)` registers that much memory as the host tier does: 0, or the runtime's error."""
     if not gpus:
@@ -139,23 +114,6 @@ def pinned(gpus: Sequence[Gpu], pin: Callable[[int], int]) -> Finding:
             "raise `ulimit -l` (docker: --ulimit memlock=-1), and leave more memory free",
         )
     return ok("host memory can be pinned")
-
-
-def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """The matrix of `nvidia-smi topo -m`: the kind of way between GPU i and GPU j, i < j."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    columns: list[int] = []
-    links: dict[tuple[int, int], str] = {}
-    for line in plain.splitlines():
-        cells = line.split()
-        if not columns:
-            columns = [int(cell[3:]) for cell in cells if re.fullmatch(r"GPU\d+", cell)]
-        elif cells and re.fullmatch(r"GPU\d+", cells[0]):
-            row = int(cells[0][3:])
-            for column, cell in zip(columns, cells[1:], strict=False):
-                if row < column:
-                    links[row, column] = cell
-    return links
 
 
 @cache
@@ -185,16 +143,6 @@ def look() -> Accelerators:
 def _available(module: object) -> bool:
     test = getattr(module, "is_available", None)
     return bool(test is not None and test())
-
-
-def _peers() -> Finding:
-    import torch
-
-    links = parse_topology(nvidia_smi("topo", "-m") or "")
-    # nvidia-smi counts all GPUs, torch those of CUDA_VISIBLE_DEVICES: with fewer, the numbers do not correspond.
-    if len({index for pair in links for index in pair}) != len(look().gpus):
-        links = {}
-    return peers(look().gpus, torch.cuda.can_device_access_peer, links)
 
 
 def _pin(size: int) -> int:

@@ -500,36 +500,6 @@ def test_gpu_memory() -> None:
     assert accelerators.memory([]).status == "note"
 
 
-TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\x1b[0m
-GPU0\t X \tNV18\tSYS\tPIX\t0-47
-GPU1\tNV18\t X \tSYS\tNODE\t0-47
-GPU2\tSYS\tSYS\t X \tSYS\t48-95
-NIC0\tPIX\tNODE\tSYS\t X \t
-
-Legend:
-
-  X    = Self
-"""
-
-
-def test_the_topology_is_read() -> None:
-    assert accelerators.parse_topology(TOPOLOGY) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "SYS"}
-    assert accelerators.parse_topology("Failed to initialize NVML") == {}
-
-
-def test_peers() -> None:
-    links = accelerators.parse_topology(TOPOLOGY)
-    three = [H200] * 3
-    assert_finding(accelerators.peers(three, lambda *pair: True, links), "note", "NV18", "no NVLink between 0-2, 1-2")
-    assert_finding(accelerators.peers(three[:2], lambda *pair: True, links), "ok", "1 pair(s) by NV18")
-    assert_finding(accelerators.peers(three[:2], lambda *pair: True, {(0, 1): "PHB"}), "note", "over PCIe: no NVLink")
-    assert accelerators.peers(three, lambda *pair: True, {}).status == "ok"
-    one_way = accelerators.peers(three, lambda one, other: (one, other) != (2, 0), links)
-    assert_finding(one_way, "warning", "no direct access between 0-2", "nvidia-smi topo")
-    assert accelerators.peers([H200], lambda *pair: False, {}) == note("no second GPU")
-
-
 def test_pinned_memory() -> None:
     assert accelerators.pinned([H200], lambda size: 0).status == "ok"
     assert_finding(accelerators.pinned([H200], lambda size: 2), "warning", "CUDA error 2", "memlock")
