@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -14,6 +14,7 @@ from swift_tiers.radix_tiering.bus.commands import CommandError, Order, SetPolic
 from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.bus.records import ServerInfo
 from swift_tiers.radix_tiering.config import BusConfig, dump_config
+from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.telemetry import Answerer, Telemetry
 from swift_tiers.sglang_ext.build import Rank, current_rank
@@ -51,10 +52,17 @@ def server_info(server_args: Any, bus: BusConfig, configuration: Mapping[str, An
 
 
 class RankPublisher:
-    """The publisher of one scheduler's rank, with the scheduler's `orders` (None: nobody may steer)."""
+    """The publisher of one scheduler's rank, with the scheduler's `orders` (None: nobody may steer), and samples of its
+    `gpu` (None: it is not on one that can be asked)."""
 
     def __init__(
-        self, server_args: Any, stack: TierStack, telemetry: Telemetry, answerer: Answerer, orders: Orders | None
+        self,
+        server_args: Any,
+        stack: TierStack,
+        telemetry: Telemetry,
+        answerer: Answerer,
+        orders: Orders | None,
+        gpu: Callable[[], GpuSample | None] | None = None,
     ) -> None:
         """Does nothing yet. Raises ConfigError."""
         bus, rank = stack.config.bus, current_rank().name
@@ -72,6 +80,7 @@ class RankPublisher:
             answerer=answerer,
             on_order=orders.submit if orders is not None and orders.leads else None,
             leases=stack.lease_hand.snapshot if stack.lease_hand is not None else None,
+            gpu=gpu,
             on_neighbours=stack.on_neighbours,
             leader=rank == info.ranks[0],
         )

@@ -7,6 +7,7 @@ by a variable that SGLang sets for all of its processes when they are.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from swift_tiers.radix_tiering.counters import (
     StackSnapshot,
     TierSnapshot,
 )
+from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
 from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 
 logger = logging.getLogger(__name__)
@@ -108,6 +110,12 @@ class TierMetrics:
         self._lendable = self._gauge("swift_tiers_lendable_bytes", "What this rank would lend, and nobody has.")
         self._borrowed = self._gauge("swift_tiers_borrowed_bytes", "What this rank has from other servers.")
         self._leases = self._gauge("swift_tiers_leases", "Leases that this rank gave or has.", ("side",))
+        self._gpu_answers = self._gauge("swift_tiers_gpu_answers", "1 while the driver answers for the GPU, 0 if not.")
+        self._gpu_memory = self._gauge("swift_tiers_gpu_memory_used_bytes", "Of the GPU, by all processes; by NVML.")
+        self._nvlinks = self._gauge("swift_tiers_gpu_nvlinks", "NVLinks of the GPU that are up, by NVML.")
+        self._nvlink_bytes = self._counter(
+            "swift_tiers_gpu_nvlink_bytes", "Over all NVLinks of the GPU, by everybody, by NVML.", ("direction",)
+        )
         self._started = self._counter("swift_tiers_restores_started", "Requests that waited for pages from below.")
         self._restores = self._counter("swift_tiers_restores", "Restores that have ended, by outcome.", ("outcome",))
         self._late = self._counter(
@@ -120,8 +128,10 @@ class TierMetrics:
         self._events = self._counter("swift_tiers_events", "Events of this rank.")
         self._write_queue = self._gauge("swift_tiers_write_queue_pages", "Pages admitted to ssd and not yet written.")
 
-    def update(self, snapshot: StackSnapshot, leases: LeaseSnapshot | None = None) -> None:
-        """Take over what has changed. `leases`: of a rank that lends or borrows."""
+    def update(
+        self, snapshot: StackSnapshot, leases: LeaseSnapshot | None = None, gpu: GpuSample | None = None
+    ) -> None:
+        """Take over what has changed. `leases`: of a rank that lends or borrows; `gpu`: of one on a GPU."""
         for tier, counts in snapshot.tiers.items():
             self._update_tier(tier, counts)
         for number, device in enumerate(snapshot.devices):
@@ -143,6 +153,8 @@ class TierMetrics:
         self._set(self._write_queue, snapshot.write_queue_pages)
         if leases is not None:
             self._update_leases(leases)
+        if gpu is not None:
+            self._update_gpu(gpu)
 
     def _update_leases(self, leases: LeaseSnapshot) -> None:
         self._set(self._lent, sum(view.bytes for view in leases.lent))
@@ -150,6 +162,16 @@ class TierMetrics:
         self._set(self._borrowed, sum(view.bytes for view in leases.borrowed))
         self._set(self._leases, len(leases.lent), "lent")
         self._set(self._leases, len(leases.borrowed), "borrowed")
+
+    def _update_gpu(self, sample: GpuSample) -> None:
+        """What NVML does not say is no number."""
+        self._set(self._gpu_answers, not sample.gpu.trouble)
+        for gauge, value in ((self._gpu_memory, sample.gpu.memory_used_bytes), (self._nvlinks, sample.nvlinks)):
+            self._set(gauge, math.nan if value is None else value)
+        directions = {"sent": sample.nvlink_sent_bytes, "received": sample.nvlink_received_bytes}
+        for direction, count in directions.items():
+            if count is not None:
+                self._advance(self._nvlink_bytes, count, direction)
 
     def _update_tier(self, tier: str, counts: TierSnapshot) -> None:
         for field, counter in self._tier_counters:
@@ -209,11 +231,13 @@ class MetricsUpdater:
         metrics: TierMetrics,
         snapshot: Callable[[], StackSnapshot],
         leases: Callable[[], LeaseSnapshot] | None = None,
+        gpu: Callable[[], GpuSample | None] | None = None,
     ) -> None:
-        """`leases` of a rank that lends or borrows."""
+        """`leases` of a rank that lends or borrows; `gpu` of one on a GPU."""
         self._metrics = metrics
         self._snapshot = snapshot
         self._leases = leases
+        self._gpu = gpu
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swift-metrics", daemon=True)
 
@@ -230,7 +254,8 @@ class MetricsUpdater:
         while not stopped:
             stopped = self._stop.wait(UPDATE_SECONDS)
             try:
-                self._metrics.update(self._snapshot(), self._leases() if self._leases is not None else None)
+                leases = self._leases() if self._leases is not None else None
+                self._metrics.update(self._snapshot(), leases, self._gpu() if self._gpu is not None else None)
                 failing = False
             except Exception:
                 if not failing:

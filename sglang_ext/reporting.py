@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.srt.runtime_context import get_parallel
 
+from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
 from swift_tiers.sglang_ext.answers import Answers
 from swift_tiers.sglang_ext.bus import RankPublisher
+from swift_tiers.sglang_ext.gpu_sampling import gpu_sampler
 from swift_tiers.sglang_ext.orders import Orders, install
 from swift_tiers.sglang_ext.sampler import Sampler
 from swift_tiers.sglang_ext.telemetry import SchedulerTelemetry
@@ -33,6 +35,7 @@ class Reporting:
         sampler = self._try(self._sample)
         self.telemetry = SchedulerTelemetry(self._stack, sampler)
         self.answers = Answers(self._stack, sampler)
+        self.gpu: GpuSampler | None = self._try(self._look_at_gpu)
         self.metrics: MetricsUpdater | None = self._try(self._update_metrics)
         self.orders: Orders | None = self._try(self._take_orders)
         self._try(self._lend)
@@ -46,7 +49,7 @@ class Reporting:
     def close(self) -> None:
         """Say the last, and end the threads. Idempotent."""
         self.stop_orders()
-        for teller in (self.metrics, self.publisher):
+        for teller in (self.metrics, self.publisher, self.gpu):
             if teller is not None:
                 teller.close()
 
@@ -67,6 +70,15 @@ class Reporting:
         self._scheduler.tree_cache.sampler = sampler
         return sampler
 
+    def _look_at_gpu(self) -> GpuSampler | None:
+        """figures of the GPU"""
+        if not self._stack.config.bus.enabled and self._scheduler.metrics_collector is None:
+            return None
+        sampler = gpu_sampler()
+        if sampler is not None:
+            sampler.start()
+        return sampler
+
     def _update_metrics(self) -> MetricsUpdater | None:
         """the tiers' series on /metrics"""
         collector = self._scheduler.metrics_collector
@@ -77,7 +89,12 @@ class Reporting:
         # SGLang's own labels, so that series can be joined; its priority is of requests, and we have none.
         labels = {name: value for name, value in collector.labels.items() if name != "priority"}
         hand = self._stack.lease_hand
-        updater = MetricsUpdater(TierMetrics(labels), self._stack.snapshot, hand.snapshot if hand else None)
+        updater = MetricsUpdater(
+            TierMetrics(labels),
+            self._stack.snapshot,
+            hand.snapshot if hand else None,
+            self.gpu.newest if self.gpu else None,
+        )
         updater.start()
         return updater
 
@@ -100,6 +117,9 @@ class Reporting:
         """state and events on the bus"""
         if not self._stack.config.bus.enabled:
             return None
-        publisher = RankPublisher(self._scheduler.server_args, self._stack, self.telemetry, self.answers, self.orders)
+        publisher = RankPublisher(
+            self._scheduler.server_args, self._stack, self.telemetry, self.answers, self.orders,
+            self.gpu.newest if self.gpu else None,
+        )  # fmt: skip
         publisher.start()
         return publisher

@@ -12,11 +12,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS, LatencyHistogram
+from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample
 from swift_tiers.radix_tiering.observing import take_snapshot
 from swift_tiers.sglang_ext.metrics import MetricsUpdater, TierMetrics
 
 from support.engine import chain, end_all, make_stack, memory_ssd, put, settle
-from support.telemetry import leases
+from support.telemetry import gpu, leases
 
 LABELS = {"model_name": "tiny", "tp_rank": 1}
 
@@ -155,6 +156,39 @@ def test_series_of_leases_say_what_their_snapshot_says(stack, metrics, registry)
     assert without_time_of_making(series(registry)) == expected(snapshot) | expected_of_leases(lending)
 
 
+def of_gpu(registry) -> dict[str, float]:
+    """By the name that is behind `swift_tiers_gpu_`, with the direction where there is one."""
+    found = {}
+    for (name, labels), value in without_time_of_making(series(registry)).items():
+        if name.startswith("swift_tiers_gpu_"):
+            found[" ".join([name.removeprefix("swift_tiers_gpu_"), *dict(labels).values()])] = value
+    return found
+
+
+def test_series_of_the_gpu_say_what_its_sample_says(stack, metrics, registry):
+    snapshot = take_snapshot(stack)
+    metrics.update(snapshot)
+    assert of_gpu(registry) == {}
+    metrics.update(snapshot, None, gpu())
+    metrics.update(snapshot, None, gpu(nvlink_sent_bytes=10**9 + 5))
+    expected = {
+        "answers": 1, "memory_used_bytes": 120 * 2**30, "nvlinks": 4, "nvlink_bytes_total sent": 10**9 + 5,
+        "nvlink_bytes_total received": 2 * 10**9,
+    }  # fmt: skip
+    assert of_gpu(registry) == expected
+
+
+def test_what_nvml_does_not_say_is_no_number(stack, metrics, registry):
+    snapshot = take_snapshot(stack)
+    metrics.update(snapshot, None, gpu())
+    metrics.update(snapshot, None, GpuSample(time=1.0, gpu=Gpu(index=0, uuid="GPU-0", trouble="GPU is lost")))
+    found = of_gpu(registry)
+    assert found.pop("answers") == 0
+    assert (found.pop("nvlink_bytes_total sent"), found.pop("nvlink_bytes_total received")) == (10**9, 2 * 10**9)
+    assert set(found) == {"memory_used_bytes", "nvlinks"}
+    assert all(math.isnan(value) for value in found.values())
+
+
 def test_no_field_of_a_tier_or_device_is_left_out(stack):
     """What is counted is on /metrics, or is here with a reason."""
     names = {name for name, _ in expected(take_snapshot(stack))}
@@ -207,7 +241,7 @@ def test_the_updater_goes_on_after_an_error_and_says_the_last(stack, metrics, re
         recovered.set()
         return take_snapshot(stack)
 
-    updater = MetricsUpdater(metrics, snapshot, leases)
+    updater = MetricsUpdater(metrics, snapshot, leases, gpu)
     updater.start()
     assert recovered.wait(10)
     assert len([record for record in caplog.records if "/metrics" in record.message]) == 1
@@ -215,3 +249,4 @@ def test_the_updater_goes_on_after_an_error_and_says_the_last(stack, metrics, re
     updater.close()
     assert series(registry)["swift_tiers_events_total", frozenset()] == stack.events.emitted
     assert series(registry)["swift_tiers_leases", frozenset({("side", "lent")})] == 3
+    assert series(registry)["swift_tiers_gpu_nvlinks", frozenset()] == 4

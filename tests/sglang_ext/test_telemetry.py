@@ -16,8 +16,13 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from swift_tiers.radix_tiering.gpus.nvml import Nvml
+from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
+from swift_tiers.radix_tiering.gpus.watch import GpuWatch
 from swift_tiers.radix_tiering.observing import page_facts
 
+from support.fake_nvml import FakeGpu, FakeNvml
+from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess
 
 PAGE = 16
@@ -446,7 +451,7 @@ def what_cannot_be_started_is_left_out(s):
     def fail(*_, **__):
         raise OSError("injected")
 
-    names = ("RankPublisher", "Orders", "Sampler")
+    names = ("RankPublisher", "Orders", "Sampler", "gpu_sampler")
     originals = {name: getattr(reporting, name) for name in names}
     config, sampler = s.linker.stack.config, s.cache.sampler
     s.linker.stack.config = msgspec.structs.replace(config, bus=msgspec.structs.replace(config.bus, control=True))
@@ -459,10 +464,45 @@ def what_cannot_be_started_is_left_out(s):
             setattr(reporting, name, original)
         s.linker.stack.config, s.cache.sampler = config, sampler
     assert (found.publisher, found.orders, found.telemetry.engine(), found.telemetry.ended()) == (None, None, None, [])
-    assert len(events(s, "reporting.failed")) == 3
+    assert len(events(s, "reporting.failed")) == 4
     assert found.telemetry.stack().tiers
     s.generate(prompt(13))
     found.close()
+
+
+def the_gpu_is_looked_at_beside_the_scheduler(s):
+    """By a thread of its own, for the bus; on a machine without one nothing is started."""
+    import swift_tiers.sglang_ext.reporting as reporting
+
+    assert s.linker.reporting.gpu is None
+    library, told = FakeNvml(FakeGpu(0)), []
+
+    def sampler():
+        return GpuSampler(GpuWatch(0, None, {}, open_nvml=lambda: Nvml(library)), 0.01)
+
+    class Publisher:
+        def __init__(self, *arguments):
+            told.append(arguments[-1])
+
+        def start(self):
+            pass
+
+        close = start
+
+    originals = reporting.gpu_sampler, reporting.RankPublisher
+    reporting.gpu_sampler, reporting.RankPublisher = sampler, Publisher
+    try:
+        found = reporting.Reporting(s.scheduler, s.linker)
+    finally:
+        reporting.gpu_sampler, reporting.RankPublisher = originals
+        s.cache.sampler = s.linker.reporting.telemetry._sampler
+    wait_for(lambda: told[0]() is not None, "a sample")
+    assert told[0]().gpu.name == "NVIDIA H200"
+    s.generate(prompt(14))
+    found.close()
+    assert threading.get_ident() not in library.threads
+    assert len(library.threads) == 1
+    assert library.opened == 0
 
 
 def samples_are_taken_by_the_scheduler_at_set_times(s):
@@ -526,6 +566,7 @@ def scheduler(tmp_path_factory):
         a_tree_that_is_too_large_is_told_as_such,
         what_fails_in_a_sampling_stays_there,
         what_cannot_be_started_is_left_out,
+        the_gpu_is_looked_at_beside_the_scheduler,
         samples_are_taken_by_the_scheduler_at_set_times,
     ],
     ids=lambda scenario: scenario.__name__,
