@@ -4,8 +4,7 @@ A pool is given as its planes: for every layer K and V (or one latent plane), ea
 where a pool page is `page_size` neighbouring rows. Block-major pages are rows of a slab, uint8 `[slots, stride]`; the
 planes of one page follow each other in it: `[layer][plane][token][kv_head][head_dim]`.
 
-Two implementations of one contract: `copy_out` and `copy_in` in numpy for pools in host memory, and
-`stage_out`/`stage_in` in torch for pools on any device, which go through one contiguous staging tensor.
+In numpy, for pools in host memory; `page_gather` does the same in memory of an accelerator.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
 
 def runs(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[int, int, int]]:
@@ -46,21 +44,4 @@ def copy_in(
         width = plane.shape[1]
         for page, slot, count in pieces:
             plane[page : page + count] = slab[slot : slot + count, offset : offset + width]
-        offset += width
-
-
-def stage_out(planes: Sequence[torch.Tensor], pool_pages: torch.Tensor, staging: torch.Tensor) -> None:
-    """Gather into `staging`, uint8 `[pages, page_bytes]` on the pool's device, on the current stream."""
-    offset = 0
-    for plane in planes:
-        width = plane.shape[1]
-        staging[:, offset : offset + width] = plane.index_select(0, pool_pages)
-        offset += width
-
-
-def stage_in(planes: Sequence[torch.Tensor], pool_pages: torch.Tensor, staging: torch.Tensor, offset: int) -> None:
-    """Scatter one layer from `staging`, uint8 `[pages, page_bytes]`, into `planes`, on the current stream."""
-    for plane in planes:
-        width = plane.shape[1]
-        plane.index_copy_(0, pool_pages, staging[:, offset : offset + width].contiguous())
         offset += width

@@ -1,25 +1,25 @@
 """The device pool as the tiers see it: planes of pages, whatever SGLang calls them.
 
 `HostMemoryPool` serves pools in host memory (the portable CPU platform), `BlockMajorPool` those of them in which a page
-lies together; `AcceleratorPool` serves the others, with a side stream of its own and staging in device memory.
+lies together; `accelerator_pool.AcceleratorPool` serves the others.
 """
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from swift_tiers.kernels.page_copy import copy_in, copy_out, runs, stage_in, stage_out
+from swift_tiers.kernels.copy_queue import Mark
+from swift_tiers.kernels.page_copy import copy_in, copy_out
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import PageGeometry
 
-#: Device memory that a transfer may stage in, bytes.
-STAGING_BYTES = 128 * 2**20
+#: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
+LayerDone = Callable[[int, Mark | None], None]
 
 
 def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
@@ -56,10 +56,15 @@ def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> P
     return PageGeometry(layers=len(layers), planes=len(layers[0]), tokens=page_size, row_bytes=row_bytes.pop())
 
 
-def _as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
+def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
     """`[rows, ...]` as uint8 `[rows // page_size, page_size * row_bytes]`, sharing memory."""
     whole = buffer.shape[0] // page_size * page_size
     return buffer[:whole].reshape(whole, -1).view(torch.uint8).view(whole // page_size, -1)
+
+
+def _wait(events: Sequence[Any]) -> None:
+    for event in events:
+        event.synchronize()
 
 
 class DevicePool(ABC):
@@ -89,18 +94,23 @@ class DevicePool(ABC):
         return np.ascontiguousarray(pages)
 
     @abstractmethod
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
-        """Pool pages to slab rows; complete when it returns. Not on the scheduler's thread."""
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
+        """Pool pages to slab rows, once the device's events `after` have come; complete when it returns or raises. Not
+        on the scheduler's thread."""
 
     @abstractmethod
     def copy_in(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
     ) -> None:
-        """Slab rows to pool pages; `layer_done(layer)` once a layer may be read. Not on the scheduler's thread."""
+        """Slab rows to pool pages, once the device's events `after` have come; `layer_done` for each layer, from 0.
+        Nothing is written any more when it returns or raises. Not on the scheduler's thread."""
 
     @abstractmethod
-    def copy_layer(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int) -> None:
-        """One layer of slab rows to pool pages; it may be read when this returns. Not on the scheduler's thread."""
+    def copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
+    ) -> None:
+        """One layer of slab rows to pool pages; it may be read when this returns, and is not written any more when
+        this raises. Not on the scheduler's thread."""
 
 
 class HostMemoryPool(DevicePool):
@@ -108,20 +118,25 @@ class HostMemoryPool(DevicePool):
 
     def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
         super().__init__(layers, page_size)
-        self._arrays = [[_as_pages(plane, page_size).numpy() for plane in planes] for planes in layers]
+        self._arrays = [[as_pages(plane, page_size).numpy() for plane in planes] for planes in layers]
         self._flat = [plane for planes in self._arrays for plane in planes]
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
+        _wait(after)
         copy_out(self._flat, pages, slab, slots)
 
     def copy_in(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
     ) -> None:
+        _wait(after)
         for layer in range(self.geometry.layers):
             self.copy_layer(pages, slab, slots, layer)
-            layer_done(layer)
+            layer_done(layer, None)
 
-    def copy_layer(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int) -> None:
+    def copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
+    ) -> None:
+        _wait(after)
         copy_in(self._arrays[layer], pages, slab, slots, layer * self.geometry.layer_bytes)
 
 
@@ -134,19 +149,24 @@ class BlockMajorPool(DevicePool):
         # A row as one element: numpy then copies it in one go.
         self._table = table.numpy().view(f"V{self.geometry.row_bytes}")[..., 0]
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
+        _wait(after)
         for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
             self._rows_of(slab[slot])[...] = self._table[page].T
 
     def copy_in(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
     ) -> None:
+        _wait(after)
         pairs = self._pairs(pages, slab, slots)
         for layer in range(self.geometry.layers):
             self._copy_layer(pairs, layer)
-            layer_done(layer)
+            layer_done(layer, None)
 
-    def copy_layer(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int) -> None:
+    def copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
+    ) -> None:
+        _wait(after)
         self._copy_layer(self._pairs(pages, slab, slots), layer)
 
     def _copy_layer(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], layer: int) -> None:
@@ -167,90 +187,18 @@ class BlockMajorPool(DevicePool):
         return row[: self.geometry.page_bytes].view(f"V{self.geometry.row_bytes}").reshape(shape)
 
 
-class AcceleratorPool(DevicePool):
-    """A pool in an accelerator's memory. Pages pass through a staging tensor there; the slab should be pinned.
-
-    Loads come up in whole pages, one copy for each run of neighbouring slots, and are then scattered layer by layer,
-    so the forward may start on layer 0 while later layers are still being scattered.
-    """
-
-    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
-        super().__init__(layers, page_size)
-        self._layers = [[_as_pages(plane, page_size) for plane in planes] for planes in layers]
-        self._flat = [plane for planes in self._layers for plane in planes]
-        self._module = getattr(torch, self.device.type)
-        self._streams = threading.local()  # one side stream for each thread that copies
-
-    def _stream(self) -> Any:
-        if not hasattr(self._streams, "stream"):
-            self._module.set_device(self.device)
-            self._streams.stream = self._module.Stream()
-        return self._streams.stream
-
-    def _staged(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]]:
-        """In pieces that fit the staging memory: (pool pages, staging, [(rows of staging, their rows of the slab)])."""
-        page_bytes = self.geometry.page_bytes
-        step = max(1, STAGING_BYTES // page_bytes)
-        host = torch.from_numpy(slab)
-        for start in range(0, len(pages), step):
-            part = slice(start, start + step)
-            indices = torch.from_numpy(pages[part]).to(self.device)
-            staging = torch.empty((len(indices), page_bytes), dtype=torch.uint8, device=self.device)
-            pairs = [
-                (staging[row : row + count], host[slot : slot + count, :page_bytes])
-                for row, slot, count in runs(np.arange(len(indices)), slots[part])
-            ]
-            yield indices, staging, pairs
-
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
-        stream = self._stream()
-        with self._module.stream(stream):
-            for indices, staging, pairs in self._staged(pages, slab, slots):
-                stage_out(self._flat, indices, staging)
-                for staged, rows in pairs:
-                    rows.copy_(staged, non_blocking=True)
-                stream.synchronize()
-
-    def copy_in(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: Callable[[int], None]
-    ) -> None:
-        stream, copied = self._stream(), 0
-        with self._module.stream(stream):
-            for indices, staging, pairs in self._staged(pages, slab, slots):
-                for staged, rows in pairs:
-                    staged.copy_(rows, non_blocking=True)
-                copied += len(indices)
-                for layer, planes in enumerate(self._layers):
-                    stage_in(planes, indices, staging, layer * self.geometry.layer_bytes)
-                    if copied == len(pages):
-                        stream.synchronize()
-                        layer_done(layer)
-                stream.synchronize()
-
-    def copy_layer(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int) -> None:
-        stream, planes, nbytes = self._stream(), self._layers[layer], self.geometry.layer_bytes
-        part = torch.from_numpy(slab)[:, layer * nbytes : (layer + 1) * nbytes]
-        step = max(1, STAGING_BYTES // nbytes)
-        with self._module.stream(stream):
-            for start in range(0, len(pages), step):
-                indices = torch.from_numpy(pages[start : start + step]).to(self.device)
-                staging = torch.empty((len(indices), nbytes), dtype=torch.uint8, device=self.device)
-                # Row by row: a layer's bytes lie together in a page only, and a copy of several would pass through
-                # memory that is not pinned.
-                for row, slot in enumerate(slots[start : start + step].tolist()):
-                    staging[row].copy_(part[slot], non_blocking=True)
-                stage_in(planes, indices, staging, 0)
-            stream.synchronize()
-
-
 def open_device_pool(kvcache: Any, page_size: int) -> DevicePool:
     """The pool behind SGLang's `kvcache`. Raises ConfigError if it is of a kind that is not supported."""
+    from swift_tiers.sglang_ext.accelerator_pool import open_cuda_pool
     from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool
 
     layers = layer_planes(kvcache)
     if isinstance(kvcache, BlockMajorKVPool):
         return BlockMajorPool(layers, page_size, kvcache.table)
-    on_host = layers[0][0].device.type == "cpu"
-    return HostMemoryPool(layers, page_size) if on_host else AcceleratorPool(layers, page_size)
+    device = layers[0][0].device.type
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"--enable-swift-tiers: the model's KV pool is on a {device!r} device; "
+            "CUDA devices and the CPU are supported: remove the flag"
+        )
+    return HostMemoryPool(layers, page_size) if device == "cpu" else open_cuda_pool(layers, page_size)

@@ -7,11 +7,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter
 
+from swift_tiers.kernels.copy_queue import Mark
 from swift_tiers.radix_tiering.request_restore import Restore
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
 from swift_tiers.radix_tiering.stack import TierStack
@@ -27,27 +29,60 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
     """SGLang's layer counter, except that a wait ends when the loading thread has died.
 
     The stock counter waits without a limit, so a dead thread would hang the server for good.
+
+    A layer on an accelerator is complete with a mark: the forward's stream waits for it there, while the thread that
+    launches the forward goes on.
     """
 
     def __init__(self, num_layers: int, alive: Callable[[], bool]) -> None:
         super().__init__(num_layers)
         self._alive = alive
+        self._over: dict[int, Future[None]] = {}
+
+    def update_producer(self) -> int:
+        index: int = super().update_producer()
+        self._over[index] = Future()
+        return index
+
+    def complete(self, index: int, layer: int, mark: Mark | None = None) -> None:
+        """The layer may be read, if there is a mark by whatever begins after it."""
+        self.futures[index][layer].set_result(mark)
+
+    def end(self, index: int) -> None:
+        """Nothing is copied for the batch any more."""
+        self._over[index].set_result(None)
+
+    def fail(self, index: int, error: BaseException) -> None:
+        super().fail(index, error)
+        over = self._over.get(index)
+        if over is not None and not over.done():
+            over.set_exception(error)
 
     def wait_until(self, threshold: int) -> None:
-        self._watch(self.consumer_index, threshold)
+        futures = self.futures.get(self.consumer_index)
+        if futures is not None:
+            self._watch(self.consumer_index, futures[threshold])
+            if futures[threshold].exception() is None and (mark := futures[threshold].result()) is not None:
+                mark.wait()
         super().wait_until(threshold)
 
     def finish(self, index: int) -> bool:
-        for layer in range(self.num_layers):
-            self._watch(index, layer)
+        """Wait until nothing is copied for the batch any more; True when every layer of it has landed."""
+        if index in self._over:
+            self._watch(index, self._over[index])
+            ended = self._over.pop(index).exception() is None
+            return super().finish(index) and ended
         landed: bool = super().finish(index)
         return landed
 
-    def _watch(self, index: int, layer: int) -> None:
-        futures = self.futures.get(index)
-        while futures is not None and not futures[layer].done():
+    def reset(self) -> None:
+        super().reset()
+        self._over.clear()
+
+    def _watch(self, index: int, future: Future[Any]) -> None:
+        while not future.done():
             try:
-                futures[layer].exception(timeout=WATCHDOG_SECONDS)
+                future.exception(timeout=WATCHDOG_SECONDS)
             except TimeoutError:
                 if not self._alive():
                     self.fail(index, RuntimeError("the loading thread has died"))
@@ -137,9 +172,7 @@ class Loader:
                 continue
             index, loads, ready = job
             try:
-                for event in ready:
-                    event.synchronize()
-                self._copy_in(index, loads)
+                self._copy_in(index, loads, ready)
             except Exception as error:
                 logger.exception("swift-tiers: a load failed")
                 for load in loads:
@@ -148,33 +181,31 @@ class Loader:
             finally:
                 self._under_way.pop(index, None)
 
-    def _copy_in(self, index: int, loads: list[Load]) -> None:
+    def _copy_in(self, index: int, loads: list[Load], ready: list[Any]) -> None:
         broken = [load.rid for load in loads if load.restore is None]
         if broken:
             raise RuntimeError(f"requests {broken} could not be queued")
         started = time.monotonic()
-        last = self._pool.geometry.layers - 1
 
-        def layer_done(layer: int) -> None:
-            if layer == last:
-                seconds = time.monotonic() - started
-                self._stack.links["host-device"].count(len(slots), len(slots) * self._pool.geometry.page_bytes, seconds)
-                # Before the batch is told: it gives the pins back, and with them what is counted here.
-                for load in loads:
-                    self._count(load, seconds, failed=False)
-            self.counter.complete(index, layer)
+        def layer_done(layer: int, mark: Mark | None) -> None:
+            self.counter.complete(index, layer, mark)
 
         pool_pages = np.concatenate([load.pool_pages for load in loads])
         slots = np.concatenate([load.slots for load in loads])
-        self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done)
+        self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
+        seconds = time.monotonic() - started
+        self._stack.links["host-device"].count(len(slots), len(slots) * self._pool.geometry.page_bytes, seconds)
+        # Before the batch ends: its pins are given back then, and with them what is counted here.
+        for load in loads:
+            self._count(load, seconds, failed=False)
+        self.counter.end(index)
 
     def _copy_layers(self, load: LayerLoad) -> None:
         started, copied = time.monotonic(), 0
         try:
-            for event in load.ready:
-                event.synchronize()
             while (layer := load.course.next_load()) is not None:
-                self._pool.copy_layer(load.pool_pages, self._stack.host.slab, load.slots, layer)
+                # Every time: to wait for what has long come costs nothing.
+                self._pool.copy_layer(load.pool_pages, self._stack.host.slab, load.slots, layer, load.ready)
                 load.course.landed(layer)
                 copied += 1
         except Exception as error:

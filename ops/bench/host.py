@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     neighbours = np.arange(PAGES, dtype=np.int64)
     scattered = np.random.default_rng(0).permutation(PAGES).astype(np.int64)
 
-    def ignore(layer: int) -> None:
+    def ignore(layer: int, mark: object) -> None:
         pass
 
     memcpy = ctypes.CDLL(None).memcpy

@@ -153,7 +153,7 @@ def _copy(pool: Any, *, inward: bool) -> Callable[[], None]:
     slots = np.arange(COPIED_PAGES)
     if inward:
         device.copy_out(pages, slab, slots)
-        return lambda: device.copy_in(pages, slab, slots, lambda layer: None)
+        return lambda: device.copy_in(pages, slab, slots, lambda layer, mark: None)
     return lambda: device.copy_out(pages, slab, slots)
 
 

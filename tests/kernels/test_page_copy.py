@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -13,29 +10,25 @@ from hypothesis import strategies as st
 
 from swift_tiers.kernels.page_copy import runs
 from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.sglang_ext.device_pool import AcceleratorPool, HostMemoryPool, pool_geometry
+from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
+from swift_tiers.sglang_ext.device_pool import HostMemoryPool, pool_geometry
+
+from support.deferred_accelerator import DeferredAccelerator
 
 GEOMETRIES = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 8), st.sampled_from([1, 4, 16]))
 
 
-class StagedPool(AcceleratorPool):
-    """The accelerator's path on the CPU: without streams, which there are none of; the copies are the same."""
-
-    def __init__(self, layers, page_size):
-        super().__init__(layers, page_size)
-        self._module = SimpleNamespace(stream=lambda stream: contextlib.nullcontext())
-
-    def _stream(self):
-        return SimpleNamespace(synchronize=lambda: None)
+def late_pool(buffers, page_size):
+    return AcceleratorPool(buffers, page_size, DeferredAccelerator(7, locked=True))
 
 
-def make(layers: int, heads: int, head_dim: int, page_size: int, pages: int, dtype: torch.dtype, kind: type):
+def make(layers: int, heads: int, head_dim: int, page_size: int, pages: int, dtype: torch.dtype, kind):
     shape = ((pages + 1) * page_size, heads, head_dim)
     buffers = [[torch.randn(shape).to(dtype) for _ in "kv"] for _ in range(layers)]
     return buffers, kind(buffers, page_size)
 
 
-@pytest.mark.parametrize("kind", [HostMemoryPool, StagedPool])
+@pytest.mark.parametrize("kind", [HostMemoryPool, late_pool])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @settings(max_examples=25, deadline=None)
 @given(geometry=GEOMETRIES, pages=st.integers(1, 9), data=st.data())
@@ -60,7 +53,7 @@ def test_pages_go_out_block_major_and_come_back(kind, dtype, geometry, pages, da
         for plane in planes:
             plane.view(torch.uint8).zero_()
     done: list[int] = []
-    pool.copy_in(chosen, slab, slots, done.append)
+    pool.copy_in(chosen, slab, slots, lambda layer, mark: done.append(layer))
     assert done == list(range(layers))
     for planes, originals_of_layer in zip(buffers, originals, strict=True):
         for plane, original in zip(planes, originals_of_layer, strict=True):
@@ -81,7 +74,8 @@ def test_layers_are_ready_one_after_the_other():
         for plane in planes:
             plane.zero_()
 
-    def layer_done(layer: int) -> None:
+    def layer_done(layer: int, mark: None) -> None:
+        assert mark is None, "it waits for nothing"
         for number, planes in enumerate(buffers):
             for plane, original in zip(planes, expected[number], strict=True):
                 assert torch.equal(plane[:20], original if number <= layer else torch.zeros_like(original))
@@ -111,33 +105,12 @@ def test_runs_cover_everything_once(left, seed):
     assert pairs == list(zip(left, right.tolist(), strict=True))
 
 
-def test_staging_in_pieces_moves_every_page_and_reports_each_layer_once(monkeypatch):
-    from swift_tiers.sglang_ext import device_pool
-
-    buffers, pool = make(3, 2, 4, 4, 7, torch.float32, StagedPool)
-    monkeypatch.setattr(device_pool, "STAGING_BYTES", 2 * pool.geometry.page_bytes)
-    slab = np.zeros((7, pool.geometry.stride_bytes), dtype=np.uint8)
-    pages, slots = np.array([6, 0, 3, 1, 5]), np.array([4, 5, 0, 6, 2])
-    expected = [[plane.clone() for plane in planes] for planes in buffers]
-    pool.copy_out(pages, slab, slots)
-    for planes in buffers:
-        for plane in planes:
-            plane.zero_()
-    done: list[int] = []
-    pool.copy_in(pages, slab, slots, done.append)
-    assert done == [0, 1, 2]
-    for planes, originals in zip(buffers, expected, strict=True):
-        for plane, original in zip(planes, originals, strict=True):
-            for page in pages:
-                assert torch.equal(plane[page * 4 : page * 4 + 4], original[page * 4 : page * 4 + 4])
-
-
-@pytest.mark.parametrize("kind", [HostMemoryPool, StagedPool])
+@pytest.mark.parametrize("kind", [HostMemoryPool, late_pool])
 def test_one_layer_comes_alone(kind, monkeypatch):
-    from swift_tiers.sglang_ext import device_pool
+    from swift_tiers.sglang_ext import accelerator_pool
 
     buffers, pool = make(3, 2, 4, 4, 7, torch.float32, kind)
-    monkeypatch.setattr(device_pool, "STAGING_BYTES", 2 * pool.geometry.layer_bytes)
+    monkeypatch.setattr(accelerator_pool, "STAGING_BYTES", 4 * pool.geometry.page_bytes)
     slab = np.zeros((7, pool.geometry.stride_bytes), dtype=np.uint8)
     pages, slots = np.array([6, 0, 3, 1, 5]), np.array([4, 5, 0, 6, 2])
     originals = [[plane.clone() for plane in planes] for planes in buffers]

@@ -144,12 +144,12 @@ def a_copy_fails(s, layer):
     pool, seen = s.linker.pool, len(s.linker.stack.events.since())
     copy = pool.copy_layer
 
-    def fails(pages, slab, slots, number):
+    def fails(pages, slab, slots, number, after):
         if number == layer:
             for plane in pool._arrays[number]:
                 plane[pages] = 255  # what a copy that breaks off may leave
             raise RuntimeError("made to fail")
-        copy(pages, slab, slots, number)
+        copy(pages, slab, slots, number, after)
 
     pool.copy_layer = fails
     try:

@@ -97,9 +97,9 @@ def test_pages_are_copied_out_and_in_alike_from_both_layouts(pages: list[int], r
         old = [buffer.clone() for buffer in [*kvcache.k_buffer, *kvcache.v_buffer]]
         fill(kvcache, seed=1)
         new = [buffer.clone() for buffer in [*kvcache.k_buffer, *kvcache.v_buffer]]
-        layers: list[int] = []
-        device.copy_in(np.array(pages), slab, np.array(slots), layers.append)
-        assert layers == list(range(LAYERS))
+        layers: list[tuple[int, None]] = []
+        device.copy_in(np.array(pages), slab, np.array(slots), lambda *told, layers=layers: layers.append(told))
+        assert layers == [(layer, None) for layer in range(LAYERS)]
         back = torch.zeros(SIZE + PAGE, dtype=torch.bool)
         for page in pages:
             back[page * PAGE : (page + 1) * PAGE] = True

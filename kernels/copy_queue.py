@@ -1,0 +1,175 @@
+"""What a transfer asks of an accelerator: copies on a side stream, in order, none of which the caller waits for.
+
+Two ways lead between a device pool and pages in host memory. The copy engine moves strided rows beside whatever the
+device computes, at a price for every call; kernels move any list of pages in one call, on processors that a forward
+would use. Who calls chooses, see `switch_over`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
+from swift_tiers.kernels.pool_planes import PoolPlanes
+
+
+class Mark(Protocol):
+    """A point in a queue; as torch's events are."""
+
+    def wait(self) -> None:
+        """Whatever the caller queues on its current stream from now on begins once the queue has come to the mark."""
+
+    def synchronize(self) -> None:
+        """Return once the queue has come to the mark."""
+
+
+class CopyQueue(ABC):
+    """Copies that begin in the order of the calls, each once the one before it is done. One thread at a time.
+
+    Host memory that a queued copy uses must stay as it is until a later mark has been reached.
+    """
+
+    @abstractmethod
+    def after(self, mark: Any) -> None:
+        """Go on only once `mark`, of another queue or an event of the device, has been reached."""
+
+    @abstractmethod
+    def rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """By the copy engine: uint8 `[rows, bytes]` to a tensor of the same shape, one of the two in page-locked host
+        memory, the other on the device. Rows may lie apart; the bytes of a row lie together."""
+
+    @abstractmethod
+    def gather(
+        self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, layers: range | None = None
+    ) -> None:
+        """By a kernel: pool pages to rows of `slab`, see `page_gather.gather_pages`."""
+
+    @abstractmethod
+    def scatter(
+        self,
+        pool: PoolPlanes,
+        pages: np.ndarray,
+        slab: torch.Tensor,
+        slots: np.ndarray,
+        layers: range | None = None,
+        offset: int | None = None,
+    ) -> None:
+        """By a kernel: rows of `slab` to pool pages, see `page_gather.scatter_pages`."""
+
+    @abstractmethod
+    def mark(self) -> Mark:
+        """The end of what is queued so far."""
+
+
+class Accelerator(ABC):
+    """A device that copies beside computing."""
+
+    device: torch.device
+
+    @abstractmethod
+    def queue(self) -> CopyQueue:
+        """A queue of its own, beside all others."""
+
+    @abstractmethod
+    def page_locked(self, memory: torch.Tensor) -> bool:
+        """Whether the device reaches this host memory by itself."""
+
+    @abstractmethod
+    def host_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
+        """Page-locked, uint8 `[rows, row_bytes]`."""
+
+    def device_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
+        """uint8 `[rows, row_bytes]` on the device."""
+        return torch.empty((rows, row_bytes), dtype=torch.uint8, device=self.device)
+
+
+class CudaAccelerator(Accelerator):
+    """A CUDA device. Its queues are side streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._memcpy_2d = _cuda_runtime().cudaMemcpy2DAsync
+
+    def queue(self) -> CopyQueue:
+        torch.cuda.set_device(self.device)  # of the calling thread, which is the one that will queue
+        return _CudaQueue(torch.cuda.Stream(self.device), self._memcpy_2d)
+
+    def page_locked(self, memory: torch.Tensor) -> bool:
+        return memory.is_pinned()
+
+    def host_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
+        return torch.empty((rows, row_bytes), dtype=torch.uint8, pin_memory=True)
+
+
+class _CudaQueue(CopyQueue):
+    def __init__(self, stream: torch.cuda.Stream, memcpy_2d: Any) -> None:
+        self._stream = stream
+        self._memcpy_2d = memcpy_2d
+
+    def after(self, mark: Any) -> None:
+        self._stream.wait_event(mark)
+
+    def rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        count, width = target.shape
+        # torch copies strided host memory by way of a temporary, and waits for it.
+        error = self._memcpy_2d(
+            target.data_ptr(),
+            target.stride(0),
+            source.data_ptr(),
+            source.stride(0),
+            width,
+            count,
+            _MEMCPY_DEFAULT,
+            self._stream.cuda_stream,
+        )
+        if error:
+            raise RuntimeError(f"cudaMemcpy2DAsync failed with error {error}")
+
+    def gather(
+        self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, layers: range | None = None
+    ) -> None:
+        with torch.cuda.stream(self._stream):
+            gather_pages(pool, pages, slab, slots, layers)
+
+    def scatter(
+        self,
+        pool: PoolPlanes,
+        pages: np.ndarray,
+        slab: torch.Tensor,
+        slots: np.ndarray,
+        layers: range | None = None,
+        offset: int | None = None,
+    ) -> None:
+        with torch.cuda.stream(self._stream):
+            scatter_pages(pool, pages, slab, slots, layers, offset)
+
+    def mark(self) -> Mark:
+        # Whoever waits for it on the host sleeps: it has a thread of its own, and the cores are others' too.
+        event = torch.cuda.Event(blocking=True)
+        event.record(self._stream)
+        return event
+
+
+#: cudaMemcpyDefault: the runtime finds out which side is the device.
+_MEMCPY_DEFAULT = 4
+_runtime_lock = threading.Lock()
+_runtime: Any = None
+
+
+def _cuda_runtime() -> Any:
+    """The CUDA runtime that torch has loaded; torch's own door to it has no strided copy."""
+    global _runtime
+    with _runtime_lock:
+        if _runtime is None:
+            assert torch.version.cuda is not None, "this torch is built without CUDA"
+            library = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+            size, pointer = ctypes.c_size_t, ctypes.c_void_p
+            library.cudaMemcpy2DAsync.argtypes = [pointer, size, pointer, size, size, size, ctypes.c_int, pointer]
+            _runtime = library
+        return _runtime

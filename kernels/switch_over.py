@@ -1,0 +1,93 @@
+"""From how many neighbouring pages on the copy engine is the better way, measured where it is to be used.
+
+A call of the engine has a price, whatever it moves; a kernel reaches scattered pages in one call, but moves them more
+slowly over a host's link, and on processors that a forward would use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
+from swift_tiers.kernels.pool_planes import PoolPlanes
+
+#: Pages moved in one sample; so many neighbours are tried at most.
+_PAGES = 64
+_SAMPLES = 3
+#: The engine is taken while it costs no more than this much of a kernel: it leaves the processors to the forward.
+_WORTH = 1.1
+
+
+class SwitchOver(NamedTuple):
+    """Neighbouring pages that are worth a call of the copy engine; more than any run has where it never is."""
+
+    load_pages: int = 4  # one layer of them, to the device
+    store_pages: int = 1  # whole ones, from the device
+
+
+def measure_switch_over(
+    accelerator: Accelerator,
+    like: Sequence[torch.Tensor],
+    page_size: int,
+    layers: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> SwitchOver:
+    """In memory of its own, some tens of milliseconds. `like`: the planes of one layer, `[rows, heads, head_dim]`;
+    `layers`: how many a page has. Waits for the device."""
+    shape = (_PAGES * page_size, *like[0].shape[1:])
+    planes = [torch.zeros(shape, dtype=plane.dtype, device=accelerator.device) for plane in like]
+    pool = PoolPlanes([planes], page_size)
+    queue = accelerator.queue()
+    slab = accelerator.host_memory(_PAGES, pool.page_bytes)
+    slab.zero_()
+    staging = accelerator.device_memory(_PAGES, pool.page_bytes)
+    flat = [plane.view(_PAGES, -1).view(torch.uint8) for plane in planes]
+    everything = np.arange(_PAGES, dtype=np.int64)
+    scattered = np.random.default_rng(0).permutation(_PAGES).astype(np.int64)
+
+    def load_runs(length: int) -> None:
+        for first in range(0, _PAGES, length):
+            at = 0
+            for plane in flat:
+                width = plane.shape[1]
+                queue.rows(slab[first : first + length, at : at + width], plane[first : first + length])
+                at += width
+
+    def store_runs(length: int) -> None:
+        queue.gather(pool, everything, staging, everything)
+        for first in range(0, _PAGES, length):
+            queue.rows(staging[first : first + length], slab[first : first + length])
+
+    load = _crossover(queue, clock, load_runs, lambda: queue.scatter(pool, scattered, slab, everything))
+    # A store has a page's bytes in one piece: as many neighbours as one layer of a page has bytes are fewer pages.
+    store = _crossover(queue, clock, store_runs, lambda: queue.gather(pool, scattered, slab, everything))
+    return SwitchOver(load, max(1, -(-store // layers)) if store <= _PAGES else store)
+
+
+def _crossover(
+    queue: CopyQueue, clock: Callable[[], float], engine: Callable[[int], None], kernel: Callable[[], None]
+) -> int:
+    """The shortest run that the engine moves as cheaply, a power of two; more than are tried if none is."""
+    bound = _fastest(queue, clock, kernel) * _WORTH
+    length = 1
+    while length <= _PAGES and _fastest(queue, clock, partial(engine, length)) > bound:
+        length *= 2
+    return length
+
+
+def _fastest(queue: CopyQueue, clock: Callable[[], float], work: Callable[[], None]) -> float:
+    """Seconds, the best of some samples after one that is not counted (kernels are compiled at their first call)."""
+    seconds = []
+    for _ in range(1 + _SAMPLES):
+        queue.mark().synchronize()
+        began = clock()
+        work()
+        queue.mark().synchronize()
+        seconds.append(clock() - began)
+    return min(seconds[1:])

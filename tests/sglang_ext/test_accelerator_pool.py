@@ -1,0 +1,229 @@
+"""Copies beside the forward, on an accelerator that does everything as late, and in as odd an order, as it may."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_tiers.kernels.copy_queue import Mark
+from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
+from swift_tiers.sglang_ext import accelerator_pool
+from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool, split_runs
+
+from support.deferred_accelerator import DeferredAccelerator, LateQueue
+
+POISON = 0x5A
+
+
+class Case:
+    """A pool, a slab, and pages that are copied between them."""
+
+    def __init__(self, data: st.DataObject, *, locked: bool) -> None:
+        draw = data.draw
+        layers, heads, head_dim, page_size = draw(
+            st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 8), st.sampled_from([1, 4]))
+        )
+        pages, spare = draw(st.integers(1, 24)), 3
+        self.accelerator = DeferredAccelerator(draw(st.integers(0, 2**16)), locked=locked)
+        self.generator = np.random.default_rng(draw(st.integers(0, 2**16)))
+        shape = ((pages + spare) * page_size, heads, head_dim)
+        self.buffers = [[self._random(shape) for _ in "kv"] for _ in range(layers)]
+        switch_over = SwitchOver(draw(st.sampled_from([1, 2, 3, 99])), draw(st.sampled_from([1, 2, 3, 99])))
+        self.pool = AcceleratorPool(self.buffers, page_size, self.accelerator, switch_over)
+        count = draw(st.integers(1, pages))
+        self.pages = self._list(draw, pages + spare, count)
+        self.slots = self._list(draw, pages + spare, count)
+        self.slab = self.generator.integers(0, 256, (pages + spare, self.pool.geometry.stride_bytes), dtype=np.uint8)
+        self.page_size = page_size
+
+    def _random(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.from_numpy(self.generator.standard_normal(shape).astype(np.float32)).to(torch.bfloat16)
+
+    def _list(self, draw, most: int, count: int) -> np.ndarray:
+        """Neighbours, or not."""
+        if draw(st.booleans()):
+            first = draw(st.integers(0, most - count))
+            return np.arange(first, first + count, dtype=np.int64)
+        return np.array(draw(st.permutations(range(most)))[:count], dtype=np.int64)
+
+    def rows_of(self, plane: torch.Tensor, page: int) -> bytes:
+        part = plane[page * self.page_size : (page + 1) * self.page_size]
+        return part.contiguous().view(torch.uint8).numpy().tobytes()
+
+    def page(self, page: int, layer: int | None = None) -> bytes:
+        layers = self.buffers if layer is None else [self.buffers[layer]]
+        return b"".join(self.rows_of(plane, page) for planes in layers for plane in planes)
+
+
+@pytest.fixture(autouse=True)
+def small_staging(monkeypatch):
+    """So that several pieces are needed, and buffers are used again."""
+    monkeypatch.setattr(accelerator_pool, "STAGING_BYTES", 4096)
+
+
+@pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_pages_go_out_whole(locked, data):
+    case = Case(data, locked=locked)
+    before = case.slab.copy()
+    # The forward still writes the pages when the copy is asked for.
+    final = [[plane.clone() for plane in planes] for planes in case.buffers]
+    for planes in case.buffers:
+        for plane in planes:
+            plane.fill_(0)
+    for planes, values in zip(case.buffers, final, strict=True):
+        for plane, value in zip(planes, values, strict=True):
+            case.accelerator.forward.do(lambda plane=plane, value=value: plane.copy_(value))
+    case.pool.copy_out(case.pages, case.slab, case.slots, [case.accelerator.forward.mark()])
+    nbytes = case.pool.geometry.page_bytes
+    for page, slot in zip(case.pages.tolist(), case.slots.tolist(), strict=True):
+        assert case.slab[slot, :nbytes].tobytes() == case.page(page)
+        before[slot, :nbytes] = case.slab[slot, :nbytes]
+    assert np.array_equal(case.slab, before), "written beside the pages"
+
+
+@pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_forward_reads_each_layer_as_it_comes(locked, data):
+    case = Case(data, locked=locked)
+    geometry = case.pool.geometry
+    originals = [[plane.clone() for plane in planes] for planes in case.buffers]
+    seen: dict[int, list[bytes]] = {}
+    reached: list[int] = []
+
+    def layer_done(layer: int, mark: Mark | None) -> None:
+        assert mark is not None
+        reached.append(layer)
+        mark.wait()
+        case.accelerator.forward.do(lambda: seen.update({layer: [case.page(page, layer) for page in case.pages]}))
+
+    # Whoever had the pages before still reads them when the copy is asked for.
+    old: list[bytes] = []
+    slab = case.slab.copy()
+    expected_old = [case.page(page) for page in case.pages]
+    case.accelerator.forward.do(lambda: old.extend(case.page(page) for page in case.pages))
+    case.pool.copy_in(case.pages, case.slab, case.slots, layer_done, [case.accelerator.forward.mark()])
+    if not locked:
+        case.slab[:] = POISON  # given to others
+    case.accelerator.run_until(lambda: case.accelerator.forward.done == len(case.accelerator.forward.jobs))
+    assert old == expected_old
+    assert reached == list(range(geometry.layers))
+    for layer in range(geometry.layers):
+        part = slice(layer * geometry.layer_bytes, (layer + 1) * geometry.layer_bytes)
+        assert seen[layer] == [slab[slot, part].tobytes() for slot in case.slots], "read before they had come"
+    loaded = set(case.pages.tolist())
+    for planes, were in zip(case.buffers, originals, strict=True):
+        for plane, was in zip(planes, were, strict=True):
+            for page in set(range(case.pool.pool_pages)) - loaded:
+                assert case.rows_of(plane, page) == case.rows_of(was, page), "written beside the pages"
+
+
+@pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_went_out_comes_back_in_one_layer_at_a_time(locked, data):
+    case = Case(data, locked=locked)
+    geometry = case.pool.geometry
+    case.pool.copy_out(case.pages, case.slab, case.slots)
+    kept = {page: [case.page(page, layer) for layer in range(geometry.layers)] for page in case.pages.tolist()}
+    for planes in case.buffers:
+        for plane in planes:
+            plane.fill_(0)
+    for layer in data.draw(st.permutations(range(geometry.layers))):
+        case.pool.copy_layer(case.pages, case.slab, case.slots, layer)
+        assert all(case.page(page, layer) == kept[page][layer] for page in kept)
+
+
+@pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
+def test_nothing_is_under_way_when_a_copy_fails(locked, monkeypatch):
+    accelerator = DeferredAccelerator(0, locked=locked)
+    buffers = [[torch.zeros(8, 1, 8) for _ in "kv"] for _ in range(3)]
+    pool = AcceleratorPool(buffers, 1, accelerator)
+    slab = np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8)
+    everything = np.arange(8, dtype=np.int64)
+
+    def layer_done(layer: int, mark: Mark | None) -> None:
+        if layer == 1:
+            raise OSError("the second layer")
+
+    with pytest.raises(OSError, match="the second layer"):
+        pool.copy_in(everything, slab, everything, layer_done)
+    assert all(queue.done == len(queue.jobs) for queue in accelerator.queues if queue.jobs)
+
+
+def test_runs_are_split_by_what_they_are_worth():
+    pages = np.array([4, 5, 6, 9, 1, 2], dtype=np.int64)
+    slots = np.array([0, 1, 2, 7, 5, 6], dtype=np.int64)
+    assert split_runs(pages, slots, 1).runs == [(4, 0, 3), (9, 7, 1), (1, 5, 2)]
+    assert len(split_runs(pages, slots, 1).pages) == 0
+    some = split_runs(pages, slots, 3)
+    assert some.runs == [(4, 0, 3)]
+    assert (some.pages.tolist(), some.slots.tolist()) == ([9, 1, 2], [7, 5, 6])
+    assert split_runs(pages, slots, 4).runs == []
+
+
+def test_neighbours_go_by_the_copy_engine_and_others_by_a_kernel():
+    accelerator = DeferredAccelerator(0, locked=True)
+    pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(3)], 1, accelerator, SwitchOver(4, 1))
+    slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
+    near, far = np.arange(32, dtype=np.int64), np.arange(0, 64, 2, dtype=np.int64)
+    pool.copy_in(near, slab, near, lambda layer, mark: None)
+    assert (accelerator.engine_calls, accelerator.kernel_calls) == (3 * 2, 0)
+    pool.copy_in(far, slab, near, lambda layer, mark: None)
+    assert (accelerator.engine_calls, accelerator.kernel_calls) == (3 * 2, 3)
+
+
+class PricedAccelerator(DeferredAccelerator):
+    """Time passes by what is asked for: so much a call of the engine, so much a byte, each way."""
+
+    def __init__(self, call: float, engine_byte: float, kernel: float, kernel_byte: float) -> None:
+        super().__init__(0, locked=True)
+        self.now = 0.0
+        self.prices = call, engine_byte, kernel, kernel_byte
+
+    def queue(self) -> LateQueue:
+        queue = PricedQueue(self)
+        self.queues.append(queue)
+        return queue
+
+
+class PricedQueue(LateQueue):
+    accelerator: PricedAccelerator
+
+    def rows(self, source, target):
+        call, each, _, _ = self.accelerator.prices
+        self.accelerator.now += call + each * target.numel()
+        super().rows(source, target)
+
+    def gather(self, pool, pages, slab, slots, layers=None):
+        self._kernel(pool, len(pages))
+        super().gather(pool, pages, slab, slots, layers)
+
+    def scatter(self, pool, pages, slab, slots, layers=None, offset=None):
+        self._kernel(pool, len(pages))
+        super().scatter(pool, pages, slab, slots, layers, offset)
+
+    def _kernel(self, pool, pages):
+        _, _, call, each = self.accelerator.prices
+        self.accelerator.now += call + each * pages * pool.layer_bytes
+
+
+@pytest.mark.parametrize(
+    ("call", "load_pages"),
+    [(0.0, 1), (64.0, 1), (300.0, 4), (1024.0, 16), (4000.0, 64), (1e6, 128)],
+)
+def test_the_switch_over_is_where_both_cost_the_same(call, load_pages):
+    # A page of a layer has 2 x 64 bytes: a kernel moves 64 of them at 2 a byte, the engine at 1 a byte.
+    accelerator = PricedAccelerator(call, 1.0, 0.0, 2.0)
+    planes = [torch.zeros(16, 1, 32, dtype=torch.bfloat16) for _ in "kv"]
+    found = measure_switch_over(accelerator, planes, 1, 8, clock=lambda: accelerator.now)
+    length = load_pages
+    if load_pages <= 64:
+        assert found.load_pages == length
+    else:
+        assert found.load_pages > 64, "no run is long enough"

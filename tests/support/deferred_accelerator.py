@@ -1,0 +1,115 @@
+"""An accelerator on the CPU that is late: what is queued happens when somebody waits for it, in any order it may."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
+from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
+from swift_tiers.kernels.pool_planes import PoolPlanes
+
+
+class LateMark:
+    def __init__(self, queue: LateQueue, position: int) -> None:
+        self.queue = queue
+        self.position = position
+
+    @property
+    def reached(self) -> bool:
+        return self.queue.done >= self.position
+
+    def wait(self) -> None:
+        self.queue.accelerator.forward.after(self)
+
+    def synchronize(self) -> None:
+        self.queue.accelerator.run_until(lambda: self.reached)
+
+
+class LateQueue(CopyQueue):
+    def __init__(self, accelerator: DeferredAccelerator) -> None:
+        self.accelerator = accelerator
+        self.done = 0
+        self.jobs: list[Callable[[], bool]] = []  # False: not yet
+
+    def step(self) -> bool:
+        """Do the next job, if there is one and it may be done."""
+        if self.done == len(self.jobs) or not self.jobs[self.done]():
+            return False
+        self.done += 1
+        return True
+
+    def do(self, job: Callable[[], object]) -> None:
+        def run() -> bool:
+            job()
+            return True
+
+        self.jobs.append(run)
+
+    def after(self, mark: LateMark) -> None:
+        self.jobs.append(lambda: mark.reached)
+
+    def rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        assert source.shape == target.shape
+        assert source.stride(1) == target.stride(1) == 1
+        self.accelerator.engine_calls += 1
+        self.do(lambda: target.copy_(source))
+
+    def gather(
+        self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, layers: range | None = None
+    ) -> None:
+        pages, slots = pages.copy(), slots.copy()
+        self.accelerator.kernel_calls += 1
+        self.do(lambda: gather_pages(pool, pages, slab, slots, layers))
+
+    def scatter(
+        self,
+        pool: PoolPlanes,
+        pages: np.ndarray,
+        slab: torch.Tensor,
+        slots: np.ndarray,
+        layers: range | None = None,
+        offset: int | None = None,
+    ) -> None:
+        pages, slots = pages.copy(), slots.copy()
+        self.accelerator.kernel_calls += 1
+        self.do(lambda: scatter_pages(pool, pages, slab, slots, layers, offset))
+
+    def mark(self) -> LateMark:
+        return LateMark(self, len(self.jobs))
+
+
+class DeferredAccelerator(Accelerator):
+    """`forward`: the queue that the model runs on. `locked`: whether it reaches all host memory."""
+
+    def __init__(self, seed: int, *, locked: bool) -> None:
+        self.device = torch.device("cpu")
+        self.locked = locked
+        self.engine_calls = 0
+        self.kernel_calls = 0
+        self.queues: list[LateQueue] = []
+        self.forward = self.queue()
+        self._chance = random.Random(seed)
+        self._own: set[int] = set()
+
+    def queue(self) -> LateQueue:
+        self.queues.append(LateQueue(self))
+        return self.queues[-1]
+
+    def run_until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            ready = self._chance.sample(self.queues, len(self.queues))
+            assert any(queue.step() for queue in ready), "queues wait for each other"
+        for _ in range(self._chance.choice([0, 0, 2, 100])):  # it does not stop there
+            self._chance.choice(self.queues).step()
+
+    def page_locked(self, memory: torch.Tensor) -> bool:
+        return self.locked or memory.data_ptr() in self._own
+
+    def host_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
+        memory = torch.full((rows, row_bytes), 0xEE, dtype=torch.uint8)
+        self._own.add(memory.data_ptr())
+        return memory
