@@ -87,6 +87,8 @@ def test(arguments: "list[str]") -> None:
     run([python, "-m", "ruff", "check", "--quiet", "."])
     rooms = ("radix_tiering", "sglang_ext", "ops", "console")
     run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
+    # One process for the tests that start servers, which wait for most of their time, and one for all others.
+    arguments = arguments or ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
     os.execv(python, [python, "-m", "pytest", *arguments])
 
 
