@@ -124,8 +124,11 @@ def embedded(config: BusConfig) -> Finding:
 
 
 def _beside(home: Path) -> Path | None:
-    """Where to try it: not in `home` itself, for a server that starts just now would find our lock there."""
+    """Where to try it: not in `home` itself, for a server that starts just now would find our lock there. None: in the
+    usual place for what is temporary. Raises OSError where `home` could not be made or written."""
     folder = home if home.is_dir() else home.parent
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        os.rmdir(tempfile.mkdtemp(prefix=".doctor-", dir=folder))
     return folder if len(os.fsencode(folder)) <= _LONGEST_FOLDER else None
 
 

@@ -162,6 +162,16 @@ def test_a_directory_that_cannot_be_used(mode: int | None, words: list[str], sho
     assert_finding(look(BusConfig(directory=str(home)))["embedded Redis"], "wrong", *words)
 
 
+def test_a_long_directory_that_cannot_be_used(short_path: Path) -> None:
+    """A socket fits there, one in a directory below it does not: it is tried elsewhere, and looked at all the same."""
+    longest = 107 - len("/redis.sock") - len(os.fsencode(short_path)) - 1
+    home = short_path / ("d" * (longest - len("/bus"))) / "bus"
+    assert_finding(look(BusConfig(directory=str(home)))["embedded Redis"], "wrong", "cannot be written", "No such")
+    home.parent.mkdir()
+    assert_finding(look(BusConfig(directory=str(home)))["embedded Redis"], "ok", "starts and answers")
+    assert list(home.parent.iterdir()) == []
+
+
 # ---- the command ----
 
 
