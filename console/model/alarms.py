@@ -8,6 +8,7 @@ from typing import NamedTuple
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.radix_tiering.bus.figures import count, seconds, share, text
+from swift_tiers.radix_tiering.bus.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.reader import EVERYTHING
 from swift_tiers.radix_tiering.bus.troubles import LONG_WAIT, Mark, Trouble, Troubles
 from swift_tiers.radix_tiering.bus.views import (
@@ -74,7 +75,7 @@ def _alarms(snapshot: Snapshot, history: History) -> Iterator[Alarm]:
         yield from _told(troubles.of([state.server]), snapshot.time)
         for rank in state.ranks:
             views: list[View] = [*rank.tiers, *rank.devices, *rank.lent, *rank.borrowed]
-            views += [view for view in (rank.rank, rank.stripe_set, rank.tree) if view is not None]
+            views += [view for view in (rank.rank, rank.stripe_set, rank.tree, rank.gpu) if view is not None]
             yield from _told(troubles.of(views), snapshot.time)
             yield from _of_requests(rank, troubles, snapshot.time)
             yield from _full_tiers(rank, history, snapshot.time)
@@ -95,6 +96,8 @@ def target(view: View) -> Place:
         return Place("stripes", (server, Step("device", f"{view.rank}:{view.number}")))
     if isinstance(view, StripeSetView):
         return Place("stripes", (server,))
+    if isinstance(view, GpuView):
+        return Place("links", (server,))
     if isinstance(view, LeasesView):
         return Place("leases", (server,))
     if isinstance(view, RequestView):

@@ -13,6 +13,7 @@ from swift_tiers.console.views.measures import TIERS, seconds_cell, sum_of
 from swift_tiers.console.views.sums import added
 from swift_tiers.console.views.view import Scene, View
 from swift_tiers.console.views.ways import Flow, flow, flows, way_of
+from swift_tiers.console.views.wires import carried_line, gpu_lines, wire_lines, wires
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, size, text
 from swift_tiers.radix_tiering.bus.views import LinkView
 
@@ -22,6 +23,8 @@ SPARK, LEAST_SPARK = 20, 3
 RATE, NAME = 11, 7
 #: Cells of a chart that stands beside others, at least.
 CHART = 38
+#: GPUs that are told of above the table, at most.
+MOST_GPUS = 6
 
 #: Bytes per second look by look, by the name of a link.
 _Rates = Mapping[str, Sequence[float | None]]
@@ -60,8 +63,14 @@ class Links(View):
         if not found:
             return []
         rates = {one.name: one.rates(scene.moment.history, "bytes") for one in found}
-        lines = [*_matrix(scene, found, rates), _totals(scene, found, rates), Text()]
-        return [*lines, *_histories(scene, found, rates, scene.room(self.LINES_SHARE) - len(lines))]
+        lines = [*_matrix(scene, found, rates), _totals(scene, found, rates)]
+        room = scene.room(self.LINES_SHARE)
+        wired = wire_lines(scene, wires(scene.moment, scene.server))
+        if len(wired) < room - len(lines):
+            lines += [*([Text()] if wired and scene.height > 30 else []), *wired]
+            lines += gpu_lines(scene, min(MOST_GPUS, room - len(lines) - 1))
+        lines.append(Text())
+        return [*lines, *_histories(scene, found, rates, room - len(lines))]
 
     def table(self, scene: Scene) -> Table:
         name, history = scene.place.name("link"), scene.moment.history
@@ -254,6 +263,9 @@ def _details(scene: Scene, name: str) -> list[Text]:
         [f", {seconds(one.sum('seconds'))} of copying"],
     )
     lines.append(scene.line(*parts))
+    carried = carried_line(scene, name)
+    if carried is not None:
+        lines.append(carried)
     history = scene.moment.history
     span = history.span(links[0])
     big = Series(f"bytes, the last {seconds(span)}", _style(way.source), one.rates(history, "bytes"), _rate)

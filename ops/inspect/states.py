@@ -1,4 +1,4 @@
-"""What servers, tiers, devices, links and trees look like just now."""
+"""What servers, tiers, devices, links with GPUs, and trees look like just now."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
+from swift_tiers.ops.inspect.gpus import gpu_tables
 from swift_tiers.ops.inspect.tables import Look, Row, how_old, make_look, place, ranks_of, table
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, share, short, size, text
 from swift_tiers.radix_tiering.bus.rates import Rates
@@ -158,10 +159,14 @@ def _stripe_set_row(stripe_set: StripeSetView) -> Row:
 
 def show_links(snapshot: Snapshot, rates: Rates) -> Look:
     troubles = Troubles(snapshot, Part.LINKS)
-    links = [link for state in ranks_of(snapshot) for link in state.links]
+    states = list(ranks_of(snapshot))
+    links = [link for state in states for link in state.links]
+    gpus = [state.gpu for state in states if state.gpu is not None]
+    reaches = [reach for state in states for reach in state.reaches]
     columns = " rank| link|transfers|pages|bytes|just now|one takes p50|p99|speed of one|time, summed|age"
     shown: list[RenderableType] = [table(columns, (_link_row(link, rates) for link in links), troubles)]
-    return make_look(snapshot, troubles, {"links": links}, shown)
+    shown += gpu_tables(gpus, reaches, troubles)
+    return make_look(snapshot, troubles, {"links": links, "gpus": gpus, "reaches": reaches}, shown)
 
 
 def _link_row(link: LinkView, rates: Rates) -> Row:

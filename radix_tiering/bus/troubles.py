@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from swift_tiers.radix_tiering.bus.figures import count, seconds, size, text
+from swift_tiers.radix_tiering.bus.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.reader import Part
 from swift_tiers.radix_tiering.bus.views import (
     DeviceView,
@@ -39,6 +40,8 @@ SLOW_FACTOR = 4.0
 #: A lease whose time has been over for so long, seconds, should not be there any more; states in which time counts.
 LATE_LEASE = 1.0
 USABLE_LEASES = ("lent", "recalled", "active", "closing")
+#: Figures of a GPU that are older than this, seconds, are no figures of now: NVML is asked every 2 s.
+LATE_GPU = 10.0
 #: A request that has not begun to be computed after so many seconds waits long.
 LONG_WAIT = 10.0
 
@@ -114,6 +117,8 @@ def _of_rank(state: RankState) -> Iterator[Trouble]:
         yield from stripe_set_troubles(state.stripe_set)
     for device in state.devices:
         yield from device_troubles(device, state.devices)
+    if state.gpu is not None:
+        yield from gpu_troubles(state.gpu)
     if state.tree is not None:
         yield from tree_troubles(state.tree)
     for request in state.requests:
@@ -258,6 +263,20 @@ def is_slow(device: DeviceView, peers: Sequence[DeviceView]) -> bool:
     """Whether its slowest hundredth takes much longer than that of the others of its set."""
     usual = usual_p99(device, peers)
     return usual is not None and (device.latency_p99_seconds or 0.0) >= SLOW_FACTOR * usual
+
+
+def gpu_troubles(gpu: GpuView) -> Iterator[Trouble]:
+    part = "GPU" if gpu.index is None else f"GPU {gpu.index}"
+    if gpu.trouble:
+        yield Trouble(
+            Mark.WRONG, gpu, f"its driver has no figures of it: {text(gpu.trouble)}",
+            "see the kernel's log (dmesg) for an Xid; reset it, or restart the machine", part,
+        )  # fmt: skip
+    elif gpu.age_seconds is not None and gpu.age_seconds > LATE_GPU:
+        yield Trouble(
+            Mark.WARNING, gpu, f"its driver has not answered for {seconds(gpu.age_seconds)}",
+            "see the kernel's log (dmesg)", part,
+        )  # fmt: skip
 
 
 def lease_troubles(view: LeasesView, alive: Mapping[str, bool]) -> Iterator[Trouble]:

@@ -7,11 +7,12 @@ and look at them again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from textual.pilot import Pilot
 
+from swift_tiers.console import ConsoleApp
 from swift_tiers.console.views import VIEWS
 
 from support.console_screen import console, until
@@ -27,16 +28,38 @@ LOOKS = 24
 def test_views(
     number: int, size: tuple[int, int], colour: bool, snap_compare: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    feed = StillFeed(LOOKS)
+    assert snap_compare(picture(feed, colour, monkeypatch), terminal_size=size, run_before=still(feed, number))
+
+
+@pytest.mark.parametrize("colour", [True, False], ids=["colour", "monochrome"])
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=["80x24", "160x48"])
+def test_links_of_servers_on_gpus(
+    size: tuple[int, int], colour: bool, snap_compare: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With NVML's figures beside the engine's."""
+    feed = StillFeed(LOOKS)
+    feed.world.on_gpus = True
+    assert snap_compare(picture(feed, colour, monkeypatch), terminal_size=size, run_before=still(feed, 3))
+
+
+def picture(feed: StillFeed, colour: bool, monkeypatch: pytest.MonkeyPatch) -> ConsoleApp:
+    """The console that is drawn."""
     if colour:
         monkeypatch.delenv("NO_COLOR", raising=False)
     else:
         monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TZ", "UTC")  # events are shown by local time
     time.tzset()
-    feed = StillFeed(LOOKS)
-    app = console(feed, interval=0.02, monotonic=lambda: 100.0)
+    return console(feed, interval=0.02, monotonic=lambda: 100.0)
 
-    async def still(pilot: Pilot[None]) -> None:
+
+def still(feed: StillFeed, number: int) -> Callable[[Pilot[None]], Awaitable[None]]:
+    """Until the view with this number has all that it asks for, and nothing changes any more."""
+
+    async def wait(pilot: Pilot[None]) -> None:
+        app = pilot.app
+        assert isinstance(app, ConsoleApp)
         await pilot.press(str(number))
         await until(pilot, lambda: feed.looks > LOOKS + 1)
         wanted = app.view.questions(app.scene())
@@ -45,4 +68,4 @@ def test_views(
         app.set_rate(0.5)
         await pilot.pause()
 
-    assert snap_compare(app, terminal_size=size, run_before=still)
+    return wait

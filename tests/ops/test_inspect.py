@@ -146,6 +146,31 @@ def test_links_of_single_donors(inspect: Inspect, alpha: HandWritten) -> None:
         assert "16 ms" in row
 
 
+def test_gpus_beneath_the_links(inspect: Inspect, alpha: HandWritten) -> None:
+    assert "NVML" not in inspect("links").out
+    assert json.loads(inspect("links", "--json").out)["gpus"] == []
+    alpha.write_gpu("dp0-tp0")
+    shown = inspect("links")
+    gpu = shown.row("alpha", "120GiB")
+    assert gpu.split()[:8] == ["ok", "alpha", "dp0-tp0", "0", "NVIDIA", "H200", "4", "3MiB/s"]
+    assert "37%" in gpu
+    linked, apart = shown.row("GPU-1").split(), shown.row("GPU-2")
+    assert linked[:9] == ["ok", "alpha", "dp0-tp0", "NVIDIA", "H200", "GPU-1", "NVLink", "x4", "ok"]
+    assert "PCIe, system" in apart
+    assert "chipset not supported" in apart
+    assert "?" in apart, "what NVML does not count is not known"
+    content = json.loads(inspect("links", "--json").out)
+    assert content["gpus"][0]["nvlink_sent_bytes"] == 10**9
+    assert [one["nvlinks"] for one in content["reaches"]] == [4, 0]
+
+
+def test_a_lost_gpu(inspect: Inspect, alpha: HandWritten) -> None:
+    alpha.write_gpu("dp0-tp0", trouble="GPU is lost", nvlinks="", memory_used_bytes="", reaches="")
+    shown = inspect("links")
+    assert shown.lines[0].startswith("WRONG alpha dp0-tp0 GPU 0: its driver has no figures of it: GPU is lost")
+    assert shown.row("alpha", "H200").split()[6] == "?"
+
+
 def test_leases(inspect: Inspect, alpha: HandWritten) -> None:
     shown = inspect("leases")
     rank, pair, other, *leases = (line.split() for line in shown.lines if line.startswith("ok"))

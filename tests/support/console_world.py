@@ -17,6 +17,7 @@ from swift_tiers.console.model.place import Place
 from swift_tiers.console.views.view import Scene
 from swift_tiers.radix_tiering.bus.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.event_reading import Event
+from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.views import (
     CommandView,
     DeviceView,
@@ -43,6 +44,7 @@ START = 1_763_700_000.0
 MIB, GIB = 2**20, 2**30
 PAGE_BYTES = 368_640
 KEY = "5e" * 32
+GPUS = ("GPU-00000000-1111-2222-3333-444455556666", "GPU-00000001-1111-2222-3333-444455556666")
 
 
 class World:
@@ -55,6 +57,7 @@ class World:
         self.gone = gone
         self.ticks = 0
         self.sick = True
+        self.on_gpus = False
 
     def tick(self, count: int = 1) -> None:
         self.ticks += count
@@ -106,6 +109,8 @@ class World:
                 free_units=2_400_000, queued=3, reads={"ok": 4000 + 50 * self.ticks, "corrupt: checksum": number},
             ),
             devices=tuple(self._device(home, number, device) for device in range(4)),
+            gpu=self._gpu(number) if self.on_gpus else None,
+            reaches=self._reaches(number) if self.on_gpus else (),
             links=tuple(
                 self._link(home, number, at, link) for at, link in enumerate((*_LINKS, *(_DONORS if borrows else ())))
             ),
@@ -160,6 +165,31 @@ class World:
             bytes=10**10 + int(rate * done / 2), seconds=12.5 + 0.01 * (at + 1) * done,
             latency_p50_seconds=0.0021 + 0.0004 * at, latency_p99_seconds=0.0085 + 0.002 * at,
             bytes_per_second=float(rate),
+        )  # fmt: skip
+
+    def _gpu(self, number: int) -> GpuView:
+        """Of one of two on a machine, looked at every two seconds. What others copy is steady."""
+        look = self.ticks // 4
+        spent = _swung(4 * look, number)
+        time = START + 2 * look - 0.3
+        return GpuView(
+            server=self.servers[number], rank="dp0-tp0", time=time, age_seconds=self.time - time, index=number,
+            uuid=GPUS[number], name="NVIDIA H200", pci=f"0000:{0x1B + number:02x}:00.0", mig=False,
+            memory_total_bytes=140 * GIB, memory_used_bytes=(122 - 9 * number) * GIB,
+            memory_free_bytes=(18 + 9 * number) * GIB, busy_share=0.81 - 0.2 * number, nvlinks=18,
+            nvlink_sent_bytes=10**12 + int(400 * MIB * spent), nvlink_received_bytes=10**12 + int(90 * MIB * spent),
+            nvlink_sent_bytes_per_second=800.0 * MIB, nvlink_received_bytes_per_second=180.0 * MIB,
+            pcie_sent_bytes_per_second=(70 + 9 * (look % 3)) * float(MIB),
+            pcie_received_bytes_per_second=(190 + 20 * (look % 2)) * float(MIB), reaches=(GPUS[1 - number],),
+        )  # fmt: skip
+
+    def _reaches(self, number: int) -> tuple[ReachView, ...]:
+        gpu = self._gpu(number)
+        return (
+            ReachView(
+                server=gpu.server, rank=gpu.rank, time=gpu.time, age_seconds=gpu.age_seconds, gpu=GPUS[1 - number],
+                name="NVIDIA H200", nvlinks=18, switched=True, pcie="node", read="ok", write="ok", nvlink="ok",
+            ),
         )  # fmt: skip
 
     def _leases(self, borrows: bool = False) -> dict:
