@@ -11,6 +11,7 @@ import functools
 import types
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.runtime.interpreter import InterpretedFunction
@@ -58,7 +59,8 @@ def programs_for(device: torch.device, tiles: int) -> int:
 def launch(kernel: Any, device: torch.device, programs: int, *arguments: Any, **constants: Any) -> None:
     """Run `kernel` as that many programs on the current stream of `device`; on "cpu", interpreted, and done here."""
     if device.type == "cpu":
-        interpreted(kernel)[(programs,)](*arguments, **constants)
+        with np.errstate(all="ignore"):  # infinities and NaN are as silent as on a GPU
+            interpreted(kernel)[(programs,)](*arguments, **constants)
         return
     with torch.cuda.device(device):
         # A product and a sum stay two roundings, as in the plain functions.

@@ -1,7 +1,7 @@
 """Between a device pool and block-major pages: `gather_pages` out of the pool, `scatter_pages` into it.
 
-A block-major page is a row of a slab, uint8 `[slots, stride]`, its bytes `[layer][plane][token][kv_head][head_dim]`. All
-layers go in one launch, or a range of neighbouring ones. Copies are of bytes: any dtype, head count and head_dim.
+A block-major page is a row of a slab, uint8 `[slots, stride]`: `[layer][plane][token][kv_head][head_dim]`. All layers
+go in one launch, or a range of neighbouring ones. Copies are of bytes: any dtype, head count and head_dim.
 
 The slab may lie in the memory of the pool's device, of one whose memory it can reach (a peer's, mapped), or in
 page-locked host memory, which CUDA maps into the device's address space: the kernel needs addresses only, and then
@@ -10,12 +10,15 @@ reads or writes across the link itself (zero-copy).
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import torch
 
 from swift_tiers.kernels.pool_planes import PoolPlanes, as_indices, check_slab
 
-Indices = np.ndarray | torch.Tensor
+#: int64 [n]: on the host, or on the device.
+Indices: TypeAlias = "np.ndarray | torch.Tensor"
 
 
 def gather_pages(

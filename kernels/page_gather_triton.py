@@ -5,6 +5,8 @@ a plane, block-major one token's row of it. A tile is one or several pieces by a
 tiles in turn until none is left, so the grid does not depend on how many pages there are.
 """
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -74,7 +76,7 @@ class CopyShape(NamedTuple):
     """How a copy is cut: the constants of its kernel, and what the grid follows from."""
 
     constants: dict[str, Any]
-    page_pieces: int  # pieces of a page
+    page_pieces: int
     parts: int  # tiles, side by side, for one piece
 
     @property

@@ -47,8 +47,9 @@ class PoolPlanes:
         self.page_size = page_size
         self.dtype = first.dtype
         self.device = first.device
-        #: Elements of a row: heads by head_dim where it has them, else one head.
-        self.heads, self.head_dim = (first.shape[1], first[0, 0].numel()) if first.dim() > 2 else (1, first.shape[1])
+        #: A row without heads is one head.
+        self.heads: int = first.shape[1] if first.dim() > 2 else 1
+        self.head_dim: int = first[0].numel() // self.heads
         self.row_bytes = first[0].numel() * first.element_size()
         #: Bytes from a token's row to the next token's.
         self.row_stride = first.stride(0) * first.element_size()

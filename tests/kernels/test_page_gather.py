@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.device_pools import DEVICES, POISON, Geometry, make_pool, make_slab, page_of
 
 from swift_tiers.kernels import launch, page_gather_triton
 from swift_tiers.kernels.page_gather import copy_pages_plain, gather_pages, scatter_pages
 from swift_tiers.kernels.page_gather_triton import copy_pages_triton, copy_shape
 from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
+
+from support.device_pools import DEVICES, POISON, Geometry, make_pool, make_slab, page_of
 
 GEOMETRIES = st.builds(
     Geometry,

@@ -1,0 +1,191 @@
+"""Pages of fewer bits: `encode_pages` out of a pool, `decode_pages` into it, each in one pass over the values.
+
+Every head of every token has a scale of its own, float32, by which its largest magnitude becomes the largest code:
+
+| codec | codes | largest | error of a value, at most |
+|---|---|---|---|
+| E4M3 | 8-bit floats | 448 | 1/16 of it; below 2^-6 scales, 2^-10 of a scale |
+| INT8 | whole numbers, one a byte | 127 | half a scale |
+| INT4 | whole numbers, two a byte | 7 | half a scale |
+
+and beside these the rounding of the pool's own dtype. Codes round to nearest, ties to even. A head whose largest
+magnitude is below 2^-96 is stored as zeros. One with an infinity or NaN in it comes back as NaN throughout: nothing
+that was wrong before passes for right.
+
+An encoded page, as a block-major one, is a run of layers, so that a layer is a slice. In a layer the codes come first,
+`[plane][token][kv_head][code bytes]`, then the scales, `[plane][token][kv_head]`, little-endian. Both begin at
+multiples of 16 bytes from the page's begin, and what lies between is zero. INT4 keeps an even element in the low half
+of a byte, the next one in the high half; after an odd head_dim the last high half is zero.
+
+Mixed precision: a window of recent tokens is kept exact. What attends most to a token is what follows it soon, and the
+window is a small part of a long sequence. Pages are exact or encoded as a whole, so the window ends at a page's edge;
+an exact page is a plain block-major one (`page_gather`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from swift_tiers.kernels.page_gather import Indices, gather_pages, scatter_pages
+from swift_tiers.kernels.pool_planes import VECTOR_BYTES, PoolPlanes, as_indices, check_slab
+
+#: Heads of smaller magnitude are stored as zeros: their scale would not be a normal float32.
+SMALLEST = 2.0**-96
+#: What pools can be encoded: dtypes of which float32 holds every value.
+ENCODABLE = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Codec(enum.Enum):
+    """How the values of a head are coded; `limit` is the largest code."""
+
+    E4M3 = 448
+    INT8 = 127
+    INT4 = 7
+
+    @property
+    def limit(self) -> int:
+        return self.value
+
+    def code_bytes(self, head_dim: int) -> int:
+        """Bytes of the codes of one head of one token."""
+        return -(-head_dim // 2) if self is Codec.INT4 else head_dim
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // VECTOR_BYTES) * VECTOR_BYTES
+
+
+@dataclass(frozen=True)
+class EncodedLayout:
+    """Where codes and scales of a page lie, bytes."""
+
+    layers: int
+    rows: int  # of a layer: a head of a token in a plane each
+    code_bytes: int  # of a row
+
+    @classmethod
+    def of(cls, pool: PoolPlanes, codec: Codec) -> EncodedLayout:
+        """Raises ValueError for a pool whose values cannot be encoded."""
+        if pool.dtype not in ENCODABLE:
+            raise ValueError(f"a pool of {pool.dtype} cannot be encoded; only {', '.join(map(str, ENCODABLE))} can")
+        return cls(pool.layers, pool.planes * pool.page_size * pool.heads, codec.code_bytes(pool.head_dim))
+
+    @property
+    def scales_offset(self) -> int:
+        """Where the scales of a layer begin, from the layer's begin."""
+        return _padded(self.rows * self.code_bytes)
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.scales_offset + _padded(self.rows * 4)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.layers * self.layer_bytes
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """The bytes of a layer that hold nothing: (begin, end)."""
+        behind_codes = self.rows * self.code_bytes, self.scales_offset
+        behind_scales = self.scales_offset + self.rows * 4, self.layer_bytes
+        return [(begin, end) for begin, end in (behind_codes, behind_scales) if begin < end]
+
+
+def encode_pages(
+    pool: PoolPlanes,
+    pages: Indices,
+    slab: torch.Tensor,
+    slots: Indices,
+    codec: Codec,
+    layers: range | None = None,
+    offset: int | None = None,
+) -> None:
+    """Pool page `pages[i]`, encoded, into slab row `slots[i]`. Everything else is as with `gather_pages`.
+
+    A slab row, and `offset` in it, begins at a multiple of 16 bytes. Raises ValueError if not, or if the pool's values
+    cannot be encoded.
+    """
+    _code(pool, pages, slab, slots, codec, layers, offset, out=True)
+
+
+def decode_pages(
+    pool: PoolPlanes,
+    pages: Indices,
+    slab: torch.Tensor,
+    slots: Indices,
+    codec: Codec,
+    layers: range | None = None,
+    offset: int | None = None,
+) -> None:
+    """Slab row `slots[i]`, which `encode_pages` wrote, into pool page `pages[i]`."""
+    _code(pool, pages, slab, slots, codec, layers, offset, out=False)
+
+
+def _code(
+    pool: PoolPlanes,
+    pages: Indices,
+    slab: torch.Tensor,
+    slots: Indices,
+    codec: Codec,
+    layers: range | None,
+    offset: int | None,
+    out: bool,
+) -> None:
+    layout, chosen = EncodedLayout.of(pool, codec), pool.range_of(layers)
+    start = chosen.start * layout.layer_bytes if offset is None else offset
+    check_slab(slab, start, len(chosen) * layout.layer_bytes)
+    if (slab.data_ptr() + start) % VECTOR_BYTES or slab.stride(0) % VECTOR_BYTES:
+        raise ValueError(f"encoded pages must begin at multiples of {VECTOR_BYTES} bytes; align the slab or its stride")
+    pool_pages = as_indices(pages, pool.pool_pages, pool.device, "pool pages")
+    slab_slots = as_indices(slots, slab.shape[0], pool.device, "slots")
+    if len(pool_pages) != len(slab_slots):
+        raise ValueError(f"{len(pool_pages)} pool pages and {len(slab_slots)} slots: as many of both are needed")
+    if not len(pool_pages) or not len(chosen):
+        return
+    if pool.device.type == "cuda":
+        from swift_tiers.kernels.page_codec_triton import code_pages_triton
+
+        code_pages_triton(pool, pool_pages, slab, slab_slots, codec, chosen, start, out)
+    else:
+        from swift_tiers.kernels.page_codec_plain import code_pages_plain
+
+        code_pages_plain(pool, pool_pages, slab, slab_slots, codec, chosen, start, out)
+
+
+def exact_pages(first_tokens: np.ndarray, page_size: int, exact_from: int) -> np.ndarray:
+    """Which pages are kept exact, bool: those that hold a token at or after position `exact_from` of their sequence.
+
+    `first_tokens`: the position of each page's first token.
+    """
+    return np.asarray(first_tokens) + page_size > exact_from
+
+
+def encode_mixed(
+    pool: PoolPlanes,
+    pages: np.ndarray,
+    slab: torch.Tensor,
+    slots: np.ndarray,
+    codec: Codec,
+    exact: np.ndarray,
+    layers: range | None = None,
+) -> None:
+    """As `encode_pages`, but page `pages[i]` goes as it is where `exact[i]`; slab rows must hold a plain page too."""
+    gather_pages(pool, pages[exact], slab, slots[exact], layers)
+    encode_pages(pool, pages[~exact], slab, slots[~exact], codec, layers)
+
+
+def decode_mixed(
+    pool: PoolPlanes,
+    pages: np.ndarray,
+    slab: torch.Tensor,
+    slots: np.ndarray,
+    codec: Codec,
+    exact: np.ndarray,
+    layers: range | None = None,
+) -> None:
+    """The way back from `encode_mixed`, with the same `exact`."""
+    scatter_pages(pool, pages[exact], slab, slots[exact], layers)
+    decode_pages(pool, pages[~exact], slab, slots[~exact], codec, layers)

@@ -1,0 +1,113 @@
+"""A 128-bit digest of a page that a GPU computes as fast as it reads, and the host reproduces.
+
+For pages that go from one device to another and never through host memory, where their xxh3-128 checksum is computed.
+
+A page is cut into 64-bit little-endian words, the last one filled up with zeros. Modulo 2^64, with w_i the words from
+i = 1, k_i = i * GOLDEN, and `mix` the finalizer of SplitMix64, a bijection after which every bit depends on every bit:
+
+    x_i = mix(w_i + k_i);  a = sum of x_i;  b = sum of x_i * (k_i | 1)
+    first = mix(a + length * GOLDEN);  second = mix(b + first)
+
+Sums, so that words may be taken in any order by any number of programs. What follows: a page that differs from another
+of its length in one word (a flipped bit, any burst within a word) always has another digest, since `mix` is a bijection
+and `a` then differs; so has one of the same words and another length. Anything else (words or layers swapped, a tail
+zeroed, another page, a torn write) passes with a probability of about 2^-128, as far as chance is what changes pages.
+
+It does not protect against a person: sums of a bijection can be solved for pages of a wished digest. Nor does it say
+whose page this is: key and namespace are verified apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from swift_tiers.kernels.page_gather import Indices
+from swift_tiers.kernels.pool_planes import as_indices, check_slab
+
+GOLDEN = 0x9E3779B97F4A7C15
+#: SplitMix64's finalizer: shift, multiply, shift, multiply, shift.
+SHIFTS = (30, 27, 31)
+FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+#: Words that the host takes at once: they stay in its cache from step to step.
+_HOST_WORDS = 32768
+
+
+def host_page_digest(data: np.ndarray | bytes | bytearray | memoryview) -> bytes:
+    """The digest, 16 bytes, of a page's bytes in host memory; about ten passes of numpy over each."""
+    page = np.ascontiguousarray(data).view(np.uint8).ravel() if isinstance(data, np.ndarray) else _bytes(data)
+    words = np.zeros(-(-len(page) // 8), dtype="<u8")
+    words.view(np.uint8)[: len(page)] = page
+    a = b = np.uint64(0)
+    with np.errstate(over="ignore"):
+        for start in range(0, len(words), _HOST_WORDS):
+            some = words[start : start + _HOST_WORDS]
+            keys = np.arange(start + 1, start + 1 + len(some), dtype=np.uint64) * np.uint64(GOLDEN)
+            mixed = _mix_numpy(some + keys)
+            a += mixed.sum(dtype=np.uint64)
+            b += (mixed * (keys | np.uint64(1))).sum(dtype=np.uint64)
+        first = _mix_numpy(a + np.uint64(len(page)) * np.uint64(GOLDEN))
+        second = _mix_numpy(b + first)
+    return np.array([first, second], dtype="<u8").tobytes()
+
+
+def _bytes(data: bytes | bytearray | memoryview) -> np.ndarray:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _mix_numpy(x: np.ndarray | np.uint64) -> np.ndarray:
+    for shift, factor in zip(SHIFTS, FACTORS, strict=False):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(SHIFTS[2]))  # type: ignore[return-value]
+
+
+def page_digests(slab: torch.Tensor, slots: Indices, nbytes: int, offset: int = 0) -> torch.Tensor:
+    """The digests of slab rows `slots[i]`, `nbytes` from byte `offset` each: int64 [n, 2], for `digest_bytes`.
+
+    `slab`: uint8 `[slots, stride]`, in device memory, or page-locked host memory if `slots` is a tensor on a GPU, which
+    then reads it across the link. On the current stream; indices as with `gather_pages`.
+    """
+    check_slab(slab, offset, nbytes)
+    device = slab.device
+    if isinstance(slots, torch.Tensor) and slots.device.type == "cuda":
+        device = slots.device
+    rows = as_indices(slots, slab.shape[0], device, "slots")
+    if not len(rows):
+        return torch.empty((0, 2), dtype=torch.int64, device=device)
+    if device.type == "cuda":
+        from swift_tiers.kernels.page_digest_triton import page_digests_triton
+
+        return page_digests_triton(slab, rows, nbytes, offset)
+    return page_digests_plain(slab, rows, nbytes, offset)
+
+
+def digest_bytes(digests: torch.Tensor) -> list[bytes]:
+    """Digests as 16 bytes each, as `host_page_digest` gives them. Waits for the device."""
+    return [row.tobytes() for row in digests.cpu().numpy().astype("<i8")]
+
+
+def page_digests_plain(slab: torch.Tensor, slots: torch.Tensor, nbytes: int, offset: int) -> torch.Tensor:
+    """The same in plain torch, page after page: what the kernel must equal."""
+    return torch.stack([_digest_torch(slab[slot, offset : offset + nbytes]) for slot in slots.tolist()])
+
+
+def _signed(value: int) -> int:
+    """The int64 of the same bits: torch does no arithmetic on uint64."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _mix_torch(x: torch.Tensor) -> torch.Tensor:
+    for shift, factor in zip(SHIFTS, FACTORS, strict=False):
+        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)
+    return x ^ ((x >> SHIFTS[2]) & (2 ** (64 - SHIFTS[2]) - 1))
+
+
+def _digest_torch(page: torch.Tensor) -> torch.Tensor:
+    padded = torch.zeros(-(-len(page) // 8) * 8, dtype=torch.uint8, device=page.device)
+    padded[: len(page)] = page
+    words = padded.view(torch.int64)
+    keys = torch.arange(1, len(words) + 1, device=page.device) * _signed(GOLDEN)
+    mixed = _mix_torch(words + keys)
+    first = _mix_torch(mixed.sum() + _signed(len(page) * GOLDEN % 2**64))
+    second = _mix_torch((mixed * (keys | 1)).sum() + first)
+    return torch.stack([first, second])

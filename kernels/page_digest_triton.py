@@ -1,0 +1,138 @@
+"""The page digest as two Triton kernels: sums over parts of pages, then one digest for each page.
+
+Pages are cut into parts so that a few large pages occupy all of a GPU too. Sums of parts are kept apart and added in
+the second kernel: no atomics, nothing to be zeroed before.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from swift_tiers.kernels.launch import COUNT_LIMIT, cdiv, launch, programs_for
+from swift_tiers.kernels.page_digest import FACTORS, GOLDEN, SHIFTS
+from swift_tiers.kernels.pool_planes import alignment_of
+
+#: Words of 8 bytes in a tile: 8 to each of 128 threads.
+TILE_WORDS = 1024
+#: Tiles of a part: 128 KiB.
+PART_TILES = 16
+#: Pages that a program of the second kernel finishes at a time.
+FINISH_PAGES = 32
+
+_GOLDEN = tl.constexpr(GOLDEN)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = (tl.constexpr(shift) for shift in SHIFTS)
+_FACTOR_1, _FACTOR_2 = (tl.constexpr(factor) for factor in FACTORS)
+
+
+@triton.jit
+def mix(x):
+    """SplitMix64's finalizer, on uint64."""
+    x = (x ^ (x >> _SHIFT_1)) * _FACTOR_1
+    x = (x ^ (x >> _SHIFT_2)) * _FACTOR_2
+    return x ^ (x >> _SHIFT_3)
+
+
+@triton.jit(do_not_specialize=["count"])
+def sum_parts(
+    slab,  # uint8 *: where the first slot's page begins
+    slots,  # int64 *
+    sums,  # uint64 * [count, PARTS, 2]
+    count,  # pages
+    NBYTES: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # bytes: divides every page's address; less than 8 if its length has a last word in parts
+    PARTS: tl.constexpr,
+    PART_TILES: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
+):
+    WORDS: tl.constexpr = (NBYTES + 7) // 8
+    for item in range(tl.program_id(0), count * PARTS, tl.num_programs(0)):
+        slot = tl.load(slots + item // PARTS)
+        begin = slab.to(tl.int64) + slot * SLOT_STRIDE
+        a = tl.full((TILE_WORDS,), 0, dtype=tl.uint64)
+        b = tl.full((TILE_WORDS,), 0, dtype=tl.uint64)
+        first_tile = item % PARTS * PART_TILES
+        for tile in range(first_tile, first_tile + PART_TILES):
+            index = tile * TILE_WORDS + tl.arange(0, TILE_WORDS)
+            there = index < WORDS
+            if ALIGNMENT >= 8:
+                words = tl.multiple_of(begin.to(tl.pointer_type(tl.uint64)), ALIGNMENT)
+                word = tl.load(words + index, mask=there, other=0)
+            else:
+                places = index[:, None] * 8 + tl.arange(0, 8)[None, :]
+                pieces = tl.load(begin.to(tl.pointer_type(tl.uint8)) + places, mask=places < NBYTES, other=0)
+                shifts = (tl.arange(0, 8) * 8)[None, :].to(tl.uint64)
+                word = tl.reduce(pieces.to(tl.uint64) << shifts, 1, tl.standard._sum_combine)
+            key = (index + 1).to(tl.uint64) * _GOLDEN
+            mixed = tl.where(there, mix(word + key), 0).to(tl.uint64)
+            a += mixed
+            b += mixed * (key | 1)
+        target = sums + item * 2
+        tl.store(target, tl.reduce(a, 0, tl.standard._sum_combine))
+        tl.store(target + 1, tl.reduce(b, 0, tl.standard._sum_combine))
+
+
+@triton.jit(do_not_specialize=["count"])
+def finish_digests(
+    sums,  # uint64 * [count, PARTS, 2]
+    digests,  # uint64 * [count, 2]
+    count,
+    NBYTES: tl.constexpr,
+    PARTS: tl.constexpr,
+    PAGES: tl.constexpr,
+    COLUMNS: tl.constexpr,  # a power of two, PARTS or more
+):
+    page = tl.program_id(0) * PAGES + tl.arange(0, PAGES)
+    part = tl.arange(0, COLUMNS)
+    there = page < count
+    mask = there[:, None] & (part < PARTS)[None, :]
+    places = sums + (page.to(tl.int64) * PARTS)[:, None] * 2 + part[None, :] * 2
+    a = tl.reduce(tl.load(places, mask=mask, other=0), 1, tl.standard._sum_combine)
+    b = tl.reduce(tl.load(places + 1, mask=mask, other=0), 1, tl.standard._sum_combine)
+    LENGTH: tl.constexpr = (NBYTES * _GOLDEN) % 18446744073709551616
+    first = mix(a + LENGTH)
+    tl.store(digests + page.to(tl.int64) * 2, first, mask=there)
+    tl.store(digests + page.to(tl.int64) * 2 + 1, mix(b + first), mask=there)
+
+
+def digest_constants(nbytes: int, slot_stride: int, address: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The constants of both kernels for pages of `nbytes`, the first of a slab at `address`."""
+    parts = max(1, cdiv(cdiv(nbytes, 8), TILE_WORDS * PART_TILES))
+    alignment = alignment_of(address, slot_stride)
+    if nbytes % 8:
+        alignment = 1  # byte by byte, so that nothing behind the page is taken for a part of it
+    summing = {
+        "NBYTES": nbytes,
+        "SLOT_STRIDE": slot_stride,
+        "ALIGNMENT": alignment,
+        "PARTS": parts,
+        "PART_TILES": PART_TILES,
+        "TILE_WORDS": TILE_WORDS,
+    }
+    columns = triton.next_power_of_2(parts)
+    pages = max(1, FINISH_PAGES * 32 // max(32, columns))
+    return summing, {"NBYTES": nbytes, "PARTS": parts, "PAGES": pages, "COLUMNS": columns}
+
+
+def page_digests_triton(slab: torch.Tensor, slots: torch.Tensor, nbytes: int, offset: int) -> torch.Tensor:
+    """As `page_digests_plain`, by the kernels, on the device of `slots`; in host memory they are interpreted."""
+    begin, count, device = slab[:, offset:], len(slots), slots.device
+    summing, finishing = digest_constants(nbytes, slab.stride(0), begin.data_ptr())
+    parts = summing["PARTS"]
+    # uint64 in the kernels: shifts bring in zeros.
+    sums = torch.empty((count, parts, 2), dtype=torch.int64, device=device).view(torch.uint64)
+    digests = torch.empty((count, 2), dtype=torch.int64, device=device)
+    step = max(1, COUNT_LIMIT // parts)
+    for start in range(0, count, step):
+        some, part_sums = slots[start : start + step], sums[start : start + step]
+        programs = programs_for(device, len(some) * parts)
+        launch(sum_parts, device, programs, begin, some, part_sums, len(some), **summing)
+    programs = cdiv(count, finishing["PAGES"])
+    launch(finish_digests, device, programs, sums, digests.view(torch.uint64), count, **finishing)
+    return digests

@@ -1,0 +1,76 @@
+"""Every kernel, in every shape that is used, compiled for GPUs that are not there: what can be known without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.compile_kernels import MODELS, Compiled
+
+SCRIPT = Path(__file__).parents[1] / "support" / "compile_kernels.py"
+#: Of a multiprocessor, and of a program: 8 programs of 128 threads fit if each thread takes 64 or fewer.
+REGISTERS, THREADS = 65536, 128
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
+    """All that were compiled, by name; in a process of its own, with nothing cached."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+    assert len({kernel.name for kernel in found}) == len(found) > 60
+    return {kernel.name: kernel for kernel in found}
+
+
+def test_copies_of_aligned_pages_go_by_16_bytes(kernels):
+    names = [f"{way} {model} layer-first" for way in ("gather", "scatter") for model in MODELS]
+    names += [f"{way} {model} block-major" for way in ("gather", "scatter") for model in ("Qwen3-8B", "LWM-7B")]
+    names += ["gather one layer", "scatter one layer", "gather pages of one token", "gather sm_80", "gather sm_100"]
+    for name in names:
+        accesses = dict(kernels[name].accesses)
+        # Addresses, page and slot of each piece are read too, 8 bytes each; nothing else.
+        assert accesses.pop("ld.global.b64") <= 12, name
+        assert accesses == {"ld.global.v4.b32": 4, "st.global.v4.b32": 4}, name
+        assert kernels[name].registers <= REGISTERS // (8 * THREADS), name
+
+
+def test_copies_of_unaligned_pages_go_by_what_their_addresses_allow(kernels):
+    for alignment, width in ((8, "v2.b32"), (4, "b32"), (2, "b16"), (1, "b8")):
+        for way in ("gather", "scatter"):
+            accesses = dict(kernels[f"{way} aligned to {alignment}"].accesses)
+            accesses.pop("ld.global.b64")
+            assert set(accesses) == {f"ld.global.{width}", f"st.global.{width}"}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("codec", ["E4M3", "INT8", "INT4"])
+def test_values_and_codes_go_by_16_bytes(kernels, codec, dtype):
+    values = 8 if dtype == "float32" else 4
+    codes = 1 if codec == "INT4" else 2
+    encode, decode = (kernels[f"{way} {codec} torch.{dtype}"].accesses for way in ("encode", "decode"))
+    assert (encode["ld.global.v4.b32"], encode["st.global.v4.b32"]) == (values, codes)
+    assert (decode["ld.global.v4.b32"], decode["st.global.v4.b32"]) == (codes, values)
+    for accesses in (encode, decode):
+        assert not [name for name in accesses if name.endswith(("b8", "b16"))]
+
+
+def test_digests_read_by_16_bytes(kernels):
+    for name in ("digest of words", "digest sm_80", "digest sm_100"):
+        assert kernels[name].accesses == {"ld.global.b64": 1, "ld.global.v2.b64": 4, "st.global.b64": 2}
+    assert kernels["digest of bytes"].accesses["ld.global.b8"] == 64
+
+
+def test_none_spills_registers(kernels):
+    assert {name: kernel.spilled for name, kernel in kernels.items() if kernel.spilled} == {}
+
+
+def test_none_rounds_otherwise_than_the_plain_functions(kernels):
+    """A fused product and sum is rounded once, and a flushed subnormal is zero: both give other bits than torch."""
+    assert [name for name, kernel in kernels.items() if kernel.flushes or kernel.fused] == []
