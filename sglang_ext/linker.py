@@ -32,6 +32,7 @@ from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Re
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.build import build_tiers
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
+from swift_tiers.sglang_ext.forward_times import ForwardTimes
 from swift_tiers.sglang_ext.guard import never_raises
 from swift_tiers.sglang_ext.identity import unnamed_weights
 from swift_tiers.sglang_ext.loads import Load, Loader
@@ -134,32 +135,29 @@ class SwiftLinker(UnifiedCacheLinker):
         self._running: dict[int, list[Load]] = {}
         self._ahead = _Ahead()
         self._closed = False
-        self._load_began = self._launched = self._resulted = 0.0
+        self._times = ForwardTimes(blocking=pool.device.type == "cpu")
 
     def begin_round(self) -> None:
         """A scheduling round begins: no request has been admitted in it yet."""
+        self._times.round_began(time.monotonic())
         if self.peer_side is not None:
             self.peer_side.tick()
 
     @never_raises(lambda: None)
     def forward_ended(self, batch: Any) -> None:
         """A batch's result is there. One prompt alone, that waited for no load, tells what computing costs."""
-        launched, previous, ended = batch.launch_ts, self._resulted, time.monotonic()
-        waited = self._launched < self._load_began
-        self._resulted = ended
-        if launched is not None:
-            self._launched = launched
-            # With overlap, a batch is launched before the one ahead of it is done.
-            seconds = ended - max(launched, previous)
-            if batch.forward_mode == ForwardMode.EXTEND and len(batch.extend_lens or ()) == 1 and not waited:
-                (start,), (length,) = batch.prefix_lens, batch.extend_lens
-                self.stack.costs.computed(start, start + length, seconds)
-            if batch.forward_mode.is_extend_without_speculative():
-                tell_forward(batch, seconds, ended)
+        took = self._times.result(batch.launch_ts, time.monotonic())
+        if took is None:
+            return
+        if batch.forward_mode == ForwardMode.EXTEND and len(batch.extend_lens or ()) == 1 and took.alone:
+            (start,), (length,) = batch.prefix_lens, batch.extend_lens
+            self.stack.costs.computed(start, start + length, took.seconds)
+        if batch.forward_mode.is_extend_without_speculative():
+            tell_forward(batch, took.seconds, took.ended)
 
     def partly_computed(self) -> None:
         """The batch that runs now computes less than its tokens tell: nothing is to be learnt from it."""
-        self._load_began = time.monotonic()
+        self._times.not_alone()
 
     # ---- arrival: before admission ----
 
@@ -287,7 +285,7 @@ class SwiftLinker(UnifiedCacheLinker):
         if not self._queued:
             return -1
         loads, self._queued = list(self._queued.values()), {}
-        self._load_began = time.monotonic()
+        self._times.not_alone()
         # Whoever used the slots before has to be done with them: the same events as for an offload.
         index = self.loader.start(loads, self.record_offload_ready)
         self._running[index] = loads
