@@ -204,7 +204,12 @@ class RestoreConfig(Section, frozen=True):
         ),
     ] = "auto"
     chunk: Annotated[
-        int, Meta(ge=1, description="Tokens that are recomputed between two looks at what has arrived")
+        int,
+        Meta(
+            ge=1,
+            description="Tokens that are recomputed between two looks at what has arrived; more where each forward "
+            "costs much, whatever it computes",
+        ),
     ] = 512
     profile: Annotated[
         str | None,

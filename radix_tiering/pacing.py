@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.page_reads import PageReads
-from swift_tiers.radix_tiering.request_restore import Readiness, Restore, RestoreState
+from swift_tiers.radix_tiering.request_restore import Held, Readiness, Restore, RestoreState
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.planner import HERE, Planner
 
@@ -56,10 +56,11 @@ class Pacing:
             flight.steer(len(flight))  # front to back: what has come up when the deadline passes can be used
             return
         front = flight.step(1).jump
-        decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE))
+        behind = (len(restore.keys) - len(flight)) * restore.story.page_tokens + 1  # whole pages, and the last token
+        decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE), behind)
         decision = self._planner.by_layers(
-            decision, len(restore.prefix_keys) + flight.front, flight.whereabouts(flight.front, HERE),
-            (len(restore.keys) - len(flight)) * restore.story.page_tokens, restore.no_layers,
+            decision, len(restore.prefix_keys) + flight.front, flight.whereabouts(flight.front, HERE), behind,
+            restore.no_layers,
         )  # fmt: skip
         if restore.decision is None and decision.plan is not None:
             restore.estimate = decision.plan.seconds
@@ -110,7 +111,7 @@ class Pacing:
             restore.story.decided(restore.decision, restore.flight.front)
 
     def next_step(self, restore: Restore) -> Step:
-        flight, batch, most = restore.flight, self._reads.batch, self._planner.chunk
+        flight, batch, most = restore.flight, self._reads.batch, self._planner.most(restore.decision)
         step = batch.next_step(restore, most) if restore in batch else flight.step(most)
         if step.end > step.jump or step.jump == len(flight):
             self.goes_on(restore)
@@ -123,13 +124,15 @@ class Pacing:
         return step
 
     def _held_too_long(self, restore: Restore) -> bool:
-        now = self._clock()
+        """Whether nothing has come for longer than what is under way should take."""
+        now, arrived = self._clock(), restore.flight.present
         if restore.held is None:
-            restore.held = now
             restore.story.holds(now)
+        if restore.held is None or restore.held.arrived != arrived:
+            restore.held = Held(now, arrived)
         expected = self._reads.expected_seconds()
         limit = self._deadline_seconds() if expected is None else self.behind * expected + SLACK_SECONDS
-        return now - restore.held > limit
+        return now - restore.held.since > limit
 
     def goes_on(self, restore: Restore) -> None:
         if restore.held is not None:

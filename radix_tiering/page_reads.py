@@ -65,6 +65,7 @@ class PageReads:
             restore.flight,
             self._planner.compute_seconds(len(restore.prefix_keys)),
             self._planner.page_seconds,
+            self._planner.forward(len(restore.prefix_keys)),
         )
 
     def remove(self, restore: Restore) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, IntEnum, auto
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,13 @@ class Readiness(IntEnum):
     WAIT = 0
     COMPUTE = 1  # be admitted, and compute what is missing while the rest comes up
     READY = 2  # be admitted with what there is; no more is coming
+
+
+class Held(NamedTuple):
+    """A wait for pages."""
+
+    since: float  # the last one came, or it began
+    arrived: int  # pages that have come, and are not on the device
 
 
 class Restore:
@@ -106,7 +114,7 @@ class Restore:
         self.replan = float("-inf")  # when it is decided anew
         self.estimate: float | None = None  # seconds that the first decision expected it to take
         self.computing = False  # the device computes what is missing
-        self.held: float | None = None  # since when the device waits for a page
+        self.held: Held | None = None  # the device waits for pages
         self.late = ""  # why it fell behind its estimate, if it did
         self.story = Storyteller(
             page_tokens=page_tokens, prefix_pages=len(prefix_keys), wanted_pages=len(keys), began=started, why=why

@@ -5,6 +5,10 @@ so that loading all of them takes 0.25 to 4 times as long as recomputing them. I
 once by recomputing it, and at each rate once by loading all of it and once as the server decides (`restore.strategy =
 "auto"`). Figures are the medians over the rounds of the ratios of times to first token. After that the source is made
 ten times slower while a prefix comes back, again and again.
+
+Loading at a rate that makes it four times as slow as recomputing is what takes long: a round of one length takes about
+twelve times as long as recomputing that length, and there is one round more than asked for, which is not counted. How
+long all of it will take is said when it is known how fast this machine computes.
 """
 
 from __future__ import annotations
@@ -169,7 +173,8 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
 def _run(rig: Rig, lengths: Sequence[int], options: argparse.Namespace) -> int:
     generator = random.Random(0)
     cells: list[Cell] = []
-    _learn(rig, generator)
+    expected = expected_seconds(_learn(rig, generator), lengths, options.rounds)
+    print(f"this will take about {expected / 60:.0f} minutes; rows come length by length", flush=True)
     print("tokens  io/compute  recompute s  load s  both s   of the better   of the bound   recomputed tokens")
     for tokens in lengths:
         prompt = generator.choices(range(1000, 40_000), k=tokens + NEW_TOKENS)
@@ -190,7 +195,11 @@ def _run(rig: Rig, lengths: Sequence[int], options: argparse.Namespace) -> int:
         Figure("of_bound", max(cell.of_bound for cell in cells if cell.io_over_compute == 1), at_most=ABOVE_BOUND),
         Figure("slowed_p99", max(slowed), " of recomputing", at_most=AFTER_SLOWDOWN),
     ]
-    details = {"cells": [cell._asdict() for cell in cells], "slowed": slowed}
+    of = [{"of_better": cell.of_better, "of_bound": cell.of_bound} for cell in cells]
+    details = {
+        "cells": [{**cell._asdict(), **ratios} for cell, ratios in zip(cells, of, strict=True)],
+        "slowed": slowed,
+    }
     return finish("restore", figures, details, options.json)
 
 
@@ -210,12 +219,21 @@ def _store(rig: Rig, prompt: list[int]) -> int:
     return int((ssd["used_bytes"] - before["used_bytes"]) * (len(prompt) - NEW_TOKENS) / len(prompt))
 
 
-def _learn(rig: Rig, generator: random.Random) -> None:
-    """Let the server see what computing costs, as its first requests would."""
+def _learn(rig: Rig, generator: random.Random) -> float:
+    """Let the server see what computing costs, as its first requests would; seconds that a token took."""
     rig.strategy("recompute")
-    for tokens in (1536, 64, 1024, 128, 768, 256, 512, 96):
-        rig.ask(generator.choices(range(1000, 40_000), k=tokens))
+    lengths = (1536, 64, 1024, 128, 768, 256, 512, 96)
+    seconds = [rig.ask(generator.choices(range(1000, 40_000), k=tokens)).seconds for tokens in lengths]
     rig.empty()
+    return sum(seconds) / sum(lengths)
+
+
+def expected_seconds(token_seconds: float, lengths: Sequence[int], rounds: int) -> float:
+    """How long the bench takes, roughly: what every answer should take, if a token takes `token_seconds` to compute."""
+    each_round = 1 + sum(ratio + min(1.0, ratio / (1 + ratio) + 0.1) for ratio in RATIOS)
+    before = 3.5  # storing it, and recomputing it twice to set the rates
+    of_lengths = sum(lengths) * (before + each_round * (rounds + 1))
+    return token_seconds * (of_lengths + lengths[-1] * (4.5 + 2.5 * SLOWDOWNS))
 
 
 def _ask(rig: Rig, prompt: list[int], strategy: str, bytes_per_second: float) -> Answer:

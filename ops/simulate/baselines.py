@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from swift_tiers.radix_tiering.restore.batch import Batch, Pick
+from swift_tiers.radix_tiering.restore.batch import Batch, Forward, Pick
 from swift_tiers.radix_tiering.restore.flight import Flight, Step
 
 Request = TypeVar("Request")
@@ -32,6 +32,7 @@ class InOrder(Generic[Request]):
         flight: Flight,
         compute_seconds: Callable[[int, int], float] | None = None,
         unit_seconds: Callable[[str], float | None] = lambda source: None,
+        forward: Forward | None = None,
     ) -> None:
         self._flights[request] = flight
 

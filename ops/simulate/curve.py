@@ -15,6 +15,9 @@ from swift_tiers.ops.simulate.models import Model
 from swift_tiers.radix_tiering.restore.cost import ComputeCost
 from swift_tiers.radix_tiering.restore.fitting import ComputeSample, fit_compute
 
+#: Tokens of the longest forward: SGLang's own choice of `--chunked-prefill-size` for large GPUs.
+FORWARD_TOKENS = 8192
+
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """One model on `gpus` of a kind side by side (tensor parallel); what they say to each other is in `Usage`."""
@@ -54,14 +57,14 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * (model.total - of_experts * (1 - touched))
 
     def fitted(self, chunk_tokens: int, longest: int) -> ComputeCost:
-        """What a profile of this device would say: forwards of a chunk and of parts of it, after prefixes up to
-        `longest`."""
+        """What a profile of this device would say: forwards of a chunk, of parts of it, and as long as they get, after
+        prefixes up to `longest`."""
         return fit_compute(self._samples(chunk_tokens, longest))
 
     def _samples(self, chunk_tokens: int, longest: int) -> Sequence[ComputeSample]:
         return [
             ComputeSample(start, start + tokens, self.seconds(start, start + tokens))
-            for tokens in (chunk_tokens // 4, chunk_tokens // 2, chunk_tokens)
+            for tokens in sorted({chunk_tokens // 4, chunk_tokens // 2, chunk_tokens, FORWARD_TOKENS})
             for start in (0, longest // 8, longest // 4, longest // 2, longest)
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from swift_tiers.radix_tiering.restore.batch import Forward
 from swift_tiers.radix_tiering.restore.planner import Planner
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ class Grain(Protocol):
     @property
     def planned_seconds(self) -> Callable[[int, int], float] | None:
         """What computing units `[a, b)` is expected to take."""
+        ...
+
+    @property
+    def planned_forward(self) -> Forward | None:
+        """What one forward is expected to take, where that is another cost."""
         ...
 
     def unit_seconds(self, source: str) -> float | None:
@@ -56,6 +62,7 @@ class PageGrain:
         self._planner = planner
         self.unit_bytes = float(setup.page_bytes)
         self.planned_seconds = planner.compute_seconds(start // setup.page_tokens)
+        self.planned_forward = planner.forward(start // setup.page_tokens)
 
     def unit_seconds(self, source: str) -> float | None:
         return self._planner.page_seconds(source)
@@ -78,6 +85,7 @@ class LayerGrain:
     """Layer-wise: layers from the bottom, new tokens along with them."""
 
     planned = False
+    planned_forward = None
 
     def __init__(self, start: int, prefix: int, new: int, setup: Setup, device: Computes) -> None:
         self._start, self._end, self._new = start, start + prefix, new

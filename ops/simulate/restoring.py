@@ -14,13 +14,14 @@ import msgspec
 
 from swift_tiers.ops.simulate.baselines import InOrder, OldestFirst
 from swift_tiers.ops.simulate.clock import Clock
+from swift_tiers.ops.simulate.curve import FORWARD_TOKENS
 from swift_tiers.ops.simulate.grain import Grain, LayerGrain, PageGrain
 from swift_tiers.ops.simulate.lines import Done, Line
 from swift_tiers.radix_tiering.restore.batch import Batch
-from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.flight import Flight, Step
 from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
-from swift_tiers.radix_tiering.restore.planner import HERE, Planner
+from swift_tiers.radix_tiering.restore.planner import HERE, Costs, Decision, Planner
 
 #: A waiting request is planned for anew after so long, seconds; as in the restorer.
 REPLAN_SECONDS = 0.01
@@ -94,20 +95,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     page_tokens: int = 16
     chunk_tokens: int = CHUNK_TOKENS
-    #: The largest forward where nothing is to be waited for: over new tokens, or where nothing is loaded.
-    forward_tokens: int = 8192
+    #: The largest forward: over new tokens, where nothing is loaded, or where shorter ones cost much.
+    forward_tokens: int = FORWARD_TOKENS
 
     @property
     def page_bytes(self) -> int:
         return self.token_bytes * self.page_tokens
-
-
-class _Known:
-    """The costs of a setup, as the planner asks for them."""
-
-    def __init__(self, costs: CostModel) -> None:
-        self.compute: ComputeCost | None = costs.compute
-        self.sources: Mapping[str, SourceCost] = costs.sources
 
 
 class Restoration:
@@ -121,6 +114,7 @@ class Restoration:
         self.new_left = request.new
         self.computing = False
         self.decided = float("-inf")
+        self.decision: Decision | None = None
         self.first_token: float | None = None
         self.restored: float | None = None  # when its whole prefix was there
         self.computed = 0  # units from the front, the last of which was computed
@@ -143,13 +137,14 @@ class Server:
         setup: Setup,
         method: Method = SWIFT_TIERS,
         *,
+        costs: Costs | None = None,
         copies: Line | None = None,
         gate: Callable[[], int] | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`copies`: the way from host memory to the device; None: it takes no time. `gate`: units from the front that
-        can be computed at all, where more than their prefix is needed for it; `wake` when there are more. `progress` is
-        called when a chunk has been computed."""
+        """`costs`: what is planned with, if not those of the setup. `copies`: the way from host memory to the device;
+        None: it takes no time. `gate`: units from the front that can be computed at all, where more than their prefix
+        is needed for it; `wake` when there are more. `progress` is called when a chunk has been computed."""
         self._clock = clock
         self._device = device
         self._sources = sources
@@ -159,9 +154,10 @@ class Server:
         self._gate = gate
         self._progress = progress
         self._planner = Planner(
-            _Known(setup.costs), page_tokens=setup.page_tokens, page_bytes=setup.page_bytes, layers=setup.layers,
+            costs or setup.costs, page_tokens=setup.page_tokens, page_bytes=setup.page_bytes, layers=setup.layers,
             chunk_tokens=setup.chunk_tokens,
         )  # fmt: skip
+        self._planner.forward_tokens = setup.forward_tokens
         self._batch: Batch[Restoration] | InOrder[Restoration] = method.sharing.value(clock=lambda: clock.now)
         self._queue: list[Restoration] = []
         self._busy = False
@@ -188,7 +184,7 @@ class Server:
             self._active_since = self._clock.now
         self._queue.append(restoration)
         self._plan(restoration)
-        self._batch.add(restoration, flight, grain.planned_seconds, grain.unit_seconds)
+        self._batch.add(restoration, flight, grain.planned_seconds, grain.unit_seconds, grain.planned_forward)
         self._clock.after(0.0, self._go_on)  # when all that arrive at this time have
         return restoration
 
@@ -268,8 +264,8 @@ class Server:
         restoration.decided = now
         front = flight.step(1).jump
         tokens = restoration.request.start // self.setup.page_tokens + front
-        decision = self._planner.decide(tokens, flight.whereabouts(front, HERE))
-        restoration.computing = decision.compute
+        decision = self._planner.decide(tokens, flight.whereabouts(front, HERE), restoration.request.new)
+        restoration.computing, restoration.decision = decision.compute, decision
         lead = min(front + decision.lead, len(flight)) if decision.lead else 0
         flight.steer(lead, self._planner.island)
 
@@ -290,17 +286,18 @@ class Server:
 
     def _most(self, restoration: Restoration) -> int:
         """Tokens of its next forward, at most."""
-        waits = self.method.loads and not restoration.flight.done
-        return self.setup.chunk_tokens if waits else self.setup.forward_tokens
+        if not self.method.loads or restoration.flight.done:
+            return self.setup.forward_tokens
+        return self._planner.most(restoration.decision) * self.setup.page_tokens
 
     def _begin(self, restoration: Restoration, step: Step) -> None:
         flight, grain = restoration.flight, restoration.grain
-        most = self._most(restoration)
         copied = step.jump - flight.front
         flight.take(step)
         self._batch.set_computing(restoration, True)
         computed = grain.tokens(step.end - step.jump)
-        new = min(restoration.new_left, max(0, most - computed)) if step.end == len(flight) else 0
+        room = max(0, self.setup.forward_tokens - computed)  # what follows joins in, as in the hooks of SGLang
+        new = min(restoration.new_left, room) if step.end == len(flight) else 0
         restoration.new_left -= new
         seconds = grain.seconds(step.jump, step.end, restoration.request.new - restoration.new_left - new, new)
         copy_seconds = 0.0

@@ -12,6 +12,7 @@ from swift_tiers.ops.simulate.lines import Line
 from swift_tiers.ops.simulate.restoring import Computes, Method, Request, Restoration, Server, Setup
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
+from swift_tiers.radix_tiering.restore.planner import Costs
 
 #: Where the prefixes of these runs lie.
 REMOTE = "remote"
@@ -63,12 +64,15 @@ def linear_setup(cost: ComputeCost, token_seconds: float, chunk_tokens: int = 51
     )  # fmt: skip
 
 
-def restore(device: Computes, setup: Setup, method: Method, requests: Iterable[Request]) -> Result:
-    """All of these requests, whose prefixes lie behind one line of the speed that is planned with."""
+def restore(
+    device: Computes, setup: Setup, method: Method, requests: Iterable[Request], costs: Costs | None = None
+) -> Result:
+    """All of these requests, whose prefixes lie behind one line of the setup's speed. `costs`: what is planned with,
+    if not those of the setup."""
     clock = Clock()
     cost = setup.costs.sources[REMOTE]
     line = Line(clock, cost.bytes_per_second, latency_seconds=cost.latency_seconds)
-    server = Server(clock, device, {REMOTE: line}, setup, method)
+    server = Server(clock, device, {REMOTE: line}, setup, method, costs=costs)
     asked: Sequence[Request] = list(requests)
     submitted: dict[int, Restoration] = {}
 

@@ -57,7 +57,7 @@ class Stages:
         part = msgspec.structs.replace(curve, share=curve.share / stages)
         whole = setup_for(part, bytes_per_second, 0.0, chunk_tokens, 32_768)
         self._setup: Setup = msgspec.structs.replace(
-            whole, token_bytes=whole.token_bytes // stages, layers=whole.layers // stages
+            whole, token_bytes=whole.token_bytes // stages, layers=whole.layers // stages, forward_tokens=chunk_tokens
         )
         self._lines = [Line(self._clock, bytes_per_second) for _ in range(stages)]
         self._asked = [0] * stages  # tokens whose activations have been asked for
@@ -65,8 +65,6 @@ class Stages:
         self._restorations: list[Restoration] = []
         # A stage that waits for another cannot tell when it will get to a page, so it loads what it can.
         method = RECOMPUTE if not loads else SWIFT_TIERS if inputs is Inputs.STORED else TWO_POINTERS
-        if not loads:
-            self._setup = msgspec.structs.replace(self._setup, forward_tokens=chunk_tokens)
         self._servers = [
             Server(
                 self._clock, part, {REMOTE: line}, self._setup, method, gate=self._gate(stage),

@@ -26,18 +26,30 @@ class Pick(NamedTuple, Generic[Request]):
     units: range
 
 
+class Forward(NamedTuple):
+    """What one forward over units of a request takes, in seconds."""
+
+    seconds: Callable[[int, int], float]  # over units `[a, b)`
+    at_worst: Callable[[int, int], float]  # likewise, as far as anybody can say
+    fixed: float  # of any, whatever it computes
+
+
 class Member:
     """A request of the batch."""
 
-    __slots__ = ("compute_seconds", "computing_since", "flight", "passed_over", "unit_seconds")
+    __slots__ = ("compute_seconds", "computing_since", "flight", "forward", "passed_over", "unit_seconds")
 
     def __init__(
         self,
         flight: Flight,
         compute_seconds: Callable[[int, int], float] | None,
         unit_seconds: Callable[[str], float | None],
+        forward: Forward | None,
     ) -> None:
         self.flight = flight
+        self.forward = forward
+        if forward is None and compute_seconds is not None:
+            self.forward = Forward(compute_seconds, compute_seconds, 0.0)
         self.compute_seconds = compute_seconds
         self.unit_seconds = unit_seconds
         self.computing_since: float | None = None  # the device works on it: when its chunk began
@@ -98,15 +110,16 @@ class Batch(Generic[Request]):
         flight: Flight,
         compute_seconds: Callable[[int, int], float] | None = None,
         unit_seconds: Callable[[str], float | None] = lambda source: None,
+        forward: Forward | None = None,
     ) -> None:
         """`compute_seconds(a, b)`: what computing units `[a, b)` takes; `unit_seconds(source)`: what loading one takes,
-        None where that is not known.
+        None where that is not known; `forward`: what one forward takes, where that is another cost.
 
         Raises ValueError for a request that is here already.
         """
         if request in self._members:
             raise ValueError(f"request {request} is being restored already")
-        self._members[request] = Member(flight, compute_seconds, unit_seconds)
+        self._members[request] = Member(flight, compute_seconds, unit_seconds, forward)
 
     def remove(self, request: Request) -> None:
         """It is done, or was aborted. Unknown ones are left alone."""
@@ -131,23 +144,36 @@ class Batch(Generic[Request]):
         """What the device should do next for `request`: as `Flight.step`, but it computes no more than the sources
         leave to it meanwhile.
 
-        Where they can bring all that is left of the batch sooner than a whole chunk is computed, the chunk ends where
-        both would be done at the same time, and where that is sooner than even one unit could be computed, the device
-        holds. Otherwise the sources would rest while the last chunk is computed, which for a prefix of few chunks is a
-        good part of the whole. Costs that are not known leave the step as it is.
+        Where they can bring all that is left of the batch sooner than a whole step is computed, the step ends where
+        both would be done at the same time. Otherwise the sources would rest while the last chunk is computed, which
+        for a prefix of few chunks is a good part of the whole. But a step that leaves anything to them is followed by
+        one forward more, and one that leaves little was hardly worth a forward: where computing all of it, or waiting
+        for all of it, is as soon done, the device does that, and likewise where what doing both would save is less
+        than what costs leave open. It never waits where nothing is on its way. Costs that are not known leave the step
+        as it is.
         """
         member = self._members[request]
         step = member.flight.step(most)
         loading = self._loading_left(member, step)
-        if step.end == step.jump or member.compute_seconds is None or loading is None:
+        if step.end == step.jump or member.forward is None or loading is None:
             return step
-        computing = [member.compute_seconds(step.jump, end) for end in range(step.jump, step.end + 1)]
-        if loading[-1] >= computing[-1]:
+        jump, span, forward = step.jump, step.end - step.jump, member.forward
+        if loading[-1] >= forward.seconds(jump, step.end):
             return step
-        without = [unit for unit in range(step.jump, step.end) if member.flight.source(unit) is None]
-        least = without[-1] + 1 - step.jump if without else int(not any(self._under_way.values()))
-        units = min(range(least, len(computing)), key=lambda count: max(computing[count], loading[count]))
-        return Step(step.jump, step.jump + units)
+        last = step.end == len(member.flight)  # what follows joins a forward that gets so far
+
+        def done(seconds: Callable[[int, int], float], units: int) -> float:
+            joins = forward.fixed if last and units == span else 0.0
+            return max(seconds(jump, jump + units) if units else 0.0, loading[units]) - joins
+
+        without = [unit for unit in range(jump, step.end) if member.flight.source(unit) is None]
+        waits = not without and any(self._under_way.values())
+        least = without[-1] + 1 - jump if without else int(not waits)
+        units = min(range(least, span + 1), key=lambda count: done(forward.seconds, count))
+        one_way = [least, span] if without or waits else [span]
+        if any(done(forward.at_worst, units) >= done(forward.at_worst, count) for count in one_way):
+            units = min(one_way, key=lambda count: done(forward.seconds, count))
+        return Step(jump, jump + units)
 
     def _loading_left(self, member: Member, step: Step) -> list[float] | None:
         """Seconds until the sources have brought all that is left of the batch if the device computes the first 0, 1,

@@ -63,3 +63,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
     compute: ComputeCost
     sources: dict[str, SourceCost]  # those whose cost is known, by tier: "host", "ssd", "peer"
+
+    @property
+    def compute_at_worst(self) -> ComputeCost:
+        """A model by itself leaves no doubt; `LiveCosts` does."""
+        return self.compute

@@ -13,6 +13,8 @@ from msgspec import Meta
 
 from swift_tiers.radix_tiering.restore.cost import Amount, ComputeCost, SourceCost
 
+#: Nobody times forwards better than to this part of what they take, however well a fit goes through a few of them.
+TIMING_ERROR = 0.02
 #: Loads of sizes that lie closer together than this factor do not tell latency from bandwidth.
 TELLING_SIZES = 2.0
 
@@ -50,9 +52,32 @@ def fit_compute(samples: Sequence[ComputeSample]) -> ComputeCost:
     long one. Where samples cannot tell terms apart, tokens are taken to be what costs. Raises ValueError without
     samples, or if one of them took no time.
     """
-    rows = [[one.end - one.start, one.forwards, one.end**2 - one.start**2] for one in samples]
-    terms = _nonnegative_fit(rows, [one.seconds for one in samples])
+    terms = _nonnegative_fit(_compute_rows(samples), [one.seconds for one in samples])
     return ComputeCost(fixed_seconds=terms[1], token_seconds=terms[0], pair_seconds=terms[2])
+
+
+def most_fixed_seconds(cost: ComputeCost, samples: Sequence[ComputeSample]) -> float:
+    """What the fixed part of a forward may be, where `cost` was fitted to these samples: two standard errors more, but
+    not more than the quickest of them took, and not less than `cost` says.
+
+    Forwards of much the same length say little about what is fixed in them, and that is what every further forward of
+    a plan costs. Raises ValueError without samples.
+    """
+    real = np.array([one.seconds / one.forwards for one in samples])
+    estimates = np.array(
+        [cost.seconds(one.start, one.end) + cost.fixed_seconds * (one.forwards - 1) for one in samples]
+    )
+    if not len(real):
+        raise ValueError("without samples nothing is known of what is fixed")
+    design = np.array(_compute_rows(samples), dtype=float) / estimates[:, None]
+    scale = design.max(axis=0)
+    design /= scale
+    off = np.array([one.seconds for one in samples]) / estimates - 1
+    variance = max(TIMING_ERROR**2, float(np.square(off).sum()) / max(1, len(samples) - design.shape[1]))
+    # A trace of a ridge: what the samples cannot tell apart at all gets an error that is large, not infinite.
+    covariance = variance * np.linalg.inv(design.T @ design + 1e-9 * np.eye(design.shape[1]))
+    error = float(np.sqrt(covariance[1, 1])) / scale[1]
+    return max(cost.fixed_seconds, min(cost.fixed_seconds + 2 * error, float(real.min())))
 
 
 def fit_source(samples: Sequence[LoadSample]) -> SourceCost:
@@ -82,6 +107,11 @@ def compute_residuals(cost: ComputeCost, samples: Sequence[ComputeSample]) -> Re
 def source_residuals(cost: SourceCost, samples: Sequence[LoadSample]) -> Residuals:
     """Raises ValueError without samples."""
     return _residuals([cost.seconds(one.nbytes) for one in samples], [one.seconds for one in samples])
+
+
+def _compute_rows(samples: Sequence[ComputeSample]) -> list[list[float]]:
+    """What each costs by the token, by the forward and by the pair."""
+    return [[one.end - one.start, one.forwards, one.end**2 - one.start**2] for one in samples]
 
 
 def _residuals(estimates: Sequence[float], seconds: Sequence[float]) -> Residuals:

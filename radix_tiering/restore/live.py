@@ -16,14 +16,23 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
-from swift_tiers.radix_tiering.restore.fitting import ComputeSample, LoadSample, fit_compute, fit_source
+from swift_tiers.radix_tiering.restore.fitting import (
+    ComputeSample,
+    LoadSample,
+    fit_compute,
+    fit_source,
+    most_fixed_seconds,
+)
 
 #: Forwards to have seen before the cost of computing is known, the longest of them so many times the shortest.
 ENOUGH_FORWARDS = 6
 LENGTHS_APART = 4
+#: Forwards over fewer tokens teach nothing: reading the weights is all that they do, which costs less than what is
+#: fixed in a chunk's forward on some devices, and more on others.
+SHORTEST_FORWARD = 32
 #: Loads to have seen of a source.
 ENOUGH_LOADS = 3
-#: Samples between two fits of a cost that is known.
+#: Samples between two fits of a cost that is known; between the first ones fewer, half as many as there are.
 REFIT_EVERY = 16
 #: Two samples in a row that are off by this factor, to the same side: the speed has changed, and what was sampled
 #: before must not be fitted together with what comes now.
@@ -43,6 +52,10 @@ class Correction:
     #: at most doubles or halves the factor, whatever went wrong with it.
     SURPRISE = 4.0
 
+    #: Weight of the newest sample in `spread`, and what that is before there were any.
+    SPREAD_WEIGHT = 0.25
+    SPREAD = 0.1
+
     def __init__(self, weight: float = 0.5) -> None:
         """`weight` of the newest sample: with one half, five samples of a tenth of the speed make it 8.9 times slower.
         Raises ValueError unless it lies above 0 and is at most 1."""
@@ -50,18 +63,27 @@ class Correction:
             raise ValueError(f"a weight lies above 0 and is at most 1, unlike {weight}")
         self._weight = weight
         self._log = 0.0
+        self._spread = self.SPREAD
 
     @property
     def factor(self) -> float:
         return math.exp(self._log)
+
+    @property
+    def spread(self) -> float:
+        """How far samples are off what was believed right before them, as a factor of 1 or more: about one standard
+        deviation."""
+        # A mean distance, of which a standard deviation of what is normal is a quarter more.
+        return math.exp(1.25 * self._spread)
 
     def observe(self, estimated_seconds: float, real_seconds: float) -> None:
         """What `estimated_seconds` was the uncorrected word for took `real_seconds`. Nonsense is left out."""
         if not (0 < estimated_seconds < math.inf and 0 < real_seconds < math.inf):
             return
         surprise, bound = math.log(self.SURPRISE), math.log(self.BOUND)
-        off = math.log(real_seconds / estimated_seconds) - self._log
-        moved = self._log + self._weight * min(max(off, -surprise), surprise)
+        off = min(max(math.log(real_seconds / estimated_seconds) - self._log, -surprise), surprise)
+        self._spread += self.SPREAD_WEIGHT * (abs(off) - self._spread)
+        moved = self._log + self._weight * off
         self._log = min(max(moved, -bound), bound)
 
 
@@ -147,15 +169,38 @@ class _Following(Generic[Cost, Sample]):
         self._until_fit -= 1
         if self._until_fit > 0:
             return
-        fitted = self._fit(reservoir.samples())
+        samples = reservoir.samples()
+        fitted = self._fit(samples)
         if fitted is None:
             return
-        self._until_fit = REFIT_EVERY
+        self._until_fit = min(REFIT_EVERY, len(samples) // 2)
+        self._fitted_to(fitted, samples)
         self._cost, self._side, self._restarted = fitted, 0, False
         # Old samples are in the fit as well; how fast things are just now is what the newest say.
         self._correction = Correction()
         for one in self._newest:
             self._correction.observe(self._estimate(fitted, one), one.seconds)
+
+    def _fitted_to(self, cost: Cost, samples: Sequence[Sample]) -> None:
+        """`cost` was found for these samples, and is about to be believed."""
+
+
+class _FollowingCompute(_Following[ComputeCost, ComputeSample]):
+    """Computing, and what it may cost at worst."""
+
+    def __init__(self, profile: ComputeCost | None) -> None:
+        super().__init__(profile, fit=_learn_compute, estimate=lambda cost, one: cost.seconds(one.start, one.end))
+        self._most_fixed = 0.0 if profile is None else profile.fixed_seconds
+
+    def at_worst(self) -> ComputeCost | None:
+        """With as large a fixed part as the fit leaves open, and longer by as much as forwards vary."""
+        if self._cost is None:
+            return None
+        cost = msgspec.structs.replace(self._cost, fixed_seconds=self._most_fixed)
+        return cost.scaled(self.factor * self._correction.spread)
+
+    def _fitted_to(self, cost: ComputeCost, samples: Sequence[ComputeSample]) -> None:
+        self._most_fixed = most_fixed_seconds(cost, samples)
 
 
 def _believable(sample: Sample, expected: float) -> Sample:
@@ -166,6 +211,7 @@ def _believable(sample: Sample, expected: float) -> Sample:
 
 class _Known(NamedTuple):
     compute: ComputeCost | None
+    compute_at_worst: ComputeCost | None
     sources: Mapping[str, SourceCost]
     model: CostModel | None
 
@@ -179,7 +225,7 @@ class LiveCosts:
     def __init__(self, profile: CostModel | None = None) -> None:
         """A source that the profile does not know is learned, as everything is without a profile."""
         self._lock = threading.Lock()
-        self._compute = _following_compute(None if profile is None else profile.compute)
+        self._compute = _FollowingCompute(None if profile is None else profile.compute)
         self._sources = {name: _following_source(cost) for name, cost in (profile.sources if profile else {}).items()}
         self._known: _Known | None = None  # None: something has changed since
 
@@ -191,6 +237,12 @@ class LiveCosts:
     def compute(self) -> ComputeCost | None:
         """None while unknown."""
         return self._look().compute
+
+    @property
+    def compute_at_worst(self) -> ComputeCost | None:
+        """What it may cost, by what forwards have shown: as much as they vary, and as much as they leave open of what
+        is fixed. Known when `compute` is."""
+        return self._look().compute_at_worst
 
     @property
     def sources(self) -> Mapping[str, SourceCost]:
@@ -207,8 +259,9 @@ class LiveCosts:
             return {name: part.factor for name, part in parts.items() if part.cost() is not None}
 
     def computed(self, start: int, end: int, seconds: float) -> None:
-        """One forward over tokens `[start, end)` of one prompt took `seconds`. Nonsense is left out."""
-        if not (0 <= start < end and 0 < seconds < math.inf):
+        """One forward over tokens `[start, end)` of one prompt took `seconds`. Nonsense is left out, and what is too
+        short to tell what chunks cost."""
+        if not (0 <= start <= end - SHORTEST_FORWARD and 0 < seconds < math.inf):
             return
         # Lengths and starts of one power of two are of a kind.
         kind = ((end - start).bit_length(), start.bit_length())
@@ -236,12 +289,8 @@ class LiveCosts:
             found = {name: following.cost() for name, following in self._sources.items()}
             sources = {name: cost for name, cost in found.items() if cost is not None}
             model = None if compute is None else CostModel(compute=compute, sources=sources)
-            self._known = _Known(compute, sources, model)
+            self._known = _Known(compute, self._compute.at_worst(), sources, model)
             return self._known
-
-
-def _following_compute(profile: ComputeCost | None) -> _Following[ComputeCost, ComputeSample]:
-    return _Following(profile, fit=_learn_compute, estimate=lambda cost, one: cost.seconds(one.start, one.end))
 
 
 def _following_source(profile: SourceCost | None) -> _Following[SourceCost, LoadSample]:

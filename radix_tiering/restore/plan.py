@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
@@ -16,6 +16,9 @@ CHUNK_TOKENS = 512
 PARTS = 32
 #: Ends of runs that are tried as leads, beside none.
 LEADS = 8
+#: A plan whose forwards are longer than a chunk has to be better than one of chunks by this factor: between chunks it
+#: is looked at what has really arrived.
+LONGER_FORWARDS = 1.05
 
 
 class Strategy(Enum):
@@ -41,6 +44,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[Run, ...]
     token_bytes: int  # of one token's KV, all layers
     layers: int
+    behind: int = 0  # tokens of the prompt that follow, which are computed in any case
 
     @property
     def tokens(self) -> int:
@@ -61,6 +65,13 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # until all of it is there, estimated
     compute_seconds: float  # of these, estimated to be spent computing
     load_seconds: dict[str, float]  # estimated, by source
+    forward_tokens: int = 0  # that one forward computes at most; 0 where there is none, or all is computed in one
+    behind_seconds: float = 0.0  # for the tokens behind it, estimated; less where they join the last forward over it
+
+    @property
+    def first_token_seconds(self) -> float:
+        """What plans are compared by."""
+        return self.seconds + self.behind_seconds
 
     @property
     def recomputed(self) -> int:
@@ -69,57 +80,82 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_restore(
-    prefix: Prefix, costs: CostModel, *, chunk_tokens: int = CHUNK_TOKENS, layer_wise_below: int = 0
+    prefix: Prefix,
+    costs: CostModel,
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
+    forward_tokens: int | None = None,
+    layer_wise_below: int = 0,
 ) -> RestorePlan:
-    """The plan that is fastest under the model.
+    """The plan with which the first token comes soonest under the model.
 
+    That is more than having the prefix: the tokens behind it take a forward of their own behind what was loaded, and
+    none behind what was computed, where they fit in the last forward over it. `forward_tokens`: what one forward takes
+    at most, `chunk_tokens` if None; forwards are so long where each of them costs much whatever it computes.
     `layer_wise_below`: the paper's L_delta. A prefix of fewer tokens is considered for layer-wise restoration, a longer
-    one for token-wise. Loading or recomputing all of it is among what is considered in either case, so no plan is
-    worse under the model than the better of the two. Raises KeyError for a source that the model does not know,
-    ValueError for an empty prefix.
+    one for token-wise. Loading or recomputing all of it is among what is considered in either case, so no plan is worse
+    under the model than the better of the two. Raises KeyError for a source that the model does not know, ValueError
+    for an empty prefix.
     """
-    if prefix.tokens < 1:
-        raise ValueError("there is nothing to restore")
-    pure = [plan_recompute(prefix, costs, chunk_tokens)]
-    whole = plan_load(prefix, costs)
-    if whole is not None:
-        pure.append(whole)
-    if prefix.tokens < layer_wise_below and whole is not None:
+    longest = forward_tokens or chunk_tokens
+    pure = pure_plans(prefix, costs, longest)
+    if prefix.tokens < layer_wise_below and len(pure) > 1:
         mixed = plan_layer_wise(prefix, costs)
     else:
-        mixed = plan_token_wise(prefix, costs, chunk_tokens)
+        mixed = plan_token_wise(prefix, costs, chunk_tokens, longest)
+        if chunk_tokens < min(longest, prefix.tokens):
+            long = plan_token_wise(prefix, costs, longest, longest)
+            if long.first_token_seconds * LONGER_FORWARDS < mixed.first_token_seconds:
+                mixed = long
     # The simpler plan wins a draw: it has less that can go wrong.
-    return min([*pure, mixed], key=lambda plan: plan.seconds)
+    return min([*pure, mixed], key=lambda plan: plan.first_token_seconds)
 
 
-def plan_recompute(prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_TOKENS) -> RestorePlan:
+def pure_plans(prefix: Prefix, costs: CostModel, forward_tokens: int) -> list[RestorePlan]:
+    """Recomputing all of it, and, where all of it has a source, loading it. Raises ValueError for an empty prefix."""
+    if prefix.tokens < 1:
+        raise ValueError("there is nothing to restore")
+    loaded = plan_load(prefix, costs, forward_tokens)
+    recomputed = plan_recompute(prefix, costs, forward_tokens)
+    return [recomputed] if loaded is None else [recomputed, loaded]
+
+
+def plan_recompute(prefix: Prefix, costs: CostModel, forward_tokens: int = CHUNK_TOKENS) -> RestorePlan:
     tokens = prefix.tokens
-    seconds = _compute_seconds(prefix, costs, 0, [tokens], chunk_tokens)[0]
+    seconds = _compute_seconds(prefix, costs, 0, [tokens], forward_tokens)[0]
     return RestorePlan(
         strategy=Strategy.RECOMPUTE, lead=0, meeting=tokens, cutover=prefix.layers, seconds=float(seconds),
-        compute_seconds=float(seconds), load_seconds={},
+        compute_seconds=float(seconds), load_seconds={}, forward_tokens=forward_tokens,
+        behind_seconds=_behind_seconds(prefix, costs, -tokens % forward_tokens, forward_tokens),
     )  # fmt: skip
 
 
-def plan_load(prefix: Prefix, costs: CostModel) -> RestorePlan | None:
+def plan_load(prefix: Prefix, costs: CostModel, forward_tokens: int = CHUNK_TOKENS) -> RestorePlan | None:
     """None where some tokens have no source."""
     if any(run.source is None for run in prefix.runs):
         return None
     loads = _load_seconds(prefix, costs, [(0, prefix.tokens)])
     return RestorePlan(
         strategy=Strategy.LOAD, lead=0, meeting=0, cutover=0, seconds=max(loads.values()), compute_seconds=0.0,
-        load_seconds=loads,
+        load_seconds=loads, behind_seconds=_behind_seconds(prefix, costs, 0, forward_tokens),
     )  # fmt: skip
 
 
-def plan_token_wise(prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_TOKENS) -> RestorePlan:
+def priced(plan: RestorePlan, prefix: Prefix, costs: CostModel, forward_tokens: int) -> RestorePlan:
+    """A token-wise plan, its pointers meeting where they do, if costs were these."""
+    return _Meetings(prefix, costs, plan.forward_tokens, forward_tokens).best(plan.lead, [plan.meeting])
+
+
+def plan_token_wise(
+    prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_TOKENS, forward_tokens: int | None = None
+) -> RestorePlan:
     """The best meeting point (Eq. 1, with a superlinear cost and several sources), the last chunk as short as it takes.
 
     A chunk can be recomputed once everything before it is there, so nothing behind the meeting point may be without a
     source, and what is loaded before the part that is recomputed delays it. That pays where the front of a prefix lies
     in a fast tier and its end in a slow one: therefore the ends of the longest runs are tried as `lead`.
     """
-    tokens, loading = prefix.tokens, _Loading(prefix, costs)
+    tokens, meetings = prefix.tokens, _Meetings(prefix, costs, chunk_tokens, forward_tokens)
     ends = np.cumsum([run.tokens for run in prefix.runs]).tolist()
     without = [number for number, run in enumerate(prefix.runs) if run.source is None]
     lowest_meeting = ends[without[-1]] if without else 0
@@ -129,12 +165,14 @@ def plan_token_wise(prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_
     best: RestorePlan | None = None
     for lead in [0, *(ends[number] for number in sorted(longest) if ends[number] <= first_gap)]:
         lowest = max(lowest_meeting, lead, 1)
-        whole = _best_meeting(prefix, costs, loading, chunk_tokens, lead, range(lead, tokens, chunk_tokens), lowest)
-        # What computing takes grows with the meeting and what loading takes shrinks, so the best one lies beside it.
-        around = range(whole.meeting - chunk_tokens, whole.meeting + chunk_tokens, max(1, chunk_tokens // PARTS))
-        for plan in (whole, _best_meeting(prefix, costs, loading, chunk_tokens, lead, around, lowest)):
-            if best is None or plan.seconds < best.seconds:
-                best = plan
+        whole = [*(at for at in range(lead, tokens, chunk_tokens) if at >= lowest), tokens]
+        # What computing takes grows with the meeting and what loading takes shrinks, so the best one lies beside it;
+        # or at the end, where what follows joins in.
+        near = meetings.nearest(lead, whole)
+        around = range(near - chunk_tokens, near + chunk_tokens, max(1, chunk_tokens // PARTS))
+        plan = meetings.best(lead, [*whole, *(at for at in around if lowest <= at < tokens)])
+        if best is None or plan.first_token_seconds < best.first_token_seconds:
+            best = plan
     assert best is not None, "no lead is always among the leads"
     return best
 
@@ -169,29 +207,50 @@ class _Loading:
         return max((float(seconds[0]) for seconds in each.values()), default=0.0)
 
 
-def _best_meeting(
-    prefix: Prefix,
-    costs: CostModel,
-    loading: _Loading,
-    chunk_tokens: int,
-    lead: int,
-    candidates: Iterable[int],
-    lowest: int,
-) -> RestorePlan:
-    """The best of these meetings, and of meeting at the end."""
-    tokens = prefix.tokens
-    meetings = np.array([*(meeting for meeting in candidates if lowest <= meeting < tokens), tokens])
-    computing = _compute_seconds(prefix, costs, lead, meetings, chunk_tokens)
-    loads = loading.seconds(lead, meetings)
-    seconds = loading.lead_seconds(lead) + computing
-    for each in loads.values():
-        seconds = np.maximum(seconds, each)
-    best = int(seconds.argmin())
-    return RestorePlan(
-        strategy=Strategy.TOKEN_WISE, lead=lead, meeting=int(meetings[best]), cutover=prefix.layers,
-        seconds=float(seconds[best]), compute_seconds=float(computing[best]),
-        load_seconds={source: float(each[best]) for source, each in loads.items() if each[best] > 0},
-    )  # fmt: skip
+class _Meetings:
+    """What token-wise plans of one prefix take, for many meetings at once."""
+
+    def __init__(self, prefix: Prefix, costs: CostModel, chunk_tokens: int, forward_tokens: int | None) -> None:
+        self._prefix = prefix
+        self._costs = costs
+        self._chunk_tokens = chunk_tokens
+        self._forward_tokens = forward_tokens or chunk_tokens
+        self._loading = _Loading(prefix, costs)
+
+    def nearest(self, lead: int, meetings: Sequence[int]) -> int:
+        """The one with which the prefix is there first."""
+        _, _, seconds = self._seconds(lead, np.array(meetings))
+        return meetings[int(seconds.argmin())]
+
+    def best(self, lead: int, meetings: Sequence[int]) -> RestorePlan:
+        """With the one with which the first token comes first."""
+        at = np.array(meetings)
+        computing, loads, seconds = self._seconds(lead, at)
+        behind = np.where(at < self._prefix.tokens, self._behind(0), self._behind(self._room_in_last(lead)))
+        best = int((seconds + behind).argmin())
+        return RestorePlan(
+            strategy=Strategy.TOKEN_WISE, lead=lead, meeting=int(at[best]), cutover=self._prefix.layers,
+            seconds=float(seconds[best]), compute_seconds=float(computing[best]),
+            load_seconds={source: float(each[best]) for source, each in loads.items() if each[best] > 0},
+            forward_tokens=self._chunk_tokens, behind_seconds=float(behind[best]),
+        )  # fmt: skip
+
+    def _seconds(self, lead: int, meetings: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
+        """Of computing, of loading by source, and until all of it is there."""
+        computing = _compute_seconds(self._prefix, self._costs, lead, meetings, self._chunk_tokens)
+        loads = self._loading.seconds(lead, meetings)
+        seconds = self._loading.lead_seconds(lead) + computing
+        for each in loads.values():
+            seconds = np.maximum(seconds, each)
+        return computing, loads, seconds
+
+    def _room_in_last(self, lead: int) -> int:
+        """Tokens that fit behind the prefix in its last chunk's forward."""
+        last = (self._prefix.tokens - lead - 1) % self._chunk_tokens + 1
+        return max(0, self._forward_tokens - last)
+
+    def _behind(self, room: int) -> float:
+        return _behind_seconds(self._prefix, self._costs, room, self._forward_tokens)
 
 
 def plan_layer_wise(prefix: Prefix, costs: CostModel) -> RestorePlan:
@@ -203,6 +262,7 @@ def plan_layer_wise(prefix: Prefix, costs: CostModel) -> RestorePlan:
         raise ValueError("layer-wise restoration loads some layers of every token, so every token needs a source")
     tokens, layers = prefix.tokens, prefix.layers
     whole = costs.compute.seconds(prefix.start, prefix.start + tokens)
+    behind = _behind_seconds(prefix, costs, 0, max(1, prefix.behind))
     best: RestorePlan | None = None
     for cutover in range(layers + 1):
         compute = whole * cutover / layers
@@ -212,7 +272,7 @@ def plan_layer_wise(prefix: Prefix, costs: CostModel) -> RestorePlan:
         if best is None or seconds < best.seconds:
             best = RestorePlan(
                 strategy=Strategy.LAYER_WISE, lead=0, meeting=tokens, cutover=cutover, seconds=seconds,
-                compute_seconds=compute, load_seconds=loads,
+                compute_seconds=compute, load_seconds=loads, behind_seconds=behind,
             )  # fmt: skip
     assert best is not None, "a model has layers"
     return best
@@ -241,6 +301,7 @@ def plan_layers(prefix: Prefix, costs: CostModel, copying: SourceCost) -> Restor
     return RestorePlan(
         strategy=Strategy.LAYER_WISE, lead=0, meeting=tokens, cutover=best, seconds=seconds(best),
         compute_seconds=whole * best / layers, load_seconds=loads,
+        behind_seconds=_behind_seconds(prefix, costs, 0, max(1, prefix.behind)),
     )  # fmt: skip
 
 
@@ -272,6 +333,14 @@ def _compute_seconds(
     pairs = (start + lead + lengths) ** 2 - (start + lead) ** 2
     result: np.ndarray = cost.fixed_seconds * chunks + cost.token_seconds * lengths + cost.pair_seconds * pairs
     return result
+
+
+def _behind_seconds(prefix: Prefix, costs: CostModel, room: int, forward_tokens: int) -> float:
+    """Seconds for the tokens behind the prefix, `room` of which join its last forward."""
+    cost, end = costs.compute, prefix.start + prefix.tokens
+    forwards = -(-max(0, prefix.behind - room) // forward_tokens)
+    joined = cost.seconds(end, end + prefix.behind) - cost.fixed_seconds if prefix.behind else 0.0
+    return joined + cost.fixed_seconds * forwards
 
 
 def _load_seconds(

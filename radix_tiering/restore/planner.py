@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple, Protocol
 
+from swift_tiers.radix_tiering.restore.batch import Forward
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.plan import (
     CHUNK_TOKENS,
@@ -19,6 +20,8 @@ from swift_tiers.radix_tiering.restore.plan import (
     Strategy,
     plan_layers,
     plan_restore,
+    priced,
+    pure_plans,
 )
 
 #: Where pages lie that can be copied to the device at once.
@@ -34,6 +37,10 @@ class Costs(Protocol):
 
     @property
     def compute(self) -> ComputeCost | None: ...
+
+    @property
+    def compute_at_worst(self) -> ComputeCost | None:
+        """What computing may cost, as far as anybody can say; not less than `compute`, and known when that is."""
 
     @property
     def sources(self) -> Mapping[str, SourceCost]: ...
@@ -85,9 +92,9 @@ class Planner:
         #: Pages of a chunk.
         self.chunk = max(1, chunk_tokens // page_tokens)
 
-    def decide(self, start: int, sources: Sequence[str | None]) -> Decision:
+    def decide(self, start: int, sources: Sequence[str | None], behind: int = 0) -> Decision:
         """What to do for pages `[start, start + len(sources))` of a prompt; `sources[i]` is None for a page that has to
-        be computed, `HERE` for one that can be copied at once."""
+        be computed, `HERE` for one that can be copied at once. `behind`: tokens of the prompt that follow them."""
         missing = sum(source != HERE for source in sources)
         if not missing:
             return Decision(False, True, 0, None, "every page is in host memory")
@@ -100,16 +107,36 @@ class Planner:
         costs = self._model(sources)
         if isinstance(costs, str):
             return Decision(False, True, len(sources), None, f"what {costs} costs is not known yet")
-        prefix = self._prefix(start, sources)
-        plan = plan_restore(prefix, costs, chunk_tokens=self.chunk * self._page_tokens)
-        if plan.strategy is Strategy.LOAD:
-            return Decision(False, True, 0, plan, f"loading takes {_ms(plan.seconds)}, and nothing is faster")
-        why = (
-            f"recomputing takes {_ms(plan.seconds)}, and no page comes sooner"
-            if plan.strategy is Strategy.RECOMPUTE
-            else f"recomputing {plan.recomputed} of {prefix.tokens} tokens meanwhile takes {_ms(plan.seconds)}"
+        prefix = self._prefix(start, sources, behind)
+        plan = plan_restore(
+            prefix, costs, chunk_tokens=self.chunk * self._page_tokens, forward_tokens=self.forward_tokens
         )
+        why = ""
+        if plan.strategy is Strategy.TOKEN_WISE:
+            plan, why = self._unless_in_doubt(plan, prefix, costs)
+        if plan.strategy is Strategy.LOAD:
+            why = why or f"loading takes {_ms(plan.seconds)}, and nothing is faster"
+            return Decision(False, True, 0, plan, why)
+        if plan.strategy is Strategy.RECOMPUTE:
+            why = why or f"recomputing takes {_ms(plan.seconds)}, and no page comes sooner"
+        else:
+            why = f"recomputing {plan.recomputed} of {prefix.tokens} tokens meanwhile takes {_ms(plan.seconds)}"
         return Decision(True, True, plan.lead // self._page_tokens, plan, why)
+
+    def _unless_in_doubt(self, mixed: RestorePlan, prefix: Prefix, costs: CostModel) -> tuple[RestorePlan, str]:
+        """A plan that does both, if it is still the best where computing costs as much as it may; else the better of
+        the others, and why."""
+        worst = self.costs.compute_at_worst
+        assert worst is not None, "computing is of known cost"
+        at_worst = CostModel(compute=worst, sources=costs.sources)
+        forward = self.forward_tokens or self.chunk * self._page_tokens
+        doubtful = priced(mixed, prefix, at_worst, forward).first_token_seconds
+        if all(doubtful < plan.first_token_seconds for plan in pure_plans(prefix, at_worst, forward)):
+            return mixed, ""
+        plan = min(pure_plans(prefix, costs, forward), key=lambda plan: plan.first_token_seconds)
+        what = "loading" if plan.strategy is Strategy.LOAD else "recomputing"
+        saved = plan.first_token_seconds - mixed.first_token_seconds
+        return plan, f"{what} takes {_ms(plan.seconds)}; doing both would save {_ms(saved)}, which is not certain"
 
     def by_layers(
         self, decision: Decision, start: int, sources: Sequence[str | None], behind: int, refused: str
@@ -140,33 +167,44 @@ class Planner:
         costs = self._model(sources, copied_later=True)
         if isinstance(costs, str):
             return decision
-        prefix = self._prefix(start, sources)
+        prefix = self._prefix(start, sources, max(behind, 1))
         plan = plan_layers(prefix, costs, copying)
-        # What is copied whole is copied while the forward behind it runs, so only what is longer than that counts.
-        end = prefix.start + prefix.tokens
-        forward = costs.compute.seconds(end, end + max(behind, 1))
-        other = decision.plan.seconds if decision.plan is not None else 0.0
+        forward = plan.behind_seconds
+        other = decision.plan.first_token_seconds if decision.plan is not None else 0.0
         if decision.strategy is Strategy.LOAD:
-            other = max(plan.load_seconds.values()) + max(0.0, copying.seconds(tokens * prefix.token_bytes) - forward)
-        if not 0 < plan.cutover < prefix.layers or plan.seconds >= other:
+            # What is copied whole is copied while the forward behind it runs, so only what is longer than that counts.
+            other = max(plan.load_seconds.values()) + max(copying.seconds(tokens * prefix.token_bytes), forward)
+        if not 0 < plan.cutover < prefix.layers or plan.first_token_seconds >= other:
             return decision
-        why = (
-            f"computing {plan.cutover} of {prefix.layers} layers meanwhile takes {_ms(plan.seconds)}, not {_ms(other)}"
-        )
+        instead = f"not {_ms(other - forward)}"
+        why = f"computing {plan.cutover} of {prefix.layers} layers meanwhile takes {_ms(plan.seconds)}, {instead}"
         return Decision(compute, True, 0, plan, why, layer_wise=True)
 
     def compute_seconds(self, start: int) -> Callable[[int, int], float] | None:
-        """What computing pages `[a, b)` behind page `start` of a prompt takes, in seconds; None if unknown."""
-        cost, tokens = self.costs.compute, self._page_tokens
+        """What computing pages `[a, b)` behind page `start` of a prompt takes in chunks, seconds; None if unknown."""
+        cost = self.costs.compute
         if cost is None:
             return None
+        one = self._forward_seconds(cost, start)
+        return lambda first, end: (
+            cost.fixed_seconds * max(0, math.ceil((end - first) / self.chunk) - 1) + one(first, end)
+        )
 
-        def seconds(first: int, end: int) -> float:
-            chunks = math.ceil(max(0, end - first) / self.chunk)
-            begin, stop = (start + first) * tokens, (start + end) * tokens
-            return cost.fixed_seconds * max(0, chunks - 1) + cost.seconds(begin, stop)
+    def forward(self, start: int) -> Forward | None:
+        """What one forward over pages behind page `start` of a prompt takes; None if unknown."""
+        cost, worst = self.costs.compute, self.costs.compute_at_worst
+        if cost is None or worst is None:
+            return None
+        return Forward(self._forward_seconds(cost, start), self._forward_seconds(worst, start), cost.fixed_seconds)
 
-        return seconds
+    def _forward_seconds(self, cost: ComputeCost, start: int) -> Callable[[int, int], float]:
+        tokens = self._page_tokens
+        return lambda first, end: cost.seconds((start + first) * tokens, (start + end) * tokens)
+
+    def most(self, decision: Decision | None) -> int:
+        """Pages that one forward of a restore computes at most."""
+        planned = decision.plan.forward_tokens if decision is not None and decision.plan is not None else 0
+        return max(self.chunk, planned // self._page_tokens)
 
     def page_seconds(self, source: str) -> float | None:
         """What loading one page among many takes, in seconds; None if that is not known."""
@@ -183,12 +221,13 @@ class Planner:
         each = cost.token_seconds * self._page_tokens
         return max(1, min(self.chunk, math.ceil(cost.fixed_seconds / each))) if each > 0 else 1
 
-    def _prefix(self, start: int, sources: Sequence[str | None]) -> Prefix:
+    def _prefix(self, start: int, sources: Sequence[str | None], behind: int) -> Prefix:
         return Prefix(
             start=start * self._page_tokens,
             runs=tuple(Run(len(list(group)) * self._page_tokens, source) for source, group in groupby(sources)),
             token_bytes=self._page_bytes // self._page_tokens,
             layers=self._layers,
+            behind=behind,
         )
 
     def _model(self, sources: Sequence[str | None], *, copied_later: bool = False) -> CostModel | str:

@@ -70,7 +70,7 @@ def strategy(s, choice: str, costs=None):
 class Known:
     """Costs by which a page that is computed takes as long as one from ssd."""
 
-    compute = ComputeCost(fixed_seconds=0.0, token_seconds=0.001, pair_seconds=0.0)
+    compute = compute_at_worst = ComputeCost(fixed_seconds=0.0, token_seconds=0.001, pair_seconds=0.0)
 
     def __init__(self, s) -> None:
         rate = s.linker.pool.geometry.page_bytes / (PAGE * self.compute.token_seconds)

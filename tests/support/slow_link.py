@@ -39,7 +39,7 @@ def quiet(s) -> None:
 class Unknown:
     """What costs are, so that nothing depends on how fast this machine is today."""
 
-    compute = None
+    compute = compute_at_worst = None
     sources: ClassVar[dict[str, object]] = {}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +29,7 @@ from swift_tiers.ops.simulate.restoring import (
 from swift_tiers.ops.simulate.runs import REMOTE, linear_setup, restore
 from swift_tiers.ops.simulate.stages import Inputs, Stages
 from swift_tiers.radix_tiering.restore.cost import ComputeCost
+from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.planner import HERE
 
 COST = ComputeCost(fixed_seconds=0.0, token_seconds=1e-3, pair_seconds=0.0)
@@ -136,3 +140,32 @@ def test_boundary_activations_beat_waiting_for_the_stage_before() -> None:
     curve = Curve(model=MODELS["Llama-3.1-8B"], gpu=GPUS["L40S"])
     seconds = {inputs: Stages(curve, 2, 1.25e9, 512, inputs).restore(8192) for inputs in Inputs}
     assert seconds[Inputs.STORED] < 0.85 * seconds[Inputs.WHOLE]
+
+
+#: A forward costs as much as 83 tokens, whatever it computes.
+FIXED = ComputeCost(fixed_seconds=0.1, token_seconds=1.2e-3, pair_seconds=1e-8)
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096])
+@pytest.mark.parametrize("ratio", [0.1, 0.25, 0.5, 1, 2, 4, 8])
+def test_what_was_learnt_from_eight_requests_never_makes_it_slower_than_either_way(tokens: int, ratio: float) -> None:
+    """The time to load over the time to recompute is `ratio`; forwards vary by a tenth."""
+    request = _request(tokens, new=16)
+    device = Linear(FIXED)
+    for seed in range(20):
+        setup = msgspec.structs.replace(
+            linear_setup(FIXED, ratio * device.seconds(0, tokens + 16) / tokens), forward_tokens=2048
+        )
+        costs, generator = LiveCosts(), random.Random(seed)
+        for length in (1536, 64, 1024, 128, 768, 256, 512, 96):
+            costs.computed(0, length, device.seconds(0, length) * generator.lognormvariate(0, 0.1))
+        for nbytes in (10_000, 100_000, 1_000_000):
+            costs.loaded(REMOTE, nbytes, setup.costs.sources[REMOTE].seconds(nbytes))
+        seconds = {
+            method.name: restore(device, setup, method, [request], costs).seconds[0]
+            for method in (RECOMPUTE, LOAD, SWIFT_TIERS)
+        }
+        better = min(seconds[RECOMPUTE.name], seconds[LOAD.name])
+        assert seconds[SWIFT_TIERS.name] <= 1.05 * better, (seed, seconds)
+        if ratio == 1:
+            assert seconds[SWIFT_TIERS.name] <= 0.75 * better, (seed, seconds)

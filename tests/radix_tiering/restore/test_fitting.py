@@ -14,6 +14,7 @@ from swift_tiers.radix_tiering.restore.fitting import (
     compute_residuals,
     fit_compute,
     fit_source,
+    most_fixed_seconds,
     source_residuals,
 )
 
@@ -45,6 +46,42 @@ def test_what_was_computed_in_pieces_counts_a_launch_for_each() -> None:
     assert found.token_seconds == pytest.approx(true.token_seconds, rel=1e-3)
     assert found.pair_seconds == pytest.approx(true.pair_seconds, rel=1e-2)
     assert compute_residuals(found, samples).worst < 1e-3
+
+
+#: A tenth of a second whatever a forward computes, as on a small model's CPU server.
+FIXED = ComputeCost(fixed_seconds=0.1, token_seconds=1.2e-3, pair_seconds=1e-8)
+
+
+def noisy(seed: int, lengths: list[int], noise: float) -> list[ComputeSample]:
+    random = np.random.default_rng(seed)
+    each = [(n, FIXED.seconds(0, n) * float(random.lognormal(0, noise))) for n in lengths]
+    return [ComputeSample(0, n, seconds) for n, seconds in each]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0, 0.2))
+def test_what_is_fixed_is_at_least_what_the_fit_says_and_at_most_the_quickest_forward(seed: int, noise: float) -> None:
+    samples = noisy(seed, [64, 128, 256, 512, 1024, 96, 768, 1536], noise)
+    cost = fit_compute(samples)
+    most = most_fixed_seconds(cost, samples)
+    assert cost.fixed_seconds <= most
+    assert most <= max(cost.fixed_seconds, min(one.seconds for one in samples))
+
+
+def test_lengths_that_lie_apart_leave_little_open_of_what_is_fixed_and_others_much() -> None:
+    apart = noisy(0, [16, 32, 64, 256, 512, 1024, 96, 1536] * 4, 0.02)
+    alike = noisy(0, [1000, 1010, 1020, 1030, 1040, 1050, 1060, 1070], 0.02)
+    assert most_fixed_seconds(fit_compute(apart), apart) == pytest.approx(0.1, rel=0.1)
+    quickest = min(one.seconds for one in alike)
+    assert most_fixed_seconds(fit_compute(alike), alike) == quickest, "all of it may be fixed, as far as these tell"
+
+
+def test_as_a_rule_the_truth_lies_within_what_is_left_open() -> None:
+    within = 0
+    for seed in range(200):
+        samples = noisy(seed, [64, 128, 256, 512, 1024, 96, 768, 1536], 0.1)
+        within += most_fixed_seconds(fit_compute(samples), samples) >= FIXED.fixed_seconds
+    assert within >= 180
 
 
 @settings(deadline=None)

@@ -16,6 +16,7 @@ from swift_tiers.radix_tiering.restore.live import (
     ENOUGH_FORWARDS,
     ENOUGH_LOADS,
     REFIT_EVERY,
+    SHORTEST_FORWARD,
     Correction,
     LiveCosts,
     Reservoir,
@@ -190,6 +191,70 @@ def test_noise_is_averaged_and_no_term_is_negative(seed: int, noise: float) -> N
     assert min(found.fixed_seconds, found.token_seconds, found.pair_seconds) >= 0
     for span in SPANS:
         assert found.seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.02 + 2.5 * noise)
+
+
+#: What a forward costs whatever it computes is a tenth of a second, or that of 83 tokens.
+FIXED = ComputeCost(fixed_seconds=0.1, token_seconds=1.2e-3, pair_seconds=1e-8)
+#: The first prompts of a server, one forward each.
+FIRST = [1536, 64, 1024, 128, 768, 256, 512, 96]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0, 0.1))
+def test_a_large_fixed_part_is_learnt_from_a_few_prompts(seed: int, noise: float) -> None:
+    generator, live = random.Random(seed), LiveCosts()
+    for number in range(24):
+        tokens = FIRST[number % len(FIRST)]
+        slow = 2.5 if number < 2 else 1.0  # caches are cold
+        live.computed(0, tokens, slow * FIXED.seconds(0, tokens) * generator.lognormvariate(0, noise))
+    assert compute_of(live).fixed_seconds == pytest.approx(FIXED.fixed_seconds, rel=0.1 + 5 * noise)
+    assert compute_of(live).seconds(0, 1024) == pytest.approx(FIXED.seconds(0, 1024), rel=0.1 + 3 * noise)
+
+
+def test_a_few_tokens_say_nothing_of_what_is_fixed_in_a_chunk() -> None:
+    """As seen on a CPU: a forward over one token takes half of what is fixed in longer ones."""
+    live = LiveCosts()
+    for number in range(48):
+        live.computed(0, 1 + number % (SHORTEST_FORWARD - 1), 0.05)
+        tokens = FIRST[number % len(FIRST)]
+        live.computed(0, tokens, FIXED.seconds(0, tokens))
+    assert compute_of(live).fixed_seconds == pytest.approx(FIXED.fixed_seconds, rel=0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 2000), freaks), max_size=60), st.booleans())
+def test_the_worst_is_never_better_than_what_is_believed(told: list[tuple[int, int, float]], profiled: bool) -> None:
+    live = LiveCosts(PROFILE if profiled else None)
+    for start, tokens, seconds in told:
+        live.computed(start, start + tokens, seconds)
+        assert (live.compute is None) == (live.compute_at_worst is None)
+        if live.compute is not None and live.compute_at_worst is not None:
+            for span in SPANS:
+                assert live.compute_at_worst.seconds(*span) >= live.compute.seconds(*span) * (1 - 1e-9)
+
+
+def test_what_is_learnt_without_noise_leaves_little_open() -> None:
+    live = learned(200)
+    worst = live.compute_at_worst
+    assert worst is not None
+    for span in SPANS:
+        assert worst.seconds(*span) == pytest.approx(compute_of(live).seconds(*span), rel=0.05)
+
+
+def test_noise_widens_what_may_be_and_quiet_narrows_it() -> None:
+    live, generator = LiveCosts(PROFILE), random.Random(0)
+
+    def open_after(noise: float) -> float:
+        for number in range(40):
+            span = SPANS[number % len(SPANS)]
+            live.computed(*span, COMPUTE.seconds(*span) * generator.lognormvariate(0, noise))
+        assert live.compute_at_worst is not None
+        return live.compute_at_worst.seconds(0, 512) / compute_of(live).seconds(0, 512) - 1
+
+    quiet, noisy, again = open_after(0.02), open_after(0.3), open_after(0.02)
+    assert quiet < 0.1
+    assert noisy > 2 * quiet
+    assert again < noisy / 2
 
 
 # ---- with and without ----

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.restore.batch import Batch
+from swift_tiers.radix_tiering.restore.batch import Batch, Forward
 from swift_tiers.radix_tiering.restore.flight import Flight, Step, Unit
 
 
@@ -48,6 +50,63 @@ def test_the_device_holds_only_while_something_is_under_way() -> None:
     assert batch.next_step(0, 32) == Step(0, 1)  # nobody would ever wake it
     assert batch.next_load("ssd", 2) is not None
     assert batch.next_step(0, 32) == Step(0, 0)
+
+
+def waiting_for(
+    units: int, load: float, *, fixed: float, fixed_at_worst: float, under_way: int = 2
+) -> tuple[Flight, Batch[int]]:
+    """A flight of which some units are being loaded, and the batch it is in."""
+    flight, batch = Flight(["ssd"] * units), Batch[int](clock=Clock())
+
+    def one(fixed: float) -> Callable[[int, int], float]:
+        return lambda a, b: fixed + (b - a)
+
+    batch.add(0, flight, one(fixed), lambda source: load, Forward(one(fixed), one(fixed_at_worst), fixed))
+    assert batch.next_load("ssd", under_way) is not None
+    return flight, batch
+
+
+def test_what_comes_sooner_than_one_more_forward_is_waited_for() -> None:
+    _, batch = waiting_for(10, load=1.0, fixed=11.0, fixed_at_worst=11.0)
+    assert batch.next_step(0, 32) == Step(0, 0)
+    _, batch = waiting_for(10, load=1.0, fixed=2.0, fixed_at_worst=2.0)
+    assert batch.next_step(0, 32) == Step(0, 4)  # in 6 seconds all is there
+
+
+def test_a_forward_that_may_save_nothing_is_not_begun() -> None:
+    """Four units in six seconds beside six from the source are sooner than ten seconds of waiting; not for sure."""
+    _, batch = waiting_for(10, load=1.0, fixed=2.0, fixed_at_worst=5.9)
+    assert batch.next_step(0, 32) == Step(0, 4)
+    _, batch = waiting_for(10, load=1.0, fixed=2.0, fixed_at_worst=6.1)
+    assert batch.next_step(0, 32) == Step(0, 0)
+
+
+def test_what_follows_joins_a_forward_that_gets_to_the_end() -> None:
+    """Seven units in nine seconds beside one from the source, and a forward for what follows; or all in ten."""
+    flight, batch = Flight(["ssd"] * 8), Batch[int](clock=Clock())
+    one = Forward(lambda a, b: 2.0 + b - a, lambda a, b: 2.0 + b - a, 2.0)
+    batch.add(0, flight, one.seconds, lambda source: 5.0, one)
+    assert batch.next_step(0, 32) == Step(0, 8)
+    batch.remove(0)
+    batch.add(0, flight, one.seconds, lambda source: 5.0, one._replace(fixed=0.0))
+    assert batch.next_step(0, 32) == Step(0, 7)
+
+
+@given(
+    units=st.integers(3, 60),
+    load=st.floats(0.05, 20.0),
+    fixed=st.floats(0.0, 20.0),
+    open_=st.floats(0.0, 20.0),
+    most=st.integers(1, 80),
+)
+def test_in_doubt_nothing_is_done_that_could_be_worse_than_one_way(
+    units: int, load: float, fixed: float, open_: float, most: int
+) -> None:
+    flight, batch = waiting_for(units, load, fixed=fixed, fixed_at_worst=fixed + open_)
+    step, own = batch.next_step(0, most), flight.step(most)
+    if own.end in (0, step.end) or load * (units - own.end) >= fixed + own.end:
+        return  # the whole step, which nothing is saved by cutting
+    assert step.end == 0 or max(fixed + open_ + step.end, load * (units - step.end)) < load * units + 1e-9
 
 
 def test_costs_that_are_not_known_change_nothing() -> None:

@@ -185,8 +185,8 @@ def test_pages_that_lie_here_and_there_in_turn_are_planned_in_few_steps(monkeypa
     from swift_tiers.radix_tiering.restore import plan
 
     steps = []
-    best_meeting = plan._best_meeting
-    monkeypatch.setattr(plan, "_best_meeting", lambda *given: steps.append(given) or best_meeting(*given))
+    priced_at = plan._Meetings._seconds
+    monkeypatch.setattr(plan._Meetings, "_seconds", lambda *given: steps.append(given) or priced_at(*given))
     costs = CostModel(
         compute=ComputeCost(fixed_seconds=0.01, token_seconds=1e-4, pair_seconds=1e-9),
         sources={

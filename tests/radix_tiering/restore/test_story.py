@@ -22,7 +22,7 @@ class Known:
     """Costs that do not change."""
 
     def __init__(self, compute: ComputeCost | None, **sources: SourceCost) -> None:
-        self.compute = compute
+        self.compute = self.compute_at_worst = compute
         self.sources = sources
 
 

@@ -1,0 +1,32 @@
+"""The figures of `swift-tiers bench restore`; the bench itself needs a real server and a quiet machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from swift_tiers.ops.bench.restore import RATIOS, Cell, expected_seconds
+from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
+
+
+def cell(recompute: list[float], load: list[float], auto: list[float]) -> Cell:
+    return Cell(1024, 1.0, recompute, load, auto, 512)
+
+
+def test_each_round_is_compared_with_what_was_better_in_it() -> None:
+    assert cell([2.0], [1.0], [1.1]).of_better == pytest.approx(1.1)
+    # A slow round is slow for all; the better one may be another one.
+    assert cell([2.0, 20.0, 2.0], [1.0, 30.0, 3.0], [1.0, 22.0, 2.4]).of_better == pytest.approx(1.1)
+
+
+def test_the_bound_is_of_the_rounds_own_times() -> None:
+    one = cell([2.0, 4.0, 2.0], [2.0, 4.0, 2.0], [1.2, 2.4, 1.2])
+    assert two_pointer_bound(2.0, 2.0) == 1.0
+    assert one.of_bound == pytest.approx(1.2)
+
+
+def test_what_it_takes_is_said_before_and_grows_with_what_is_asked_for() -> None:
+    short, long = expected_seconds(1e-3, [1024], 1), expected_seconds(1e-3, [1024, 2048], 1)
+    assert short < long < expected_seconds(1e-3, [1024, 2048], 3)
+    assert expected_seconds(2e-3, [1024], 1) == pytest.approx(2 * short)
+    # At least the loads of the rounds, and of the one that is not counted.
+    assert short > 2 * sum(RATIOS) * 1.024

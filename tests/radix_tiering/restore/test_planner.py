@@ -1,0 +1,174 @@
+"""What is decided: by when the first token comes, and by doing both only where that is sooner for sure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.plan import (
+    Prefix,
+    RestorePlan,
+    Run,
+    Strategy,
+    plan_restore,
+    plan_token_wise,
+    priced,
+    pure_plans,
+)
+from swift_tiers.radix_tiering.restore.planner import Decision, Planner
+
+from support.costs import models
+
+PAGE = 16
+TOKEN_BYTES = 100
+#: A tenth of a second for each forward, or what 83 tokens cost.
+COST = ComputeCost(fixed_seconds=0.1, token_seconds=1.2e-3, pair_seconds=0.0)
+
+
+class Known:
+    """Costs that do not change; `fixed_at_worst` seconds may be what a forward costs whatever it computes."""
+
+    def __init__(self, load_seconds: float, tokens: int, fixed_at_worst: float = COST.fixed_seconds) -> None:
+        """`load_seconds`: for so many tokens from ssd."""
+        self.compute = COST
+        self.compute_at_worst = ComputeCost(
+            fixed_seconds=fixed_at_worst, token_seconds=COST.token_seconds, pair_seconds=COST.pair_seconds
+        )
+        rate = tokens * TOKEN_BYTES / load_seconds
+        self.sources = {"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=rate)}
+
+
+def decide(
+    load_seconds: float, tokens: int = 1024, *, behind: int = 16, forward: int = 2048, **how: float
+) -> tuple[Decision, Planner]:
+    costs = Known(load_seconds, tokens, **how)
+    planner = Planner(costs, page_tokens=PAGE, page_bytes=PAGE * TOKEN_BYTES, layers=4)
+    planner.forward_tokens = forward
+    return planner.decide(0, ["ssd"] * (tokens // PAGE), behind), planner
+
+
+def plan_of(decision: Decision) -> RestorePlan:
+    assert decision.plan is not None
+    return decision.plan
+
+
+def test_what_follows_joins_the_forward_over_what_is_recomputed() -> None:
+    """Recomputing 512 tokens and 16 behind them is one forward. Doing both is one over a part of them and another one
+    over the 16: with 4 s to load it saves a little less than that costs."""
+    tokens, load = 512, 4.0
+    decision, _ = decide(load, tokens)
+    assert decision.strategy is Strategy.RECOMPUTE
+    assert plan_of(decision).first_token_seconds == pytest.approx(0.1 + 1.2e-3 * 528)
+    alone, _ = decide(load, tokens, behind=0)
+    assert alone.strategy is Strategy.TOKEN_WISE, "if nothing followed, doing both would be sooner"
+
+
+def test_a_load_takes_a_forward_for_what_follows() -> None:
+    decision, _ = decide(0.05)
+    assert decision.strategy is Strategy.LOAD
+    assert plan_of(decision).first_token_seconds == pytest.approx(0.05 + 0.1 + 1.2e-3 * 16)
+
+
+def test_what_follows_and_does_not_fit_takes_forwards_of_its_own() -> None:
+    recomputed, _ = decide(100.0, 1024, behind=1025, forward=1024)
+    assert plan_of(recomputed).first_token_seconds == pytest.approx(3 * 0.1 + 1.2e-3 * 2049)
+    loaded, _ = decide(0.05, 1024, behind=1025, forward=1024)
+    assert plan_of(loaded).first_token_seconds == pytest.approx(0.05 + 2 * 0.1 + 1.2e-3 * 1025)
+
+
+def test_both_at_once_only_if_the_gain_is_certain() -> None:
+    certain, _ = decide(0.3)
+    assert certain.strategy is Strategy.TOKEN_WISE
+    open_, _ = decide(0.3, fixed_at_worst=0.2)
+    assert open_.strategy is Strategy.LOAD
+    assert "not certain" in open_.why
+    large, _ = decide(1.25, fixed_at_worst=0.2)
+    assert large.strategy is Strategy.TOKEN_WISE, "what is saved is more than what is not known"
+
+
+def test_forwards_are_as_long_as_they_may_be_where_that_saves_much() -> None:
+    recompute, planner = decide(1000.0)
+    assert planner.most(recompute) == 2048 // PAGE
+    both, planner = decide(4.0)
+    assert both.strategy is Strategy.TOKEN_WISE
+    assert plan_of(both).recomputed > 512
+    assert planner.most(both) == 2048 // PAGE, "a second chunk would cost a tenth of it all"
+    cheap = ComputeCost(fixed_seconds=0.001, token_seconds=1.2e-3, pair_seconds=0.0)
+    planner.costs = CostModel(compute=cheap, sources=dict(planner.costs.sources))
+    assert planner.most(planner.decide(0, ["ssd"] * 64, 16)) == planner.chunk == 512 // PAGE
+    assert planner.most(None) == planner.chunk
+
+
+prefixes = st.builds(
+    Prefix,
+    start=st.integers(0, 2000),
+    runs=st.lists(
+        st.builds(Run, tokens=st.integers(1, 1500), source=st.sampled_from(["host", "ssd", None])),
+        min_size=1,
+        max_size=4,
+    ).map(tuple),
+    token_bytes=st.integers(100, 200_000),
+    layers=st.integers(1, 40),
+    behind=st.integers(0, 3000),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(prefixes, models, st.sampled_from([64, 100, 2048]))
+def test_no_plan_brings_the_first_token_later_than_a_pure_one(prefix: Prefix, costs: CostModel, forward: int) -> None:
+    plan = plan_restore(prefix, costs, chunk_tokens=64, forward_tokens=forward)
+    for pure in pure_plans(prefix, costs, forward):
+        assert plan.first_token_seconds <= pure.first_token_seconds
+        # What follows costs at most all of its forwards, and at least its tokens.
+        assert pure.behind_seconds >= costs.compute.token_seconds * prefix.behind * (1 - 1e-9)
+
+
+@settings(deadline=None)
+@given(prefixes, models, st.sampled_from(["host", "ssd"]), st.floats(1, 100))
+def test_more_bandwidth_never_brings_it_later(prefix: Prefix, costs: CostModel, source: str, factor: float) -> None:
+    faster = CostModel(
+        compute=costs.compute,
+        sources={
+            name: SourceCost(
+                latency_seconds=cost.latency_seconds,
+                bytes_per_second=cost.bytes_per_second * (factor if name == source else 1),
+            )
+            for name, cost in costs.sources.items()
+        },
+    )
+    before, after = (plan_restore(prefix, one, chunk_tokens=64, forward_tokens=512) for one in (costs, faster))
+    assert after.first_token_seconds <= before.first_token_seconds + 1e-9
+
+
+@settings(deadline=None)
+@given(prefixes, models)
+def test_a_plan_is_priced_as_it_was_found(prefix: Prefix, costs: CostModel) -> None:
+    plan = plan_token_wise(prefix, costs, 64, 512)
+    assert priced(plan, prefix, costs, 512) == plan
+
+
+@settings(deadline=None)
+@given(
+    pages=st.integers(1, 300),
+    load=st.floats(0.01, 50),
+    open_=st.floats(0, 0.5),
+    behind=st.integers(1, 3000),
+)
+def test_the_worst_that_is_risked_is_no_worse_than_the_better_of_the_others(
+    pages: int, load: float, open_: float, behind: int
+) -> None:
+    tokens = pages * PAGE
+    decision, planner = decide(load, tokens, behind=behind, fixed_at_worst=0.1 + open_)
+    plan, prefix = plan_of(decision), Prefix(
+        start=0, runs=(Run(tokens, "ssd"),), token_bytes=TOKEN_BYTES, layers=4, behind=behind
+    )  # fmt: skip
+    costs = planner.costs
+    assert costs.compute_at_worst is not None
+    believed, worst = (CostModel(compute=cost, sources=dict(costs.sources)) for cost in (COST, costs.compute_at_worst))
+    if plan.strategy is Strategy.TOKEN_WISE:
+        risked = priced(plan, prefix, worst, 2048).first_token_seconds
+        assert risked < min(pure.first_token_seconds for pure in pure_plans(prefix, worst, 2048))
+    pure = min(one.first_token_seconds for one in pure_plans(prefix, believed, 2048))
+    assert plan.first_token_seconds <= pure + 1e-12
