@@ -5,7 +5,7 @@ Without the driver's library, which is the usual case on a machine without a GPU
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +23,8 @@ _P2P = {
 }  # fmt: skip
 #: Not by name: the binding has a comma too many behind the first of its constants, which makes it a tuple.
 _READ, _WRITE, _NVLINK = 0, 1, 2
+#: In place of the number of one NVLink.
+_ALL_LINKS = 0xFFFFFFFF
 #: NVLink's counters are in KiB. Of PCIe's throughput NVML says KB, which it does not say of KiB elsewhere.
 _KIB, _KB = 1024, 1000
 
@@ -177,17 +179,29 @@ class Nvml:
         links = self._ends(uuid)
         if links is None:
             return None
+        counters = self._counters(uuid, [link.number for link in links])
+        return tuple(
+            NvLink(
+                number=link.number, active=link.active, remote=link.remote, switch=link.switch, sent_bytes=sent,
+                received_bytes=received,
+            )
+            for link, (sent, received) in zip(links, counters, strict=True)
+        )  # fmt: skip
+
+    def links_together(self, uuid: str) -> NvLink:
+        """The sum over all NVLinks of a GPU, as one: for a driver that does not count each. Raises GpuLost."""
+        ((sent, received),) = self._counters(uuid, [_ALL_LINKS])
+        return NvLink(number=_ALL_LINKS, active=True, sent_bytes=sent, received_bytes=received)
+
+    def _counters(self, uuid: str, numbers: Sequence[int]) -> list[tuple[int | None, int | None]]:
+        """Bytes that have been sent and received over each of these links."""
         sent, received = (
             self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
         )  # fmt: skip
-        fields = [(field, link.number) for link in links for field in (sent, received)]
+        fields = [(field, number) for number in numbers for field in (sent, received)]
         values = self._ask(self._nvml.nvmlDeviceGetFieldValues, self._find(uuid).handle, fields)
         said = [None] * len(fields) if values is None else [self._counter(value) for value in values]
-        counted = zip(links, said[::2], said[1::2], strict=True)
-        return tuple(NvLink(
-            number=link.number, active=link.active, remote=link.remote, switch=link.switch, sent_bytes=out,
-            received_bytes=back,
-        ) for link, out, back in counted)  # fmt: skip
+        return list(zip(said[::2], said[1::2], strict=True))
 
     def pcie_rates(self, uuid: str) -> tuple[int | None, int | None]:
         """Bytes per second that the GPU sends and receives over PCIe. Each takes NVML 20 ms, in which it counts."""

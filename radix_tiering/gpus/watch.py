@@ -34,9 +34,12 @@ class _Both:
 
     def add(self, links: list[NvLink], now: float) -> tuple[_Counted, _Counted]:
         """What has gone over them in all, and how fast since the look before, bytes per second."""
+        sent = self._sent.add({link.number: link.sent_bytes for link in links})
+        received = self._received.add({link.number: link.received_bytes for link in links})
+        # A sum without one of them would be taken for the whole.
         count = _Counted(
-            self._sent.add({link.number: link.sent_bytes for link in links}),
-            self._received.add({link.number: link.received_bytes for link in links}),
+            None if any(link.active and link.sent_bytes is None for link in links) else sent,
+            None if any(link.active and link.received_bytes is None for link in links) else received,
         )
         rate = _Counted()
         if self._before is not None and now > self._before[0]:
@@ -120,9 +123,12 @@ class GpuWatch:
             return None
         own = self._own = nvml.gpu(self._own.uuid)
         links = nvml.links(own.uuid)
-        sent, received = nvml.pcie_rates(own.uuid)
         counted = self._monotonic()
-        total, rate = self._total.add(list(links or ()), counted)
+        whole = list(links or ())
+        if whole and all(link.sent_bytes is None and link.received_bytes is None for link in whole):
+            whole = [nvml.links_together(own.uuid)]
+        total, rate = self._total.add(whole, counted)
+        sent, received = nvml.pcie_rates(own.uuid)
         return GpuSample(
             time=self._wall(),
             gpu=own,

@@ -20,6 +20,7 @@ class FakeLink:
     def __init__(self, to: FakeGpu | None) -> None:
         self.to = to
         self.up = True
+        self.mute = False  # whether its counters are not supported
         self.sent_kib = 0
         self.received_kib = 0
 
@@ -42,8 +43,8 @@ class FakeGpu:
         self.failing: int | None = None
         #: Functions, by name, that fail on it, and with what.
         self.unsupported: dict[str, int] = {}
-        #: Whether the counters of NVLink are supported, each by itself.
-        self.counts = True
+        #: Whether the counters of NVLink are supported: of each link, and of all together.
+        self.counts = self.counts_together = True
 
 
 def join(one: FakeGpu, other: FakeGpu, links: int) -> None:
@@ -196,12 +197,13 @@ class FakeNvml:
             value.fieldId, value.scopeId = wanted
             value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
             sent = value.fieldId == pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
-            if not handle.counts or value.scopeId >= len(handle.links):
+            assert sent or value.fieldId == pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+            links = handle.links if value.scopeId == 0xFFFFFFFF else handle.links[value.scopeId :][:1]
+            counts = handle.counts_together if value.scopeId == 0xFFFFFFFF else handle.counts
+            if not counts or not links or any(link.mute for link in links):
                 value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
                 continue
-            assert sent or value.fieldId == pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
-            link = handle.links[value.scopeId]
-            value.value.ullVal = link.sent_kib if sent else link.received_kib
+            value.value.ullVal = sum(link.sent_kib if sent else link.received_kib for link in links)
         return values
 
     # ---- how ----

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
+import pynvml
 import pytest
 
 from swift_tiers.radix_tiering.bus.gpu_records import reaches
@@ -10,8 +13,12 @@ from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.reader import BusReader, Part
 from swift_tiers.radix_tiering.bus.schema import MOST_REACHES
 from swift_tiers.radix_tiering.bus.views import RankState
+from swift_tiers.radix_tiering.gpus.nvml import Nvml
+from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample, Reach, ReachSample
+from swift_tiers.radix_tiering.gpus.watch import GpuWatch
 
+from support.fake_nvml import FakeGpu, FakeNvml, join
 from support.publishing import wait_published
 from support.redis import RealRedis, wait_for
 from support.telemetry import GPUS, gpu
@@ -101,6 +108,30 @@ def test_it_is_as_old_as_the_sample(redis, publish) -> None:
     assert view.time == 1_700_000_004.0
     assert view.age_seconds is not None
     assert 95.5 < view.age_seconds < 120
+
+
+def test_from_the_driver_to_a_reader(redis, publish) -> None:
+    """Bytes over a link, as the binding counts them, are on the bus; so is the loss of the GPU, and its return."""
+    one, other = FakeGpu(0), FakeGpu(1)
+    join(one, other, 2)
+    sampler = GpuSampler(GpuWatch(0, None, {}, open_nvml=partial(Nvml, FakeNvml(one, other))), 0.02)
+    sampler.start()
+    publish(redis, gpu=sampler.newest)
+
+    def said(field: str) -> str | None:
+        return redis.admin.hget(f"{ALPHA}:gpu", field)
+
+    wait_for(lambda: said("nvlink_sent_bytes") == "0", "the first sample")
+    one.links[1].sent_kib += 5
+    wait_for(lambda: said("nvlink_sent_bytes") == "5120", "what was sent")
+    (reach,) = read(redis).reaches
+    assert (reach.gpu, reach.nvlinks, reach.nvlink_sent_bytes, reach.pcie) == (other.uuid, 2, 5120, "system")
+    one.failing = pynvml.NVML_ERROR_GPU_IS_LOST
+    wait_for(lambda: said("trouble") == "GPU is lost", "the loss")
+    assert said("memory_used_bytes") == ""
+    one.failing = None
+    wait_for(lambda: said("trouble") == "" and said("nvlink_sent_bytes") == "5120", "its return")
+    sampler.close(20)
 
 
 def test_a_fault_of_the_sampler_is_told_and_takes_nothing_else_with_it(redis, publish) -> None:

@@ -110,8 +110,33 @@ def test_over_switches_only_the_sum_is_known() -> None:
     assert {(one.reach.nvlinks, one.reach.switched, one.received_bytes) for one in sample.reaches} == {(18, True, None)}
 
 
+def test_a_driver_that_counts_all_links_together_only(pair) -> None:
+    one, _ = pair
+    one.counts = False
+    look = Turns(FakeNvml(*pair))
+    look.next()
+    one.links[0].sent_kib += 6
+    one.links[1].sent_kib += 2
+    sample = said(look.next())
+    assert (sample.nvlink_sent_bytes, sample.nvlink_sent_bytes_per_second) == (8 * 1024, 4 * 1024)
+    assert sample.reaches[0].sent_bytes is None, "which of them is whose is not known"
+
+
+def test_a_sum_of_some_is_not_taken_for_the_sum_of_all(pair) -> None:
+    one, _ = pair
+    look = Turns(FakeNvml(*pair))
+    look.next()
+    one.links[0].sent_kib += 6
+    one.links[1].mute = True
+    sample = said(look.next())
+    assert (sample.nvlink_sent_bytes, sample.nvlink_sent_bytes_per_second) == (None, None)
+    one.links[1].mute = False
+    one.links[1].sent_kib += 1
+    assert said(look.next()).nvlink_sent_bytes == 7 * 1024
+
+
 def test_unsupported_counters_are_not_known(pair) -> None:
-    pair[0].counts = False
+    pair[0].counts = pair[0].counts_together = False
     look = Turns(FakeNvml(*pair))
     look.next()
     sample = said(look.next())
