@@ -29,6 +29,8 @@ from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
 
 #: Values of a tile: 32 to each of 128 threads, so that what is done once a row weighs little.
 TILE_VALUES = 4096
+#: Rows of a tile at most: what is kept for each of many short rows would fill the registers.
+TILE_ROWS = 256
 
 _FLOATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 _E4M3 = tl.constexpr(Codec.E4M3.limit)
@@ -133,9 +135,10 @@ def encode_tiles(
         sound = finite & (peak_bits >= _SMALLEST)
         peak = tl.where(sound, peak_bits, 0x3F800000).to(tl.float32, bitcast=True)
         # Both correctly rounded, as torch divides.
-        scale = tl.div_rn(peak, peak * 0.0 + LIMIT).to(tl.int32, bitcast=True)
+        limit = tl.full((TILE_ROWS,), LIMIT, tl.float32)
+        scale = tl.div_rn(peak, limit).to(tl.int32, bitcast=True)
         scale = tl.where(sound, scale, tl.where(finite, 0, 0x7FC00000))
-        inverse = tl.div_rn(peak * 0.0 + LIMIT, peak)
+        inverse = tl.div_rn(limit, peak)
         # No magnitude is more than the limit by more than its rounding, which no code is near enough to follow.
         scaled = value * inverse[:, None]
         keep = tl.where(sound, 0xFF, 0)[:, None]
@@ -253,7 +256,7 @@ def code_shape(
 ) -> CodeShape:
     """The cut for pages of `planes` planes a layer. `pool_alignment`: of every row's address, a power of two."""
     tile_dim = max(2, triton.next_power_of_2(head_dim))
-    tile_rows = max(1, TILE_VALUES // tile_dim)
+    tile_rows = max(1, min(TILE_ROWS, TILE_VALUES // tile_dim))
     constants = {
         "PLANES": planes,
         "TOKENS": page_size,

@@ -99,6 +99,9 @@ def as_indices(indices: np.ndarray | torch.Tensor, limit: int, device: torch.dev
     found = found.to(torch.int64).contiguous()
     if found.numel() and (int(found.min()) < 0 or int(found.max()) >= limit):
         raise ValueError(f"{what} must lie in [0, {limit}); got {int(found.min())} to {int(found.max())}")
+    if device.type == "cuda":
+        # Pageable memory would be copied with a wait for all that the stream has to do before.
+        return found.pin_memory().to(device, non_blocking=True)
     return found.to(device)
 
 

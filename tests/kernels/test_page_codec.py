@@ -21,7 +21,7 @@ from swift_tiers.kernels.page_codec import (
 from swift_tiers.kernels.page_codec_plain import code_pages_plain, decode_rows, encode_rows
 from swift_tiers.kernels.page_codec_triton import code_pages_triton
 
-from support.device_pools import DEVICES, POISON, Geometry, make_normal_pool, make_pool, make_slab, page_of
+from support.device_pools import DEVICES, POISON, Geometry, bounded, make_normal_pool, make_pool, make_slab, page_of
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 GEOMETRIES = st.builds(
@@ -30,11 +30,11 @@ GEOMETRIES = st.builds(
     planes=st.integers(1, 2),
     heads=st.integers(1, 9),
     head_dim=st.integers(1, 256),
-    page_size=st.sampled_from([1, 4, 16]),
+    page_size=st.sampled_from([1, 4, 16, 64]),
     pages=st.integers(1, 4),
     dtype=st.sampled_from(DTYPES),
     block_major=st.booleans(),
-)
+).map(bounded)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -13,7 +13,7 @@ from swift_tiers.kernels.page_gather import copy_pages_plain, gather_pages, scat
 from swift_tiers.kernels.page_gather_triton import copy_pages_triton, copy_shape
 from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
 
-from support.device_pools import DEVICES, POISON, Geometry, make_pool, make_slab, page_of
+from support.device_pools import DEVICES, POISON, Geometry, bounded, make_pool, make_slab, page_of
 
 GEOMETRIES = st.builds(
     Geometry,
@@ -21,11 +21,11 @@ GEOMETRIES = st.builds(
     planes=st.integers(1, 2),
     heads=st.integers(1, 9),
     head_dim=st.integers(1, 256),
-    page_size=st.sampled_from([1, 4, 16]),
+    page_size=st.sampled_from([1, 4, 16, 64]),
     pages=st.integers(1, 5),
     dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float8_e4m3fn]),
     block_major=st.booleans(),
-)
+).map(bounded)
 FORMS = [*DEVICES, pytest.param("plain", id="plain")]
 
 

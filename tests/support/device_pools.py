@@ -27,6 +27,12 @@ class Geometry(NamedTuple):
     block_major: bool = False
 
 
+def bounded(geometry: Geometry) -> Geometry:
+    """The same with shorter heads where the interpreter would take seconds over a page."""
+    longest = max(1, 40_000 // (geometry.page_size * geometry.heads * geometry.layers))
+    return geometry._replace(head_dim=min(geometry.head_dim, longest))
+
+
 def random_bytes(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
 
