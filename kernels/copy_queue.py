@@ -77,6 +77,10 @@ class Accelerator(ABC):
         """A queue of its own, beside all others."""
 
     @abstractmethod
+    def mark_here(self) -> Mark:
+        """The end of what the caller has asked of the device so far, on its current stream."""
+
+    @abstractmethod
     def page_locked(self, memory: torch.Tensor) -> bool:
         """Whether the device reaches this host memory by itself."""
 
@@ -99,6 +103,10 @@ class CudaAccelerator(Accelerator):
     def queue(self) -> CopyQueue:
         torch.cuda.set_device(self.device)  # of the calling thread, which is the one that will queue
         return _CudaQueue(torch.cuda.Stream(self.device), self._memcpy_2d)
+
+    def mark_here(self) -> Mark:
+        with torch.cuda.device(self.device):
+            return _marked(torch.cuda.current_stream())
 
     def page_locked(self, memory: torch.Tensor) -> bool:
         return memory.is_pinned()
@@ -150,10 +158,14 @@ class _CudaQueue(CopyQueue):
             scatter_pages(pool, pages, slab, slots, layers, offset)
 
     def mark(self) -> Mark:
-        # Whoever waits for it on the host sleeps: it has a thread of its own, and the cores are others' too.
-        event = torch.cuda.Event(blocking=True)
-        event.record(self._stream)
-        return event
+        return _marked(self._stream)
+
+
+def _marked(stream: torch.cuda.Stream) -> Mark:
+    # Whoever waits for it on the host sleeps: it has a thread of its own, and the cores are others' too.
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    return event
 
 
 #: cudaMemcpyDefault: the runtime finds out which side is the device.

@@ -99,6 +99,9 @@ class DeferredAccelerator(Accelerator):
         self.queues.append(LateQueue(self))
         return self.queues[-1]
 
+    def mark_here(self) -> LateMark:
+        return self.forward.mark()
+
     def run_until(self, reached: Callable[[], bool]) -> None:
         while not reached():
             ready = self._chance.sample(self.queues, len(self.queues))

@@ -1,0 +1,172 @@
+"""The proof itself, tried on the CPU over small pages: that it finds what is wrong, and tells the truth about the rest.
+
+Figures from here mean nothing; on a GPU, `test_on_a_gpu` runs the command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_tiers.kernels import page_gather
+from swift_tiers.ops.cli import main
+from swift_tiers.ops.gpu_proof import hidden, right
+from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, line, picture
+from swift_tiers.ops.gpu_proof.layouts import Layout
+from swift_tiers.ops.gpu_proof.proof import Proof, closing, facts
+
+from support.deferred_accelerator import DeferredAccelerator
+
+CPU = torch.device("cpu")
+SMALL = Layout("Small-1M", 2, 2, 8, 16, 32)
+
+
+def proof(findings: Findings, seconds: float = 1e9, clock: Any = lambda: 0.0, cases: int = 3) -> Proof:
+    accelerator = DeferredAccelerator(0, locked=True)
+    return Proof(accelerator, findings, [SMALL], 1, cases, seconds, pages=8, ceiling_bytes=2**16, clock=clock)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swift_tiers.ops.gpu_proof import stopwatch
+
+    monkeypatch.setattr(stopwatch, "_LONG", 0.0)
+    monkeypatch.setattr(hidden, "CHUNK", 4)
+
+
+def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    findings = Findings({"command": "gpu-proof", **facts(CPU)})
+    proof(findings).run()
+    assert not findings.left_out
+    assert [check.name for check in findings.checks] == [
+        "gather", "scatter", "digest", "codec e4m3", "codec int8", "codec int4",
+    ]  # fmt: skip
+    assert not findings.wrong, findings.wrong
+    names = {figure.name for figure in findings.figures}
+    for kind in ("layer-first", "block-major"):
+        for what in ("gather, all layers", "gather, one layer", "scatter, all layers", "scatter, one layer"):
+            assert f"Small-1M, {kind}: {what}" in names
+    for what in ("encode e4m3", "decode e4m3", "encode int8", "decode int8", "encode int4", "decode int4", "digest"):
+        assert f"Small-1M, layer-first: {what}" in names
+    for what in ("load, neighbours", "load, scattered", "store, neighbours", "store, scattered"):
+        assert f"Small-1M: {what}" in names
+    assert any(figure.part == "streaming" for figure in findings.figures)
+    said = capsys.readouterr().out.splitlines()
+    assert all(any(line(found) == one for one in said) for found in [*findings.checks, *findings.figures])
+    findings.save(tmp_path / "new")
+    saved = json.loads((tmp_path / "new" / "results.json").read_text())
+    assert len(saved["figures"]) == len(findings.figures)
+    assert str(tmp_path) not in (tmp_path / "new" / "results.json").read_text()
+    xml.etree.ElementTree.parse(tmp_path / "new" / "results.svg")
+
+
+def break_copies(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
+    """Spoils what is copied for the pool under test, and not for the reference, by turns."""
+    real, calls = page_gather.copy_pages_plain, []
+
+    def copies(pool: Any, pages: Any, slab: Any, *others: Any) -> None:
+        real(pool, pages, slab, *others)
+        calls.append(slab)
+        if len(calls) % 2 == 0:
+            spoil(pool, slab)
+
+    monkeypatch.setattr(page_gather, "copy_pages_plain", copies)
+
+
+def flip_one_byte_of_the_slab(pool: Any, slab: torch.Tensor) -> None:
+    slab[0, 3] ^= 1
+
+
+def flip_one_byte_of_the_pool(pool: Any, slab: torch.Tensor) -> None:
+    pool.flat[0][0].view(torch.uint8)[..., 0] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"), [("gather", flip_one_byte_of_the_slab), ("scatter", flip_one_byte_of_the_pool)]
+)
+def test_a_single_wrong_byte_is_found(monkeypatch: pytest.MonkeyPatch, name: str, spoil: Any) -> None:
+    break_copies(monkeypatch, spoil)
+    found = right.check(name, CPU, 0, 7)
+    assert "differs from byte" in found.failure
+    assert "(seed 0, torch.bfloat16)" in found.failure
+    assert found.cases == 1
+    assert closing(Findings({}, [found])) == 3
+
+
+def test_a_codec_that_loses_more_than_it_says_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = right.decode_pages
+
+    def worse(pool: Any, *others: Any) -> None:
+        decode(pool, *others)
+        for plane in pool.flat:
+            plane *= 1.02
+
+    monkeypatch.setattr(right, "decode_pages", worse)
+    assert "more than its code allows" in right.check("codec int8", CPU, 0, 3).failure
+
+
+def test_what_begins_too_late_is_left_out_and_said_to_be() -> None:
+    times = iter([0.0, 1.0, 2.0, *[100.0] * 20])
+    findings = Findings(facts(CPU))
+    proof(findings, seconds=50.0, clock=lambda: next(times), cases=1).run()
+    assert findings.checks
+    assert [figure.part for figure in findings.figures] == ["ceilings"] * 4
+    assert findings.left_out == {
+        f"{part}, Small-1M": "no time was left" for part in ("kernels", "transfers", "streaming")
+    }
+
+
+def test_what_needs_more_than_torch_and_triton_is_left_out_where_that_is_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "swift_tiers.sglang_ext.accelerator_pool", raising=False)
+    monkeypatch.delitem(sys.modules, "swift_tiers.sglang_ext.device_pool", raising=False)
+    monkeypatch.delitem(sys.modules, "swift_tiers.radix_tiering.page", raising=False)
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    findings = Findings(facts(CPU))
+    proof(findings, cases=1).run()
+    assert findings.left_out == {"transfers, Small-1M": "xxhash is not installed"}
+
+
+def test_lines_and_bounds() -> None:
+    figure = Figure("kernels", "a", 80.0, "GB/s", of=100.0, at_least=0.85)
+    assert (figure.share, figure.holds) == (0.8, False)
+    assert line(figure).startswith("MISSED a ")
+    assert "0.800 of 100 " in line(figure)
+    assert Figure("kernels", "a", 90.0, "GB/s", of=100.0, at_least=0.85).holds
+    assert Figure("streaming", "a", 0.97, "", at_least=0.95).holds
+    assert Figure("ceilings", "a", 90.0, "GB/s").holds is None
+    assert line(Check("gather", 3, "it differs")).startswith("WRONG")
+    assert closing(Findings({}, [], [figure])) == 3
+    assert closing(Findings({}, [Check("gather", 3)], [])) == 0
+    assert "a &lt;b&gt;" in picture([Figure("kernels", "a <b>", 80.0, "GB/s", of=100.0)])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_on_a_gpu runs the command")
+def test_without_a_gpu_it_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu-proof"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "no CUDA device" in said.err
+    assert "NVIDIA GPU" in said.err
+
+
+def test_a_model_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu-proof", "--layouts", "Qwen3-8B,Qwen9"]) == 1
+    assert "there is no 'Qwen9'; there are: Qwen3-8B" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here: the command is tried on the CPU only")
+def test_on_a_gpu(tmp_path: Path) -> None:
+    assert main(["gpu-proof", "--layouts", "Qwen3-8B", "--cases", "7", "--out", str(tmp_path)]) in (0, 3)
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert not [check for check in saved["checks"] if check["failure"]]
+    assert saved["left_out"] == {}
