@@ -84,24 +84,30 @@ def ask_ranks(
         for one in servers
         for rank in one.ranks
     }
-    look = {key: lambda pipeline, key=key: pipeline.hgetall(key) for key in homes}
+    # Answers may be long, and are looked for often: first, from when they are.
+    times = {key: lambda pipeline, key=key: pipeline.hget(key, "time") for key in homes}
+    whole = {key: lambda pipeline, key=key: pipeline.hgetall(key) for key in homes}
     entry = {question.name: question.word}
     streams = [bus.keys.of("questions", server=one.server) for one in servers]
     ask = {
         key: lambda pipeline, key=key: pipeline.xadd(key, entry, maxlen=STREAM_ENTRIES, approximate=True)
         for key in streams
     }
-    earlier, asked = bus.ask({**look, **ask})
+    earlier, asked = bus.ask({**times, **ask})
     answered: dict[str, AnyView] = {}
 
     def gather() -> bool | None:
-        said, now = bus.ask({key: look[key] for key in homes if key not in answered})
-        for key, fields in said.items():
-            server, rank = homes[key]
-            if fields and _is_fresh(fields, earlier[key], asked, server.clock_offset_seconds):
-                view = read_view(question.view, fields, server=server.server, rank=rank, **question.known)
-                if question.suits(view):
-                    answered[key] = aged(view, server.clock_offset_seconds, now)
+        said, _ = bus.ask({key: times[key] for key in homes if key not in answered})
+        offsets = {key: homes[key][0].clock_offset_seconds for key in said}
+        new = [key for key, time in said.items() if _is_fresh(time, earlier[key], asked, offsets[key])]
+        if new:
+            answers, now = bus.ask({key: whole[key] for key in new})
+            for key, fields in answers.items():
+                server, rank = homes[key]
+                if fields:
+                    view = read_view(question.view, fields, server=server.server, rank=rank, **question.known)
+                    if question.suits(view):
+                        answered[key] = aged(view, server.clock_offset_seconds, now)
         return True if len(answered) == len(homes) else None
 
     wait_for(gather, timeout)
@@ -115,13 +121,13 @@ def _checked_page(page: str) -> str:
     return page
 
 
-def _is_fresh(said: Mapping[str, str], earlier: Mapping[str, str], asked: float, offset: float | None) -> bool:
-    """Whether it answers our question, or one that was asked just before it."""
-    if said.get("time") != earlier.get("time"):
-        return True
+def _is_fresh(time: str | None, earlier: str | None, asked: float, offset: float | None) -> bool:
+    """Whether what was said then answers our question, or one that was asked just before it."""
+    if time != earlier:
+        return time is not None
     try:
-        return offset is not None and asked - (float(said["time"]) - offset) <= FRESH_SECONDS
-    except (KeyError, ValueError):
+        return offset is not None and time is not None and asked - (float(time) - offset) <= FRESH_SECONDS
+    except ValueError:
         return False
 
 

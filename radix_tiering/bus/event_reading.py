@@ -112,6 +112,19 @@ def newest_events(bus: RoundTrips, server: str, count: int) -> Events:
     return _read(server, entries, start, now, from_newest=True)
 
 
+def newest_entries(bus: RoundTrips, servers: Iterable[str]) -> dict[str, str]:
+    """Of each of these servers, the id of the newest entry, or `BEGINNING`. Raises BusError. One round trip."""
+    keys = {server: bus.keys.of("events", server=server) for server in servers}
+    if not keys:
+        return {}
+    answers, _ = bus.ask({server: _newest_question(key) for server, key in keys.items()})
+    return {server: entries[0][0] if entries else BEGINNING for server, entries in answers.items()}
+
+
+def _newest_question(key: str) -> Question:
+    return lambda pipeline: pipeline.xrevrange(key, count=1)
+
+
 def _offset_question(bus: RoundTrips, server: str) -> Question:
     key = bus.keys.of("info", server=server)
     return lambda pipeline: pipeline.hget(key, "clock_offset_seconds")

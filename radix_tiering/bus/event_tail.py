@@ -24,11 +24,18 @@ class EventTail:
         self._cursors: dict[str, Cursor] = {}
         self._started = False
 
-    def read(self, reader: BusReader) -> list[Item]:
-        """What there is now and was not there before. Raises BusError: the next reading gives what this did not."""
+    def read(self, reader: BusReader, servers: Iterable[str] | None = None) -> list[Item]:
+        """What there is now and was not there before. Raises BusError: the next reading gives what this did not.
+
+        `servers`: those on the bus, where that is known already. Where nothing has happened, this takes one round trip.
+        """
         read: dict[str, Sequence[Item]] = {}
         cursors = dict(self._cursors)
-        for server in self._servers(reader):
+        names = self._servers(reader, servers)
+        newest = reader.newest_entries([name for name in names if name in cursors])
+        for server in names:
+            if server in cursors and newest[server] == cursors[server].entry:
+                continue
             if server in cursors or self._started:
                 read[server], cursors[server] = self._further(reader, server, cursors.get(server, Cursor()))
             else:
@@ -39,10 +46,13 @@ class EventTail:
         self._cursors, self._started = cursors, True
         return items
 
-    def _servers(self, reader: BusReader) -> list[str]:
+    def _servers(self, reader: BusReader, known: Iterable[str] | None) -> list[str]:
         """Those that were heard of before stay: their events outlive them."""
-        names = {one.server for one in reader.servers()} if self._only is None else {self._only}
-        return sorted(names | self._cursors.keys())
+        if self._only is not None:
+            known = (self._only,)
+        elif known is None:
+            known = (one.server for one in reader.servers())
+        return sorted({*known, *self._cursors})
 
     @staticmethod
     def _further(reader: BusReader, server: str, cursor: Cursor) -> tuple[list[Item], Cursor]:

@@ -60,6 +60,8 @@ def ago(value: float | None) -> str:
 
 def text(value: str) -> str:
     """For a terminal: what could move its cursor is spelled out. Ids of requests are whatever clients made up."""
+    if value.isprintable():
+        return value
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
 
 

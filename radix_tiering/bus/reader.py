@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from enum import Flag, auto
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import redis
 
 from swift_tiers.radix_tiering.bus.asking import (
@@ -25,13 +24,14 @@ from swift_tiers.radix_tiering.bus.asking import (
 )
 from swift_tiers.radix_tiering.bus.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.connection import bus_errors, connect
-from swift_tiers.radix_tiering.bus.event_reading import Cursor, Events, newest_events, read_events
+from swift_tiers.radix_tiering.bus.event_reading import Cursor, Events, newest_entries, newest_events, read_events
 from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
+from swift_tiers.radix_tiering.bus.request_memory import Listed, RequestMemory
 from swift_tiers.radix_tiering.bus.round_trips import Question as Fetch
 from swift_tiers.radix_tiering.bus.round_trips import RoundTrips
 from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS, MOST_PARTNERS, MOST_REACHES, TIERS, Keys
-from swift_tiers.radix_tiering.bus.view_reading import AnyView, aged, read_view
+from swift_tiers.radix_tiering.bus.view_reading import AnyView, aged, read_server, read_view
 from swift_tiers.radix_tiering.bus.views import (
     CommandView,
     DeviceView,
@@ -76,14 +76,6 @@ NOTHING = Part(0)
 EVERYTHING = ~NOTHING
 
 
-class _Listed(NamedTuple):
-    """A request that a rank lists. `ended`: what was read of it before, if it had ended then."""
-
-    rid: str
-    arrived: float
-    ended: RequestView | None
-
-
 class BusReader:
     """The bus as a reader sees it. Any thread may use it, several at once too.
 
@@ -100,8 +92,7 @@ class BusReader:
     ) -> None:
         """`client` answers in text; `close` closes it. `errors` is to make a BusError of what it raises within."""
         self._bus = RoundTrips(client, Keys(prefix), errors)
-        # Of each list of requests, those that have ended, by id and arrival.
-        self._ended: dict[str, Mapping[tuple[str, float], RequestView]] = {}
+        self._memory = RequestMemory()
 
     @classmethod
     def open(cls, config: BusConfig, name: str = "reader") -> BusReader:
@@ -119,31 +110,46 @@ class BusReader:
 
     # ---- state ----
 
-    def snapshot(self, parts: Part = EVERYTHING, server: str | None = None) -> Snapshot:
-        """These parts of all servers, or of one; without any server if there is none of that name."""
+    def snapshot(
+        self,
+        parts: Part = EVERYTHING,
+        server: str | None = None,
+        *,
+        requests_seconds: float = 0.0,
+        ended_seconds: float = 0.0,
+    ) -> Snapshot:
+        """These parts of all servers, or of one; without any server if there is none of that name.
+
+        Requests are most of what there is to read. Those that this reader has read in the last `requests_seconds` are
+        told as they were then, with the ages that they had; those that have ended, if it has read the whole list of
+        them in the last `ended_seconds`.
+        """
         servers, now = self._read_servers(server)
         homes = [(one, rank) for one in servers for rank in one.ranks]
-        found: dict[str, Any] = {}
+        lists = [self._key("requests", *home) for home in homes] if Part.REQUESTS in parts else []
+        recent = self._memory.recent(lists, now, requests_seconds)
+        since = {key: self._memory.since(key, now, ended_seconds) for key in lists if key not in recent}
+        found: dict[str, Any] = {**recent}
         if homes and parts:
-            found, now = self._bus.ask(dict(ask for home in homes for ask in self._questions(parts, *home)))
-            for home in homes:
-                self._recall(self._key("requests", *home), found)
+            first = {key: _list_question(key, arrival) for key, arrival in since.items()}
+            first |= dict(ask for home in homes for ask in self._questions(parts, *home))
+            asked, now = self._bus.ask(first)
+            found |= asked
+            for key, arrival in since.items():
+                found[key] = self._memory.recall(key, found[key], arrival)
             further = dict(ask for home in homes for ask in self._further_questions(parts, *home, found))
             if further:
                 more, now = self._bus.ask(further)
                 found |= more
-        snapshot = Snapshot(
-            time=now,
-            servers=tuple(
-                ServerState(
-                    server=one, ranks=tuple(self._rank_state(parts, one, rank, found, now) for rank in one.ranks)
-                )
-                for one in servers
-            ),
+        states = tuple(
+            ServerState(server=one, ranks=tuple(self._rank_state(parts, one, rank, found, now) for rank in one.ranks))
+            for one in servers
         )
         if Part.REQUESTS in parts:
-            self._keep_ended(snapshot, found, everybody=server is None)
-        return snapshot
+            said = dict(zip(lists, (rank.requests for state in states for rank in state.ranks), strict=True))
+            read = {key: (found[key], said[key], arrival is None) for key, arrival in since.items()}
+            self._memory.keep(read, recent, now, everybody=server is None)
+        return Snapshot(time=now, servers=states)
 
     def servers(self) -> tuple[ServerView, ...]:
         """All that are alive, and those that were within the last hour."""
@@ -200,6 +206,10 @@ class BusReader:
         """The newest events of a server, oldest first. What came before them is no gap."""
         return newest_events(self._bus, server, count)
 
+    def newest_entries(self, servers: Iterable[str]) -> dict[str, str]:
+        """Of each server, the id of its newest event's entry: where a cursor stands that has read everything."""
+        return newest_entries(self._bus, servers)
+
     # ---- asking ----
 
     def page(self, page: str, server: str | None = None, timeout: float = PATIENCE_SECONDS) -> Answers[PageView]:
@@ -238,32 +248,13 @@ class BusReader:
         return send_command(self._bus, one, author, command, timeout, now)
 
     def _living(self, name: str) -> tuple[ServerView, float]:
-        servers, now = self._read_servers(None)
-        alive = {one.server: one for one in servers if one.alive}
-        if name not in alive:
-            known = "gone" if any(one.server == name for one in servers) else "not known here"
-            raise BusError(f"server {name}: is {known}; alive are: {', '.join(alive) or 'none'}")
-        return alive[name], now
+        servers, now = self._read_servers(name)
+        if servers and servers[0].alive:
+            return servers[0], now
+        alive = ", ".join(one.server for one in self.servers() if one.alive and one.server != name)
+        raise BusError(f"server {name}: is {'gone' if servers else 'not known here'}; alive are: {alive or 'none'}")
 
     # ---- how ----
-
-    def _recall(self, key: str, found: dict[str, Any]) -> None:
-        """Put what is known of a rank's listed requests beside them. Of what has ended nothing changes any more; there
-        are 256 of each rank, and reading them all again took most of a snapshot's time."""
-        known = self._ended.get(key, {})
-        # A client may use the id of an ended request again: that one arrived later.
-        found[key] = [_Listed(rid, arrived, known.get((rid, arrived))) for rid, arrived in found.get(key, ())]
-
-    def _keep_ended(self, snapshot: Snapshot, found: Mapping[str, Any], *, everybody: bool) -> None:
-        """For the next snapshot. What is no longer listed is forgotten, and who is gone if `everybody` was looked at.
-        Replaced as a whole: other threads may be reading, too."""
-        kept: dict[str, Mapping[tuple[str, float], RequestView]] = {} if everybody else dict(self._ended)
-        for state in snapshot.servers:
-            for rank in state.ranks:
-                key = self._key("requests", state.server, rank.name)
-                arrived = {one.rid: one.arrived for one in found[key]}
-                kept[key] = {(one.rid, arrived[one.rid]): one for one in rank.requests if not one.live}
-        self._ended = kept
 
     def _read_servers(self, only: str | None) -> tuple[list[ServerView], float]:
         key = self._bus.keys.of("servers")
@@ -273,10 +264,10 @@ class BusReader:
             return [], now
         keys = {name: self._bus.keys.of("info", server=name) for name in heartbeats}
         said, now = self._bus.ask({name: _hash_question(keys[name]) for name in heartbeats})
-        return [_server_view(name, said[name], heartbeat, now) for name, heartbeat in heartbeats.items()], now
+        return [read_server(name, said[name], heartbeat, now) for name, heartbeat in heartbeats.items()], now
 
     def _questions(self, parts: Part, server: ServerView, rank: str) -> Iterator[tuple[str, Fetch]]:
-        """Keys and how to ask for them: those that follow from server and rank."""
+        """Keys and how to ask for them: those that follow from server and rank, but for the list of requests."""
         if parts & (Part.RANKS | Part.LINKS | Part.LEASES):
             yield self._hash("rank", server, rank)
         if Part.TIERS in parts:
@@ -290,19 +281,16 @@ class BusReader:
             yield self._hash("tree", server, rank)
         if Part.DIRECTORIES in parts:
             yield self._hash("directory", server, rank)
-        if Part.REQUESTS in parts:
-            key = self._key("requests", server, rank)
-            yield key, lambda pipeline: pipeline.zrange(key, 0, -1, withscores=True)
 
     def _further_questions(
-        self, parts: Part, server: ServerView, rank: str, found: Mapping[str, Any]
+        self, parts: Part, server: ServerView, rank: str, found: dict[str, Any]
     ) -> Iterator[tuple[str, Fetch]]:
         """Those that follow from the answers to the first."""
         for number in range(self._device_count(server, rank, found)):
             yield self._hash("ssd", server, rank, number=str(number))
-        for listed in found.get(self._key("requests", server, rank), ()):
-            if listed.ended is None:
-                yield self._hash("request", server, rank, rid=listed.rid)
+        if Part.REQUESTS in parts:
+            unknown = found[self._key("requests", server, rank)].unknown
+            yield from (self._hash("request", server, rank, rid=rid) for rid in unknown)
         gpu = self._view(GpuView, "gpu", server, rank, found)
         if gpu is not None:
             yield from (self._hash("reach", server, rank, gpu=uuid) for uuid in gpu.reaches[:MOST_REACHES])
@@ -315,20 +303,17 @@ class BusReader:
             yield from (self._hash("lent", server, rank, borrower=name) for name in said.lends_to[:MOST_PARTNERS])
             yield from (self._hash("borrowed", server, rank, donor=name) for name in said.borrows_from[:MOST_PARTNERS])
 
-    def _device_count(self, server: ServerView, rank: str, found: Mapping[str, Any]) -> int:
+    def _device_count(self, server: ServerView, rank: str, found: dict[str, Any]) -> int:
         stripe_set = self._view(StripeSetView, "stripe", server, rank, found)
         return min(stripe_set.devices or 0, MOST_DEVICES) if stripe_set else 0
 
-    def _rank_state(
-        self, parts: Part, server: ServerView, rank: str, found: Mapping[str, Any], now: float
-    ) -> RankState:
+    def _rank_state(self, parts: Part, server: ServerView, rank: str, found: dict[str, Any], now: float) -> RankState:
         home = (server, rank, found, now)
         said, own = self._view(RankView, "rank", *home), lease_name(server.server, rank)
         links = (*LINKS, *_donor_links(said)) if said is not None else LINKS
         gpu = self._view(GpuView, "gpu", *home)
         others = gpu.reaches[:MOST_REACHES] if gpu is not None else ()
         borrowers, donors = (said.lends_to, said.borrows_from) if said is not None else ((), ())
-        requests = found.get(self._key("requests", server, rank), ())
         numbers = range(self._device_count(server, rank, found))
         return RankState(
             name=rank,
@@ -343,13 +328,18 @@ class BusReader:
             borrowed=_present(self._view(LeasesView, "borrowed", *home, donor=name, borrower=own) for name in donors),
             tree=self._view(TreeView, "tree", *home),
             directory=self._view(DirectoryView, "directory", *home),
-            requests=_present(
-                self._view(RequestView, "request", *home, rid=one.rid)
-                if one.ended is None
-                else aged(one.ended, server.clock_offset_seconds, now)
-                for one in requests
-            ),
+            requests=self._requests_of(*home) if Part.REQUESTS in parts else (),
         )
+
+    def _requests_of(self, server: ServerView, rank: str, found: dict[str, Any], now: float) -> tuple[RequestView, ...]:
+        listed: Listed = found[self._key("requests", server, rank)]
+        read = _present(
+            aged(listed.known[member], server.clock_offset_seconds, now)
+            if member in listed.known
+            else self._view(RequestView, "request", server, rank, found, now, rid=member[0])
+            for member in listed.members
+        )
+        return (*(view for _, view in listed.former), *read)
 
     def _view(
         self,
@@ -357,16 +347,19 @@ class BusReader:
         name: str,
         server: ServerView,
         rank: str,
-        found: Mapping[str, Any],
+        found: dict[str, Any],
         now: float = 0.0,
         **words: Any,
     ) -> AnyView | None:
         """The view of the key, if it was found. `words`: those of the key, and what else the view knows from them."""
-        said = found.get(self._key(name, server, rank, **words))
+        key = self._key(name, server, rank, **words)
+        said = found.get(key)
         if not said:
             return None
-        view = read_view(kind, said, server=server.server, rank=rank, **words)
-        return aged(view, server.clock_offset_seconds, now)
+        if not isinstance(said, kind):
+            # Kept instead of what it was read from: some are wanted more than once.
+            said = found[key] = read_view(kind, said, server=server.server, rank=rank, **words)
+        return aged(said, server.clock_offset_seconds, now)
 
     def _hash(self, name: str, server: ServerView, rank: str, **words: str) -> tuple[str, Fetch]:
         key = self._key(name, server, rank, **words)
@@ -389,13 +382,12 @@ def _hash_question(key: str) -> Fetch:
     return lambda pipeline: pipeline.hgetall(key)
 
 
+def _list_question(key: str, since: float | None) -> Fetch:
+    """For the requests that a rank lists; those that arrived at that time or later."""
+    if since is None:
+        return lambda pipeline: pipeline.zrange(key, 0, -1, withscores=True)
+    return lambda pipeline: pipeline.zrange(key, repr(since), "+inf", byscore=True, withscores=True)
+
+
 def _present(views: Iterable[AnyView | None]) -> tuple[AnyView, ...]:
     return tuple(view for view in views if view is not None)
-
-
-def _server_view(name: str, said: Mapping[str, str], heartbeat: float, now: float) -> ServerView:
-    """One that says nothing is gone. Its heartbeat is by Redis' clock, so that its age needs no correction."""
-    view = read_view(ServerView, said, server=name, alive=bool(said), age_seconds=max(0.0, now - heartbeat))
-    if view.started is None or view.clock_offset_seconds is None:
-        return view
-    return msgspec.structs.replace(view, up_seconds=max(0.0, now + view.clock_offset_seconds - view.started))

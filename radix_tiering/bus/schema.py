@@ -496,13 +496,15 @@ class Keys:
 
         Raises KeyError for an unknown spec or a missing word.
         """
-        parts = BY_NAME[name].pattern.split(":")
-        return ":".join([self.prefix, *(_fill(part, words) for part in parts)])
+        return f"{self.prefix}:{_TEMPLATES[name].format_map(words)}"
 
 
-def _fill(part: str, words: dict[str, str]) -> str:
-    if not part.replace("-", "").isupper():
-        return part
-    if part == "FROM-TO":
-        return words["link"]
-    return words[part.lower()]
+def _template(pattern: str) -> str:
+    """`SERVER:RANK:tier:TIER` as `{server}:{rank}:tier:{tier}`."""
+    parts = pattern.split(":")
+    filled = ("{link}" if part == "FROM-TO" else f"{{{part.lower()}}}" if part.isupper() else part for part in parts)
+    return ":".join(filled)
+
+
+#: Keys are made by the thousand.
+_TEMPLATES = {spec.name: _template(spec.pattern) for spec in KEYS}

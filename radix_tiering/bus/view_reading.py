@@ -87,6 +87,14 @@ def aged(view: AnyView, offset: float | None, now: float) -> AnyView:
     return msgspec.structs.replace(view, age_seconds=max(0.0, now - (view.time - offset)))
 
 
+def read_server(name: str, said: Mapping[str, str], heartbeat: float, now: float) -> ServerView:
+    """A server; one that says nothing is gone. Its heartbeat is by Redis' clock: its age needs no correction."""
+    view = read_view(ServerView, said, server=name, alive=bool(said), age_seconds=max(0.0, now - heartbeat))
+    if view.started is None or view.clock_offset_seconds is None:
+        return view
+    return msgspec.structs.replace(view, up_seconds=max(0.0, now + view.clock_offset_seconds - view.started))
+
+
 def family_of(said: Mapping[str, str], name: str) -> dict[str, str]:
     """The fields that begin with `name` and a colon, by what follows it."""
     return {field.partition(":")[2]: value for field, value in said.items() if field.startswith(f"{name}:")}

@@ -213,8 +213,8 @@ class DirectoryView(RankedView, frozen=True):
     foreign_pages: int | None = None
 
 
-class RequestView(RankedView, frozen=True):
-    """One request as one rank saw it."""
+class RequestView(RankedView, frozen=True, gc=False):
+    """One request as one rank saw it. There are thousands, and none leads back to itself: no collector need look."""
 
     rid: str
     state: str = ""

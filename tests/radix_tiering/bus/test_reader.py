@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 import redis as redis_py
 
 from swift_tiers.radix_tiering.bus.commands import CommandError, DrainDevice, Flush, read_order
+from swift_tiers.radix_tiering.bus.event_tail import EventTail
 from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.bus.reader import EVERYTHING, BusReader, Part
@@ -247,7 +249,81 @@ def test_what_has_ended_is_read_once(redis: RealRedis, reader: BusReader, alpha:
     reader.requests()
     redis.client().zrem(alpha.key("requests"), "done")
     assert "done" not in {request.rid for request in reader.requests()}
-    assert not any("done" in rid for listed in reader._ended.values() for rid, _ in listed)
+    assert not any("done" in rid for one in reader._memory._readings.values() for rid, _ in one.ended)
+
+
+def test_requests_that_were_read_lately_are_not_read_again(
+    redis: RealRedis, counted: Client, alpha: HandWritten
+) -> None:
+    """Until somebody wants them as they are now; everything else is as it is now."""
+    reader = BusReader(counted)
+    before = reader.snapshot()
+    alpha.request("new", ago=0.0)
+    redis.client().hset(alpha.key("request", rid=RID), "output_tokens", 999)
+    redis.client().hset(alpha.key("tier", tier="host"), "hits", 4711)
+    redis.admin.config_resetstat()
+    lately = reader.snapshot(requests_seconds=1e6)
+    assert redis.admin.info("commandstats")["cmdstat_zrange"]["calls"] == 1  # that of the servers
+    assert [rank.requests for state in lately.servers for rank in state.ranks] == [
+        rank.requests for state in before.servers for rank in state.ranks
+    ]
+    assert {tier.hits for tier in lately.servers[0].ranks[0].tiers if tier.tier == "host"} == {4711}
+    now = {request.rid: request for request in reader.snapshot(requests_seconds=1e-9).servers[0].ranks[0].requests}
+    assert "new" in now
+    assert now[RID].output_tokens == 999
+
+
+def test_a_list_that_was_read_lately_is_read_from_its_oldest_running_request_on(
+    redis: RealRedis, reader: BusReader, alpha: HandWritten
+) -> None:
+    """What has ended before that one stays for so long, also if it has left the list; nothing else may be missed."""
+
+    def told(ended_seconds: float) -> dict[str, RequestView]:
+        rank = reader.snapshot(ended_seconds=ended_seconds).servers[0].ranks[0]
+        return {request.rid: request for request in rank.requests}
+
+    client, key = redis.client(), alpha.key("requests")
+    alpha.request("over", ago=50.0, state="finished")
+    alpha.request("runs", ago=40.0, output_tokens=1)
+    alpha.request("over later", ago=30.0, state="finished")
+    first = told(1e6)
+    assert list(first) == ["over", "runs", "over later", RID]
+    client.zrem(key, "over", "over later")
+    client.hset(alpha.key("request", rid="runs"), "output_tokens", 2)
+    alpha.request("new", ago=0.0)
+    second = told(1e6)
+    assert list(second) == ["over", "runs", RID, "new"]
+    assert second["over"] == first["over"]
+    assert second["runs"].output_tokens == 2
+    client.hset(alpha.key("request", rid="runs"), mapping={"state": "finished", "output_tokens": 3})
+    third = told(1e6)
+    assert (third["runs"].live, third["runs"].output_tokens) == (False, 3)
+    client.zrem(key, "runs", RID)
+    assert RID not in told(1e6)  # it still ran: it is looked for
+    assert list(told(0.0)) == ["new"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_runs_is_never_missed(redis: RealRedis, reader: BusReader, alpha: HandWritten, seed: int) -> None:
+    """Requests come and end at random; ended ones leave the list at random, too."""
+    random, client = Random(seed), redis.client()
+    live: list[str] = []
+    over: list[str] = []
+    client.delete(alpha.key("requests"), alpha.key("requests", "dp0-tp1"))
+    for step in range(40):
+        for _ in range(random.randrange(3)):
+            live.append(f"request-{step}-{len(live)}")
+            alpha.request(live[-1], ago=0.0)
+        if live and random.random() < 0.5:
+            ended = live.pop(random.randrange(len(live)))
+            client.hset(alpha.key("request", rid=ended), "state", "finished")
+            over.append(ended)
+        if over and random.random() < 0.3:
+            client.zrem(alpha.key("requests"), over.pop(random.randrange(len(over))))
+        told = reader.snapshot(ended_seconds=random.choice((0.0, 1e6))).servers[0].ranks[0].requests
+        assert [request.rid for request in told if request.live] == live
+        assert set(over) <= {request.rid for request in told if not request.live}
+        assert [request.arrived for request in told] == sorted(request.arrived or 0.0 for request in told)
 
 
 def test_an_empty_bus(reader: BusReader) -> None:
@@ -293,6 +369,28 @@ class Client(redis_py.Redis):
 def counted(redis: RealRedis) -> Iterator[Client]:
     with Client(unix_socket_path=str(redis.socket), decode_responses=True, protocol=2) as client:
         yield client
+
+
+def test_reading_on_takes_one_round_trip_where_nothing_has_happened(counted: Client, alpha: HandWritten) -> None:
+    beta = HandWritten(alpha.client, "beta").write()
+    reader, tail = BusReader(counted), EventTail(None, 10)
+    assert len(tail.read(reader)) == 3
+    counted.trips = 0
+    assert tail.read(reader, ["alpha", "beta"]) == []
+    assert counted.trips == 1
+    beta.event("device.out", device=1)
+    assert [item.server for item in tail.read(reader, ["alpha", "beta"])] == ["beta"]
+    assert tail.read(reader, ["alpha", "beta"]) == []
+
+
+def test_a_stream_that_is_begun_anew_is_read_on(counted: Client, alpha: HandWritten) -> None:
+    """Its Redis came back without data: what is there now came after what was read."""
+    reader, tail = BusReader(counted), EventTail(None, 10)
+    tail.read(reader)
+    alpha.client.delete(alpha.key("events"))
+    assert tail.read(reader, ["alpha"]) == []
+    alpha.event("device.out", device=1)
+    assert [getattr(item, "kind", "gap") for item in tail.read(reader, ["alpha"])] == ["device.out"]
 
 
 def test_a_snapshot_takes_few_round_trips_and_searches_for_nothing(redis: RealRedis, counted: Client) -> None:
