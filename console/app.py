@@ -68,8 +68,10 @@ class ConsoleApp(App[None]):
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = datetime.now,
         folder: Path | None = None,
+        settled: Callable[[], object] = lambda: None,
     ) -> None:
-        """`monotonic` and `now` are the console's own clock; `folder` is where exports go (the current directory)."""
+        """`monotonic` and `now` are the console's own clock; `folder` is where exports go (the current directory).
+        `settled` is called once, when the first look has been painted."""
         super().__init__()
         self.feed = feed
         self.readonly = readonly or not feed.steers
@@ -86,6 +88,7 @@ class ConsoleApp(App[None]):
         self._looker = Looker(feed, self.post_message, interval, monotonic)
         self._watcher = Watcher()
         self._moment = Moment(None, 0.0, "", self._watcher.history, (), self._watcher.events)
+        self._settled = settled
         self._looked_at: float | None = None
         self._lost = ""
         self.paused = False
@@ -197,6 +200,7 @@ class ConsoleApp(App[None]):
         self._lay_out(lines, bool(table.columns), max(1, room))
         panel.show(lines)
         self._looker.set_questions(view.questions(scene))
+        self.feed.requests_seconds = 0.0 if view.SHOWS_REQUESTS else looker.REQUESTS_SECONDS
         self._paint_edges()
 
     def _lay_out(self, lines: Sequence[Text], has_table: bool, room: int) -> None:
@@ -231,6 +235,8 @@ class ConsoleApp(App[None]):
 
     def on_looked(self, event: looker.Looked) -> None:
         alarms = self._watcher.take(event.look)
+        if self._looked_at is None:
+            self.call_after_refresh(self._settled)
         self._looked_at, self._lost = event.at, ""
         watcher = self._watcher
         self._take(Moment(event.look.snapshot, self._age(), "", watcher.history, alarms, watcher.events))

@@ -15,6 +15,8 @@ from swift_tiers.radix_tiering.errors import SwiftTiersError
 SLOWEST, FASTEST, USUAL = 60.0, 0.1, 0.5
 #: Between two askings of the same, seconds: servers answer about once a second.
 ASK_SECONDS = 1.0
+#: How old requests may be where nobody looks at them, seconds: they are counted there.
+REQUESTS_SECONDS = 2.0
 
 
 class Looked(Message):

@@ -92,10 +92,12 @@ def show(feed: Feed, options: argparse.Namespace) -> int:
         finally:
             feed.close()
     from swift_tiers.console.app import ConsoleApp
+    from swift_tiers.console.collector import settle
 
     app = ConsoleApp(
-        feed, interval=options.interval, readonly=not feed.steers, ascii=options.ascii, dark=not options.light
-    )
+        feed, interval=options.interval, readonly=not feed.steers, ascii=options.ascii, dark=not options.light,
+        settled=settle,
+    )  # fmt: skip
     if options.server is not None:
         app.navigation.limit(options.server)
     if options.view is not None and app.navigation.place.view != view_named(options.view).NAME:

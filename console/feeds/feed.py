@@ -94,6 +94,9 @@ class Feed(ABC):
     steers: bool = False
     #: What it can be played with; None where time goes on by itself.
     player: Player | None = None
+    #: How old requests may be in a look, seconds: they are most of what there is to read. Set by who looks; what a feed
+    #: has anyway may be newer.
+    requests_seconds: float = 0.0
 
     @abstractmethod
     def look(self) -> Look:

@@ -15,6 +15,8 @@ from swift_tiers.radix_tiering.bus.views import CommandView
 from swift_tiers.radix_tiering.config import BusConfig
 from swift_tiers.radix_tiering.errors import BusError
 
+#: How old lists of requests that have ended may be, seconds: they are read in every so many looks only.
+ENDED_SECONDS = 2.0
 #: Events of before that are shown at the start.
 FORMER_EVENTS = 1000
 
@@ -36,8 +38,13 @@ class LiveFeed(Feed):
         self._tail = EventTail(None, FORMER_EVENTS)
 
     def look(self) -> Look:
+        return self._with(self._look)
+
+    def _look(self, reader: BusReader) -> Look:
+        snapshot = reader.snapshot(requests_seconds=self.requests_seconds, ended_seconds=ENDED_SECONDS)
         # The events last: what they tell of is in a later snapshot at the latest, never in an earlier one only.
-        return self._with(lambda reader: Look(snapshot=reader.snapshot(), items=tuple(self._tail.read(reader))))
+        items = self._tail.read(reader, [state.server.server for state in snapshot.servers])
+        return Look(snapshot=snapshot, items=tuple(items))
 
     def ask(self, question: Question) -> Answers:
         def put(reader: BusReader) -> Answers:

@@ -9,8 +9,8 @@ from swift_tiers.console.model.history import History
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.radix_tiering.bus.figures import count, seconds, share, text
 from swift_tiers.radix_tiering.bus.gpu_views import GpuView
-from swift_tiers.radix_tiering.bus.reader import EVERYTHING
-from swift_tiers.radix_tiering.bus.troubles import LONG_WAIT, Mark, Trouble, Troubles
+from swift_tiers.radix_tiering.bus.reader import EVERYTHING, Part
+from swift_tiers.radix_tiering.bus.troubles import LONG_WAIT, Mark, Trouble, Troubles, request_troubles
 from swift_tiers.radix_tiering.bus.views import (
     DeviceView,
     LeasesView,
@@ -70,14 +70,14 @@ def _key(alarm: Alarm) -> tuple[str, str]:
 
 
 def _alarms(snapshot: Snapshot, history: History) -> Iterator[Alarm]:
-    troubles = Troubles(snapshot, EVERYTHING)
+    troubles = Troubles(snapshot, EVERYTHING & ~Part.REQUESTS)
     for state in snapshot.servers:
         yield from _told(troubles.of([state.server]), snapshot.time)
         for rank in state.ranks:
             views: list[View] = [*rank.tiers, *rank.devices, *rank.lent, *rank.borrowed]
             views += [view for view in (rank.rank, rank.stripe_set, rank.tree, rank.gpu) if view is not None]
             yield from _told(troubles.of(views), snapshot.time)
-            yield from _of_requests(rank, troubles, snapshot.time)
+            yield from _of_requests(rank, snapshot.time)
             yield from _full_tiers(rank, history, snapshot.time)
             yield from _collapse(rank, history, snapshot.time)
 
@@ -105,12 +105,12 @@ def target(view: View) -> Place:
     return Place("overview", (server,))
 
 
-def _of_requests(rank: RankState, troubles: Troubles, now: float) -> Iterator[Alarm]:
+def _of_requests(rank: RankState, now: float) -> Iterator[Alarm]:
     """Requests are many: those that wait long are one alarm. What became of others is in the views of restores."""
     waiting = [
         request
         for request in rank.requests
-        if request.live and any(trouble.mark >= Mark.WARNING for trouble in troubles.of([request]))
+        if request.live and any(trouble.mark >= Mark.WARNING for trouble in request_troubles(request))
     ]
     if waiting:
         one = waiting[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from swift_tiers.console.model.alarms import Alarm
 from swift_tiers.console.model.events import EventLog
 from swift_tiers.console.model.history import History
-from swift_tiers.radix_tiering.bus.views import RankState, ServerState, Snapshot, View
+from swift_tiers.radix_tiering.bus.views import RankState, RequestView, ServerState, Snapshot, View
 
 #: What a server said is old after so many of its intervals, and so many seconds.
 OLD_INTERVALS, OLD_SECONDS = 4, 3.0
@@ -43,7 +43,15 @@ class Moment:
 
     def age_of(self, view: View) -> float | None:
         """Seconds since this was true: by Redis' clock until the look, by the console's since then."""
-        return None if view.age_seconds is None else view.age_seconds + self.age
+        if view.age_seconds is None:
+            return None
+        if isinstance(view, RequestView) and view.time is not None and self.snapshot is not None:
+            # It may have been read some looks ago.
+            state = self.server(view.server)
+            offset = None if state is None else state.server.clock_offset_seconds
+            if offset is not None:
+                return max(0.0, self.snapshot.time - (view.time - offset)) + self.age
+        return view.age_seconds + self.age
 
     def is_old(self, view: View) -> bool:
         """Whether what it says may no longer be so: to be greyed."""

@@ -31,6 +31,7 @@ class Blocks(View):
     NAME = "blocks"
     TITLE = "Blocks"
     QUESTION = "where is each page, and what is in each slot?"
+    SHOWS_REQUESTS = True
     FOLLOWS_CURSOR = True
     LINES_SHARE = SHARE
 

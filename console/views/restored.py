@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from swift_tiers.console.model.moment import Moment
+from swift_tiers.console.views.remembered import Remembered
 from swift_tiers.radix_tiering.bus.restore_words import OFF_ESTIMATE, real_seconds
-from swift_tiers.radix_tiering.bus.views import RankState, RequestView
+from swift_tiers.radix_tiering.bus.views import RankState, RequestView, Snapshot
 from swift_tiers.radix_tiering.restore.story import COMPUTED, RestoreStory
 
 
@@ -73,7 +74,7 @@ class Restored(NamedTuple):
 
     @property
     def running(self) -> bool:
-        return any(is_running(view) for view in self.views)
+        return is_running(self.worst)  # what runs is the worst
 
     @property
     def key(self) -> str:
@@ -97,12 +98,28 @@ def since(moment: Moment, view: RequestView, then: float | None) -> float | None
 def restores(moment: Moment, server: str | None) -> tuple[list[Restored], list[Restored]]:
     """Those that run, the longest first, and those that are over, the latest first. Requests of which nothing was
     found below the device are none."""
-    found = [one for one in grouped(moment.ranks(server)) if any(_is_one(view) for view in one.views)]
-    running = [one for one in found if one.running]
-    over = [one for one in found if not one.running]
-    running.sort(key=lambda one: one.worst.arrived or 0.0)
-    over.sort(key=lambda one: -(one.worst.ended or one.worst.arrived or 0.0))
+    if moment.snapshot is None:
+        return [], []
+    running, over = _RESTORES.of(moment.snapshot)
+    if server is None:
+        return running, over
+    return [one for one in running if one.worst.server == server], [one for one in over if one.worst.server == server]
+
+
+def _restores(snapshot: Snapshot) -> tuple[list[Restored], list[Restored]]:
+    ranks = (rank for state in snapshot.servers for rank in state.ranks)
+    ahead = {state.server.server: state.server.clock_offset_seconds or 0.0 for state in snapshot.servers}
+    running: list[Restored] = []
+    over: list[Restored] = []
+    for one in grouped(ranks):
+        if any(_is_one(view) for view in one.views):
+            (running if one.running else over).append(one)
+    running.sort(key=lambda one: (one.worst.arrived or 0.0) - ahead[one.worst.server])
+    over.sort(key=lambda one: ahead[one.worst.server] - (one.worst.ended or one.worst.arrived or 0.0))
     return running, over
+
+
+_RESTORES: Remembered[Snapshot, tuple[list[Restored], list[Restored]]] = Remembered(_restores, kept=2)
 
 
 def _is_one(view: RequestView) -> bool:

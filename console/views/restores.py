@@ -51,6 +51,7 @@ class Restores(View):
     NAME = "restores"
     TITLE = "Restores"
     QUESTION = "how do prefixes come back, and do both sides meet as planned?"
+    SHOWS_REQUESTS = True
 
     def lines(self, scene: Scene) -> list[Text]:
         rid = scene.place.name("request")

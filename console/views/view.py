@@ -81,6 +81,8 @@ class View(ABC):
     QUESTION: ClassVar[str]  # what it answers
     #: Whether `lines` depends on the row under the cursor.
     FOLLOWS_CURSOR: ClassVar[bool] = False
+    #: Whether it shows requests as they run: then every look reads them.
+    SHOWS_REQUESTS: ClassVar[bool] = False
     #: The most of the height that lines take where there is a table beneath them.
     LINES_SHARE: ClassVar[float] = 0.6
     #: No table.

@@ -124,7 +124,8 @@ class Grid(ScrollView, can_focus=True):
         """Make the lines that are visible, and draw those again that are not what they were."""
         self._measure()
         before, height = self._strips, self.size.height
-        self._strips = [self._make_line(y) for y in range(height)]
+        ground = self.rich_style
+        self._strips = [self._make_line(y, ground) for y in range(height)]
         if len(before) != height:
             self.refresh()
             return
@@ -139,12 +140,12 @@ class Grid(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         if len(self._strips) != self.size.height:
             self._measure()
-            self._strips = [self._make_line(number) for number in range(self.size.height)]
+            ground = self.rich_style
+            self._strips = [self._make_line(number, ground) for number in range(self.size.height)]
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
 
-    def _make_line(self, y: int) -> Strip:
+    def _make_line(self, y: int, ground: Style) -> Strip:
         width = self.size.width
-        ground = self.rich_style
         if y == 0:
             return self._heading(width, ground)
         number = y - 1 + self.scroll_offset.y

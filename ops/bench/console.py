@@ -23,6 +23,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from swift_tiers.console import ConsoleApp
+from swift_tiers.console.collector import settle
 from swift_tiers.console.feeds.live import LiveFeed
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views import VIEWS
@@ -90,7 +91,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 async def _drive(config: BusConfig, seconds: float) -> tuple[dict[str, float], list[float]]:
-    app = TimedConsole(LiveFeed(config, "bench", steers=False), interval=INTERVAL)
+    app = TimedConsole(LiveFeed(config, "bench", steers=False), interval=INTERVAL, settled=settle)
     shares: dict[str, float] = {}
     keys: list[float] = []
     async with app.run_test(size=SIZE) as pilot:

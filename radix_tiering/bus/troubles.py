@@ -105,10 +105,10 @@ def _of_server(state: ServerState, parts: Part) -> Iterator[Trouble]:
     for rank in state.ranks:
         if Part.RANKS in parts and rank.rank is None:
             yield Trouble(Mark.WRONG, state.server, f"its rank {text(rank.name)} says nothing", "see the server's log")
-        yield from _of_rank(rank)
+        yield from _of_rank(rank, parts)
 
 
-def _of_rank(state: RankState) -> Iterator[Trouble]:
+def _of_rank(state: RankState, parts: Part) -> Iterator[Trouble]:
     if state.rank is not None:
         yield from rank_troubles(state.rank)
     for tier in state.tiers:
@@ -121,7 +121,7 @@ def _of_rank(state: RankState) -> Iterator[Trouble]:
         yield from gpu_troubles(state.gpu)
     if state.tree is not None:
         yield from tree_troubles(state.tree)
-    for request in state.requests:
+    for request in state.requests if Part.REQUESTS in parts else ():
         yield from request_troubles(request)
 
 

@@ -7,12 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from swift_tiers.console.feeds.live import LiveFeed
+from swift_tiers.console.model.events import EventLog
+from swift_tiers.console.model.history import History
+from swift_tiers.console.model.moment import Moment
 from swift_tiers.radix_tiering.bus.commands import Flush
+from swift_tiers.radix_tiering.bus.views import RequestView
 from swift_tiers.radix_tiering.config import parse_config
 from swift_tiers.radix_tiering.errors import BusError
 
 from support.bus import HandWritten
 from support.console_screen import SIZE, console, shows
+from support.console_world import WorldFeed
 from support.redis import RealRedis, answers, wait_for
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +43,44 @@ def test_a_look_has_the_state_and_what_happened_since(server: RealRedis) -> None
     assert [event.kind for event in feed.look().items] == ["device.out"]
     assert feed.look().items == ()
     feed.close()
+
+
+def test_requests_are_only_as_old_as_is_wanted_and_their_ages_tell(server: RealRedis) -> None:
+    """Looks that do not read them again show how old they are all the same."""
+    alpha = HandWritten(server.client(), "alpha", offset=500.0).write()
+    feed = live(server)
+    feed.look()
+    feed.requests_seconds = 1e6
+    alpha.request("new", ago=0.0)
+    history, events = History(), EventLog()
+
+    def moment() -> Moment:
+        return Moment(feed.look().snapshot, 0.25, "", history, (), events)
+
+    def request(moment: Moment) -> RequestView:
+        (one,) = moment.servers[0].ranks[0].requests
+        return one
+
+    first = moment()
+    second = wait_for(lambda: one if (one := moment()).snapshot.time > first.snapshot.time + 0.2 else None)
+    assert request(second) == request(first)
+    aged = second.age_of(request(second)) - first.age_of(request(first))
+    assert aged == pytest.approx(second.snapshot.time - first.snapshot.time)
+    feed.requests_seconds = 0.0
+    assert len(moment().servers[0].ranks[0].requests) == 2
+    feed.close()
+
+
+async def test_a_view_that_shows_requests_has_them_read_in_every_look() -> None:
+    feed = WorldFeed()
+    app = console(feed)
+    async with app.run_test(size=SIZE) as pilot:
+        await shows(pilot, "Overview")
+        assert feed.requests_seconds > 0
+        for number, name in enumerate(app.views, 1):
+            await pilot.press(str(number))
+            assert name == app.view.NAME
+            assert (feed.requests_seconds == 0) == (name in ("blocks", "restores"))
 
 
 def test_it_opens_the_bus_anew_after_an_error(server: RealRedis) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from swift_tiers.console.views.restore_bar import Course, Stretch, bar, course, 
 from swift_tiers.console.views.restored import Restored, find, grouped, restores, saved, verdict
 from swift_tiers.console.views.restores import Restores
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.views import RankState, RequestView
+from swift_tiers.radix_tiering.bus.views import RankState, RequestView, ServerState, ServerView, Snapshot
 from swift_tiers.radix_tiering.restore.story import RestoreStory
 
 from support.console_world import KEY, World, moment_of, scene_of
@@ -186,6 +188,20 @@ def test_what_runs_comes_first_and_then_the_latest() -> None:
     assert (late["verdict"], late["why late"], late["met at"], late["planned"]) == (
         "late", "ssd fell behind", "123", "128",
     )  # fmt: skip
+
+
+def test_the_latest_is_the_latest_whatever_clocks_say() -> None:
+    """A server whose clock is an hour ahead has not restored later for it."""
+
+    def state(name: str, ended: float, off: float) -> ServerState:
+        one = view(over(), server=name, ended=ended + off, time=ended + off, arrived=ended - 1 + off)
+        server = ServerView(server=name, alive=True, clock_offset_seconds=off)
+        return ServerState(server=server, ranks=(RankState(name="dp0-tp0", requests=(one,)),))
+
+    states = (state("alpha", 500.0, 3600.0), state("beta", 600.0, 0.0), state("gamma", 550.0, -60.0))
+    moment = replace(moment_of(World()), snapshot=Snapshot(time=700.0, servers=states))
+    assert [one.worst.server for one in restores(moment, None)[1]] == ["beta", "gamma", "alpha"]
+    assert [one.worst.server for one in restores(moment, "gamma")[1]] == ["gamma"]
 
 
 def test_running_ones_have_their_bars_and_say_why() -> None:

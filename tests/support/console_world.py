@@ -47,6 +47,11 @@ KEY = "5e" * 32
 GPUS = ("GPU-00000000-1111-2222-3333-444455556666", "GPU-00000001-1111-2222-3333-444455556666")
 
 
+def _off(number: int) -> float:
+    """How far a server's clock is off, seconds."""
+    return 0.003 * number
+
+
 class World:
     """Time goes on by `tick`; everything follows from the number of ticks, so that two runs are alike."""
 
@@ -78,13 +83,14 @@ class World:
             address=f"10.0.0.{number + 1}:30000", pid=4000 + number, started=START - 86_400 - number * 3600,
             up_seconds=86_400.0 + number * 3600 + 0.5 * self.ticks, version="0.1.0", sglang_version="0.5.23",
             model=("/models/Llama-3.1-8B-Instruct", "/models/Qwen3-32B", "/models/SmolLM2-135M")[number % 3],
-            ranks=("dp0-tp0",), interval_seconds=0.5, clock_offset_seconds=0.003 * number, control=True,
+            ranks=("dp0-tp0",), interval_seconds=0.5, clock_offset_seconds=_off(number), control=True,
             configuration={"host": {"size": 64 * GIB}},
         )  # fmt: skip
         return ServerState(server=view, ranks=(self._rank(number),))
 
     def _rank(self, number: int) -> RankState:
-        home = {"server": self.servers[number], "rank": "dp0-tp0", "time": self.time - 0.2, "age_seconds": 0.2}
+        said = self.time - 0.2 + _off(number)
+        home = {"server": self.servers[number], "rank": "dp0-tp0", "time": said, "age_seconds": 0.2}
         lends, borrows = number == 0, number == 1
         donor, borrower = f"{self.servers[0]}.dp0-tp0", f"{self.servers[min(1, len(self.servers) - 1)]}.dp0-tp0"
         lease = {"donor": donor, "borrower": borrower, **self._leases(borrows)}
@@ -219,11 +225,11 @@ class World:
             load_seconds={"host": 0.09}, compute_seconds=0.36,
         )  # fmt: skip
         running = RequestView(
-            **home, rid=f"{number}restore{'0' * 24}", state="restoring", arrived=self.time - 0.6, prompt_tokens=30_464,
-            output_tokens=0, device_tokens=64, restore="waiting", restore_story=story, pages=1904,
+            **home, rid=f"{number}restore{'0' * 24}", state="restoring", arrived=home["time"] - 0.4,
+            prompt_tokens=30_464, output_tokens=0, device_tokens=64, restore="waiting", restore_story=story, pages=1904,
         )  # fmt: skip
         decoding = RequestView(
-            **home, rid=f"{number}decode{'0' * 25}", state="running", arrived=self.time - 5, prompt_tokens=2048,
+            **home, rid=f"{number}decode{'0' * 25}", state="running", arrived=home["time"] - 4.8, prompt_tokens=2048,
             output_tokens=77, device_tokens=1024, peer_tokens=0, host_tokens=512, ssd_tokens=0, recomputed_tokens=512,
             restore="completed", restore_seconds=0.04, queue_seconds=0.06, first_token_seconds=0.31, pages=133,
             tiers=(("device", 64), ("host", 32), ("compute", 32)), last_page=KEY, block_table=((17, 80), (200, 268)),
@@ -240,11 +246,12 @@ class World:
             late="ssd fell behind" if one == 3 else "", late_pages=12 if one == 3 else 0,
         )  # fmt: skip
         return RequestView(
-            **home, rid=f"{number}done{one}{'0' * 26}", state="finished", arrived=START - 60 + one,
+            **home, rid=f"{number}done{one}{'0' * 26}", state="finished", arrived=START - 60 + one + _off(number),
             prompt_tokens=4100, output_tokens=128, device_tokens=0, peer_tokens=0, host_tokens=0,
             ssd_tokens=16 * (136 - one), recomputed_tokens=4100 - 16 * (136 - one), restore="split",
             restore_seconds=0.49, restore_story=story, queue_seconds=0.5, first_token_seconds=0.52 + 0.05 * one,
-            ended=START - 40 + one, pages=264, tiers=(("compute", 120 + one), ("ssd", 136 - one)), last_page=KEY,
+            ended=START - 40 + one + _off(number), pages=264, tiers=(("compute", 120 + one), ("ssd", 136 - one)),
+            last_page=KEY,
         )  # fmt: skip
 
     def events(self) -> tuple[Event, ...]:
