@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CudaAccelerator
-from swift_tiers.ops.gpu_proof import hidden, right, speed
+from swift_tiers.ops.gpu_proof import hidden, right, serving, speed
 from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, line
 from swift_tiers.ops.gpu_proof.layouts import LAYOUTS, Layout
 from swift_tiers.ops.gpu_proof.options import ProofError
@@ -107,6 +107,8 @@ class Proof:
         seed: int,
         cases: int,
         most_seconds: float,
+        *,
+        serves: bool = True,
         pages: int = speed.PAGES,
         ceiling_bytes: int = speed.CEILING_BYTES,
         clock: Callable[[], float] = time.monotonic,
@@ -116,6 +118,7 @@ class Proof:
         self._layouts = layouts
         self._seed = seed
         self._cases = cases
+        self._serves = serves
         self._pages = pages
         self._ceiling_bytes = ceiling_bytes
         self._clock = clock
@@ -141,6 +144,9 @@ class Proof:
                 partial(hidden.hidden, layout, self._accelerator, self._watch, on_host),
             )
 
+        if self._serves:
+            self._part("serving", serving.serving)
+
     def _room(self, layout: Layout) -> tuple[int, int]:
         """Pages to be moved: by kernels, and through page-locked memory."""
         pages = self._pages
@@ -150,7 +156,9 @@ class Proof:
             pages = min(pages, int(free * _DEVICE_SHARE) // (4 * layout.page_bytes))
         return pages, max(1, min(pages, _HOST_BYTES // layout.page_bytes))
 
-    def _part(self, name: str, make: Callable[[], Iterator[Check] | Iterator[Figure]]) -> None:
+    def _part(
+        self, name: str, make: Callable[[], Iterator[Check] | Iterator[Figure] | Iterator[Check | Figure]]
+    ) -> None:
         if self._clock() >= self._end:
             self._leave_out(name, "no time was left")
             return

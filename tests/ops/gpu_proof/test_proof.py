@@ -29,7 +29,9 @@ SMALL = Layout("Small-1M", 2, 2, 8, 16, 32)
 
 def proof(findings: Findings, seconds: float = 1e9, clock: Any = lambda: 0.0, cases: int = 3) -> Proof:
     accelerator = DeferredAccelerator(0, locked=True)
-    return Proof(accelerator, findings, [SMALL], 1, cases, seconds, pages=8, ceiling_bytes=2**16, clock=clock)
+    return Proof(
+        accelerator, findings, [SMALL], 1, cases, seconds, serves=False, pages=8, ceiling_bytes=2**16, clock=clock
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -169,4 +171,4 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     assert main(["gpu-proof", "--layouts", "Qwen3-8B", "--cases", "7", "--out", str(tmp_path)]) in (0, 3)
     saved = json.loads((tmp_path / "results.json").read_text())
     assert not [check for check in saved["checks"] if check["failure"]]
-    assert saved["left_out"] == {}
+    assert set(saved["left_out"]) <= {"serving"}

@@ -1,0 +1,82 @@
+"""What the served model is asked with, and what is made of the answers. The servers themselves need a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swift_tiers.ops.errors import CommandError
+from swift_tiers.ops.gpu_proof import serving
+from swift_tiers.ops.gpu_proof.figures import Check, Figure
+from swift_tiers.ops.gpu_proof.layouts import LAYOUTS
+from swift_tiers.ops.gpu_proof.serving import HICACHE, OFF, SYSTEMS, TIERS, Asked, Load, arguments, summary
+
+QWEN = LAYOUTS[0]
+
+
+def test_the_configuration_is_one_that_transformers_reads(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(serving.model_directory(tmp_path, QWEN))
+    assert config.architectures == ["Qwen3ForCausalLM"]
+    assert (config.num_hidden_layers, config.num_key_value_heads, config.head_dim) == (36, 8, 128)
+    assert config.num_attention_heads == 32
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"], "no weights are needed"
+
+
+def test_all_servers_get_the_same_memory(tmp_path: Path) -> None:
+    load = Load()
+    flags = {system: arguments(system, tmp_path, QWEN, load.agents * load.longest, load) for system in SYSTEMS}
+    common = flags[OFF]
+    assert all(one[: len(common)] == common for one in flags.values())
+    device = int(common[common.index("--max-total-tokens") + 1])
+    assert load.together * load.longest < device < load.agents * load.longest / 2, "histories must leave the device"
+    config = json.loads(flags[TIERS][-1])
+    host_tokens = config["host"]["size"] // QWEN.page_bytes * 16
+    ratio = float(flags[HICACHE][flags[HICACHE].index("--hicache-ratio") + 1])
+    assert ratio * device == pytest.approx(host_tokens, rel=0.01)
+    assert "throttle" not in json.dumps(config)
+
+
+def test_the_tiers_configuration_is_a_valid_one(tmp_path: Path) -> None:
+    from swift_tiers.radix_tiering.config import parse_config
+
+    config = json.loads(arguments(TIERS, tmp_path, QWEN, 1000, Load())[-1])
+    assert parse_config(config).host.size == config["host"]["size"]
+
+
+def test_ratios_and_what_they_are_of() -> None:
+    found = {
+        OFF: Asked([1.0] * 99 + [3.0], 10, [(1,), (2,)]),
+        TIERS: Asked([0.25] * 99 + [1.5], 30, [(1,), (9,)]),
+    }
+    figures = {figure.name: figure for figure in summary(found)}
+    assert figures["first token, swift-tiers over off, P50"].value == 0.25
+    assert figures["first token, swift-tiers, P50"].value == 250.0
+    assert "1 of 2 answers as without tiers" in figures["first token, swift-tiers, P50"].note
+    assert not [name for name in figures if HICACHE in name]
+
+
+def test_a_server_that_does_not_start_is_told_and_the_others_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(system: str, *_: object) -> Asked:
+        if system == HICACHE:
+            raise CommandError("the server HiCache ended by itself", detail="no such flag")
+        return Asked([1.0], 0, [(1,)])
+
+    monkeypatch.setattr(serving, "ask", ask)
+    found = list(serving.serving())
+    checks = [one for one in found if isinstance(one, Check)]
+    assert [(check.name, bool(check.failure)) for check in checks] == [
+        ("server, off", False), ("server, HiCache", True), ("server, swift-tiers", False),
+    ]  # fmt: skip
+    assert "no such flag" in checks[1].failure
+    assert "first token, swift-tiers over off, P99" in [one.name for one in found if isinstance(one, Figure)]
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "NEEDED", ("torch", "no_such_module"))
+    with pytest.raises(ImportError) as caught:
+        list(serving.serving())
+    assert caught.value.name == "no_such_module"
