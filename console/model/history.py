@@ -102,6 +102,29 @@ class History:
         grown = float((last[columns] - first[columns]).sum())
         return grown / float(last[0] - first[0]) if np.isfinite(grown) and grown >= 0 else None
 
+    def times(self, view: RankedView, seconds: float) -> list[float]:
+        """When the last looks were, as far as they are within `seconds` of the last one; by the writer's clock."""
+        rows, _ = self._rows(view, ())
+        return [] if rows is None or not len(rows) else rows[rows[:, 0] >= rows[-1, 0] - seconds, 0].tolist()
+
+    def rate_between(self, view: RankedView, counter: str, first: float, last: float) -> float | None:
+        """How fast a counter grew between two times by the writer's clock, per second; between two looks, it is taken
+        to have grown evenly. None where less than half of that time was seen, or the server was started anew in it."""
+        rows, columns = self._rows(view, (counter,))
+        if rows is None:
+            return None
+        rows = rows[np.isfinite(rows[:, columns[0]])]
+        if len(rows) < 2:
+            return None
+        times, values = rows[:, 0], rows[:, columns[0]]
+        begin, end = max(first, times[0]), min(last, times[-1])
+        if end <= begin or end - begin < (last - first) / 2:
+            return None
+        within = (times > begin) & (times < end)
+        low, high = np.interp([begin, end], times, values)
+        course = np.diff([low, *values[within], high])
+        return float(high - low) / (end - begin) if (course >= 0).all() else None
+
     def rates(self, view: RankedView, *counters: str, length: int = LOOKS) -> list[float | None]:
         """The same between each two of the last looks, oldest first: at most `length`."""
         rows, columns = self._rows(view, counters)

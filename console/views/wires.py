@@ -20,8 +20,8 @@ from swift_tiers.radix_tiering.bus.troubles import LATE_GPU
 from swift_tiers.radix_tiering.bus.views import LinkView, RankState
 from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, way
 
-#: Both are compared over so many seconds: NVML is asked every 2 s.
-SECONDS = 8.0
+#: Both are compared over so many seconds, at most; NVML is asked every so many.
+SECONDS, LOOK_SECONDS = 8.0, 2.0
 NVLINK, PCIE = "NVLink", "PCIe"
 #: Before figures that are made of samples.
 ABOUT = "~"
@@ -75,22 +75,38 @@ def _silent(moment: Moment, gpu: GpuView | None) -> bool:
 
 
 def _both(name: str, outward: bool, ranks: Iterable[RankState], homes: dict[str, str], history: History) -> Both:
-    counted = [(rank, value) for rank in ranks if (value := _hardware(name, outward, rank.gpu, history)) is not None]
-    links = [
-        link for rank, _ in counted for link in rank.links if _carried_by(link, rank, homes) == (name, outward)
-    ]  # fmt: skip
-    engine = sum_of(history.rate(link, "bytes", seconds=SECONDS) for link in links)
-    return Both(sum_of(value for _, value in counted), engine)
+    hardware: list[float] = []
+    engine: list[float | None] = []
+    for rank in ranks:
+        assert rank.gpu is not None
+        window = _window(rank.gpu, history)
+        value = _hardware(name, outward, rank.gpu, window, history)
+        if value is None:
+            continue
+        hardware.append(value)
+        # NVML is asked less often than servers speak: over any other time, a burst would be on one side only.
+        engine += [
+            history.rate_between(link, "bytes", *window)
+            for link in rank.links
+            if _carried_by(link, rank, homes) == (name, outward)
+        ]
+    return Both(sum_of(hardware), sum_of(engine))
 
 
-def _hardware(name: str, outward: bool, gpu: GpuView | None, history: History) -> float | None:
-    if gpu is None:
-        return None
+def _window(gpu: GpuView, history: History) -> tuple[float, float]:
+    """From when to when both sides are compared, by the server's clock: from a look of NVML to its last one."""
+    times = history.times(gpu, SECONDS)
+    last = times[-1] if times else gpu.time or 0.0
+    return (times[0] if len(times) > 1 else last - LOOK_SECONDS), last
+
+
+def _hardware(name: str, outward: bool, gpu: GpuView, window: tuple[float, float], history: History) -> float | None:
     direction = "sent" if outward else "received"
     if name == NVLINK:
-        rate = history.rate(gpu, f"nvlink_{direction}_bytes", seconds=SECONDS)
+        rate = history.rate_between(gpu, f"nvlink_{direction}_bytes", *window)
         return getattr(gpu, f"nvlink_{direction}_bytes_per_second") if rate is None else rate
-    samples = history.values(gpu, f"pcie_{direction}_bytes_per_second", length=int(SECONDS / 2))
+    looks = max(1, len(history.times(gpu, SECONDS)) - 1)  # the first one was before that time
+    samples = history.values(gpu, f"pcie_{direction}_bytes_per_second", length=looks)
     known = [value for value in samples if value is not None]
     return sum(known) / len(known) if known else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from swift_tiers.ops.console_demo.gpus import DemoGpu
 from swift_tiers.ops.console_demo.server import PAGE_TOKENS, Asked, DemoServer
 from swift_tiers.ops.console_demo.stripes import OUT, Device
 from swift_tiers.ops.console_demo.tree import Shape, shape_of
@@ -41,6 +42,7 @@ class ServerViews:
         self.server = server
         self._shape = Shape(0, 0, 0, 0)
         self._shaped = float("-inf")
+        self._gpu = DemoGpu(server, AGE)
 
     def state(self) -> ServerState:
         server = self.server
@@ -68,6 +70,8 @@ class ServerViews:
             stripe_set=self._stripe_set(),
             devices=tuple(self._device(device) for device in server.stripes.devices) if server.stripes else (),
             links=tuple(self._links()),
+            gpu=self._gpu.view(),
+            reaches=self._gpu.reaches(),
             tree=self._tree(),
             directory=DirectoryView(**home, **_fields(tiers.table.directory(tiers.digest))),
             requests=tuple(self._request(one) for one in (*server.ended, *server.requests.values())),

@@ -55,6 +55,32 @@ def test_a_server_that_was_started_anew_has_no_rate() -> None:
     assert history.growths(views[2], "hits", 10.0) == (20, 0)
 
 
+def test_a_rate_between_two_times_by_the_servers_clock() -> None:
+    views = [tier(time, hits=hits) for time, hits in ((10.0, 0), (11.0, 10), (12.0, 10), (13.0, 1010))]
+    history = history_of(*views)
+
+    def between(first: float, last: float) -> float | None:
+        return history.rate_between(views[-1], "hits", first, last)
+
+    assert between(10.0, 12.0) == pytest.approx(5)
+    assert between(10.5, 12.0) == pytest.approx(5 / 1.5)
+    assert between(12.5, 13.0) == pytest.approx(1000)
+    assert between(9.0, 12.0) == pytest.approx(5), "of the part of it that was seen"
+    assert between(7.0, 11.0) is None, "too little of it was seen"
+    assert between(13.0, 15.0) is None
+    assert history.times(views[-1], 2.0) == [11.0, 12.0, 13.0]
+
+
+def test_a_rate_between_two_times_across_a_start() -> None:
+    views = [tier(1.0, hits=1000), tier(2.0, hits=5), tier(3.0, hits=25), tier(4.0)]
+    history = history_of(*views)
+    assert history.rate_between(views[-1], "hits", 1.0, 3.0) is None
+    assert history.rate_between(views[-1], "hits", 2.0, 3.0) == pytest.approx(20)
+    assert history.rate_between(views[-1], "misses", 2.0, 3.0) is None
+    assert history_of().rate_between(views[-1], "hits", 2.0, 3.0) is None
+    assert history_of().times(views[-1], 2.0) == []
+
+
 def test_what_was_not_said_is_not_nought() -> None:
     views = [tier(1.0), tier(2.0, hits=5)]
     history = history_of(*views)

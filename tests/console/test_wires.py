@@ -83,6 +83,20 @@ def test_pcie_has_the_engines_copies_to_and_from_host_memory_beside_it() -> None
     assert pcie.received.difference == pytest.approx(-2 * MIB)
 
 
+def test_a_burst_that_nvml_has_not_seen_yet_is_on_neither_side() -> None:
+    """It is asked every two seconds, and servers speak twice in one."""
+
+    class Burst(OnGpus):
+        def _link(self, home: dict, number: int, at: int, link: str) -> LinkView:
+            view = super()._link(home, number, at, link)
+            burst = 10**10 if self.ticks >= 38 else 0  # the last look of NVML was at 36
+            return msgspec.structs.replace(view, bytes=(view.bytes or 0) + burst)
+
+    pcie = found(Burst())[PCIE]
+    assert pcie.sent.engine == pytest.approx(2 * 10 * MIB)
+    assert pcie.sent.difference == pytest.approx(2 * 2 * MIB)
+
+
 def test_nvlink_without_copies_of_the_engine_has_no_difference() -> None:
     nvlink = found(OnGpus())[NVLINK]
     assert not nvlink.sampled

@@ -23,6 +23,7 @@ from swift_tiers.console.model.place import Place
 from swift_tiers.console.model.watching import Watcher
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.view import Scene
+from swift_tiers.console.views.wires import wires
 from swift_tiers.ops.console_demo import DemoFeed
 from swift_tiers.ops.console_demo.script import ROUND
 from swift_tiers.ops.console_demo.server import DemoServer
@@ -181,6 +182,20 @@ def test_both_sides_of_a_lease_say_the_same() -> None:
     assert differences(pair) == []
     assert pair.lent is not None
     assert pair.lent.bytes == ranks[0].rank.lent_bytes  # type: ignore[union-attr]
+
+
+def test_the_hardware_counts_a_little_more_than_the_tiers_copy(round_of_it: Demo) -> None:
+    """So that the view of links has what it has on real GPUs, but NVLink, which these have not."""
+    alpha, beta, gamma = (round_of_it.rank(name) for name in ("alpha", "beta", "gamma"))
+    assert [rank.gpu.index for rank in (alpha, beta, gamma) if rank.gpu is not None] == [0, 1, 0]
+    assert [[reach.gpu for reach in rank.reaches] for rank in (alpha, beta)] == [[beta.gpu.uuid], [alpha.gpu.uuid]]
+    assert gamma.reaches == ()
+    assert {reach.nvlinks for rank in (alpha, beta) for reach in rank.reaches} == {0}
+    (pcie,) = wires(round_of_it.moment(), None)
+    assert pcie.name == "PCIe"
+    for both in (pcie.sent, pcie.received):
+        assert both.engine is not None
+        assert both.hardware == pytest.approx(1.03 * both.engine + 3 * 2e6, rel=0.05)
 
 
 def test_a_restore_is_seen_under_way() -> None:
