@@ -35,11 +35,11 @@ def float_to_e4m3(value, BOUNDED: tl.constexpr):
 
     Infinities become +-448, NaN 0x7f with its sign. BOUNDED: no value is NaN, or of a magnitude that rounds past 448.
     """
-    bits = value.to(tl.uint32, bitcast=True)
-    sign = ((bits >> 24) & 0x80).to(tl.int32)
+    bits = value.to(tl.int32, bitcast=True)
+    sign = (bits >> 24) & 0x80
     size = bits & 0x7FFFFFFF
-    # From 2^-6 on: drop 20 bits of the significand, half of what is dropped added before; move the exponent's bias.
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20).to(tl.int32) - (120 << 3)
+    # From 2^-6 on: drop 20 bits of the significand, half of what is dropped added before, and move the exponent's bias.
+    normal = (size + (0x7FFFF - (120 << 23)) + ((size >> 20) & 1)) >> 20
     # Below, steps are of 2^-9: as far apart as float32 lie from 2^14 on, so that the addition rounds.
     small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     if BOUNDED:

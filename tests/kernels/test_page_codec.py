@@ -124,16 +124,17 @@ def test_heads_of_extreme_values(device, codec, dtype):
             [2.0**-97, -(2.0**-100), 0.0, 2.0**-126],
             [1.0, -1.0, 1e-5, -1e-7],
             [torch.finfo(dtype).tiny, 0.0, 0.0, -torch.finfo(dtype).tiny],
+            [2.0**-96, 0.0, -(2.0**-96), 0.0],
         ]
     ).to(dtype)
-    pool, _ = make_pool(Geometry(1, 1, 8, 4, 1, 2, dtype), device)
+    pool, _ = make_pool(Geometry(1, 1, 9, 4, 1, 2, dtype), device)
     pool.flat[0][1] = rows.to(device)
     layout = EncodedLayout.of(pool, codec)
     slab = make_slab(1, layout.page_bytes, device)
     code_pages_triton(pool, torch.tensor([1]).to(device), slab, torch.tensor([0]).to(device), codec, range(1), 0, True)
-    scales = slab[0, layout.scales_offset :].view(torch.float32)[:8].cpu()
-    assert scales.isnan().tolist() == [False, False, True, True, True, False, False, False]
-    codes = slab[0, : 8 * layout.code_bytes].view(8, -1).cpu()
+    scales = slab[0, layout.scales_offset :].view(torch.float32)[:9].cpu()
+    assert scales.isnan().tolist() == [index in (2, 3, 4) for index in range(9)]
+    codes = slab[0, : 9 * layout.code_bytes].view(9, -1).cpu()
     assert not codes[2:5].any()
     code_pages_triton(pool, torch.tensor([0]).to(device), slab, torch.tensor([0]).to(device), codec, range(1), 0, False)
     back = pool.flat[0][0].cpu()
@@ -147,6 +148,7 @@ def test_heads_of_extreme_values(device, codec, dtype):
     if dtype != torch.float16:
         assert not back[5].any()
         assert not back[7].any()
+        assert back[8].tolist() == rows[8].tolist()
 
 
 def test_the_layout_is_codes_then_scales_layer_by_layer():
