@@ -20,7 +20,7 @@ MEANINGS = {
     ("peer", "host"): "pages read from memory that other servers lend",
     ("host", "peer"): "pages written to memory that other servers lend",
 }
-# Names of ranks end so; names of servers may have dashes and "host" in them.
+# Names of ranks end so; names of servers may have dashes, "host" and "device" in them.
 _RANK = re.compile(r"\.dp\d+-tp\d+$")
 
 
@@ -43,11 +43,14 @@ class Way(NamedTuple):
 
 
 def way_of(link: str) -> Way:
-    """Of a link's name: one of its ends is `host` where the other one is a donor."""
-    if link.endswith("-host") and (link[: -len("-host")] in TIERS or _RANK.search(link[: -len("-host")])):
-        return Way(link[: -len("-host")], "host")
-    if link.startswith("host-"):
-        return Way("host", link[len("host-") :])
+    """Of a link's name: one of its ends is `host` or `device` where the other one is a donor."""
+    for end in ("host", "device"):
+        other = link.removesuffix(f"-{end}")
+        if other != link and (other in TIERS or _RANK.search(other)):
+            return Way(other, end)
+    for end in ("host", "device"):
+        if link.startswith(f"{end}-"):
+            return Way(end, link.removeprefix(f"{end}-"))
     source, _, destination = link.rpartition("-")
     return Way(source, destination)
 

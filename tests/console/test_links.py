@@ -39,6 +39,10 @@ def cells(scene: Scene) -> dict[str, dict[str, object]]:
         ("host-7.dp0-tp1-host", Way("host-7.dp0-tp1", "host")),
         ("host-host-7.dp0-tp1", Way("host", "host-7.dp0-tp1")),
         ("remote-device", Way("remote", "device")),
+        ("host-device", Way("host", "device")),
+        ("peer-device", Way("peer", "device")),
+        ("device-7.dp0-tp0-device", Way("device-7.dp0-tp0", "device")),
+        ("device-alpha.dp0-tp0", Way("device", "alpha.dp0-tp0")),
     ],
 )
 def test_names_of_links_are_read_whatever_servers_are_called(link: str, way: Way) -> None:
