@@ -76,7 +76,7 @@ def row_places(
     return address, begin + place * CODE_BYTES, begin + SCALES + place * 4
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["table", "pages", "slab", "slots"])
 def encode_tiles(
     table,  # int64 *: the address of each plane's first row
     pages,  # int64 *
@@ -158,7 +158,7 @@ def encode_tiles(
         tl.store(tl.multiple_of(scale_place.to(tl.pointer_type(tl.int32)), 4), scale, mask=there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["table", "pages", "slab", "slots"])
 def decode_tiles(
     table,
     pages,

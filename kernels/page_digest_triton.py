@@ -38,7 +38,7 @@ def mix(x):
     return x ^ (x >> _SHIFT_3)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["slab", "slots", "sums"])
 def sum_parts(
     slab,  # uint8 *: where the first slot's page begins
     slots,  # int64 *
@@ -78,7 +78,7 @@ def sum_parts(
         tl.store(target + 1, tl.reduce(b, 0, tl.standard._sum_combine))
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["sums", "digests"])
 def finish_digests(
     sums,  # uint64 * [count, PARTS, 2]
     digests,  # uint64 * [count, 2]

@@ -24,14 +24,15 @@ TILE_BYTES = 8192
 _WORDS: dict[int, Any] = {16: tl.int32, 8: tl.int32, 4: tl.int32, 2: tl.int16, 1: tl.uint8}
 
 
-@triton.jit(do_not_specialize=["count"])
+# Pieces of lists and tables begin anywhere: no variant is compiled in the middle of serving because one is aligned.
+@triton.jit(do_not_specialize=["count", "planes"], do_not_specialize_on_alignment=["table", "pages", "slab", "slots"])
 def copy_pieces(
     table,  # int64 *: the address of each plane's first row
     pages,  # int64 *
     slab,  # uint8 *: where the first slot's bytes begin
     slots,  # int64 *
     count,  # pages
-    PLANES: tl.constexpr,
+    planes,  # of all layers that are copied
     PIECES: tl.constexpr,  # pieces of a page in one plane
     PIECE_BYTES: tl.constexpr,
     PIECE_STRIDE: tl.constexpr,  # bytes from a piece in the pool to the next of its page and plane
@@ -45,7 +46,7 @@ def copy_pieces(
 ):
     WORDS: tl.constexpr = PIECE_BYTES // (WORD.primitive_bitwidth // 8)
     PARTS: tl.constexpr = (WORDS + TILE_WORDS - 1) // TILE_WORDS
-    pieces = count * (PLANES * PIECES)
+    pieces = count * (planes * PIECES)
     tiles = (pieces + TILE_PIECES - 1) // TILE_PIECES * PARTS
     rows = tl.arange(0, TILE_PIECES)
     columns = tl.arange(0, TILE_WORDS)
@@ -53,8 +54,8 @@ def copy_pieces(
         piece = tile // PARTS * TILE_PIECES + rows
         column = tile % PARTS * TILE_WORDS + columns
         there = piece < pieces
-        index = piece // (PLANES * PIECES)
-        place = piece % (PLANES * PIECES)  # of the piece in its page
+        index = piece // (planes * PIECES)
+        place = piece % (planes * PIECES)  # of the piece in its page
         page = tl.load(pages + index, mask=there, other=0)
         slot = tl.load(slots + index, mask=there, other=0)
         base = tl.load(table + place // PIECES, mask=there, other=0)
@@ -76,7 +77,6 @@ class CopyShape(NamedTuple):
     """How a copy is cut: the constants of its kernel, and what the grid follows from."""
 
     constants: dict[str, Any]
-    page_pieces: int
     parts: int  # tiles, side by side, for one piece
 
     @property
@@ -85,9 +85,9 @@ class CopyShape(NamedTuple):
 
 
 def copy_shape(
-    planes: int, page_size: int, row_bytes: int, row_stride: int, slot_stride: int, alignment: int, out: bool
+    page_size: int, row_bytes: int, row_stride: int, slot_stride: int, alignment: int, out: bool
 ) -> CopyShape:
-    """The cut for pages of `planes` planes, all layers' counted. `alignment`: of every address, a power of two."""
+    """The cut for such pages, whatever their number of planes. `alignment`: of every address, a power of two."""
     whole = row_stride == row_bytes  # a page's rows follow each other in a plane
     pieces, piece_bytes = (1, page_size * row_bytes) if whole else (page_size, row_bytes)
     alignment = min(alignment, alignment_of(piece_bytes, row_stride, slot_stride))
@@ -95,7 +95,6 @@ def copy_shape(
     words = piece_bytes // word.itemsize
     tile_words = min(triton.next_power_of_2(words), TILE_BYTES // word.itemsize)
     constants = {
-        "PLANES": planes,
         "PIECES": pieces,
         "PIECE_BYTES": piece_bytes,
         "PIECE_STRIDE": row_stride,
@@ -107,7 +106,7 @@ def copy_shape(
         "TILE_WORDS": tile_words,
         "OUT": out,
     }
-    return CopyShape(constants, planes * pieces, cdiv(words, tile_words))
+    return CopyShape(constants, cdiv(words, tile_words))
 
 
 def copy_pages_triton(
@@ -123,11 +122,12 @@ def copy_pages_triton(
     begin = slab[:, offset:]
     alignment = min(pool.alignment, alignment_of(begin.data_ptr()))
     planes = len(layers) * pool.planes
-    shape = copy_shape(planes, pool.page_size, pool.row_bytes, pool.row_stride, slab.stride(0), alignment, out)
+    shape = copy_shape(pool.page_size, pool.row_bytes, pool.row_stride, slab.stride(0), alignment, out)
+    page_pieces = planes * shape.constants["PIECES"]
     table = pool.table[layers.start * pool.planes :]
-    step = max(1, COUNT_LIMIT // (shape.page_pieces * shape.parts) - shape.tile_pieces)
+    step = max(1, COUNT_LIMIT // (page_pieces * shape.parts) - shape.tile_pieces)
     for start in range(0, len(pages), step):
         some, places = pages[start : start + step], slots[start : start + step]
-        tiles = cdiv(len(some) * shape.page_pieces, shape.tile_pieces) * shape.parts
+        tiles = cdiv(len(some) * page_pieces, shape.tile_pieces) * shape.parts
         programs = programs_for(pool.device, tiles)
-        launch(copy_pieces, pool.device, programs, table, some, begin, places, len(some), **shape.constants)
+        launch(copy_pieces, pool.device, programs, table, some, begin, places, len(some), planes, **shape.constants)

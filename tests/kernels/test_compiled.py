@@ -7,24 +7,31 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.compile_kernels import MODELS, Compiled
 
-SCRIPT = Path(__file__).parents[1] / "support" / "compile_kernels.py"
+SUPPORT = Path(__file__).parents[1] / "support"
 #: Of a multiprocessor, and of a program: 8 programs of 128 threads fit if each thread takes 64 or fewer.
 REGISTERS, THREADS = 65536, 128
 
 
+def run(script: str, cache: Path) -> list[Any]:
+    """What a script prints, line by line; in a process of its own, with nothing cached."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    command = [sys.executable, str(SUPPORT / script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
-    """All that were compiled, by name; in a process of its own, with nothing cached."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+    """All that were compiled, by name."""
+    found = [Compiled(**fields) for fields in run("compile_kernels.py", tmp_path_factory.mktemp("triton"))]
     assert len({kernel.name for kernel in found}) == len(found) > 60
     return {kernel.name: kernel for kernel in found}
 
@@ -74,3 +81,10 @@ def test_none_spills_registers(kernels):
 def test_none_rounds_otherwise_than_the_plain_functions(kernels):
     """A fused product and sum is rounded once, and a flushed subnormal is zero: both give other bits than torch."""
     assert [name for name, kernel in kernels.items() if kernel.flushes or kernel.fused] == []
+
+
+def test_what_the_wrappers_pass_compiles_once_for_each_layout(tmp_path):
+    """Wherever lists and slabs begin. A codec compiles once more for another number of layers."""
+    [variants] = run("bind_kernels.py", tmp_path)
+    each_way = {"copy_pieces": 2, "encode_tiles": 2, "decode_tiles": 2}
+    assert variants == {**each_way, "sum_parts": 1, "finish_digests": 1}

@@ -115,9 +115,9 @@ def test_a_range_of_layers_alone(form, block_major):
 def test_more_tiles_than_programs_and_pieces_wider_than_a_tile(device, block_major, monkeypatch):
     monkeypatch.setattr(page_gather_triton, "TILE_BYTES", 256)
     pool, _ = make_pool(Geometry(head_dim=24, heads=6, pages=9, block_major=block_major), device)
-    shape = copy_shape(4, 4, pool.row_bytes, pool.row_stride, 8192, pool.alignment, True)
+    shape = copy_shape(4, pool.row_bytes, pool.row_stride, 8192, pool.alignment, True)
     assert shape.parts > 1
-    assert 9 * shape.page_pieces * shape.parts > launch.INTERPRETED_PROGRAMS
+    assert 9 * 4 * shape.constants["PIECES"] * shape.parts > launch.INTERPRETED_PROGRAMS
     slab = make_slab(9, 8192, device)
     copy(device, pool, range(9), slab, range(8, -1, -1), range(2), 0, out=True)
     for page in range(9):
@@ -152,10 +152,10 @@ def test_offsets_past_4_gib_are_reached():
 
 def test_every_alignment_has_its_word():
     for alignment in (16, 8, 4, 2, 1):
-        constants = copy_shape(2, 16, 256, 256, 4096, alignment, True).constants
+        constants = copy_shape(16, 256, 256, 4096, alignment, True).constants
         assert (constants["ALIGNMENT"], constants["WORD"].itemsize) == (alignment, min(alignment, 4))
-    assert copy_shape(2, 1, 6, 6, 4096, 16, True).constants["ALIGNMENT"] == 2
-    assert copy_shape(2, 4, 16, 16, 4097, 16, True).constants["ALIGNMENT"] == 1
+    assert copy_shape(1, 6, 6, 4096, 16, True).constants["ALIGNMENT"] == 2
+    assert copy_shape(4, 16, 16, 4097, 16, True).constants["ALIGNMENT"] == 1
     assert alignment_of(0, 48, 64) == 16
     assert alignment_of(24) == 8
 

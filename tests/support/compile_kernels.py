@@ -42,6 +42,7 @@ _TYPES = {
     "slots": "*i64",
     "slab": "*u8",
     "count": "i32",
+    "planes": "i32",
     "sums": "*u64",
     "digests": "*u64",
 }
@@ -68,10 +69,9 @@ def jobs() -> Iterator[Job]:
     def copy(
         name: str, layers: int, row: int, page: int, block_major: bool, alignment: int, out: bool, sm: int = 90
     ) -> Job:
-        planes = 2 * layers
-        stride = row * planes if block_major else row
-        slot = round_up(planes * page * row, 4096)
-        shape = copy_shape(planes, page, row, stride, slot, alignment, out)
+        stride = row * 2 * layers if block_major else row
+        slot = round_up(2 * layers * page * row, 4096)
+        shape = copy_shape(page, row, stride, slot, alignment, out)
         return Job(f"{'gather' if out else 'scatter'} {name}", copy_pieces, shape.constants, sm)
 
     def code(
