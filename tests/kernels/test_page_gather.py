@@ -134,18 +134,19 @@ def test_lists_longer_than_a_launch_counts_are_split(device, monkeypatch):
         assert slab[page].cpu().numpy().tobytes() == page_of(pool, page)
 
 
-def test_offsets_past_4_gib_are_reached():
-    """A plane whose rows are 3 GiB apart: what 32 bits would wrap lands elsewhere. Untouched memory costs nothing."""
+@pytest.mark.parametrize("device", DEVICES)
+def test_offsets_past_4_gib_are_reached(device):
+    """Rows 3 GiB apart, in pool and slab: what 32 bits would wrap lands elsewhere. Untouched host memory costs none."""
     stride = 3 * 2**30
-    memory = torch.empty(2 * stride + 4096, dtype=torch.uint8)
+    memory = torch.empty(2 * stride + 4096, dtype=torch.uint8, device=device)
     plane = memory.as_strided((3, 1, 16), (stride, 16, 1))
     plane.copy_(torch.arange(48, dtype=torch.uint8).view(3, 1, 16))
     pool = PoolPlanes([[plane]], 1)
-    slab = make_slab(3, 16, "cpu")
-    copy("cpu", pool, [2, 0, 1], slab, [0, 2, 1], range(1), 0, out=True)
+    slab = make_slab(3, 16, device)
+    copy(device, pool, [2, 0, 1], slab, [0, 2, 1], range(1), 0, out=True)
     assert slab[:, 0].tolist() == [32, 16, 0]
     far = memory.as_strided((3, 64), (stride, 1))
-    copy("cpu", pool, [1, 2], far, [2, 0], range(1), 32, out=True)
+    copy(device, pool, [1, 2], far, [2, 0], range(1), 32, out=True)
     assert far[2, 32:48].tolist() == list(range(16, 32))
     assert far[0, 32:48].tolist() == list(range(32, 48))
 
