@@ -111,8 +111,9 @@ class Pacing:
             restore.story.decided(restore.decision, restore.flight.front)
 
     def next_step(self, restore: Restore) -> Step:
+        free_in = max(0.0, restore.busy_until - self._clock())
         flight, batch, most = restore.flight, self._reads.batch, self._planner.most(restore.decision)
-        step = batch.next_step(restore, most) if restore in batch else flight.step(most)
+        step = batch.next_step(restore, most, free_in) if restore in batch else flight.step(most)
         if step.end > step.jump or step.jump == len(flight):
             self.goes_on(restore)
         elif self._held_too_long(restore):
@@ -133,6 +134,13 @@ class Pacing:
         expected = self._reads.expected_seconds()
         limit = self._deadline_seconds() if expected is None else self.behind * expected + SLACK_SECONDS
         return now - restore.held.since > limit
+
+    def launched(self, restore: Restore, step: Step) -> None:
+        """The device computes a step of it when it is done with the one before."""
+        forward = self._planner.forward(len(restore.prefix_keys))
+        if forward is not None and not self._planner.launch_blocks:
+            began = max(self._clock(), restore.busy_until)
+            restore.busy_until = began + forward.seconds(step.jump, step.end)
 
     def goes_on(self, restore: Restore) -> None:
         if restore.held is not None:

@@ -55,6 +55,7 @@ class Restore:
 
     __slots__ = (
         "asked",
+        "busy_until",
         "can_compute",
         "claimed",
         "complete",
@@ -114,6 +115,7 @@ class Restore:
         self.replan = float("-inf")  # when it is decided anew
         self.estimate: float | None = None  # seconds that the first decision expected it to take
         self.computing = False  # the device computes what is missing
+        self.busy_until = float("-inf")  # about when the device will have computed what it was given
         self.held: Held | None = None  # the device waits for pages
         self.late = ""  # why it fell behind its estimate, if it did
         self.story = Storyteller(

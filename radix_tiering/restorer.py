@@ -234,6 +234,7 @@ class Restorer:
             restore.flight.take(step)
             restore.computing = True
             self._pacing.goes_on(restore)
+            self._pacing.launched(restore, step)
             restore.story.computed(step.jump, step.end)
             self._reads.batch.set_computing(restore, True)
             self._reads.pump()

@@ -135,7 +135,8 @@ class SwiftLinker(UnifiedCacheLinker):
         self._running: dict[int, list[Load]] = {}
         self._ahead = _Ahead()
         self._closed = False
-        self._times = ForwardTimes(blocking=pool.device.type == "cpu")
+        stack.planner.launch_blocks = pool.device.type == "cpu"
+        self._times = ForwardTimes(blocking=stack.planner.launch_blocks)
 
     def begin_round(self) -> None:
         """A scheduling round begins: no request has been admitted in it yet."""

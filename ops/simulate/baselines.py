@@ -45,7 +45,7 @@ class InOrder(Generic[Request]):
     def under_way(self, source: str) -> int:
         return self._under_way.get(source, 0)
 
-    def next_step(self, request: Request, most: int) -> Step:
+    def next_step(self, request: Request, most: int, free_in: float = 0.0) -> Step:
         return self._flights[request].step(most)
 
     def next_load(self, source: str, most: int = 1) -> Pick[Request] | None:

@@ -140,7 +140,7 @@ class Batch(Generic[Request]):
         """Units that a source has been told to load and has not answered for."""
         return self._under_way.get(source, 0)
 
-    def next_step(self, request: Request, most: int) -> Step:
+    def next_step(self, request: Request, most: int, free_in: float = 0.0) -> Step:
         """What the device should do next for `request`: as `Flight.step`, but it computes no more than the sources
         leave to it meanwhile.
 
@@ -150,7 +150,7 @@ class Batch(Generic[Request]):
         one forward more, and one that leaves little was hardly worth a forward: where computing all of it, or waiting
         for all of it, is as soon done, the device does that, and likewise where what doing both would save is less
         than what costs leave open. It never waits where nothing is on its way. Costs that are not known leave the step
-        as it is.
+        as it is. `free_in`: seconds for which the device has something to do already.
         """
         member = self._members[request]
         step = member.flight.step(most)
@@ -158,13 +158,14 @@ class Batch(Generic[Request]):
         if step.end == step.jump or member.forward is None or loading is None:
             return step
         jump, span, forward = step.jump, step.end - step.jump, member.forward
-        if loading[-1] >= forward.seconds(jump, step.end):
+        if loading[-1] >= free_in + forward.seconds(jump, step.end):
             return step
         last = step.end == len(member.flight)  # what follows joins a forward that gets so far
 
         def done(seconds: Callable[[int, int], float], units: int) -> float:
             joins = forward.fixed if last and units == span else 0.0
-            return max(seconds(jump, jump + units) if units else 0.0, loading[units]) - joins
+            computing = seconds(jump, jump + units) if units else 0.0
+            return max(free_in + computing, loading[units]) - joins
 
         without = [unit for unit in range(jump, step.end) if member.flight.source(unit) is None]
         waits = not without and any(self._under_way.values())

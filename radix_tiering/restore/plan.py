@@ -18,7 +18,7 @@ PARTS = 32
 LEADS = 8
 #: A plan whose forwards are longer than a chunk has to be better than one of chunks by this factor: between chunks it
 #: is looked at what has really arrived.
-LONGER_FORWARDS = 1.05
+LONGER_FORWARDS = 1.1
 
 
 class Strategy(Enum):
@@ -103,10 +103,11 @@ def plan_restore(
         mixed = plan_layer_wise(prefix, costs)
     else:
         mixed = plan_token_wise(prefix, costs, chunk_tokens, longest)
-        if chunk_tokens < min(longest, prefix.tokens):
+        enough = mixed.first_token_seconds / LONGER_FORWARDS
+        saved = costs.compute.fixed_seconds * (prefix.tokens // chunk_tokens + 1)  # at most, by longer forwards
+        if chunk_tokens < longest and mixed.first_token_seconds - saved < enough:
             long = plan_token_wise(prefix, costs, longest, longest)
-            if long.first_token_seconds * LONGER_FORWARDS < mixed.first_token_seconds:
-                mixed = long
+            mixed = long if long.first_token_seconds < enough else mixed
     # The simpler plan wins a draw: it has less that can go wrong.
     return min([*pure, mixed], key=lambda plan: plan.first_token_seconds)
 

@@ -89,6 +89,9 @@ class Planner:
         self._layers = layers
         #: Tokens that the device computes in one forward at most; None: any number.
         self.forward_tokens: int | None = None
+        #: The device has computed a step when the next one is asked for. Else it may be computing it still, as
+        #: accelerators are given their work ahead, and what is decided counts from when it will be done.
+        self.launch_blocks = True
         #: Pages of a chunk.
         self.chunk = max(1, chunk_tokens // page_tokens)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +11,9 @@ from hypothesis import strategies as st
 from swift_tiers.radix_tiering.request_restore import Readiness, Restore
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.story import COMPUTED
-from swift_tiers.radix_tiering.ssd import ReadOutcome
-from swift_tiers.radix_tiering.stack import TierStack
 
 from support.engine import Clock, chain, check, close, end_all, make_stack, memory_ssd, put, settle
+from support.restores import Link, on_ssd, take
 
 #: Steps of a device after which a restore that is not done hangs.
 MOST_STEPS = 2000
@@ -26,60 +23,6 @@ MOST_STEPS = 2000
 def _nothing_is_left() -> Iterator[None]:
     yield
     end_all()
-
-
-class Link:
-    """Stands between a stack and its stripe set: pages arrive, or fail, when the test says so."""
-
-    def __init__(self, stack: TierStack) -> None:
-        assert stack.stripes is not None
-        self.stripes = stack.stripes
-        self.read = self.stripes.read
-        self.kept: list = []
-        self.failed = 0
-        self.stripes.read = lambda *asked: self.kept.append(asked)  # type: ignore[method-assign]
-
-    def __enter__(self) -> Link:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """What nobody has decided about comes in, and so does what is asked for from now on."""
-        self.stripes.read = self.read  # type: ignore[method-assign]
-        while self.kept:
-            self.deliver(0)
-
-    def deliver(self, number: int) -> None:
-        """Page `number` of those asked for comes in."""
-        stored, block, done = self.kept.pop(number % len(self.kept))
-        came = threading.Event()
-        self.read(stored, block, lambda outcome: (done(outcome), came.set())[0])
-        assert came.wait(20)
-
-    def fail(self, number: int) -> None:
-        *_, done = self.kept.pop(number % len(self.kept))
-        self.failed += 1
-        done(ReadOutcome.IO_ERROR)
-
-
-def on_ssd(pages: int, **config: Any) -> tuple[TierStack, Clock, list[bytes]]:
-    """A stack, its clock, and a chain whose pages are on ssd alone."""
-    clock = Clock()
-    stack = make_stack(host_pages=64, ssd=memory_ssd(), clock=clock, **config)
-    keys = chain(*range(pages))
-    put(stack, keys)
-    assert stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
-    return stack, clock, keys
-
-
-def take(stack: TierStack, restore: Restore, front: int) -> Step:
-    """One step of a device that has the first `front` pages."""
-    step = stack.restorer.step(restore, front)
-    if step.jump > front:
-        restore.story.loaded(front, [(source.value, 1) for source in restore.sources[front : step.jump]])
-    if step.end > front:
-        stack.restorer.take(restore, step)
-    return step
 
 
 @settings(max_examples=40, deadline=None)

@@ -92,6 +92,19 @@ def test_what_follows_joins_a_forward_that_gets_to_the_end() -> None:
     assert batch.next_step(0, 32) == Step(0, 7)
 
 
+def test_what_arrives_while_the_device_is_busy_is_not_computed_after_that() -> None:
+    """Ten units in ten seconds: a forward that begins at once leaves six of them; one that begins when the device is
+    done, in seven, is not worth it; and all of it is there before a device that is busy for longer."""
+    _, batch = waiting_for(10, load=1.0, fixed=2.0, fixed_at_worst=2.0)
+    assert batch.next_step(0, 32) == Step(0, 4)
+    assert batch.next_step(0, 32, free_in=3.0).end in (2, 3)
+    assert batch.next_step(0, 32, free_in=7.0) == Step(0, 0)
+    assert batch.next_step(0, 32, free_in=100.0) == Step(0, 0)
+    # What loading takes far longer for is computed all the same.
+    _, batch = waiting_for(100, load=1.0, fixed=2.0, fixed_at_worst=2.0)
+    assert batch.next_step(0, 32, free_in=7.0) == Step(0, 32)
+
+
 @given(
     units=st.integers(3, 60),
     load=st.floats(0.05, 20.0),

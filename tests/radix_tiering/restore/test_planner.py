@@ -88,17 +88,22 @@ def test_both_at_once_only_if_the_gain_is_certain() -> None:
     assert large.strategy is Strategy.TOKEN_WISE, "what is saved is more than what is not known"
 
 
-def test_forwards_are_as_long_as_they_may_be_where_that_saves_much() -> None:
-    recompute, planner = decide(1000.0)
-    assert planner.most(recompute) == 2048 // PAGE
-    both, planner = decide(4.0)
+@pytest.mark.parametrize(("fixed", "pages"), [(0.3, 2048 // PAGE), (0.001, 512 // PAGE)])
+def test_forwards_are_as_long_as_they_may_be_where_that_saves_much(fixed: float, pages: int) -> None:
+    _, planner = decide(10.0, 2048)
+    cost = ComputeCost(fixed_seconds=fixed, token_seconds=1.2e-3, pair_seconds=0.0)
+    planner.costs = CostModel(compute=cost, sources=dict(planner.costs.sources))
+    both = planner.decide(0, ["ssd"] * 128, 16)
     assert both.strategy is Strategy.TOKEN_WISE
     assert plan_of(both).recomputed > 512
-    assert planner.most(both) == 2048 // PAGE, "a second chunk would cost a tenth of it all"
-    cheap = ComputeCost(fixed_seconds=0.001, token_seconds=1.2e-3, pair_seconds=0.0)
-    planner.costs = CostModel(compute=cheap, sources=dict(planner.costs.sources))
-    assert planner.most(planner.decide(0, ["ssd"] * 64, 16)) == planner.chunk == 512 // PAGE
-    assert planner.most(None) == planner.chunk
+    assert planner.most(both) == pages
+    assert planner.most(None) == planner.chunk == 512 // PAGE
+
+
+def test_what_is_recomputed_whole_is_so_in_the_longest_forwards() -> None:
+    recompute, planner = decide(1000.0)
+    assert recompute.strategy is Strategy.RECOMPUTE
+    assert planner.most(recompute) == 2048 // PAGE
 
 
 prefixes = st.builds(

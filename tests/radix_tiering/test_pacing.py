@@ -1,0 +1,111 @@
+"""What a device that computes beside its pages is told: to compute, or to wait for what comes sooner, but not long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from swift_tiers.radix_tiering.request_restore import Readiness, Restore
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.stack import TierStack
+
+from support.engine import Clock, check, end_all
+from support.restores import Link, on_ssd, take
+
+PAGES = 20
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    end_all()
+
+
+def restoring(
+    *, fixed: float, load: float, chunk: int = 8, strategy: str = "token-wise"
+) -> tuple[TierStack, Clock, Restore, Link]:
+    """Under way: a page takes 1 s to compute, every forward `fixed` s more, and a page `load` s to load."""
+    stack, clock, keys = on_ssd(PAGES, restore={"strategy": strategy})
+    tokens, nbytes = stack.planner._page_tokens, stack.planner._page_bytes
+    stack.planner.chunk = chunk
+    stack.planner.costs = CostModel(
+        compute=ComputeCost(fixed_seconds=fixed, token_seconds=1 / tokens, pair_seconds=0.0),
+        sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=nbytes / load)},
+    )
+    link = Link(stack)
+    restore = stack.restore(keys, can_compute=True)
+    stack.restorer.flush()
+    assert link.kept, "pages are on their way"
+    return stack, clock, restore, link
+
+
+def arrive(link: Link, clock: Clock, pages: int, seconds: float) -> None:
+    """So many pages more, `seconds` after each other."""
+    for _ in range(pages):
+        clock.now += seconds
+        link.deliver(0)
+
+
+def test_a_forward_is_not_begun_for_what_is_there_sooner() -> None:
+    stack, clock, restore, link = restoring(fixed=30.0, load=1.0)
+    with link:
+        assert stack.restorer.poll(restore) is Readiness.WAIT
+        arrive(link, clock, PAGES, 1.0)
+        assert stack.restorer.poll(restore) is Readiness.READY
+    assert restore.story.told().late == ""
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_a_forward_that_gains_more_than_it_costs_is() -> None:
+    stack, _, restore, link = restoring(fixed=2.0, load=1.0)
+    with link:
+        assert stack.restorer.poll(restore) is Readiness.COMPUTE
+        assert take(stack, restore, 0) == Step(0, 8)
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_what_does_not_come_is_not_waited_for_however_little_it_would_have_taken() -> None:
+    stack, clock, restore, link = restoring(fixed=30.0, load=1.0)
+    with link:
+        assert stack.restorer.poll(restore) is Readiness.WAIT
+        under_way = len(link.kept)
+        arrive(link, clock, 2, 1.0)
+        assert stack.restorer.poll(restore) is Readiness.WAIT
+        # As long as something comes it is waited for, though that makes the whole wait longer than it should be.
+        for _ in range(3):
+            clock.now += stack.restorer.behind * under_way * 0.9
+            assert stack.restorer.poll(restore) is Readiness.WAIT
+            link.deliver(0)
+            assert stack.restorer.poll(restore) is Readiness.WAIT
+        clock.now += stack.restorer.behind * under_way + 0.1
+        assert stack.restorer.poll(restore) is Readiness.COMPUTE
+        assert restore.story.told().late == "a page that the device waited for did not come in time"
+        assert restore.flight.absent == PAGES - 5
+    stack.restorer.release(restore)
+    check(stack)
+
+
+@pytest.mark.parametrize("launch_blocks", [True, False])
+def test_a_step_that_is_asked_for_early_counts_from_when_the_device_is_done(launch_blocks: bool) -> None:
+    """The first chunk takes ten seconds, and half of the pages are left when it is launched."""
+    stack, clock, restore, link = restoring(fixed=2.0, load=1.0)
+    stack.planner.launch_blocks = launch_blocks
+    with link:
+        assert stack.restorer.poll(restore) is Readiness.COMPUTE
+        assert take(stack, restore, 0) == Step(0, 8)
+        arrive(link, clock, 2, 0.001)
+        after = stack.restorer.step(restore, 8)
+        assert after.jump == 8
+        if launch_blocks:
+            assert after.end > 8, "the device is done already, and may as well go on"
+        else:
+            assert after.end == 8, "what is left comes while the device is busy, or little later"
+            while stack.restorer.step(restore, 8) != Step(PAGES, PAGES):
+                assert link.kept, "it holds, and nothing is on its way"
+                arrive(link, clock, 1, 1.0)
+    stack.restorer.release(restore)
+    check(stack)
