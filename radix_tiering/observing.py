@@ -8,6 +8,7 @@ import numpy as np
 
 from swift_tiers.radix_tiering.counters import PageFacts, PagePlaces, StackSnapshot
 from swift_tiers.radix_tiering.held_page import HostState, Page
+from swift_tiers.radix_tiering.page import KEY_BYTES
 from swift_tiers.radix_tiering.peer_memory import LeaseSlots
 from swift_tiers.radix_tiering.slot_map import MapPiece, SlotState, TierMap
 
@@ -75,6 +76,14 @@ def take_snapshot(stack: TierStack) -> StackSnapshot:
         write_queue_pages=backlog,
         events_emitted=stack.events.emitted,
     )
+
+
+def whole_key(stack: TierStack, begin: bytes) -> bytes | None:
+    """The key of the only page of this stack's namespace whose key begins so; None if none does, or several do."""
+    if len(begin) == KEY_BYTES:
+        return begin
+    found = stack.table.keys_beginning(stack.digest, begin)
+    return found[0] if len(found) == 1 else None
 
 
 def page_facts(stack: TierStack, key: bytes) -> PageFacts | None:

@@ -87,6 +87,12 @@ class PageTable:
         space = self._spaces.get(namespace)
         return space.get(key) if space is not None else None
 
+    def keys_beginning(self, namespace: bytes, begin: bytes) -> list[bytes]:
+        """The keys of its pages that begin with these bytes; takes as long as there are pages. Any thread, without the
+        lock: each was there when it was looked at."""
+        # To make a list of them is one step of the interpreter; to go through them is not.
+        return [key for key in list(self._spaces.get(namespace, ())) if key.startswith(begin)]
+
     def tick(self) -> int:
         """A new logical time of use, later than all before."""
         self._time += 1

@@ -114,10 +114,12 @@ class TreeNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageAnswer(NamedTuple):
-    """What is known of one page below the device, if it is held there; and its slot on the device, if that is known."""
+    """What is known of one page below the device, if it is held there; its slot on the device, if that is known; its
+    whole key, unless only the beginning was asked for, and no page below the device begins so, or several do."""
 
     facts: PageFacts | None
     device_slot: int | None = None
+    key: bytes | None = None
 
 
 class PrefixAnswer(NamedTuple):
@@ -143,7 +145,7 @@ class Answerer(Protocol):
     """
 
     def page(self, key: bytes) -> PageAnswer:
-        """Where a page is."""
+        """Where a page is. `key`: its first bytes at least."""
         ...
 
     def prefix(self, key: bytes, most: int) -> PrefixAnswer:

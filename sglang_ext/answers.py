@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from swift_tiers.radix_tiering.bus.schema import MOST_LISTED_NODES
 from swift_tiers.radix_tiering.counters import PagePlaces
-from swift_tiers.radix_tiering.observing import prefix_places, tier_map
+from swift_tiers.radix_tiering.observing import prefix_places, tier_map, whole_key
 from swift_tiers.radix_tiering.slot_map import TierMap
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.telemetry import NoAnswer, NotYet, PageAnswer, PrefixAnswer, TreeNode, TreeNodes
@@ -75,8 +75,10 @@ class Answers:
         self._scheduler = _Scheduler(sampler) if sampler is not None else None
 
     def page(self, key: bytes) -> PageAnswer:
-        slot = self._device_slots(key).get(key.hex())
-        return PageAnswer(self._stack.page_facts(key), slot)
+        whole = whole_key(self._stack, key)
+        if whole is None:
+            return PageAnswer(None)
+        return PageAnswer(self._stack.page_facts(whole), self._device_slots(whole).get(whole.hex()), whole)
 
     def prefix(self, key: bytes, most: int) -> PrefixAnswer:
         slots = self._device_slots(key)

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from swift_tiers.console.feeds.feed import Question
 from swift_tiers.console.model.table import Table
-from swift_tiers.console.views.blocks_page import ListedPageLevel, PageLevel
+from swift_tiers.console.views.blocks_page import PageLevel
 from swift_tiers.console.views.blocks_sequence import SequenceLevel
 from swift_tiers.console.views.blocks_tier import SHARE, TierLevel
 from swift_tiers.console.views.blocks_top import TopLevel
@@ -21,7 +21,6 @@ LEVELS: dict[str, View] = {
     "request": SequenceLevel(),
     "prefix": SequenceLevel(),
     "page": PageLevel(),
-    "depth": ListedPageLevel(),
 }
 
 

@@ -23,7 +23,7 @@ from swift_tiers.console.views.blocks_offers import page_offers
 from swift_tiers.console.views.blocks_tier import SHARE, slot_place
 from swift_tiers.console.views.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.figures import NONE, count, seconds, size, text
-from swift_tiers.radix_tiering.bus.views import PageView, PrefixPage, PrefixView, RankedView, RequestView
+from swift_tiers.radix_tiering.bus.views import PageView, RankedView, RequestView
 
 #: Both ways in which answers name a slot of borrowed memory.
 _PEER = re.compile(r"(\S+?)(?:/| lease )(\d+)(?:/| slot )(\d+)", re.ASCII)
@@ -38,7 +38,7 @@ COLUMNS = (
 
 
 class PageLevel(View):
-    """A page by its whole key, at all servers; the beginning of a key will do where the whole one was seen."""
+    """A page by its key, at all servers; the first 16 digits will do, and fewer where the whole key was seen."""
 
     NAME = "blocks"
 
@@ -48,10 +48,11 @@ class PageLevel(View):
         if key is None:
             return [
                 scene.line(("page ", "title"), (named, "title"), ("  cannot be asked for", "warning")),
-                scene.line("give the 64 digits of its key; requests, events and sequences show keys of pages"),
+                scene.line("give its key, or the first 16 digits; requests, events and sequences show keys of pages"),
             ]
+        whole = _whole(scene, key) or key
         lines = [
-            scene.line(("page ", "title"), (key if scene.width >= KEY_DIGITS + 8 else key[:LISTED_DIGITS], "title"))
+            scene.line(("page ", "title"), (whole if scene.width >= KEY_DIGITS + 8 else whole[:LISTED_DIGITS], "title"))
         ]
         lines.append(answer_line(scene, _question(scene, key), "who holds this page"))
         views: list[PageView] = list(views_of(scene, _question(scene, key)))
@@ -73,7 +74,7 @@ class PageLevel(View):
         told = {view.checksum for view in views if view.checksum}
         if len(told) > 1:
             lines.append(scene.line(("checksums differ: ", "note"), "these ranks computed the page each by itself"))
-        users = _users(scene, key)
+        users = _users(scene, whole)
         if users:
             rids = ", ".join(scene.glyphs.cut(text(one.rid), 12) for one in users[:4])
             lines.append(scene.line(f"prompts of {count(len(users))} requests end with it: {rids}"))
@@ -86,7 +87,7 @@ class PageLevel(View):
         views: list[PageView] = list(views_of(scene, _question(scene, key)))
         stale = is_stale(scene, _question(scene, key))
         rows = [row._replace(stale=stale) for view in views for row in _copies(scene, view)]
-        rows += [_user_row(scene, one) for one in _users(scene, key)]
+        rows += [_user_row(scene, one) for one in _users(scene, _whole(scene, key) or key)]
         return Table(COLUMNS, rows, empty="nobody has told of it")
 
     def offers(self, scene: Scene) -> tuple[Offer, ...]:
@@ -98,69 +99,38 @@ class PageLevel(View):
         if server is None:
             holders = [view.server for view in views_of(scene, _question(scene, key)) if view.held]
             server = holders[0] if holders else None
-        return page_offers(scene, server, key)
+        return page_offers(scene, server, _whole(scene, key) or "")
 
     def questions(self, scene: Scene) -> tuple[Question, ...]:
         key = page_key(scene)
         return (_question(scene, key),) if key is not None else ()
 
 
-class ListedPageLevel(View):
-    """A page of a sequence of which only the first digits of the key are known: what the sequence's answers say."""
-
-    NAME = "blocks"
-
-    def lines(self, scene: Scene) -> list[Text]:
-        last, depth = scene.place.name("page") or "", scene.place.name("depth") or ""
-        lines = [
-            scene.line((f"page {text(depth)} ", "title"), f"of the sequence up to page {last[:LISTED_DIGITS]}"),
-            answer_line(scene, _sequence_question(scene, last), "where its pages are"),
-        ]  # fmt: skip
-        listed = list(_listed(scene))
-        if listed:
-            lines.append(
-                scene.line(f"key {listed[0][1].key}{scene.glyphs.ellipsis}: only its first digits are told here")
-            )
-            lines.append(scene.line("checksum, uses and origin are told where the whole key is known"))
-        elif views_of(scene, _sequence_question(scene, last)):
-            lines.append(
-                scene.line(("no rank lists this page: it was evicted, or is too far from the last one", "warning"))
-            )
-        return lines
-
-    def table(self, scene: Scene) -> Table:
-        keys = whole_keys(scene)
-        rows: list[Row] = []
-        for view, page in _listed(scene):
-            rows += _places(scene, view, page.device, page.host, page.peer, page.ssd)
-            for what, depth in (("page before", page.depth - 1), ("page behind", page.depth + 1)):
-                rows += _neighbour(scene, view, what, depth, keys.get(_key_at(view, depth), ""))
-        return Table(COLUMNS, rows, empty="nobody has told of it")
-
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
-        return ()
-
-    def questions(self, scene: Scene) -> tuple[Question, ...]:
-        last = scene.place.name("page") or ""
-        return (_sequence_question(scene, last),) if len(last) == KEY_DIGITS else ()
-
-
 def page_key(scene: Scene) -> str | None:
-    """The whole key of the page that the place names, perhaps by its beginning."""
+    """What is to be asked for: the whole key of the page that the place names, or its first digits; None if there are
+    too few."""
     named = (scene.place.name("page") or "").lower()
+    if not all(digit in "0123456789abcdef" for digit in named) or len(named) > KEY_DIGITS:
+        return None
     if len(named) == KEY_DIGITS:
-        return named if all(digit in "0123456789abcdef" for digit in named) else None
+        return named
     found = {key for key in whole_keys(scene).values() if named and key.startswith(named)}
+    if len(found) == 1:
+        return found.pop()
+    return named[: len(named) // 2 * 2] if len(named) >= LISTED_DIGITS else None
+
+
+def _whole(scene: Scene, key: str) -> str | None:
+    """The whole key, where it is known."""
+    if len(key) == KEY_DIGITS:
+        return key
+    found = {view.whole_key for view in views_of(scene, _question(scene, key)) if view.whole_key}
     return found.pop() if len(found) == 1 else None
 
 
 def _question(scene: Scene, key: str) -> Question:
     """Asked of all servers, to be compared."""
     return Question("page", key, scene.only)
-
-
-def _sequence_question(scene: Scene, last: str) -> Question:
-    return Question("prefix", last, scene.only)
 
 
 def _users(scene: Scene, key: str) -> list[RequestView]:
@@ -200,7 +170,7 @@ def _copies(scene: Scene, view: PageView) -> Iterator[Row]:
     yield from _places(scene, view, view.device_slot, view.host_slot, view.peer, view.ssd_placement)
     home = (Step("server", view.server), Step("rank", view.rank))
     if view.held:
-        steps = (*home, Step("prefix", view.key))
+        steps = (*home, Step("prefix", view.whole_key or view.key))
         yield _row(
             scene, view, "sequence", f"{count(view.depth)} pages up to this one", Place("blocks", steps), "its pages"
         )
@@ -227,15 +197,6 @@ def _places(
         yield _row(scene, view, "ssd", where, place, "the map of ssd")
 
 
-def _neighbour(scene: Scene, view: RankedView, what: str, depth: int, key: str) -> Iterator[Row]:
-    last = scene.place.name("page") or ""
-    pages = view.pages if isinstance(view, PrefixView) else None
-    if depth < 1 or depth > (pages or 0):
-        return
-    steps = (Step("page", key),) if key else (Step("page", last), Step("depth", str(depth)))
-    yield _row(scene, view, what, f"page {depth}", Place("blocks", steps), "that page")
-
-
 def _row(scene: Scene, view: RankedView, what: str, where: str, place: Place | None, leads: str) -> Row:
     cells = (
         Cell(text(view.server), style="title"), Cell(text(view.rank)), Cell(what, style=what), Cell(where),
@@ -249,23 +210,3 @@ def _user_row(scene: Scene, request: RequestView) -> Row:
     where = f"{text(request.rid)}  {text(request.state)}"
     row = _row(scene, request, "request", where, Place("blocks", steps), "its pages")
     return row._replace(stale=scene.moment.is_old(request))
-
-
-def _listed(scene: Scene) -> Iterator[tuple[PrefixView, PrefixPage]]:
-    """What each rank that knows the sequence says of the page at the place's depth."""
-    depth = scene.place.name("depth") or ""
-    for view in views_of(scene, _sequence_question(scene, scene.place.name("page") or "")):
-        page = _page_at(view, int(depth) if depth.isdecimal() else 0)
-        if page is not None:
-            yield view, page
-
-
-def _page_at(view: RankedView, depth: int) -> PrefixPage | None:
-    table = view.table if isinstance(view, PrefixView) else ()
-    number = depth - table[0].depth if table else -1
-    return table[number] if 0 <= number < len(table) else None
-
-
-def _key_at(view: RankedView, depth: int) -> str:
-    page = _page_at(view, depth)
-    return page.key if page is not None else ""

@@ -91,7 +91,7 @@ class SequenceLevel(View):
         if here.gone:
             return View.EMPTY
         keys = whole_keys(scene)
-        rows = LazyRows(range(len(here)), str, lambda at: here.row(at, keys))
+        rows = LazyRows(range(len(here)), str, lambda at: here.row(at, keys), COLUMNS)
         return Table(COLUMNS, rows, empty="nothing is known of its pages yet")
 
     def offers(self, scene: Scene) -> tuple[Offer, ...]:
@@ -210,12 +210,8 @@ class _Sequence:
         return Row(str(at), cells, self._place(key, at, keys), listed, self.stale)
 
     def _place(self, key: str, at: int, keys: Mapping[str, str]) -> Place | None:
-        """Its life, where its whole key is known; else what is known of it."""
-        if key in keys:
-            return self.scene.place.enter(Step("page", keys[key]))
-        if not key:
-            return None
-        return self.scene.place.enter(Step("page", self.last_page), Step("depth", str(at + 1)))
+        """Its life."""
+        return self.scene.place.enter(Step("page", keys.get(key, key))) if key else None
 
     def title(self) -> Text:
         scene = self.scene

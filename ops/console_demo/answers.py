@@ -13,7 +13,7 @@ from swift_tiers.ops.console_demo.tree import table_of
 from swift_tiers.ops.console_demo.views import AGE
 from swift_tiers.radix_tiering.bus.schema import MOST_LISTED_PAGES, MOST_MAP_BYTES
 from swift_tiers.radix_tiering.bus.views import MapPart, MapView, NodesView, PageView, PrefixPage, PrefixView
-from swift_tiers.radix_tiering.observing import page_facts, prefix_places
+from swift_tiers.radix_tiering.observing import page_facts, prefix_places, whole_key
 from swift_tiers.radix_tiering.slot_map import MapPiece, SlotState, TierMap, write_cells
 from swift_tiers.radix_tiering.ssd.slots import FREE, RESERVED
 
@@ -48,11 +48,14 @@ def _device_slot(server: DemoServer, key: bytes) -> int | None:
 
 
 def _page(server: DemoServer, key: bytes, home: dict[str, Any]) -> PageView:
-    facts, slot = page_facts(_stack(server), key), _device_slot(server, key)
+    whole = whole_key(_stack(server), key)
+    if whole is None:
+        return PageView(**home, key=key.hex(), held=False)
+    home = {**home, "key": key.hex(), "whole_key": whole.hex(), "device_slot": _device_slot(server, whole)}
+    facts = page_facts(_stack(server), whole)
     if facts is None:
-        return PageView(**home, key=key.hex(), held=False, device_slot=slot)
-    said = {name: getattr(facts, name) for name in facts.__struct_fields__}
-    return PageView(**home, key=key.hex(), held=True, device_slot=slot, **said)
+        return PageView(**home, held=False)
+    return PageView(**home, held=True, **{name: getattr(facts, name) for name in facts.__struct_fields__})
 
 
 def _prefix(server: DemoServer, key: bytes, home: dict[str, Any]) -> PrefixView:

@@ -19,9 +19,10 @@ def show_page(page: str, answers: Answers[PageView]) -> Look:
     )
     for view in answers.answers:
         table.add_row(*_cells(view))
+    keys = {text(view.whole_key) for view in answers.answers if view.whole_key}
     shown: list[RenderableType] = [
         *(Text(f"WRONG {text(server)} {text(rank)}: did not answer") for server, rank in answers.silent),
-        Text(f"page {page}"),
+        Text(f"page {', '.join(sorted(keys)) or page}"),
         table,
     ]
     silent = [{"server": server, "rank": rank} for server, rank in answers.silent]

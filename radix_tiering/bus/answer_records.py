@@ -14,10 +14,11 @@ KEY_DIGITS = 16
 
 def page_record(answer: PageAnswer, *, time: float) -> Record:
     """`page`."""
-    facts, slot = answer
+    facts, slot, key = answer
+    named = make_record(whole_key=key.hex()) if key is not None else {}
     if facts is None:
-        return make_record(time=time, held=False) | ({} if slot is None else make_record(device_slot=slot))
-    return make_record(
+        return make_record(time=time, held=False) | named | ({} if slot is None else make_record(device_slot=slot))
+    return named | make_record(
         time=time,
         held=True,
         namespace=facts.namespace,

@@ -28,6 +28,7 @@ FINISH_SECONDS = 5.0
 STRAGGLER_SECONDS = 1.0
 
 _PAGE_KEY = re.compile(r"[0-9a-f]{64}")
+_BEGUN_KEY = re.compile(r"([0-9a-f]{2}){8,32}")
 
 
 class Answers(NamedTuple, Generic[AnyView]):
@@ -48,8 +49,13 @@ class Question(NamedTuple, Generic[AnyView]):
 
 
 def page_question(page: str) -> Question[PageView]:
-    """Raises BusError for what is not the key of a page."""
-    return Question("page", _checked_page(page), PageView, {"key": page})
+    """`page`: its key, or the beginning of it. Raises BusError for what is neither."""
+    if not _BEGUN_KEY.fullmatch(page):
+        raise BusError(
+            f"page {page[:80]!r}: is not the key of a page; give its 64 digits, 0-9 and a-f, "
+            "or the first of them: 16 at least, evenly many"
+        )
+    return Question("page", page, PageView, {"key": page})
 
 
 def prefix_question(page: str) -> Question[PrefixView]:

@@ -28,6 +28,7 @@ MOST_WAITING = 64
 WAITING_SECONDS = 10.0
 
 _PAGE = re.compile(r"[0-9a-f]{64}")
+_BEGUN_PAGE = re.compile(r"([0-9a-f]{2}){8,32}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -108,7 +109,9 @@ def _read(fields: Mapping[str, str]) -> _Question | None:
     if len(fields) != 1:
         return None
     ((name, word),) = fields.items()
-    if name in ("page", "prefix"):
+    if name == "page":
+        known = bool(_BEGUN_PAGE.fullmatch(word))
+    elif name == "prefix":
         known = bool(_PAGE.fullmatch(word))
     elif name == "map":
         known = word in TIERS

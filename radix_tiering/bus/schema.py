@@ -378,7 +378,11 @@ KEYS: tuple[KeySpec, ...] = (
     KeySpec(
         "questions", "SERVER:questions", Kind.STREAM,
         (
-            Field("page", "hex key of a page: where is it? The answer is `SERVER:RANK:page:KEY`"),
+            Field(
+                "page",
+                "hex key of a page, or its first 16 digits at least, evenly many: where is it? The answer is "
+                "`SERVER:RANK:page:KEY`, with KEY as it was asked for",
+            ),
             Field("prefix", "hex key of a page: where are the pages before it? `SERVER:RANK:prefix:KEY`"),
             Field("map", "a tier: what is in each of its slots? `SERVER:RANK:map:TIER`"),
             Field("nodes", f"a number, at most {MOST_LISTED_NODES}: which subtrees are largest? `SERVER:RANK:nodes`"),
@@ -390,7 +394,11 @@ KEYS: tuple[KeySpec, ...] = (
         "page", "SERVER:RANK:page:KEY", Kind.HASH,
         (
             Field("time", "when this was true"),
-            Field("held", "1, or 0 if it is not known below the device: no other field but `device_slot` then"),
+            Field(
+                "held",
+                "1, or 0 if it is not known below the device: no other field but `whole_key` and `device_slot` then",
+            ),
+            Field("whole_key", "all digits; left out where KEY is shorter, and begins none below the device or several"),
             Field("namespace", "hex digest"),
             Field("depth", "its position in its sequence, from 1"),
             Field("parent", "hex key of the page before it; empty for a first page"),

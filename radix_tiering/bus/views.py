@@ -245,8 +245,9 @@ class RequestView(RankedView, frozen=True, gc=False):
 class PageView(RankedView, frozen=True):
     """What one rank answered about one page."""
 
-    key: str
+    key: str  # as it was asked for
     held: bool | None = None
+    whole_key: str = ""
     namespace: str = ""
     depth: int | None = None
     parent: str = ""

@@ -238,7 +238,8 @@ def test_pages_lead_to_their_lives() -> None:
     assert rows[127].place is not None
     assert rows[127].place.last == Step("page", KEY)
     assert rows[9].place is not None
-    assert rows[9].place.steps[-2:] == (Step("page", KEY), Step("depth", "10"))
+    assert rows[9].place.last == Step("page", rows[9].cells[9].text), "its first digits will do"
+    assert len(rows[9].place.last.name) == 16
     assert rows[132].place is None
 
 
@@ -303,8 +304,26 @@ def test_many_who_hold_a_page_are_all_in_the_table() -> None:
 def test_a_page_may_be_named_by_its_beginning() -> None:
     assert BLOCKS.questions(page("5e5e")) == (Question("page", KEY, None),)
     assert BLOCKS.questions(page("77")) == ()
-    assert "64 digits" in words(page("77"))
-    assert "64 digits" in words(page("x" * 64))
+    assert "first 16 digits" in words(page("77"))
+    assert "first 16 digits" in words(page("x" * 64))
+
+
+def test_a_page_is_asked_for_by_its_first_digits_and_known_by_the_answer() -> None:
+    begin, whole = "ab" * 8, "ab" * 32
+    assert BLOCKS.questions(page(begin + "a")) == (Question("page", begin, None),), "whole bytes of it"
+    unanswered = scene_of(Place("blocks", (Step("page", begin),)))
+    assert "asking" in words(unanswered)
+    assert not offered(unanswered), "nothing can be done about a page whose key is not known"
+    view = page_view("alpha", begin, whole_key=whole)
+    scene = replied(scene_of(Place("blocks", (Step("page", begin),))), Question("page", begin, None), view)
+    assert whole in words(replace(scene, width=120))
+    assert offered(scene)["pin"].make("") == Pin(page=whole)
+    sequence = row_with(BLOCKS.table(scene), "sequence").place
+    assert sequence is not None
+    assert sequence.last == Step("prefix", whole)
+    other = page_view("beta", begin, whole_key="abab" * 15 + "cdcd")
+    both = replied(scene_of(Place("blocks", (Step("page", begin),))), Question("page", begin, None), view, other)
+    assert not offered(both), "two pages begin so"
 
 
 def test_a_page_that_nobody_holds() -> None:
@@ -326,17 +345,6 @@ def test_a_page_on_the_device_only() -> None:
     assert "on the device only" in words(scene)
     assert "nobody holds it" not in words(scene)
     assert "slot 40" in cells(BLOCKS.table(scene), "where")
-
-
-def test_a_listed_page_shows_its_copies_and_its_neighbours() -> None:
-    scene = with_answers(scene_of(Place("blocks", (Step("page", KEY), Step("depth", "127")))))
-    table = BLOCKS.table(scene)
-    assert row_with(table, "alpha", "page behind").place == Place("blocks", (Step("page", KEY),))
-    steps = (Step("page", KEY), Step("depth", "126"))
-    assert row_with(table, "alpha", "page before").place == Place("blocks", steps)
-    assert row_with(table, "alpha", "host", "slot 127").place == tier("host", Step("slot", "127"))
-    far = with_answers(scene_of(Place("blocks", (Step("page", KEY), Step("depth", "999")))))
-    assert "no rank lists this page" in words(far)
 
 
 # ---- steering ----
@@ -386,9 +394,10 @@ def test_names_from_outside_cannot_move_the_cursor() -> None:
         assert all(line.plain.isprintable() for line in BLOCKS.lines(scene_of(shown, world)))
 
 
-def test_a_listed_copy_in_borrowed_memory_leads_to_its_lease() -> None:
-    scene = with_answers(scene_of(Place("blocks", (Step("page", KEY), Step("depth", "99")))))
-    row = row_with(BLOCKS.table(scene), "beta", "alpha.dp0-tp0/12/99")
+def test_a_copy_in_borrowed_memory_leads_to_its_lease() -> None:
+    view = page_view("beta", peer="alpha.dp0-tp0 lease 12 slot 99")
+    scene = replied(scene_of(Place("blocks", (Step("page", KEY),))), Question("page", KEY, None), view)
+    row = row_with(BLOCKS.table(scene), "beta", "alpha.dp0-tp0 lease 12 slot 99")
     assert row.place is not None
     assert row.place.last == Step("slot", "alpha.dp0-tp0/12:99")
     there = with_answers(scene_of(row.place))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from swift_tiers.radix_tiering.bus.commands import Pin, Unpin
 from swift_tiers.radix_tiering.counters import PagePlaces
-from swift_tiers.radix_tiering.observing import prefix_places, tier_map
+from swift_tiers.radix_tiering.observing import prefix_places, tier_map, whole_key
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.ssd.faulty import Fault, FaultyArray, Gone
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
@@ -164,6 +164,18 @@ def test_a_lent_slot_that_was_given_back_while_it_is_read_is_nobodys() -> None:
     peer.hold(False)
     stack.restorer.release(restore)
     check(stack)
+
+
+def test_a_key_is_known_by_its_beginning() -> None:
+    stack = make_stack(host_pages=8)
+    keys = chain(*"abcd")
+    put(stack, keys)
+    check(stack)
+    for key in keys:
+        assert whole_key(stack, key[:8]) == whole_key(stack, key[:31]) == whole_key(stack, key) == key
+    assert whole_key(stack, bytes(8)) is None
+    assert whole_key(stack, bytes(32)) == bytes(32), "a whole one may be of a page on the device"
+    assert whole_key(stack, b"") is None, "of several"
 
 
 def test_tiers_that_are_not_there_have_no_map() -> None:

@@ -308,8 +308,8 @@ REQUEST: Fields = {
     "last_page": "ef" * 32, "block_table": "17-40 3 90-110",
 }  # fmt: skip
 ANSWER: Fields = {
-    "held": 1, "namespace": "cd" * 16, "depth": 12, "parent": "12" * 32, "children": 1, "bytes": 368640, "uses": 3,
-    "pins": 0, "host_slot": 77, "peer": "beta.dp0-tp0 lease 12 slot 3",
+    "held": 1, "whole_key": PAGE, "namespace": "cd" * 16, "depth": 12, "parent": "12" * 32, "children": 1,
+    "bytes": 368640, "uses": 3, "pins": 0, "host_slot": 77, "peer": "beta.dp0-tp0 lease 12 slot 3",
     "ssd_placement": "0:17 1:4", "generation": 9, "device_slot": 21, "checksum": "ef" * 16, "last_used_seconds": 4.5,
     "origin": "computed here",
 }  # fmt: skip

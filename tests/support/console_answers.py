@@ -69,8 +69,8 @@ def _listed(depth: int, pages: int, key: str) -> PrefixPage:
 def page_view(server: str, key: str = KEY, **changes: Any) -> PageView:
     """A page that is held in every tier."""
     said: dict[str, Any] = {
-        "rank": RANK, "held": True, "age_seconds": 0.2, "namespace": "c0ffee" * 8, "depth": 128, "parent": PARENT,
-        "children": 1, "bytes": SLOT_BYTES, "uses": 12, "pins": 1, "host_slot": 127,
+        "rank": RANK, "held": True, "whole_key": key, "age_seconds": 0.2, "namespace": "c0ffee" * 8, "depth": 128,
+        "parent": PARENT, "children": 1, "bytes": SLOT_BYTES, "uses": 12, "pins": 1, "host_slot": 127,
         "peer": "alpha.dp0-tp0 lease 12 slot 5", "ssd_placement": ((0, 228), (1, 428)), "generation": 3,
         "device_slot": 144, "checksum": "9f" * 16, "last_used_seconds": 4.0, "origin": "computed here",
     }  # fmt: skip

@@ -374,8 +374,12 @@ class MadeUp:
         return self.pages.get(key)
 
     def page(self, key: bytes) -> PageAnswer:
+        if len(key) < 32:
+            key = next((one for one in self.pages if one.startswith(key)), b"")
+            if not key:
+                return PageAnswer(None)
         facts = self.facts(key)
-        return PageAnswer(facts, None if facts is None else 17)
+        return PageAnswer(facts, None if facts is None else 17, key)
 
     def prefix(self, key: bytes, most: int) -> PrefixAnswer:
         return PREFIX if key.hex() == PAGE else PrefixAnswer(0, ())

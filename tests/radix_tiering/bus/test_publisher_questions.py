@@ -61,7 +61,17 @@ def test_a_page_that_has_left_in_the_meantime(redis, publish) -> None:
     told.pages.clear()
     ask(redis, PAGE)
     wait_for(lambda: redis.admin.hget(answer_key(PAGE), "held") == "0", "the answer")
-    assert set(answer(redis, PAGE)) == {"time", "held"}
+    assert set(answer(redis, PAGE)) == {"time", "held", "whole_key"}
+
+
+def test_a_page_by_the_beginning_of_its_key(redis, publish) -> None:
+    publish(redis)
+    wait_published(redis)
+    with BusReader(redis.client()) as reader:
+        (found,), _ = reader.page(PAGE[:16])
+        (unknown,), _ = reader.page("0" * 18)
+    assert (found.key, found.whole_key, found.held, found.host_slot) == (PAGE[:16], PAGE, True, 77)
+    assert (unknown.key, unknown.whole_key, unknown.held) == ("0" * 18, "", False)
 
 
 def test_maps_prefixes_and_nodes(redis, publish) -> None:
@@ -165,6 +175,8 @@ def test_what_is_no_question_is_counted_and_left(redis, publish) -> None:
     odd: list[dict[Any, Any]] = [
         {"page": "short"},
         {"page": PAGE.upper()},
+        {"page": PAGE[:14]},
+        {"page": PAGE[:17]},
         {"page": PAGE + "\n"},
         {"page": ""},
         {"other": PAGE},

@@ -60,7 +60,7 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
         records.request_record(telemetry.ended("one", 2.5), "", time=2.5),
     ],
     "events": [records.event_record(EVENT, "dp0-tp0")],
-    "page": [answer_records.page_record(PageAnswer(telemetry.FACTS, 17), time=1.5)],
+    "page": [answer_records.page_record(PageAnswer(telemetry.FACTS, 17, bytes(32)), time=1.5)],
     "prefix": [answer_records.prefix_record(telemetry.PREFIX, time=1.5)],
     "map": [answer_records.map_record(telemetry.SSD_MAP)],
     "nodes": [answer_records.nodes_record(telemetry.NODES)],
