@@ -85,7 +85,7 @@ def test(arguments: "list[str]") -> None:
     python = str(PYTHON)
     run([python, "-m", "ruff", "format", "--check", "--quiet", "."])
     run([python, "-m", "ruff", "check", "--quiet", "."])
-    rooms = ("radix_tiering", "sglang_ext", "ops", "console")
+    rooms = ("kernels", "radix_tiering", "sglang_ext", "console", "ops")
     run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
     # One process for the tests that start servers, which wait for most of their time, and one for all others.
     arguments = arguments or ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]

@@ -398,7 +398,7 @@ KEYS: tuple[KeySpec, ...] = (
                 "held",
                 "1, or 0 if it is not known below the device: no other field but `whole_key` and `device_slot` then",
             ),
-            Field("whole_key", "all digits; left out where KEY is shorter, and begins none below the device or several"),
+            Field("whole_key", "all digits; left out where KEY is shorter and begins none below the device, or more"),
             Field("namespace", "hex digest"),
             Field("depth", "its position in its sequence, from 1"),
             Field("parent", "hex key of the page before it; empty for a first page"),
