@@ -125,15 +125,19 @@ class Pacing:
         return step
 
     def _held_too_long(self, restore: Restore) -> bool:
-        """Whether nothing has come for longer than what is under way should take."""
-        now, arrived = self._clock(), restore.flight.present
-        if restore.held is None:
+        """Whether nothing has come for longer than what is under way should take, or all of it takes too long."""
+        now, arrived, held = self._clock(), restore.flight.present, restore.held
+        if held is None:
             restore.story.holds(now)
-        if restore.held is None or restore.held.arrived != arrived:
-            restore.held = Held(now, arrived)
-        expected = self._reads.expected_seconds()
-        limit = self._deadline_seconds() if expected is None else self.behind * expected + SLACK_SECONDS
-        return now - restore.held.since > limit
+            held = Held(now, arrived, now + self._patience(self._reads.left_seconds(restore)))
+        elif held.arrived != arrived:
+            held = held._replace(since=now, arrived=arrived)
+        restore.held = held
+        return now > held.until or now - held.since > self._patience(self._reads.expected_seconds())
+
+    def _patience(self, expected: float | None) -> float:
+        """Seconds for which to wait for what is expected to take so long."""
+        return self._deadline_seconds() if expected is None else self.behind * expected + SLACK_SECONDS
 
     def launched(self, restore: Restore, step: Step) -> None:
         """The device computes a step of it when it is done with the one before."""

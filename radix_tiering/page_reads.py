@@ -19,8 +19,10 @@ from swift_tiers.radix_tiering.restore.planner import Planner
 WINDOW_SECONDS = 0.05
 #: A source is asked for this part of what it may have under way at a time.
 PICKS = 4
-#: Pages over which the time of a source is taken.
+#: Pages over which the time of a source is taken, or as many as come in so long, seconds: one that turns slow is to be
+#: known for it before a restore has waited for eight of its pages.
 SAMPLE_PAGES = 8
+SAMPLE_SECONDS = 0.1
 
 #: Who waits for a page: its restore, its number there, and the source that has been asked on behalf of it; None where
 #: the page was on its way already.
@@ -96,9 +98,10 @@ class PageReads:
         channel = self._channels[source]
         channel.pages += nbytes > 0
         channel.nbytes += nbytes
-        idle = not self.batch.under_way(source.value)
-        if channel.since is not None and (idle or channel.pages >= SAMPLE_PAGES):
-            now = self._clock()
+        idle, now = not self.batch.under_way(source.value), self._clock()
+        if channel.since is None:
+            return
+        if idle or channel.pages >= SAMPLE_PAGES or (channel.pages and now - channel.since >= SAMPLE_SECONDS):
             if channel.nbytes:
                 self._costs.loaded(source.value, channel.nbytes, now - channel.since)
             channel.since = None if idle else now
@@ -114,6 +117,17 @@ class PageReads:
                 if each is None:
                     return None
                 seconds = max(seconds, under_way * each)
+        return seconds
+
+    def left_seconds(self, restore: Restore) -> float | None:
+        """How long what is under way, and what `restore` lacks beside it, may take; None if that is not known."""
+        seconds = 0.0
+        for source in self._channels:
+            pages = self.batch.under_way(source.value) + restore.flight.absent_from(source.value)
+            each = self._planner.page_seconds(source.value)
+            if pages and each is None:
+                return None
+            seconds = max(seconds, pages * (each or 0.0))
         return seconds
 
     def _window(self, source: Source) -> int:

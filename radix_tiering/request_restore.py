@@ -47,6 +47,7 @@ class Held(NamedTuple):
 
     since: float  # the last one came, or it began
     arrived: int  # pages that have come, and are not on the device
+    until: float  # at most
 
 
 class Restore:

@@ -9,6 +9,7 @@ import pytest
 from swift_tiers.radix_tiering.request_restore import Readiness, Restore
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.stack import TierStack
 
 from support.engine import Clock, check, end_all
@@ -24,16 +25,20 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def restoring(
-    *, fixed: float, load: float, chunk: int = 8, strategy: str = "token-wise"
+    *, fixed: float, load: float, chunk: int = 8, follows: bool = False
 ) -> tuple[TierStack, Clock, Restore, Link]:
-    """Under way: a page takes 1 s to compute, every forward `fixed` s more, and a page `load` s to load."""
-    stack, clock, keys = on_ssd(PAGES, restore={"strategy": strategy})
+    """Under way: a page takes 1 s to compute, every forward `fixed` s more, and a page `load` s to load. `follows`:
+    what is believed of that follows what happens."""
+    stack, clock, keys = on_ssd(PAGES, restore={"strategy": "token-wise"})
     tokens, nbytes = stack.planner._page_tokens, stack.planner._page_bytes
     stack.planner.chunk = chunk
-    stack.planner.costs = CostModel(
+    model = CostModel(
         compute=ComputeCost(fixed_seconds=fixed, token_seconds=1 / tokens, pair_seconds=0.0),
         sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=nbytes / load)},
     )
+    stack.planner.costs = model
+    if follows:
+        stack.planner.costs = stack.restorer._reads._costs = LiveCosts(model)
     link = Link(stack)
     restore = stack.restore(keys, can_compute=True)
     stack.restorer.flush()
@@ -85,6 +90,38 @@ def test_what_does_not_come_is_not_waited_for_however_little_it_would_have_taken
         assert stack.restorer.poll(restore) is Readiness.COMPUTE
         assert restore.story.told().late == "a page that the device waited for did not come in time"
         assert restore.flight.absent == PAGES - 5
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_a_trickle_is_not_waited_for_to_its_end() -> None:
+    """Page by page in time, and three times too slow on the whole."""
+    stack, clock, restore, link = restoring(fixed=30.0, load=1.0)
+    with link:
+        assert stack.restorer.poll(restore) is Readiness.WAIT
+        waited = 0.0
+        while stack.restorer.poll(restore) is Readiness.WAIT:
+            clock.now += 5.5
+            waited += 5.5
+            link.deliver(0)
+        assert stack.restorer.behind * PAGES <= waited <= stack.restorer.behind * PAGES + 6.0
+        assert restore.story.told().late
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_a_source_that_turns_slow_is_known_for_it_after_a_page_or_two() -> None:
+    """Ten times slower in mid-restore: what it still owes is computed, though a page comes now and then."""
+    stack, clock, restore, link = restoring(fixed=0.3, load=0.02, follows=True)
+    with link:
+        assert stack.restorer.poll(restore) is Readiness.WAIT, "all of it takes less than half a second"
+        arrive(link, clock, 4, 0.02)
+        assert stack.restorer.poll(restore) is Readiness.WAIT
+        pages = 0
+        while stack.restorer.poll(restore) is Readiness.WAIT:
+            arrive(link, clock, 1, 0.2)
+            pages += 1
+        assert 1 <= pages <= 3
     stack.restorer.release(restore)
     check(stack)
 
