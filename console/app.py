@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from rich.style import Style
 from rich.text import Text
+from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
@@ -44,6 +45,8 @@ from swift_tiers.radix_tiering.bus.figures import text
 
 #: Between two paintings of what only time changes (ages), seconds.
 TICK_SECONDS = 1.0
+#: Between two rests, seconds, and how long nothing must have been pressed before one.
+REST_SECONDS, QUIET_SECONDS = 10.0, 2.0
 #: Of a recording: what `[` and `]` jump, seconds.
 JUMP_SECONDS = 10.0
 
@@ -68,10 +71,10 @@ class ConsoleApp(App[None]):
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = datetime.now,
         folder: Path | None = None,
-        settled: Callable[[], object] = lambda: None,
+        rest: Callable[[], object] = lambda: None,
     ) -> None:
         """`monotonic` and `now` are the console's own clock; `folder` is where exports go (the current directory).
-        `settled` is called once, when the first look has been painted."""
+        `rest` is called now and then while nobody presses a key, first when the first look has been painted."""
         super().__init__()
         self.feed = feed
         self.readonly = readonly or not feed.steers
@@ -88,7 +91,8 @@ class ConsoleApp(App[None]):
         self._looker = Looker(feed, self.post_message, interval, monotonic)
         self._watcher = Watcher()
         self._moment = Moment(None, 0.0, "", self._watcher.history, (), self._watcher.events)
-        self._settled = settled
+        self._rest = rest
+        self._rested_at, self._pressed_at = monotonic(), 0.0
         self._looked_at: float | None = None
         self._lost = ""
         self.paused = False
@@ -233,10 +237,15 @@ class ConsoleApp(App[None]):
 
     # ---- what comes from outside ----
 
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.InputEvent):
+            self._pressed_at = self.monotonic()
+        await super().on_event(event)
+
     def on_looked(self, event: looker.Looked) -> None:
         alarms = self._watcher.take(event.look)
         if self._looked_at is None:
-            self.call_after_refresh(self._settled)
+            self.call_after_refresh(self._rest)
         self._looked_at, self._lost = event.at, ""
         watcher = self._watcher
         self._take(Moment(event.look.snapshot, self._age(), "", watcher.history, alarms, watcher.events))
@@ -270,6 +279,10 @@ class ConsoleApp(App[None]):
 
     def _tick(self) -> None:
         """Ages grow while nothing comes."""
+        now = self.monotonic()
+        if now - self._rested_at >= REST_SECONDS and now - self._pressed_at >= QUIET_SECONDS:
+            self._rested_at = now
+            self._rest()
         if not self.paused:
             self._moment = replace(self._moment, age=self._age())
             if self._moment.lost or self._moment.age > 2 * self.interval + TICK_SECONDS:

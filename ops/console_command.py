@@ -92,11 +92,11 @@ def show(feed: Feed, options: argparse.Namespace) -> int:
         finally:
             feed.close()
     from swift_tiers.console.app import ConsoleApp
-    from swift_tiers.console.collector import settle
+    from swift_tiers.console.collector import Collector
 
     app = ConsoleApp(
         feed, interval=options.interval, readonly=not feed.steers, ascii=options.ascii, dark=not options.light,
-        settled=settle,
+        rest=Collector().rest,
     )  # fmt: skip
     if options.server is not None:
         app.navigation.limit(options.server)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from swift_tiers.console.model.place import Place
+
+Subject = TypeVar("Subject")
 
 
 class Column(NamedTuple):
@@ -69,10 +71,16 @@ def ordered(table: Table, sorting: Sorting) -> Sequence[Row]:
         rows: Sequence[Row] = order(sorting.column, sorting.descending)
         return rows
     at = names.index(sorting.column)
-    with_value = [row for row in table.rows if row.cells[at].content not in ("", "-", "?")]
-    without = [row for row in table.rows if row.cells[at].content in ("", "-", "?")]
-    with_value.sort(key=lambda row: _order(row.cells[at].content), reverse=sorting.descending)
-    return [*with_value, *without]
+    return arranged(table.rows, lambda row: row.cells[at].content, sorting.descending)
+
+
+def arranged(subjects: Iterable[Subject], content: Callable[[Subject], Any], descending: bool) -> list[Subject]:
+    """In the order of their contents, each of which is asked for once; what has none comes last."""
+    found = [(content(subject), subject) for subject in subjects]
+    with_value = [(_order(value), subject) for value, subject in found if value not in ("", "-", "?")]
+    with_value.sort(key=lambda pair: pair[0], reverse=descending)
+    without = (subject for value, subject in found if value in ("", "-", "?"))
+    return [*(subject for _, subject in with_value), *without]
 
 
 def _order(value: Any) -> tuple[int, Any]:

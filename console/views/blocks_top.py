@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rich.text import Text
@@ -44,11 +45,13 @@ class TopLevel(View):
 
     def table(self, scene: Scene) -> Table:
         subjects = _subjects(scene)
-        rows = LazyRows(subjects, _key, lambda subject: _row(scene, subject))
+        columns = _columns(scene)
+        cells = [partial(cell, scene) for cell in CELLS]
+        rows = LazyRows(subjects, _key, partial(_row, scene), columns, cells)
         empty = "no tiers and no requests are on this bus" if scene.moment.snapshot is not None else ""
         if scene.place.steps and not subjects:
             empty = "this server or rank is not on the bus any more, or says nothing of its tiers"
-        return Table(_columns(scene), rows, empty=empty)
+        return Table(columns, rows, empty=empty)
 
     def offers(self, scene: Scene) -> tuple[Offer, ...]:
         subject = scene.selected.subject if scene.selected is not None else None
@@ -112,41 +115,56 @@ def _row(scene: Scene, subject: _Subject) -> Row:
     of = subject.of
     steps = (Step("server", of.server), Step("rank", of.rank))
     step = Step("tier", of.tier) if isinstance(of, TierView) else Step("request", of.rid)
-    told = _tier_cells(scene, of) if isinstance(of, TierView) else _request_cells(scene, of)
-    cells = (Cell(text(of.server), style="title"), Cell(text(of.rank)), *told)
+    cells = tuple(cell(scene, subject) for cell in CELLS)
     return Row(_key(subject), cells, Place("blocks", (*steps, step)), subject, scene.moment.is_old(of))
 
 
-def _tier_cells(scene: Scene, tier: TierView) -> tuple[Cell, ...]:
-    full = fill(tier)
-    view = answer_of(scene, Question("map", tier.tier, tier.server), tier.server, tier.rank)
+def _blocks_of(scene: Scene, subject: _Subject) -> Cell:
+    return Cell(text(_name(subject)), style=subject.of.tier if isinstance(subject.of, TierView) else "")
+
+
+def _state(scene: Scene, subject: _Subject) -> Cell:
+    of = subject.of
+    if isinstance(of, TierView):
+        return Cell("tier")
+    return Cell(text(of.state) or UNKNOWN, style="good" if of.live else "muted")
+
+
+def _pages(scene: Scene, subject: _Subject) -> Cell:
+    pages = subject.of.pages
+    return Cell(NONE if pages is None else count(pages), pages)
+
+
+def _full(scene: Scene, subject: _Subject) -> Cell:
+    return share_cell(fill(subject.of)) if isinstance(subject.of, TierView) else Cell(NONE)
+
+
+def _fill(scene: Scene, subject: _Subject) -> Cell:
+    of = subject.of
+    if isinstance(of, TierView):
+        return Cell(scene.glyphs.bar(fill(of), STRIP), fill(of), of.tier)
+    return Cell(_strip(scene, of.tiers, of.pages))
+
+
+def _where(scene: Scene, subject: _Subject) -> Cell:
+    of = subject.of
+    if isinstance(of, RequestView):
+        return Cell(", ".join(f"{text(tier)} {pages}" for tier, pages in of.tiers) or NONE)
+    view = answer_of(scene, Question("map", of.tier, of.server), of.server, of.rank)
     if view is not None and view.slots is not None:
         counts = slot_map(view).counts
         about = "~" if (view.slots_per_cell or 1) > 1 else ""
-        holds = ", ".join(f"{text(state)} {about}{count(slots)}" for state, slots in counts.items())
-    else:
-        pinned = f", {count(tier.pinned_pages)} pages pinned" if tier.pinned_pages else ""
-        holds = f"{size(tier.used_bytes)} of {size(tier.limit_bytes or tier.capacity_bytes)}{pinned}"
-    return (
-        Cell(text(tier.tier), style=tier.tier),
-        Cell("tier"),
-        Cell(NONE if tier.pages is None else count(tier.pages), tier.pages),
-        share_cell(full),
-        Cell(scene.glyphs.bar(full, STRIP), full, tier.tier),
-        Cell(holds),
-    )
+        return Cell(", ".join(f"{text(state)} {about}{count(slots)}" for state, slots in counts.items()))
+    pinned = f", {count(of.pinned_pages)} pages pinned" if of.pinned_pages else ""
+    return Cell(f"{size(of.used_bytes)} of {size(of.limit_bytes or of.capacity_bytes)}{pinned}")
 
 
-def _request_cells(scene: Scene, request: RequestView) -> tuple[Cell, ...]:
-    where = ", ".join(f"{text(tier)} {pages}" for tier, pages in request.tiers)
-    return (
-        Cell(text(request.rid)),
-        Cell(text(request.state) or UNKNOWN, style="good" if request.live else "muted"),
-        Cell(NONE if request.pages is None else count(request.pages), request.pages),
-        Cell(NONE),
-        Cell(_strip(scene, request.tiers, request.pages)),
-        Cell(where or NONE),
-    )
+#: A cell of each column, by itself: who sorts wants one column of all.
+CELLS: tuple[Callable[[Scene, _Subject], Cell], ...] = (
+    lambda scene, subject: Cell(text(subject.of.server), style="title"),
+    lambda scene, subject: Cell(text(subject.of.rank)),
+    _blocks_of, _state, _pages, _full, _fill, _where,
+)  # fmt: skip
 
 
 def _strip(scene: Scene, runs: Sequence[tuple[str, int]], pages: int | None) -> str:

@@ -99,7 +99,7 @@ def draw(
             before = label(stretch, cell)[:gutter].ljust(gutter)
             text = _line(scene, before, here, signs, styles, at, marks[first : first + plan.width])
             meta = {"@click": click} if click else {"cells": (gutter, cell, plan.step)}
-            text.spans.append(Span(gutter, gutter + len(here), Style(meta=meta)))
+            text.style = Style(meta=meta)
             lines.append(text)
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from rich.text import Text
@@ -65,7 +66,8 @@ class Restores(View):
         if rid is not None:
             return restore_story.table(scene, rid)
         running, over = restores(scene.moment, scene.server)
-        rows = LazyRows([*running, *over], _key, partial(_row, scene))
+        cells = [partial(cell, scene) for cell in CELLS]
+        rows = LazyRows([*running, *over], _key, partial(_row, scene), RESTORES, cells)
         return Table(RESTORES, rows, empty=_nothing(scene))
 
 
@@ -146,32 +148,50 @@ def _key(one: Restored) -> str:
     return one.key
 
 
-def _row(scene: Scene, one: Restored) -> Row:
-    story, view, shown, verdict = one.story, one.worst, course(one.story), one.verdict
-    lasts, spared = one.lasts(scene.moment), saved(one.story)
-    share = lasts / story.estimated_seconds if lasts is not None and story.estimated_seconds else None
+#: A cell of each column, by itself: who sorts wants one column of all.
+CELLS: tuple[Callable[[Scene, Restored], Cell], ...] = (
+    lambda scene, one: Cell(one.verdict.word, None if one.running else one.verdict.badness, one.verdict.style),
+    lambda scene, one: Cell(text(one.worst.server), style="title"),
+    lambda scene, one: Cell(text(one.worst.rid)),
+    lambda scene, one: Cell(count(one.story.found), one.story.found),
+    lambda scene, one: Cell(text(one.story.strategy) or NONE),
+    lambda scene, one: seconds_cell(one.story.estimated_seconds),
+    lambda scene, one: seconds_cell(one.lasts(scene.moment), "warning" if one.verdict.badness > 2 else ""),
+    lambda scene, one: _share_cell(one.lasts(scene.moment), one.story.estimated_seconds),
+    lambda scene, one: _met_cell(course(one.story), course(one.story).met),
+    lambda scene, one: _met_cell(course(one.story), course(one.story).planned),
+    lambda scene, one: Cell(count(one.story.pages(COMPUTED)), one.story.pages(COMPUTED)),
+    lambda scene, one: Cell(count(one.story.loaded), one.story.loaded),
+    lambda scene, one: _count_cell(None if one.running else saved(one.story).tokens),
+    lambda scene, one: seconds_cell(None if one.running else saved(one.story).seconds),
+    lambda scene, one: _lost_cell(sum(one.story.lost_pages.values())),
+    lambda scene, one: seconds_cell(since(scene.moment, one.worst, one.worst.ended)),
+    lambda scene, one: Cell(str(len(one.views)), len(one.views)),
+    lambda scene, one: Cell(text(one.story.late) or NONE),
+)
+
+
+def _share_cell(lasts: float | None, estimated: float | None) -> Cell:
+    share = lasts / estimated if lasts is not None and estimated else None
+    return Cell(NONE if share is None else f"{share:.0%}", share)
+
+
+def _met_cell(shown: Course, where: int | None) -> Cell:
     unit = "L" if shown.unit == "layers" else ""
-    lost = sum(story.lost_pages.values())
-    cells = (
-        Cell(verdict.word, None if one.running else verdict.badness, verdict.style),
-        Cell(text(view.server), style="title"),
-        Cell(text(view.rid)),
-        Cell(count(story.found), story.found),
-        Cell(text(story.strategy) or NONE),
-        seconds_cell(story.estimated_seconds),
-        seconds_cell(lasts, "warning" if verdict.badness > 2 else ""),
-        Cell(NONE if share is None else f"{share:.0%}", share),
-        Cell(NONE if shown.met is None else f"{unit}{count(shown.met)}", shown.met),
-        Cell(NONE if shown.planned is None else f"{unit}{count(shown.planned)}", shown.planned),
-        Cell(count(story.pages(COMPUTED)), story.pages(COMPUTED)),
-        Cell(count(story.loaded), story.loaded),
-        Cell(NONE if one.running else count(spared.tokens), None if one.running else spared.tokens),
-        seconds_cell(None if one.running else spared.seconds),
-        Cell(count(lost), lost, "warning" if lost else ""),
-        seconds_cell(since(scene.moment, view, view.ended)),
-        Cell(str(len(one.views)), len(one.views)),
-        Cell(text(story.late) or NONE),
-    )
+    return Cell(NONE if where is None else f"{unit}{count(where)}", where)
+
+
+def _count_cell(value: int | None) -> Cell:
+    return Cell(NONE if value is None else count(value), value)
+
+
+def _lost_cell(lost: int) -> Cell:
+    return Cell(count(lost), lost, "warning" if lost else "")
+
+
+def _row(scene: Scene, one: Restored) -> Row:
+    view = one.worst
+    cells = tuple(cell(scene, one) for cell in CELLS)
     place = Place("restores", (Step("server", view.server), Step("request", view.rid)))
     # What is over does not get old: it is not said again.
     stale = bool(scene.moment.lost) or (view.live and scene.moment.is_old(view))

@@ -21,7 +21,9 @@ from swift_tiers.console.model.palette import Palette
 from swift_tiers.console.model.table import Row, Sorting, Table
 
 #: Rows that are measured for the width of columns, beside those that are visible.
-MEASURED = 100
+MEASURED = 50
+#: Rows that are kept between two looks at most: a screen is drawn several times, and scrolled.
+KEPT = 1000
 
 
 class Grid(ScrollView, can_focus=True):
@@ -66,8 +68,9 @@ class Grid(ScrollView, can_focus=True):
         self._widths: list[int] = []
         self._shown: list[int] = []  # columns that have room, by their number
         self._sorting = Sorting()
-        self._visible: dict[int, Row] = {}  # by their number
+        self._made: dict[int, Row] = {}  # of `_rows`, by their number
         self._strips: list[Strip] = []  # of what is visible, from the top
+        self._ground = Style()  # that they were made on
         self.palette = Palette()
         self.glyphs: Glyphs = UNICODE
         self.dimmed = False  # everything is stale
@@ -102,7 +105,7 @@ class Grid(ScrollView, can_focus=True):
             begins = max(0, self._cursor - self.size.height // 2)
             # Only once the new rows have made room for it.
             self.call_after_refresh(self.scroll_to, 0, begins, animate=False)
-        self._table, self._rows, self._sorting = table, rows, sorting
+        self._table, self._rows, self._sorting, self._made = table, rows, sorting, {}
         follows = table.follow and self._cursor == 0
         if before is not None and not follows and (self._cursor >= len(rows) or rows[self._cursor].key != before.key):
             self._cursor = _find(rows, before.key, self._cursor)
@@ -124,8 +127,8 @@ class Grid(ScrollView, can_focus=True):
         """Make the lines that are visible, and draw those again that are not what they were."""
         self._measure()
         before, height = self._strips, self.size.height
-        ground = self.rich_style
-        self._strips = [self._make_line(y, ground) for y in range(height)]
+        self._ground = self.rich_style
+        self._strips = [self._make_line(y, self._ground) for y in range(height)]
         if len(before) != height:
             self.refresh()
             return
@@ -134,15 +137,23 @@ class Grid(ScrollView, can_focus=True):
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
     def notify_style_update(self) -> None:
-        self._strips = []
         super().notify_style_update()
+        if self.rich_style != self._ground:
+            self._strips = []
 
     def render_line(self, y: int) -> Strip:
         if len(self._strips) != self.size.height:
-            self._measure()
-            ground = self.rich_style
-            self._strips = [self._make_line(number, ground) for number in range(self.size.height)]
+            self._draw_missing()
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
+
+    def _draw_missing(self) -> None:
+        """It has become higher, or lower: lines that stay as they are need not be made again."""
+        before = self._widths, self._shown
+        self._measure()
+        kept = self._strips[: self.size.height] if before == (self._widths, self._shown) else []
+        self._ground = self.rich_style
+        missing = range(len(kept), self.size.height)
+        self._strips = [*kept, *(self._make_line(number, self._ground) for number in missing)]
 
     def _make_line(self, y: int, ground: Style) -> Strip:
         width = self.size.width
@@ -154,7 +165,7 @@ class Grid(ScrollView, can_focus=True):
             return Strip([Segment(set_cell_size(f" {empty}", width), ground + self.palette["muted"])])
         if number >= len(self._rows):
             return Strip.blank(width, ground)
-        return self._line(self._visible[number], width, ground, number == self._cursor)
+        return self._line(self._rows_at(number, number + 1)[0], width, ground, number == self._cursor)
 
     def _heading(self, width: int, ground: Style) -> Strip:
         title = ground + self.palette["muted"] + Style(bold=True, underline=not self.glyphs.ascii)
@@ -187,17 +198,28 @@ class Grid(ScrollView, can_focus=True):
         """Widths only grow while the columns stay the same, so that nothing jumps."""
         columns = self._table.columns
         first = self.scroll_offset.y
-        visible = list(self._rows[first : first + max(1, self.size.height)])
-        self._visible = dict(enumerate(visible, first))
-        # What comes first is measured once, so that scrolling changes little.
-        shown = visible if self._widths else [*visible, *self._rows[:MEASURED]]
-        widths = self._widths or [0] * len(columns)
+        shown = self._rows_at(first, first + max(1, self.size.height))
+        if not self._widths:
+            # What comes first is measured once, so that scrolling changes little.
+            shown = [*shown, *self._rows_at(0, MEASURED)]
+        widths = [*self._widths] or [0] * len(columns)
         for number, column in enumerate(columns):
             longest = max((cell_len(row.cells[number].text) for row in shown), default=0)
             heading = cell_len(column.name) + (column.name == self._sorting.column)
             widths[number] = max(heading, min(column.widest, max(widths[number], longest)))
         self._widths = widths
         self._shown = fitting(columns, widths, max(1, self.scrollable_content_region.width - 1))
+
+    def _rows_at(self, first: int, last: int) -> list[Row]:
+        """Those of these numbers that there are, made where they are not yet."""
+        last = min(last, len(self._rows))
+        missing = [number for number in range(first, last) if number not in self._made]
+        if missing:
+            if len(self._made) > KEPT:
+                self._made, missing = {}, [first, last - 1]
+            begin, end = missing[0], missing[-1] + 1
+            self._made.update(zip(range(begin, end), self._rows[begin:end], strict=True))
+        return [self._made[number] for number in range(first, last)]
 
     # ---- moving ----
 
@@ -231,7 +253,8 @@ class Grid(ScrollView, can_focus=True):
         self.refresh()
 
     def on_resize(self) -> None:
-        self._strips = []
+        if self._strips and self._strips[0].cell_length != self.size.width:
+            self._strips = []
         self.virtual_size = Size(self.size.width, len(self._rows) + 1)
         self.refresh()
 

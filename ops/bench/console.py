@@ -3,7 +3,7 @@
 The servers are on a real Redis only, where a process of its own says twice a second what they would. The console looks
 twice a second, at 160x48, and draws into nothing. For each view in turn, and for the map of one device with 100,000
 slots: CPU time of the console's process, all threads, over time. Then keys, one after the other: from the key to the
-end of drawing the next frame, by the console's own clock.
+end of drawing the frame that shows what it did, by the console's own clock; looks come meanwhile as they come.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from textual import events
 from textual.pilot import Pilot
 
 from swift_tiers.console import ConsoleApp
-from swift_tiers.console.collector import settle
+from swift_tiers.console.collector import Collector
 from swift_tiers.console.feeds.live import LiveFeed
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views import VIEWS
@@ -35,20 +35,38 @@ from swift_tiers.radix_tiering.config import BusConfig
 SERVERS, PAGES, SIZE, INTERVAL = 8, 100_000, (160, 48), 0.5
 CPU_BOUND, KEY_BOUND = 10.0, 50.0
 PATIENCE_SECONDS = 20.0
+#: A key that has changed nothing after so long does nothing here.
+KEY_SECONDS = 0.5
 #: Keys that are pressed in each view.
 KEYS = ("j", "j", "k", "G", "g", "s", "s", "S", "S", "m", "m", "m", "pagedown", "pageup")
 
 
-class TimedConsole(ConsoleApp):
-    """Notes when each frame has been drawn."""
+class Frame(NamedTuple):
+    """When one was drawn, and what a key could have changed of it."""
 
-    drawn = 0.0
-    frames = 0
+    time: float
+    state: tuple[Any, ...]
+
+
+class TimedConsole(ConsoleApp):
+    """Remembers its frames."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.frames: list[Frame] = []
+
+    def state(self) -> tuple[Any, ...]:
+        """Place, cursor, what is scrolled, sorted and visible."""
+        grid, panel, hidden = self.grid, self.panel, self.grid.has_class("-hidden")
+        sorting = None if hidden or not grid.table.columns else self.navigation.sorting
+        return (
+            self.navigation.place, grid.cursor, grid.scroll_offset, sorting, hidden, panel.has_class("-hidden"),
+            panel.size,
+        )  # fmt: skip
 
     def _display(self, *arguments: Any) -> None:
         super()._display(*arguments)
-        self.drawn = time.perf_counter()
-        self.frames += 1
+        self.frames.append(Frame(time.perf_counter(), self.state()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +109,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 async def _drive(config: BusConfig, seconds: float) -> tuple[dict[str, float], list[float]]:
-    app = TimedConsole(LiveFeed(config, "bench", steers=False), interval=INTERVAL, settled=settle)
+    app = TimedConsole(LiveFeed(config, "bench", steers=False), interval=INTERVAL, rest=Collector().rest)
     shares: dict[str, float] = {}
     keys: list[float] = []
     async with app.run_test(size=SIZE) as pilot:
@@ -123,17 +141,22 @@ async def _keys(app: TimedConsole, pilot: Pilot[None], keys: Sequence[str]) -> l
 
 
 async def _key(app: TimedConsole, pilot: Pilot[None], key: str) -> float | None:
-    """Milliseconds from the key to the frame that follows it. A key that changes nothing draws none: not counted."""
-    frames, pressed = app.frames, time.perf_counter()
+    """Milliseconds from the key to the first frame that shows what it did, whatever else is drawn before. One that
+    changes nothing where it is pressed is not counted."""
+    before, pressed = app.state(), time.perf_counter()
+    app.frames.clear()
     # Not pilot.press, which waits until nothing is left to do.
     event = events.Key(key, key if len(key) == 1 else None)
     event.set_sender(app)
     app.post_message(event)
-    while app.frames == frames and time.perf_counter() - pressed < 0.2:
+    drawn: float | None = None
+    while drawn is None and time.perf_counter() - pressed < (
+        KEY_SECONDS if app.state() == before else PATIENCE_SECONDS
+    ):
         await asyncio.sleep(0.001)
-    seconds = app.drawn - pressed if app.frames > frames else None
+        drawn = next((frame.time for frame in app.frames if frame.state != before), None)
     await pilot.pause()
-    return None if seconds is None else 1e3 * seconds
+    return None if drawn is None else 1e3 * (drawn - pressed)
 
 
 async def _until(pilot: Pilot[None], condition: Any, problem: str) -> None:

@@ -333,3 +333,22 @@ async def test_what_comes_while_the_console_is_left_is_let_go() -> None:
     app.on_looked(Looked(WorldFeed().look(), 0.0))
     app.on_lost(Lost("gone"))
     app._tick()
+
+
+async def test_it_rests_when_the_first_look_is_there_and_then_while_nobody_presses_a_key() -> None:
+    now, rests = 0.0, []
+    app = console(monotonic=lambda: now, rest=lambda: rests.append(now))
+    async with app.run_test(size=SIZE) as pilot:
+        await shows(pilot, "Overview")
+        await until(pilot, lambda: rests == [0.0])
+        now = 9.0
+        app._tick()
+        assert rests == [0.0]
+        await pilot.press("j")
+        now = 10.5
+        app._tick()
+        assert rests == [0.0], "a key was pressed just before"
+        now = 11.5
+        app._tick()
+        app._tick()
+        assert rests == [0.0, 11.5]

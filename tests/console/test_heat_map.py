@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.style import Style
 
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.place import Place
@@ -65,7 +66,7 @@ def test_the_cursor_and_what_is_marked_are_seen_without_colour() -> None:
 
 def test_a_click_finds_the_first_cell_of_its_sign() -> None:
     lines = draw(SCENE, Layout(7, 10, (Stretch(30, 140),)), NAMES, lambda edges: np.ones(len(edges) - 1, int), gutter=4)
-    metas = [span.style.meta["cells"] for line in lines for span in line.spans if getattr(span.style, "meta", None)]
+    metas = [line.style.meta["cells"] for line in lines if isinstance(line.style, Style)]
     assert metas == [(4, 30, 7), (4, 100, 7)]
 
 

@@ -11,7 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
+from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Cell, Column, Row, Sorting, Table, as_csv, as_json, ordered
+from swift_tiers.console.views.lazy_rows import LazyRows
 
 TABLE = Table(
     (Column("name"), Column("size")),
@@ -76,3 +78,39 @@ def test_cutting(glyphs) -> None:
     assert glyphs.cut("abcdef", 6) == "abcdef"
     assert glyphs.cut("abcdefg", 6) == "abcde" + glyphs.ellipsis
     assert glyphs.cut("abc", 0) == ""
+
+
+SUBJECTS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["a", "b", "?", "", "Ab"])), max_size=20)
+
+
+@given(subjects=SUBJECTS, column=st.sampled_from(["number", "word"]), descending=st.booleans())
+def test_rows_that_are_made_late_are_sorted_as_others_are(
+    subjects: list[tuple[int, str]], column: str, descending: bool
+) -> None:
+    columns = (Column("number", right=True), Column("word"))
+    cells = (lambda one: Cell(str(one[0]), one[0]), lambda one: Cell(one[1]))
+
+    def row(one: tuple[int, str]) -> Row:
+        return Row(f"{one}", tuple(cell(one) for cell in cells))
+
+    plain = Table(columns, [row(one) for one in subjects])
+    sorting = Sorting(column, descending)
+    for late in (LazyRows(subjects, str, row, columns, cells), LazyRows(subjects, str, row, columns)):
+        assert list(ordered(Table(columns, late), sorting)) == list(ordered(plain, sorting))
+        for words in ("a", "word:b", "number>2", "!a", "!number>2 a"):
+            assert list(Sieve(words).sift(Table(columns, late))) == list(Sieve(words).sift(plain))
+
+
+def test_sorting_makes_the_cells_of_its_column_and_no_row() -> None:
+    def never(one: int) -> Row:
+        raise AssertionError("a row was made")
+
+    def nor(one: int) -> Cell:
+        raise AssertionError("a cell of another column was made")
+
+    columns = (Column("number"), Column("other"))
+    rows = LazyRows([3, 1, 2], str, never, columns, (lambda one: Cell(str(one), one), nor))
+    descending = ordered(Table(columns, rows), Sorting("number"))
+    assert len(descending) == 3
+    assert descending.index_of("3") == 0
+    assert len(Sieve("number:1").sift(Table(columns, rows))) == 1
