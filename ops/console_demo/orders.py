@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
+import msgspec
+
 from swift_tiers.ops.console_demo.server import DemoServer
 from swift_tiers.ops.console_demo.stripes import IN_SERVICE
 from swift_tiers.radix_tiering.bus.commands import (
@@ -12,14 +16,21 @@ from swift_tiers.radix_tiering.bus.commands import (
     CommandError,
     DrainDevice,
     Drop,
+    Flush,
     Pin,
     PinLease,
     RecallLeases,
+    SetPolicy,
     Unpin,
     UnpinLease,
 )
+from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.held_page import Page
 from swift_tiers.radix_tiering.units import Size, format_size
+
+#: What a policy value changes in the simulation.
+SIMULATED = ("eviction", "ssd_admission", "admission_uses", "admission_tokens")
 
 
 def carry_out(server: DemoServer, command: AnyCommand) -> str:
@@ -37,10 +48,35 @@ def carry_out(server: DemoServer, command: AnyCommand) -> str:
             device = server.stripes.add()
             server.events.emit("device.added", device=device.path, number=device.number)
             return f"device {device.number}: {device.path}"
+        case Flush(tiers=tiers):
+            return _flush(server, everywhere=tiers == "all")
+        case SetPolicy(field=field, value=value):
+            return _set_policy(server, field, value)
         case RecallLeases() | PinLease() | UnpinLease() | CapLending():
             return _lease(server, command)
         case _:
-            raise CommandError("the demo does not simulate this command; a real server obeys it")
+            assert_never(command)
+
+
+def _flush(server: DemoServer, *, everywhere: bool) -> str:
+    pages = server.tiers.flush(everywhere=everywhere)
+    server.events.emit("tiers.flushed", host=True, ssd=everywhere, durable=True)
+    return f"{pages} pages forgotten in {'every tier' if everywhere else 'host memory'}"
+
+
+def _set_policy(server: DemoServer, field: str, value: str | float) -> str:
+    if field not in SIMULATED:
+        raise CommandError(f"{field}: the demo simulates {', '.join(SIMULATED)} only; a real server obeys")
+    try:
+        new = getattr(parse_config({"policy": {field: value}}).policy, field)
+    except ConfigError as error:
+        raise CommandError(str(error)) from None
+    old = getattr(server.tiers.policy, field)
+    if new == old:
+        return f"{field} was {old!s} already"
+    server.tiers.change_policy(msgspec.structs.replace(server.tiers.policy, **{field: new}))
+    server.events.emit("policy.changed", field=field, old=str(old), new=str(new))
+    return f"{field}: {old!s} -> {new!s}"
 
 
 def _size(limit: str | int | None) -> int | None:

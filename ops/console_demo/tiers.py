@@ -10,6 +10,7 @@ import numpy as np
 from swift_tiers.ops.console_demo.stripes import DemoStripes
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.tiers import SSD
+from swift_tiers.radix_tiering import sweeps
 from swift_tiers.radix_tiering.config import PolicyConfig
 from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.donation.extents import Span
@@ -101,7 +102,7 @@ class DemoTiers:
         copy_seconds: Callable[[int], float],
     ) -> None:
         """`copy_seconds`: how long copying so many bytes between device and host memory takes."""
-        policy = PolicyConfig()
+        self.policy = policy = PolicyConfig()
         self.geometry = geometry
         self.digest = namespace
         self.clock = lambda: clock.now
@@ -325,6 +326,24 @@ class DemoTiers:
                 if any(device == number for device, _ in page.stored.placement):
                     lost += len(self.table.detach_stored(page)) or 1
         return lost
+
+    def flush(self, *, everywhere: bool) -> int:
+        """Forget the pages below the device, in memory or in every tier; how many."""
+        with self.table.lock:
+            for writer in (self.writer, self.sharer):
+                if writer is not None:
+                    writer.clear()
+        steps = sweeps.drop_namespace(self.table, self.digest) if everywhere else sweeps.empty_memory(self.table)
+        return sweeps.run(steps)
+
+    def change_policy(self, policy: PolicyConfig) -> None:
+        """From now on pages are evicted, and admitted to ssd, by this one."""
+        self.policy = policy
+        with self.table.lock:
+            self.table.change_eviction(eviction_policy(policy))
+            if self.writer is not None:
+                self.writer.admission = admission_policy(policy, self.geometry.tokens)
+        sweeps.run(sweeps.requeue(self.table))
 
     def shed(self) -> int:
         """What tiers hold beyond their limits leaves."""

@@ -38,6 +38,7 @@ from swift_tiers.radix_tiering.bus.commands import (
     Pin,
     PinLease,
     RecallLeases,
+    SetPolicy,
     Unpin,
 )
 from swift_tiers.radix_tiering.bus.lease_pairs import differences, pairs_of, views_of
@@ -333,10 +334,45 @@ def test_tiers_devices_and_pages_obey() -> None:
     assert [device.service for device in demo.rank("gamma").devices][1] == "draining"
 
 
+def test_a_flush_empties_the_tiers_and_they_fill_again() -> None:
+    demo = Demo()
+    before = demo.rank("gamma").directory
+    assert before is not None
+    assert before.pages
+
+    def held() -> tuple[int, int]:
+        demo.look = demo.feed.look()
+        directory = demo.rank("gamma").directory
+        assert directory is not None
+        return directory.pages or 0, directory.ssd_only_pages or 0
+
+    assert demo.do("gamma", Flush()).endswith("pages forgotten in host memory")
+    check(demo.servers["gamma"])
+    pages, on_ssd_only = held()
+    assert 0 < pages < before.pages + 100
+    assert on_ssd_only >= 0.9 * pages, "what is held is on ssd, but for what requests hold and what came since"
+    assert demo.do("gamma", Flush(tiers="all")).endswith("pages forgotten in every tier")
+    check(demo.servers["gamma"])
+    assert held()[0] < before.pages / 2
+    flushed = [event for event in demo.servers["gamma"].events.since(0) if event.kind == "tiers.flushed"]
+    assert [event.fields["ssd"] for event in flushed] == [False, True]
+
+
+def test_a_policy_is_changed() -> None:
+    demo = Demo()
+    assert demo.do("gamma", SetPolicy(field="eviction", value="lfu")) == "done: eviction: lru -> lfu"
+    assert demo.do("gamma", SetPolicy(field="eviction", value="lfu")) == "done: eviction was lfu already"
+    assert demo.do("gamma", SetPolicy(field="ssd_admission", value="reuse")).startswith("done: ssd_admission: ")
+    check(demo.servers["gamma"])
+    demo.look = demo.feed.look()
+    assert demo.rank("gamma").tiers
+
+
 @pytest.mark.parametrize(
     ("server", "command", "said"),
     [
-        ("gamma", Flush(), "the demo does not simulate this command"),
+        ("gamma", SetPolicy(field="restore_deadline", value="1s"), "simulates eviction"),
+        ("gamma", SetPolicy(field="eviction", value="best"), "policy.eviction"),
         ("gamma", CapLending(limit=None), "does not lend"),
         ("alpha", DrainDevice(device=0), "there is no device 0"),
         ("alpha", CapTier(tier="ssd", limit=1), "no ssd tier"),
