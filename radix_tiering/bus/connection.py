@@ -281,7 +281,7 @@ def _words(error: BaseException) -> str:
     """The server's own words, on one line; of an error in a pipeline without the command, whose values are long."""
     text = str(error).rpartition(" of pipeline caused error: ")[2]
     text = " ".join(text.split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _tls_cause(error: BaseException) -> ssl.SSLError | None:

@@ -308,7 +308,7 @@ def shorten(text: str, most: int = LONGEST_TEXT) -> str:
     text = " ".join(text.split())
     if not text.isprintable():
         text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def make_record(**fields: float | str | None) -> Record:
