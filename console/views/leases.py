@@ -13,7 +13,7 @@ from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.lease_history import history, of_pair, recalls, told
 from swift_tiers.console.views.lease_offers import offers_for
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, ago, count, seconds, size, text
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, ago, count, epoch, seconds, size, text
 from swift_tiers.radix_tiering.bus.lease_pairs import (
     Lease,
     Pair,
@@ -40,6 +40,7 @@ PAIRS = (
     Column("pinned", right=True, rank=4),
     Column("recalls", right=True, rank=3),
     Column("said", right=True, rank=2),
+    Column("epoch", rank=1),
 )
 LEASES = (
     Column("lease", right=True, rank=9),
@@ -260,7 +261,7 @@ def _says(scene: Scene, who: str, name: str, view: LeasesView | None, style: str
     if view is None:
         return scene.line(f"{who} ", (text(name), "title"), (" says nothing of it", "warning"))
     what = f"{size(view.bytes)} in {count(view.leases)} leases"
-    age = f", {ago(scene.moment.age_of(view))}"
+    age = f", epoch {epoch(view.epoch)}, {ago(scene.moment.age_of(view))}"
     return scene.line(f"{who} ", (text(name), "title"), " says ", (what, style), age)
 
 
@@ -332,6 +333,7 @@ def _pair_row(scene: Scene, pair: Pair, recalls: int) -> Row:
         _size(view.pinned_bytes),
         Cell(count(recalls), recalls),
         Cell(ago(max(ages, default=None)), max(ages, default=None)),
+        Cell(epoch(view.epoch)),
     )
     base = scene.place if scene.place.name("donor") is None else scene.place._replace(steps=scene.place.steps[:-1])
     place = base.enter(Step("donor", pair.donor), Step("borrower", pair.borrower))

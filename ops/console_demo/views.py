@@ -204,7 +204,8 @@ class ServerViews:
         usable = [view.seconds_left for view in views if view.state in ("lent", "active")]
         recalled = [view.bytes for view in views if view.state not in ("lent", "active")]
         return LeasesView(
-            **self._home(), donor=donor, borrower=borrower, leases=len(views), bytes=sum(view.bytes for view in views),
+            **self._home(), donor=donor, borrower=borrower, epoch=views[0].donor.epoch if views else None,
+            leases=len(views), bytes=sum(view.bytes for view in views),
             recalled_bytes=sum(recalled), shortest_seconds=min(usable, default=None), listed=min(LISTED, len(views)),
             pinned_bytes=sum(view.bytes for view in views if view.pinned) if lends else None,
             table=tuple(

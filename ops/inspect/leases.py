@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import Look, Row, how_old, make_look, place, ranks_of, table
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, size, text
+from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, epoch, seconds, size, text
 from swift_tiers.radix_tiering.bus.lease_pairs import Lease, Pair, leases_of, pairs_of, views_of
 from swift_tiers.radix_tiering.bus.rates import Rates
 from swift_tiers.radix_tiering.bus.reader import Part
@@ -26,7 +26,7 @@ def show_leases(limit: int, snapshot: Snapshot, rates: Rates) -> Look:
         shown = [table(columns, map(_rank_row, ranks), troubles)]
     pairs = pairs_of(views)
     if pairs:
-        columns = " donor| borrower|leases|bytes|being returned|pinned|borrower has|first ends in|age"
+        columns = " donor| borrower|leases|bytes|being returned|pinned|borrower has|first ends in| epoch|age"
         shown += [Text(""), table(columns, map(_pair_row, pairs), troubles)]
         leases = [lease for pair in pairs for lease in leases_of(pair)]
         leases.sort(key=lambda lease: lease.plain)
@@ -58,7 +58,8 @@ def _pair_row(pair: Pair) -> Row:
             text(pair.donor), text(pair.borrower), count(view.leases),
             NONE if pair.lent is None else size(pair.lent.bytes), size(view.recalled_bytes),
             NONE if view.pinned_bytes is None else size(view.pinned_bytes),
-            NONE if pair.borrowed is None else size(pair.borrowed.bytes), _left(view.shortest_seconds), how_old(view),
+            NONE if pair.borrowed is None else size(pair.borrowed.bytes), _left(view.shortest_seconds),
+            epoch(view.epoch), how_old(view),
         ],
     )  # fmt: skip
 

@@ -65,6 +65,11 @@ def text(value: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
 
 
+def epoch(value: int | None) -> str:
+    """`3f09a1c2`: the beginning of a number that only tells lives of a server apart."""
+    return UNKNOWN if value is None else f"{value:x}"[:8]
+
+
 def runs(pairs: tuple[tuple[str, int], ...]) -> str:
     """`device 12, host 30`."""
     return ", ".join(f"{text(name)} {number}" for name, number in pairs) or UNKNOWN

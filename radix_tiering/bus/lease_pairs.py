@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.bus.figures import UNKNOWN, text
+from swift_tiers.radix_tiering.bus.figures import UNKNOWN, epoch, text
 from swift_tiers.radix_tiering.bus.views import LeaseEntry, LeasesView, RankState
 
 #: What the borrower's state of a lease may be, by the donor's (docs/leases.md). Where letters are under way, a side is
@@ -84,6 +84,8 @@ def differences(pair: Pair) -> list[str]:
     if pair.lent is None or pair.borrowed is None:
         return []
     found = []
+    if None not in (pair.lent.epoch, pair.borrowed.epoch) and pair.lent.epoch != pair.borrowed.epoch:
+        found.append(f"epoch {epoch(pair.lent.epoch)}, {epoch(pair.borrowed.epoch)} at the borrower")
     if pair.lent.leases != pair.borrowed.leases:
         found.append(f"{_count(pair.lent.leases)} leases, {_count(pair.borrowed.leases)} at the borrower")
     if _complete(pair.lent) and _complete(pair.borrowed):

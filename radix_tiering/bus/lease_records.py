@@ -55,6 +55,7 @@ def leases_record(leases: Sequence[LeaseView], *, at_donor: bool, time: float) -
     listed = sorted(leases, key=lambda view: (view.lease, view.seconds_left))[:MOST_LISTED_LEASES]
     return make_record(
         time=time,
+        epoch=leases[0].donor.epoch,  # a donor forgets those of its former lives, and so does who borrowed them
         leases=len(leases),
         bytes=_bytes(leases),
         recalled_bytes=_bytes(view for view in leases if view.state not in _UNDISTURBED),

@@ -72,6 +72,7 @@ _EVERYONE = "everyone"
 
 _LEASES = (
     Field("time", "when this was true"),
+    Field("epoch", "of the donor: a number that it drew at random when it began; no lease outlives it"),
     Field("leases", "that have not ended"),
     Field("bytes", "of all of them"),
     Field("recalled_bytes", "of those that are to be returned, or are being returned"),

@@ -170,6 +170,7 @@ class LeasesView(RankedView, frozen=True):
 
     donor: str  # lease names: SERVER.RANK
     borrower: str
+    epoch: int | None = None  # of the donor
     leases: int | None = None
     bytes: int | None = None
     recalled_bytes: int | None = None

@@ -235,10 +235,12 @@ LENDING: Fields = {
     "lendable_bytes": 2**22, "lends_to": "beta.dp0-tp0", "borrowed_bytes": 2**21, "borrows_from": "beta.dp0-tp0",
 }  # fmt: skip
 LEASES: Fields = {
+    "epoch": 0x3F09A1C25D,
     "leases": 3, "bytes": 3 * 2**21, "recalled_bytes": 2**21, "pinned_bytes": 2**21, "shortest_seconds": 0.1,
     "listed": 3, "table": "12:2097152:lent:1.8 13:2097152:recalled:0.1 14:2097152:lent:1.8:pinned",
 }  # fmt: skip
 BORROWED: Fields = {
+    "epoch": 0x77A0B1C2D3,
     "leases": 1, "bytes": 2**21, "recalled_bytes": 0, "pinned_bytes": "", "shortest_seconds": 1.7, "listed": 1,
     "table": "5:2097152:active:1.7",
 }  # fmt: skip

@@ -209,6 +209,7 @@ class World:
             for one in range(8)
         )  # fmt: skip
         return {
+            "epoch": 0x3F09A1C25D,
             "leases": 8, "bytes": 2 * GIB, "recalled_bytes": 256 * MIB, "pinned_bytes": None if borrows else 256 * MIB,
             "shortest_seconds": 0.6, "listed": 8, "table": table,
         }  # fmt: skip

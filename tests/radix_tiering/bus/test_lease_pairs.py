@@ -81,3 +81,16 @@ def test_every_state_of_the_protocol_is_judged() -> None:
     assert set(FITTING) == {RunState.LENT.value, RunState.RECALLED.value}
     states = {state.value for state in LeaseState}
     assert set(itertools.chain(*FITTING.values())) <= states
+
+
+@pytest.mark.parametrize(("donor", "borrower", "said"), [(7, 7, []), (None, 7, []), (7, None, [])])
+def test_epochs_that_agree_or_are_not_known_are_no_difference(donor, borrower, said) -> None:
+    sides = [(lent(entry()), donor), (borrowed(entry(state="active")), borrower)]
+    (pair,) = pairs_of([msgspec.structs.replace(view, epoch=epoch) for view, epoch in sides])
+    assert differences(pair) == said
+
+
+def test_a_borrower_that_believes_in_a_former_life_of_the_donor() -> None:
+    sides = [(lent(entry()), 0x3F09A1C25D11), (borrowed(entry(state="active")), 0xAB)]
+    (pair,) = pairs_of([msgspec.structs.replace(view, epoch=epoch) for view, epoch in sides])
+    assert differences(pair) == ["epoch 3f09a1c2, ab at the borrower"]

@@ -129,6 +129,7 @@ def test_the_leases_with_one_partner() -> None:
     assert (record["leases"], record["listed"], record["bytes"]) == ("3", "3", str(2**23))
     assert (record["recalled_bytes"], record["pinned_bytes"]) == (str(2**21), str(2**21))
     assert record["shortest_seconds"] == "0.250000"
+    assert (record["epoch"], ONE_OF_EACH["borrowed"][0]["epoch"]) == ("7", "7"), "that of the donor, on both sides"
     assert ONE_OF_EACH["borrowed"][0]["recalled_bytes"] == "0"
 
 
