@@ -52,7 +52,7 @@ class Links(View):
 
     NAME = "links"
     TITLE = "Links"
-    QUESTION = "what is copied between the tiers, how fast, and how busy is each way?"
+    QUESTION = "what is copied between tiers, how fast, and how busy is each way?"
     LINES_SHARE = 0.65
 
     def lines(self, scene: Scene) -> list[Text]:

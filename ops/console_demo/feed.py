@@ -28,7 +28,7 @@ class DemoFeed(Feed):
     """Virtual time goes on with the real one."""
 
     nature = Nature.DEMO
-    name = "three servers that are made up"
+    name = "three servers"
 
     def __init__(
         self,
