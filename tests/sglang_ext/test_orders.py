@@ -130,6 +130,9 @@ def what_was_promised_to_a_waiting_request_survives_a_flush(s):
     again = s.add(question)
     s.run()
     assert (list(again.output_ids), s.details(again)) == (answer, {})
+    assert s.linker.wait_offloads()
+    s.linker.stack.wait_written(20)
+    s.linker.stack.restorer.flush()
     with s.linker.stack.table.lock:
         s.linker.stack.table.check()
         assert s.linker.stack.table.pinned_pages == 0

@@ -27,13 +27,17 @@ def prompt(seed: int, tokens: int = 700) -> list[int]:
 
 
 def fill_device(s, seed: int) -> None:
-    """Requests enough to evict everything else from the device."""
+    """Requests enough to evict everything else from the device. Their pages hold no room in host memory by being copied
+    to it, or on, any more: whoever comes next finds all of it."""
     for number in range(4):
         s.generate(prompt(1000 * seed + number))
+    assert s.linker.wait_offloads()
+    s.linker.stack.wait_written(20)
 
 
 def quiet(s) -> None:
     """Wait until nothing moves, then require that nothing is kept for any request."""
+    assert s.linker.wait_offloads()
     s.linker.stack.wait_written(20)
     s.linker.stack.restorer.flush()
     assert not s.linker.claims, "claims leaked"
