@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from swift_tiers.console.model.alarms import Alarm
+from swift_tiers.console.model.charts import Drawn, fitting
 from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Table
@@ -31,6 +32,8 @@ from swift_tiers.radix_tiering.bus.views import RankState, ServerState, TierView
 BAR = 5
 #: Alarms that are always shown, before the height of the screen decides.
 LEAST_ALARMS = 3
+#: Cells that a remedy wants beside its alarm; where one has entered the server, it has a line of its own instead.
+LEAST_REMEDY = 20
 
 SERVERS = (
     Column("state", rank=9),
@@ -161,12 +164,18 @@ def _alarm_lines(scene: Scene, alarms: list[Alarm], most: int) -> list[Text]:
     shown = alarms if len(alarms) <= most else alarms[: most - 1]
     for alarm in shown:
         ago = seconds(round(max(0.0, now - alarm.since)))
-        line = scene.line(
+        said: Drawn = [
             (f"{alarm.mark!s:>7} ", MARKS[alarm.mark]), (f"{alarm.place}: ", "title"), (alarm.what, "text"),
-            f"  for {ago}", f"  {scene.glyphs.right} {alarm.remedy}" if alarm.remedy else "",
-        )  # fmt: skip
-        line.truncate(scene.width, overflow="crop")
+        ]  # fmt: skip
+        line = scene.line(*fitting(scene.width, said, [f"  for {ago}"]))
+        remedy, room = f"  {scene.glyphs.right} {alarm.remedy}", scene.width - line.cell_len
+        inside = bool(scene.place.steps)
+        if alarm.remedy and room >= (len(remedy) if inside else min(len(remedy), LEAST_REMEDY)):
+            line.append_text(scene.line(scene.glyphs.cut(remedy, room)))
+        line.truncate(scene.width, overflow="crop" if scene.glyphs.ascii else "ellipsis")
         lines.append(line)
+        if alarm.remedy and inside and room < len(remedy):
+            lines.append(scene.line(f"      {remedy}"))
     if len(shown) < len(alarms):
         lines.append(scene.line(f"        and {len(alarms) - len(shown)} more; enter a server to see all of its own"))
     return lines
@@ -174,7 +183,7 @@ def _alarm_lines(scene: Scene, alarms: list[Alarm], most: int) -> list[Text]:
 
 def _sparks(scene: Scene) -> list[Text]:
     """All servers together, a line each, of the last minutes."""
-    width = min(60, scene.width - 44)
+    width = min(60, scene.width - 50)
     if width < 10 or scene.height < 14:
         return []
     lines = [Text()]

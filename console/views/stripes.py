@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.charts import Series, beside, chart
+from swift_tiers.console.model.charts import Series, beside, chart, fitting
 from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views import stripe_device, stripe_prefix
@@ -154,17 +154,20 @@ def _set_line(scene: Scene, one: Lanes) -> Text:
             parts += [", ", (f"{len(lanes)} {word}", style)]
     if said is not None and said.missing:
         parts += [", ", (f"{count(said.missing)} missing", "wrong")]
-    parts.append("; busiest/mean: ")
-    parts += [_ratio(one.uneven_reads), " read, ", _ratio(one.uneven_fill), " full"]
+    groups: list[list[tuple[str, str] | str]] = [parts]
     if said is not None:
-        parts.append(f"; queued {count(said.queued)}; free {count(said.free_units)} units of {size(said.unit_bytes)}")
         bad = ", ".join(
             f"{text(outcome)} {count(number)}"
             for outcome, number in sorted(said.reads.items())
             if outcome != "ok" and number
         )
-        parts += [("; not served: " + bad, "warning")] if bad else []
-    line = scene.line(*parts)
+        if bad:
+            groups.append([("; not served: " + bad, "warning")])
+    groups.append(["; busiest/mean: ", _ratio(one.uneven_reads), " read, ", _ratio(one.uneven_fill), " full"])
+    if said is not None:
+        groups.append([f"; queued {count(said.queued)}"])
+        groups.append([f"; free {count(said.free_units)} units of {size(said.unit_bytes)}"])
+    line = scene.line(*fitting(scene.width, *groups))
     line.truncate(scene.width)
     return line
 

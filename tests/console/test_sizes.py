@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views import VIEWS
+from swift_tiers.console.views.overview import Overview
 from swift_tiers.console.views.view import View
 
 from support.console_world import KEY, World, scene_of
@@ -48,3 +49,17 @@ def test_views_are_drawn_at_any_size(place, width, height, ascii, ticks, only) -
     assert all(len(row.cells) == len(table.columns) for row in rows)
     assert not any("\n" in one for one in said)
     assert not ascii or all(one.isascii() for one in said)
+
+
+def test_a_remedy_is_whole_on_a_narrow_terminal_once_its_server_is_entered() -> None:
+    """Beside its alarm it is cut with a sign that says so, or left away."""
+    world = World()
+    top = scene_of(Place("overview"), world, width=78, height=20)
+    inside = scene_of(Place("overview", (Step("server", "alpha"),)), world, width=78, height=20)
+    remedies = [alarm.remedy for alarm in inside.moment.alarms if alarm.target.name("server") == "alpha"]
+    text = "\n".join(line.plain for line in Overview().lines(inside))
+    assert any(len(remedy) > 30 for remedy in remedies)
+    assert all(remedy in text for remedy in remedies)
+    for line in Overview().lines(top):
+        shown = line.plain.partition(" › ")[2]
+        assert not shown or shown in {alarm.remedy for alarm in top.moment.alarms} or shown.endswith("…")
