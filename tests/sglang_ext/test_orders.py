@@ -151,6 +151,8 @@ def a_flush_while_pages_come_up(s):
         s.run()
         assert list(req.output_ids) == answer
         assert told.of(f"flush-{number}").startswith("done")
+    assert s.linker.wait_offloads()
+    s.linker.stack.wait_written(20)
     s.linker.stack.restorer.flush()
     with s.linker.stack.table.lock:
         s.linker.stack.table.check()
