@@ -253,3 +253,12 @@ def tls_proxy(server: RealRedis, certificate: str = "server", *, client_authorit
         loop.call_soon_threadsafe(stop.set)
         thread.join(PATIENCE)
         loop.close()
+
+
+def outliving(word: str, seconds: float = 5.0) -> list[int]:
+    """The processes with `word` in their command line that do not end by themselves soon: one whose parent was killed
+    is told so by the kernel, and may take a moment."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_with(word)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left

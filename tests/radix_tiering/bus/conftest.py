@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.config import BusConfig
 
 from support.publishing import bus_config, make_publisher
-from support.redis import RealRedis, processes_with
+from support.redis import RealRedis, outliving
 
 Publish = Callable[..., BusPublisher]
 
@@ -64,7 +64,7 @@ def directory() -> Iterator[Path]:
     """For an embedded Redis; the name is short enough for a socket, which those of `tmp_path` are not."""
     parent = Path(tempfile.mkdtemp(prefix="swift-bus-"))
     yield parent / "d"
-    left = processes_with(str(parent))
+    left = outliving(str(parent))
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(parent)

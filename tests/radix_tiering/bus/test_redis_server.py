@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.bus.redis_binary import SERVER_VARIABLE, bundled,
 from swift_tiers.radix_tiering.bus.redis_server import FILE_BYTES, MEMORY_BYTES, EmbeddedRedis, default_directory
 from swift_tiers.radix_tiering.errors import BusError, ConfigError, SwiftTiersError
 
-from support.redis import processes_with, server_binaries, wait_for
+from support.redis import outliving, processes_with, server_binaries, wait_for
 
 #: A participant in a process of its own. It answers each line of its input; "fork" makes a child that only waits.
 PARTICIPANT = """
@@ -80,7 +80,7 @@ def directory() -> Iterator[Path]:
     """Not there yet; the name is short enough for a socket, which those of `tmp_path` are not."""
     parent = Path(tempfile.mkdtemp(prefix="swift-bus-"))
     yield parent / "its directory"
-    left = processes_with(str(parent))
+    left = outliving(str(parent))
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(parent)
