@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
+from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
 
@@ -61,6 +62,11 @@ class CopyQueue(ABC):
         offset: int | None = None,
     ) -> None:
         """By a kernel: rows of `slab` to pool pages, see `page_gather.scatter_pages`."""
+
+    @abstractmethod
+    def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
+        """By a kernel: pieces of `source`, a donor's mapped memory for one, to places of `target`, in memory of the
+        device; see `piece_copy.copy_pieces`. `pieces` itself may change as soon as this returns."""
 
     @abstractmethod
     def mark(self) -> Mark:
@@ -156,6 +162,10 @@ class _CudaQueue(CopyQueue):
     ) -> None:
         with torch.cuda.stream(self._stream):
             scatter_pages(pool, pages, slab, slots, layers, offset)
+
+    def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
+        with torch.cuda.stream(self._stream):
+            copy_pieces(source, target, pieces)
 
     def mark(self) -> Mark:
         return _marked(self._stream)

@@ -56,6 +56,16 @@ def test_copies_of_unaligned_pages_go_by_what_their_addresses_allow(kernels):
             assert set(accesses) == {f"ld.global.{width}", f"st.global.{width}"}
 
 
+def test_pieces_go_by_16_bytes_and_what_is_left_over_by_one(kernels):
+    for name in ("pieces", "pieces sm_80", "pieces sm_100"):
+        accesses = dict(kernels[name].accesses)
+        assert accesses.pop("ld.global.b64") == 3, "a chunk's entry"
+        assert accesses == {
+            "ld.global.v4.b32": 4, "st.global.v4.b32": 4, "ld.global.b8": 16, "st.global.b8": 16,
+        }  # fmt: skip
+        assert kernels[name].registers <= REGISTERS // (8 * THREADS), name
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("codec", ["E4M3", "INT8", "INT4"])
 def test_values_and_codes_go_by_16_bytes(kernels, codec, dtype):
@@ -87,4 +97,4 @@ def test_what_the_wrappers_pass_compiles_once_for_each_layout(tmp_path):
     """Wherever lists and slabs begin. A codec compiles once more for another number of layers."""
     [variants] = run("bind_kernels.py", tmp_path)
     each_way = {"copy_pieces": 2, "encode_tiles": 2, "decode_tiles": 2}
-    assert variants == {**each_way, "sum_parts": 1, "finish_digests": 1}
+    assert variants == {**each_way, "sum_parts": 1, "finish_digests": 1, "copy_chunks": 1}

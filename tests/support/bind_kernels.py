@@ -10,12 +10,13 @@ import collections
 import json
 from typing import Any
 
+import numpy as np
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from swift_tiers.kernels import page_codec_triton, page_digest_triton, page_gather_triton
+from swift_tiers.kernels import page_codec_triton, page_digest_triton, page_gather_triton, piece_copy_triton
 from swift_tiers.kernels.page_codec import Codec, EncodedLayout
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
@@ -43,7 +44,7 @@ def launch(kernel: JITFunction, device: torch.device, programs: int, *arguments:
 
 def main() -> None:
     driver.set_active(AbsentDriver())
-    for module in (page_gather_triton, page_codec_triton, page_digest_triton):
+    for module in (page_gather_triton, page_codec_triton, page_digest_triton, piece_copy_triton):
         module.launch = launch
     # One plane a layer: where a layer's addresses begin in the table is a multiple of 8 bytes only.
     layers = [[torch.zeros(33, 2, 64, dtype=torch.bfloat16)] for _ in range(4)]
@@ -59,6 +60,8 @@ def main() -> None:
                 at = begin * layout.layer_bytes
                 page_codec_triton.code_pages_triton(pool, some, slab, some, Codec.INT8, chosen, at, out)
         page_digest_triton.page_digests_triton(slab, some, 4096, begin * 16)
+        pieces = np.array([[0, 0, 100]] * (begin + 1), dtype=np.int64)
+        piece_copy_triton.copy_pieces_triton(slab[0, begin:], slab[1, begin * 16 :], pieces, slab.device)
     print(json.dumps({name: len(found) for name, found in variants.items()}))
 
 

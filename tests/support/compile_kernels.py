@@ -24,6 +24,7 @@ from swift_tiers.kernels.page_codec import Codec, EncodedLayout
 from swift_tiers.kernels.page_codec_triton import code_shape, decode_tiles, encode_tiles
 from swift_tiers.kernels.page_digest_triton import digest_constants, finish_digests, sum_parts
 from swift_tiers.kernels.page_gather_triton import copy_pieces, copy_shape
+from swift_tiers.kernels.piece_copy_triton import CONSTANTS, copy_chunks
 from swift_tiers.radix_tiering.page import round_up
 
 #: Layers, KV heads on one GPU, head_dim.
@@ -45,6 +46,9 @@ _TYPES = {
     "planes": "i32",
     "sums": "*u64",
     "digests": "*u64",
+    "source": "*u8",
+    "target": "*u8",
+    "chunks": "*i64",
 }
 
 
@@ -108,7 +112,9 @@ def jobs() -> Iterator[Job]:
         summing, finishing = digest_constants(nbytes, round_up(nbytes, 4096), 0)
         yield Job(f"digest of {name}", sum_parts, summing)
         yield Job(f"digest of {name}, end", finish_digests, finishing)
+    yield Job("pieces", copy_chunks, CONSTANTS)
     for sm in (80, 100):
+        yield Job(f"pieces sm_{sm}", copy_chunks, CONSTANTS, sm)
         yield copy(f"sm_{sm}", 36, 2048, 16, False, 16, True, sm)
         yield code(f"sm_{sm}", True, Codec.E4M3, torch.bfloat16, 36, 8, 128, sm)
         yield code(f"sm_{sm}", False, Codec.E4M3, torch.bfloat16, 36, 8, 128, sm)

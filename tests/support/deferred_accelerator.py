@@ -10,6 +10,7 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
+from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
 
@@ -77,6 +78,11 @@ class LateQueue(CopyQueue):
         pages, slots = pages.copy(), slots.copy()
         self.accelerator.kernel_calls += 1
         self.do(lambda: scatter_pages(pool, pages, slab, slots, layers, offset))
+
+    def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
+        pieces = pieces.copy()
+        self.accelerator.kernel_calls += 1
+        self.do(lambda: copy_pieces(source, target, pieces))
 
     def mark(self) -> LateMark:
         return LateMark(self, len(self.jobs))
