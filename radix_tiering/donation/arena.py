@@ -1,4 +1,4 @@
-"""Memory that one process exports and others map, on a machine without GPUs: sealed memfds.
+"""Memory of the host that one process exports and others map: sealed memfds. `device_arena` has memory of devices.
 
 A donor keeps its KV pool in a `SharedArena`; a borrower that was given the file descriptor (over a unix socket) maps
 the same pages as an `AttachedArena` and reads them at the speed of memory. Sealing is what makes that safe on both
@@ -17,6 +17,7 @@ import mmap
 import os
 import stat
 from collections.abc import Callable
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -30,12 +31,33 @@ _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _SEALS = _SIZE_SEALS | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 
 
+#: Where an arena lies: in memory of the host, or of a device.
+ArenaKind = Literal["host", "cuda"]
+
+
 class ArenaError(SwiftTiersError):
     """Memory that cannot be shared or mapped."""
 
 
+class ExportedArena(Protocol):
+    """Memory of this process that others may map: a `SharedArena` or a `DeviceArena`."""
+
+    size: int  # bytes
+    fd: int
+    kind: ArenaKind
+    device: str  # the name of the device that it is part of; empty for the host
+
+    def write(self, source: np.ndarray, pieces: np.ndarray) -> None:
+        """Copy bytes here: int64 [n, 3] of (offset in `source`, offset here, length). Nothing is under way any more
+        when this returns or raises."""
+        ...
+
+
 class SharedArena:
     """Memory of this process that others may map, for reading. Resident and of a fixed size from the start."""
+
+    kind: ArenaKind = "host"
+    device = ""
 
     def __init__(
         self, size: int, name: str = "swift-tiers", available: Callable[[], int | None] = available_memory
@@ -67,6 +89,10 @@ class SharedArena:
         #: uint8 [size]. The memory is mapped for as long as this array, or a part of it, is referred to.
         self.array: np.ndarray = np.frombuffer(mapping, np.uint8)
 
+    def write(self, source: np.ndarray, pieces: np.ndarray) -> None:
+        """See `ExportedArena`. Without the interpreter lock: other threads go on meanwhile."""
+        _copy(source, self.array, pieces)
+
     def close(self) -> None:
         """Give up this process' descriptor; the memory goes with the last mapping of it. Idempotent."""
         if self.fd >= 0:
@@ -76,6 +102,8 @@ class SharedArena:
 
 class AttachedArena:
     """An arena of another process, mapped here for reading."""
+
+    kind: ArenaKind = "host"
 
     def __init__(self, fd: int, size: int) -> None:
         """Takes `fd` over and closes it. Raises ArenaError for memory that could be taken away under the mapping, that
@@ -96,9 +124,18 @@ class AttachedArena:
         #: read under way keeps it, whatever becomes of this object.
         self.array: np.ndarray = np.frombuffer(mapping, np.uint8)
 
+    def read(self, pieces: np.ndarray, into: np.ndarray) -> None:
+        """Copy bytes from here: int64 [n, 3] of (offset here, offset in `into`, length)."""
+        _copy(self.array, into, pieces)
+
     def close(self) -> None:
         """Unmap it, as soon as no part of the array is in use any more. Idempotent."""
         self.array = self.array[:0].copy()
+
+
+def _copy(source: np.ndarray, target: np.ndarray, pieces: np.ndarray) -> None:
+    for start, at, length in pieces.tolist():
+        np.copyto(target[at : at + length], source[start : start + length])
 
 
 def _seals(fd: int) -> int:

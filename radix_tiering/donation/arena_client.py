@@ -8,6 +8,7 @@ from collections import Counter, deque
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from swift_tiers.radix_tiering.donation.arena import ArenaError, AttachedArena, SharedArena
 from swift_tiers.radix_tiering.donation.arena_messages import (
@@ -23,6 +24,8 @@ from swift_tiers.radix_tiering.donation.arena_messages import (
     in_packets,
 )
 from swift_tiers.radix_tiering.donation.arena_socket import close_all, is_own_user, packet_socket, receive, send
+from swift_tiers.radix_tiering.donation.device_arena import AttachedDevice
+from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.donation.extents import CutRun
 from swift_tiers.radix_tiering.leases.messages import GarbledError, Party
 from swift_tiers.radix_tiering.private_directory import open_private_directory
@@ -39,16 +42,26 @@ class ArenaClient:
     is under way.
     """
 
-    def __init__(self, path: Path, donor: str, party: Party, page_bytes: int, staging: SharedArena) -> None:
+    def __init__(
+        self,
+        path: Path,
+        donor: str,
+        party: Party,
+        page_bytes: int,
+        staging: SharedArena,
+        device: DeviceMemory | None = None,
+    ) -> None:
         """Connect to the donor of this name at `path`, as `party`. `staging`: where pages to be stored are put; it may
-        be shared by all clients of a process. Raises ArenaError where nobody serves there now, ConfigError for a
-        directory that is not this user's alone."""
+        be shared by all clients of a process. `device`: for which a donor's device memory is mapped; None: for none,
+        and such a donor cannot be used. Raises ArenaError where nobody serves there now, ConfigError for a directory
+        that is not this user's alone."""
         os.close(open_private_directory(path.parent, "lease directory", create=False))
         self._donor = donor
+        self._device = device
         #: What was ignored: `garbled`, `oversized`.
         self.counters: Counter[str] = Counter()
         #: The donor's memory, once it has answered, and whose leases lie in it.
-        self.arena: AttachedArena | None = None
+        self.arena: AttachedArena | AttachedDevice | None = None
         self.party: Party | None = None
         self.bandwidth: float | None = None
         #: Why the connection has ended; empty while it has not.
@@ -68,6 +81,12 @@ class ArenaClient:
             self._connection.close()
             raise
         self.descriptor = self._connection.fileno()
+
+    @property
+    def memory(self) -> torch.Tensor | None:
+        """The donor's memory as this server's own device reaches it, uint8 [size]; None where it lies in memory of the
+        host, or is not mapped. To be touched within `AttachedDevice.use` only."""
+        return self.arena.memory if isinstance(self.arena, AttachedDevice) else None
 
     @property
     def interest(self) -> int:
@@ -107,11 +126,10 @@ class ArenaClient:
         return all(one.buffer == 0 and one.offset + one.length <= size for one in run.extents)
 
     def copy(self, run: CutRun, slot: int, into: np.ndarray) -> None:
-        """Copy the page in a slot of `run`, which this arena has, to `into`, uint8 [page_bytes]."""
+        """Copy the page in a slot of `run`, which this arena has, to `into`, uint8 [page_bytes]. Complete on
+        return. Raises ArenaError where a device fails."""
         assert self.arena is not None
-        memory = self.arena.array
-        for at, part in run.slices(slot):
-            np.copyto(into[part], memory[at])
+        self.arena.read(run.pieces_of(slot), into)
 
     def end(self, reason: str) -> None:
         """Close the connection. Idempotent: the first reason stays."""
@@ -160,8 +178,24 @@ class ArenaClient:
             self.end(f"{attached.party.name} listens where {self._donor} should")
             return
         try:
-            arena = AttachedArena(descriptor, attached.size)
+            arena = self._map(attached, descriptor)
         except ArenaError as error:
             self.end(str(error))
             return
         self.arena, self.party, self.bandwidth = arena, attached.party, attached.bandwidth
+
+    def _map(self, attached: Attached, descriptor: int) -> AttachedArena | AttachedDevice:
+        """The memory that was handed out. Takes the descriptor over. Raises ArenaError."""
+        if attached.kind == AttachedArena.kind:
+            return AttachedArena(descriptor, attached.size)
+        device = self._device
+        if device is None or device.kind != attached.kind:
+            close_all((descriptor,))
+            raise ArenaError(
+                f"it lends memory of {attached.device}, a device of kind {attached.kind!r}, and this server has none "
+                "to map it for; borrow with a server that runs on such a device, or lend from one that does not"
+            )
+        try:
+            return AttachedDevice(device, descriptor, attached.size)
+        except ArenaError as error:
+            raise ArenaError(f"its memory on {attached.device} cannot be mapped for {device.name}: {error}") from None

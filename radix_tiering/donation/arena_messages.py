@@ -13,10 +13,11 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from swift_tiers.radix_tiering.donation.arena import ArenaKind
 from swift_tiers.radix_tiering.leases.messages import GarbledError, LeaseId, Length, Offset, Party
 
 #: Changes with anything that a reader of the former version would misread.
-VERSION = 1
+VERSION = 2
 #: Bytes of one packet: below what a unix socket's buffer takes (208 KiB by default).
 MAX_PACKET_BYTES = 2**17
 #: Stores that one message asks for, or answers.
@@ -68,6 +69,8 @@ class Attached(Message, frozen=True, tag="attached"):
 
     party: Party  # as in the lease protocol: whose leases lie in this arena
     size: Length
+    kind: ArenaKind
+    device: Annotated[str, Meta(max_length=128)]  # the name of the device that it is part of; empty for the host
     bandwidth: Annotated[float, Meta(gt=0)] | None  # bytes per second that this borrower may move; None: no limit
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from swift_tiers.radix_tiering.donation.arena import ArenaError, AttachedArena, SharedArena
+from swift_tiers.radix_tiering.donation.arena import ArenaError, AttachedArena, ExportedArena
 from swift_tiers.radix_tiering.donation.arena_guest import Guest
 from swift_tiers.radix_tiering.donation.arena_messages import (
     Attach,
@@ -57,7 +57,7 @@ class ArenaServer:
         self,
         address: str,
         party: Party,
-        arena: SharedArena,
+        arena: ExportedArena,
         lent: Callable[[Party, int], Extents | None],
         *,
         bandwidth: float | None = None,
@@ -246,8 +246,9 @@ class ArenaServer:
             self._drop(former)
         guest.begin(attach.party, attach.page_bytes, staging, Pace(self._bandwidth))
         self.counters["attached"] += 1
-        attached = Attached(self._party, self._arena.size, self._bandwidth)
-        guest.say(encode(attached), self._arena.fd)
+        arena = self._arena
+        attached = Attached(self._party, arena.size, arena.kind, arena.device, self._bandwidth)
+        guest.say(encode(attached), arena.fd)
 
     def _refuse(self, guest: Guest, reason: str) -> None:
         guest.say(encode(Refused(reason)))
@@ -286,6 +287,4 @@ class ArenaServer:
         return True
 
     def _copy(self, page: np.ndarray, run: CutRun, slot: int) -> None:
-        for at, part in run.slices(slot):
-            # Without the interpreter lock: the scheduler's thread goes on meanwhile.
-            np.copyto(self._arena.array[at], page[part])
+        self._arena.write(page, run.pieces_of(slot)[:, [1, 0, 2]])

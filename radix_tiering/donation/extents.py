@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from swift_tiers.radix_tiering.leases.messages import Extent
 
 #: Bytes of an extent at which one DMA transfer is worth its setup.
@@ -123,3 +125,10 @@ class CutRun:
         for piece in self.pieces(slot):
             yield slice(piece.offset, piece.offset + piece.length), slice(done, done + piece.length)
             done += piece.length
+
+    def pieces_of(self, slot: int, at: int = 0) -> np.ndarray:
+        """The page in a slot, piece by piece, as copies from a single buffer take it: int64 [n, 3] of (offset in the
+        buffer, offset in a target where the page begins at `at`, length in bytes)."""
+        table = np.array([(piece.offset, at, piece.length) for piece in self.pieces(slot)], np.int64)
+        table[1:, 1] += np.cumsum(table[:-1, 2])
+        return table

@@ -10,6 +10,8 @@ from typing import Any
 
 from swift_tiers.radix_tiering.donation.arena import SharedArena
 from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.donation.device_arena import DeviceArena
+from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.leases import Donor, Extent, LeaseService, RunState, Timing, ipc_address
 from swift_tiers.radix_tiering.leases.effects import Reclaimed
 
@@ -21,6 +23,7 @@ OWN = 0xDD
 class LocalDonor:
     """`pages` pages of `page_bytes`, lent as runs of `run_pages`, each cut into as many extents as there are `planes`.
 
+    They lie in memory of the host, or of a fake `device`.
     What comes back is kept in `reclaimed`, and lent again only by `restock`; `on_reclaimed` may be set to hear of it,
     and is called under the lease service's lock.
     """
@@ -37,6 +40,7 @@ class LocalDonor:
         bandwidth: float | None = None,
         timing: Timing | None = None,
         server: type[ArenaServer] = ArenaServer,
+        device: DeviceMemory | None = None,
     ) -> None:
         assert pages % run_pages == 0
         assert page_bytes % planes == 0
@@ -48,8 +52,11 @@ class LocalDonor:
         self._plane_bytes = page_bytes // planes
         self._runs: dict[int, int] = {}  # number -> first page
         self._last_run = 0
-        self.arena = SharedArena(pages * page_bytes)
-        self.arena.array[:] = OWN
+        size = pages * page_bytes
+        self.arena = SharedArena(size) if device is None else DeviceArena(device, size)
+        #: The donor's own view of its memory.
+        self.memory = self.arena.array if isinstance(self.arena, SharedArena) else self.arena.memory.numpy()
+        self.memory[:] = OWN
         donor = Donor(name, page_bytes, SystemRandom(), timing=timing)
         self.party = donor.party
         self.service = LeaseService(donor=donor, listen=self.address, on_donor=self._on_effect)
@@ -87,7 +94,7 @@ class LocalDonor:
 
     def bytes_of(self, extent: Extent) -> Any:
         """The donor's own view of an extent."""
-        return self.arena.array[extent.offset : extent.offset + extent.length]
+        return self.memory[extent.offset : extent.offset + extent.length]
 
     @property
     def lent_bytes(self) -> int:

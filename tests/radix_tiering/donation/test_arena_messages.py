@@ -42,7 +42,14 @@ borrowers = st.one_of(
     ),
 )
 donors = st.one_of(
-    st.builds(Attached, parties, positive, st.none() | st.floats(1e-3, 1e15)),
+    st.builds(
+        Attached,
+        parties,
+        positive,
+        st.sampled_from(["host", "cuda"]),
+        st.text(max_size=128),
+        st.none() | st.floats(1e-3, 1e15),
+    ),
     st.builds(StoresDone, st.lists(st.builds(Stored, numbers, st.booleans()), min_size=1, max_size=9).map(tuple)),
     st.builds(Refused, st.text(max_size=1024)),
 )
