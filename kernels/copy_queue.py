@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from swift_tiers.kernels.page_digest import digest_bytes, page_digests
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
 from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
@@ -67,6 +68,11 @@ class CopyQueue(ABC):
     def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
         """By a kernel: pieces of `source`, a donor's mapped memory for one, to places of `target`, in memory of the
         device; see `piece_copy.copy_pieces`. `pieces` itself may change as soon as this returns."""
+
+    @abstractmethod
+    def digests(self, slab: torch.Tensor, slots: np.ndarray, nbytes: int) -> list[bytes]:
+        """By a kernel: of rows of `slab`, in memory of the device, see `page_digest.page_digests`; 16 bytes each. Comes
+        in its turn, and is waited for."""
 
     @abstractmethod
     def mark(self) -> Mark:
@@ -166,6 +172,11 @@ class _CudaQueue(CopyQueue):
     def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
         with torch.cuda.stream(self._stream):
             copy_pieces(source, target, pieces)
+
+    def digests(self, slab: torch.Tensor, slots: np.ndarray, nbytes: int) -> list[bytes]:
+        # On this stream to the end: the copy to the host would otherwise wait for the forward.
+        with torch.cuda.stream(self._stream):
+            return digest_bytes(page_digests(slab, slots, nbytes))
 
     def mark(self) -> Mark:
         return _marked(self._stream)

@@ -107,8 +107,11 @@ class Claims:
 
     def _claim_page(self, restore: Restore, page: Page, now: int) -> bool:
         unit = len(restore.claimed)
+        there = False
         if page.host is HostState.RESIDENT:
-            source, under_way = Source.HOST, True
+            source, under_way, there = Source.HOST, True, not self._verify
+        elif page.landing >= 0:
+            source, under_way, there = Source.PEER, True, True
         elif (joined := self._promotions.join(page, (restore, unit, None))) is not None:
             source, under_way = joined, True
         elif page.saved:
@@ -121,7 +124,7 @@ class Claims:
         restore.flight.append(source.value)
         if under_way:
             restore.flight.take_load(range(unit, unit + 1))
-        if source is Source.HOST and not self._verify:
+        if there:
             restore.flight.arrived(unit)
         self._touch(page, now, restore.reach)
         return True

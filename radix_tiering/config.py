@@ -176,6 +176,13 @@ class PeerConfig(Section, frozen=True):
         Size | None,
         Meta(description="Bytes per second that one borrower moves to and from this donor's memory; unset: no limit"),
     ] = None
+    landing: Annotated[
+        Size,
+        Meta(
+            description="Memory of each rank's GPU in which pages arrive straight from donors' GPUs, until they are "
+            "where the model reads them; pages beyond it come through host memory, and so do all with 0"
+        ),
+    ] = Size(256 * 2**20)
     pool_layout: Annotated[
         Literal["layer-major", "block-major"],
         Meta(

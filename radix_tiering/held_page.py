@@ -34,6 +34,7 @@ class Page:
         "keep",
         "kept_children",
         "key",
+        "landing",
         "last_use",
         "length",
         "namespace",
@@ -68,6 +69,7 @@ class Page:
         self.sharing = False  # such a copy is being made
         self.reach = self.depth  # pages of the longest sequence that it was used in, as far as known
         self.recovered = False  # from the devices, at the start
+        self.landing = -1  # place in landing memory, see `PageTable.land`; -1: none
         self.pins = 0  # requests that are about to read it, and writes from it
         self.keep = False  # an operator pinned it; see `OperatorPins`
         self.kept_children = 0  # children that are kept

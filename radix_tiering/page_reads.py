@@ -138,7 +138,7 @@ class PageReads:
     def _begin(self, restore: Restore, unit: int, source: Source) -> None:
         page = restore.claimed[unit]
         assert self.promotions is not None
-        if page.host is HostState.RESIDENT:
+        if page.host is HostState.RESIDENT or page.landing >= 0:
             # Another restore has brought it up meanwhile; it was verified on its way.
             restore.flight.arrived(unit)
             self._changed.append(restore)

@@ -51,11 +51,12 @@ class PageTable:
         size_on_ssd: Callable[[int], int] | None = None,
         peer_counters: TierCounters | None = None,
         release_peer: Callable[[PeerPlace], None] = lambda place: None,
+        release_landing: Callable[[int], None] = lambda slot: None,
         pin_lost: Callable[[Page], None] = lambda page: None,
         too_much: Callable[[], None] = lambda: None,
     ) -> None:
         """`release_stored` gives the place of an ssd copy back; `size_on_ssd`: page length -> bytes it takes there;
-        `release_peer` gives a place in lent memory back;
+        `release_peer` gives a place in lent memory back, `release_landing` a slot of landing memory;
         `pin_lost`: a page that an operator pinned has left; `too_much`: pages that a tier holds beyond its limit may
         leave now, and somebody should call `shed` until it finds none. All are called with the lock held."""
         self.lock = threading.Lock()
@@ -63,6 +64,7 @@ class PageTable:
         self.host_counters = host_counters
         self.ssd_counters = ssd_counters
         self._release_stored = release_stored
+        self._release_landing = release_landing
         self._too_much = too_much
         self._shed_asked_for = False
         self.size_on_ssd = size_on_ssd or (lambda length: length)
@@ -160,6 +162,9 @@ class PageTable:
         page.pins -= 1
         if page.pins:
             return
+        if page.landing >= 0:
+            self._release_landing(page.landing - self.host.slots)
+            page.landing = -1
         if not page.keep and not page.kept_children:
             self.pinned_pages -= 1
         if page.dropped:
@@ -238,6 +243,13 @@ class PageTable:
             if not page.saved:
                 self.drop(page)
         self.unpin(page)
+
+    def land(self, page: Page, slot: int) -> None:
+        """`page`, which is pinned, lies in a slot of landing memory, verified, until its last pin goes. Its place is
+        told as one of host memory is, the slots there being numbered from where host memory's end."""
+        assert page.pins
+        assert page.landing < 0
+        page.landing = self.host.slots + slot
 
     def evict_host(self, page: Page) -> bool:
         """Give up the host copy; without another copy the page and its descendants leave. False if there is no host

@@ -78,8 +78,9 @@ class PeerMemory(Protocol):
         """Give a place back. Nothing else comes there while a read or write of it is under way."""
         ...
 
-    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None]) -> None:
-        """Put a page there: uint8 [page_bytes], unchanged until `done(whether it is there, why not)`."""
+    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None], *, digest: bytes) -> None:
+        """Put a page with this checksum there: uint8 [page_bytes], unchanged until `done(whether it is there, why
+        not)`."""
         ...
 
     def read(
@@ -95,6 +96,19 @@ class PeerMemory(Protocol):
 
         `demote`: to save the page from a lease that was recalled. CANCELLED: the lease is over.
         """
+        ...
+
+    def land(self, place: PeerPlace, done: Callable[[ReadOutcome, int], None]) -> bool:
+        """Fetch a page straight into this server's landing memory; False, and no answer, where that is not possible:
+        there is none, or no room in it, or the donor's memory cannot be reached from this device.
+
+        `done(outcome, slot)`: with OK the page lies verified in that slot, until `leave`; else there is none. Outcomes
+        as of `read`.
+        """
+        ...
+
+    def leave(self, slot: int) -> None:
+        """Give a slot of landing memory back."""
         ...
 
     def want(self, wanted_bytes: int) -> None:

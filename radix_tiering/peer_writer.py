@@ -191,7 +191,7 @@ class PeerWriter:
         self._table.peer_copies.begin_sharing(page)
         self._in_flight += 1
         try:
-            self._peer.write(place, self._host.page(page.slot), self._completion(page, copy))
+            self._peer.write(place, self._host.page(page.slot), self._completion(page, copy), digest=page.digest)
         except RuntimeError:  # it was closed meanwhile
             self._in_flight -= 1
             self._table.peer_copies.end_sharing(page, copy, made=False)

@@ -1,4 +1,6 @@
-"""Pages on their way up to host memory, from other servers' memory or from ssd; each is read once for all who wait."""
+"""Pages on their way up, from other servers' memory or from ssd; each is read once for all who wait.
+
+They come up to host memory, or, straight from other servers' devices, to landing memory."""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ from typing import Generic, TypeVar
 
 from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.held_page import Page
+from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.page_table import PageTable
+from swift_tiers.radix_tiering.peer_copies import PeerCopy
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
 
@@ -69,7 +72,10 @@ class Promotions(Generic[Waiter]):
         return self._sources[page]
 
     def begin(self, page: Page, waiter: Waiter) -> Source | None:
-        """Start to read `page`, which the caller has pinned, into a slot of its own; None if that cannot be."""
+        """Start to read `page`, which the caller has pinned, into a place of its own; None if that cannot be."""
+        if self._land(page):
+            self._waiting[page] = [waiter]
+            return Source.PEER
         slot = self._table.take_slot(None)
         if slot is None:
             self._host_counters.refuse("no room for promotion")
@@ -122,6 +128,52 @@ class Promotions(Generic[Waiter]):
         self._sources[page] = Source.PEER
         return True
 
+    def _land(self, page: Page) -> bool:
+        """Have it copied from device to device, if that is possible."""
+        if page.peer is None or self._peer is None:
+            return False
+        peer, copy, started = self._peer, page.peer, self._clock()
+
+        def done(outcome: ReadOutcome, slot: int) -> None:
+            with self._table.lock:
+                complete = outcome is ReadOutcome.OK and not page.dropped
+                if complete:
+                    self._table.land(page, slot)
+                    self._arrived(page, Source.PEER, self._clock() - started)
+                elif outcome is ReadOutcome.OK:
+                    peer.leave(slot)
+                elif not page.dropped:
+                    self._lost_at_peer(page, copy, outcome)
+                    if self._fill_from_ssd(page):
+                        self._table.unpin(page)
+                        return
+                self._tell(page, "" if complete else _failure(outcome))
+                self._table.unpin(page)
+
+        # In time for the answer, and until then whoever waits may stop waiting.
+        self._table.pin(page)
+        self._sources[page] = Source.PEER
+        try:
+            if peer.land(copy.place, done):
+                return True
+        except RuntimeError:  # it was closed meanwhile
+            pass
+        del self._sources[page]
+        self._table.unpin(page)
+        return False
+
+    def _fill_from_ssd(self, page: Page) -> bool:
+        """Read it into host memory, now that it did not land."""
+        if page.dropped or page.stored is None or page.host is not HostState.NONE:
+            return False  # gone; or being saved from a lease that is to be returned
+        if (slot := self._table.take_slot(None)) is None:
+            return False
+        self._table.begin_fill(page, slot)
+        if self._read_from_ssd(page):
+            return True
+        self._table.end_fill(page, complete=False)
+        return False
+
     def _arrived(self, page: Page, source: Source, seconds: float) -> None:
         self._counters[source].bytes_read += page.length
         self._counters[source].read_latency.observe(seconds)
@@ -152,11 +204,7 @@ class Promotions(Generic[Waiter]):
             with self._table.lock:
                 complete = outcome is ReadOutcome.OK and not page.dropped
                 if outcome is not ReadOutcome.OK and not page.dropped:
-                    if outcome is not ReadOutcome.CANCELLED:
-                        self._counters[Source.PEER].checksum_failures += 1
-                        self._events.emit("page.corrupt", tier="peer", key=page.key.hex(), reason=outcome.value)
-                    if page.peer is copy:
-                        self._table.peer_copies.end(page)
+                    self._lost_at_peer(page, copy, outcome)
                     if self._read_from_ssd(page):
                         return
                 self._table.end_fill(page, complete=complete, digest=digest)
@@ -165,6 +213,13 @@ class Promotions(Generic[Waiter]):
                 self._tell(page, "" if complete else _failure(outcome))
 
         return done
+
+    def _lost_at_peer(self, page: Page, copy: PeerCopy | None, outcome: ReadOutcome) -> None:
+        if outcome is not ReadOutcome.CANCELLED:
+            self._counters[Source.PEER].checksum_failures += 1
+            self._events.emit("page.corrupt", tier="peer", key=page.key.hex(), reason=outcome.value)
+        if page.peer is copy:
+            self._table.peer_copies.end(page)
 
     def _lost_on_ssd(self, page: Page, outcome: ReadOutcome) -> None:
         """What is on ssd cannot be used: a miss, for ever."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.held_page import Page
+from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.promotion import Source
 from swift_tiers.radix_tiering.restore.flight import Flight, Unit
 from swift_tiers.radix_tiering.restore.planner import Decision
@@ -136,7 +136,7 @@ class Restore:
 
     @property
     def usable(self) -> int:
-        """Pages from the start of the chain that lie in host memory, verified."""
+        """Pages from the start of the chain that have come, verified."""
         count = 0
         while (
             count < len(self.claimed)
@@ -152,10 +152,15 @@ class Restore:
 
     @property
     def slots(self) -> np.ndarray:
-        """Host slots of its `pages`, until it is released."""
-        return self.host_slots(0, self.pages)
+        """The places of its `pages`, until it is released."""
+        return self.places(0, self.pages)
 
-    def host_slots(self, first: int, end: int) -> np.ndarray:
-        """Where pages `[first, end)` lie in host memory: int64. They have to be there."""
+    def places(self, first: int, end: int) -> np.ndarray:
+        """Where pages `[first, end)`, which have come, lie: int64. Slots of host memory, or, numbered from where those
+        end, of landing memory."""
         pages = self.claimed[first:end]
-        return np.fromiter((page.slot for page in pages), dtype=np.int64, count=len(pages))
+        return np.fromiter(
+            (page.slot if page.host is HostState.RESIDENT else page.landing for page in pages),
+            dtype=np.int64,
+            count=len(pages),
+        )

@@ -205,7 +205,8 @@ class Restorer:
             self._host_counters.hits += by_source[Source.HOST]
             self._ssd_counters.hits += by_source[Source.SSD]
             self._peer_counters.hits += by_source[Source.PEER]
-            self._host_counters.bytes_read += pages * length
+            landed = sum(place >= self._host.slots for place in restore.places(first, first + pages).tolist())
+            self._host_counters.bytes_read += (pages - landed) * length
             self._host_counters.read_latency.observe(seconds)
             restore.story.copy_seconds += seconds
 

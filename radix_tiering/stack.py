@@ -112,6 +112,7 @@ class TierStack:
             size_on_ssd=ssd.size_of if ssd is not None else None,
             peer_counters=self.peer_counters,
             release_peer=peer.release if peer is not None else lambda place: None,
+            release_landing=peer.leave if peer is not None else lambda slot: None,
             pin_lost=self._pin_lost,
             too_much=self._too_much,
         )

@@ -3,7 +3,7 @@
 To the device, a layer of a run of neighbouring pages goes by the copy engine straight to where SGLang reads it; what is
 scattered goes by a kernel that reads host memory itself. From the device, a kernel gathers whole pages into one half of
 a staging buffer while the copy engine empties the other. Host memory that is not page-locked is passed through two
-buffers that are, by turns.
+buffers that are, by turns. What has landed on the device already (`radix_tiering.landing`) is copied there by a kernel.
 """
 
 from __future__ import annotations
@@ -89,14 +89,16 @@ class AcceleratorPool(DevicePool):
     ) -> None:
         super().__init__(layers, page_size)
         self.switch_over = switch_over or SwitchOver()
-        self._accelerator = accelerator
+        self.accelerator = accelerator
+        #: uint8 [slots, stride]: slots of a load beyond the slab's are rows of this; see `radix_tiering.landing`.
+        self.landing: torch.Tensor | None = None
         self._pool = PoolPlanes(layers, page_size)
         self._planes = [[as_pages(plane, page_size) for plane in planes] for planes in layers]
         self._sides = threading.local()
 
     def _side(self) -> _Side:
         if not hasattr(self._sides, "side"):
-            self._sides.side = _Side(self._accelerator, self.geometry.page_bytes)
+            self._sides.side = _Side(self.accelerator, self.geometry.page_bytes)
         side: _Side = self._sides.side
         return side
 
@@ -119,6 +121,10 @@ class AcceleratorPool(DevicePool):
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
     ) -> None:
         with self._copying(after) as side:
+            pages, slots = self._take_landed(side, pages, slab, slots, range(self.geometry.layers))
+            if not len(pages):
+                for layer in range(self.geometry.layers):
+                    layer_done(layer, side.kernels.mark())
             for source, part, rows, is_last in self._page_locked(side, pages, slab, slots, range(self.geometry.layers)):
                 pieces = split_runs(part, rows, self.switch_over.load_pages)
                 for layer in range(self.geometry.layers):
@@ -130,8 +136,20 @@ class AcceleratorPool(DevicePool):
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
     ) -> None:
         with self._copying(after) as side:
+            pages, slots = self._take_landed(side, pages, slab, slots, range(layer, layer + 1))
             for source, part, rows, _ in self._page_locked(side, pages, slab, slots, range(layer, layer + 1)):
                 self._load_layer(side.kernels, split_runs(part, rows, self.switch_over.load_pages), source, layer)
+
+    def _take_landed(
+        self, side: _Side, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Queue the copies of what lies in landing memory, at once: it is faster there than the first layer from host
+        memory. The others, pages and slots."""
+        landed = slots >= len(slab)
+        if landed.any():
+            assert self.landing is not None, "a page is said to have landed, and there is no landing memory"
+            side.kernels.scatter(self._pool, pages[landed], self.landing, slots[landed] - len(slab), layers)
+        return pages[~landed], slots[~landed]
 
     def _load_layer(self, queue: CopyQueue, pieces: Pieces, source: torch.Tensor, layer: int) -> None:
         for page, slot, count in pieces.runs:
@@ -148,8 +166,10 @@ class AcceleratorPool(DevicePool):
     ) -> Iterator[tuple[torch.Tensor, np.ndarray, np.ndarray, bool]]:
         """(memory that the device reaches, pool pages, their rows of that memory, whether these are the last), with
         the bytes of `layers` in it."""
+        if not len(pages):
+            return
         whole = torch.from_numpy(slab)
-        if self._accelerator.page_locked(whole):
+        if self.accelerator.page_locked(whole):
             yield whole, pages, slots, True
             return
         part = slice(layers.start * self.geometry.layer_bytes, layers.stop * self.geometry.layer_bytes)
@@ -169,7 +189,7 @@ class AcceleratorPool(DevicePool):
     def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
         with self._copying(after) as side:
             whole = torch.from_numpy(slab)
-            if not self._accelerator.page_locked(whole):
+            if not self.accelerator.page_locked(whole):
                 self._store_unlocked(side, pages, slab, slots)
                 return
             # A kernel gathers the pages in whatever order: only the slots decide about the copy engine.

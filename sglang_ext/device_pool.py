@@ -103,7 +103,8 @@ class DevicePool(ABC):
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
     ) -> None:
         """Slab rows to pool pages, once the device's events `after` have come; `layer_done` for each layer, from 0.
-        Nothing is written any more when it returns or raises. Not on the scheduler's thread."""
+        Where the pool has landing memory, `slots` go on there after the slab's. Nothing is written any more when it
+        returns or raises. Not on the scheduler's thread."""
 
     @abstractmethod
     def copy_layer(

@@ -167,7 +167,7 @@ class Copying:
         self._waiting = False
         if arrived:
             pages = self._linker.pool.page_indices(self._rows)
-            slots = restore.host_slots(self._front, end)
+            slots = restore.places(self._front, end)
             if len(pages) != len(slots):
                 raise RuntimeError(f"{len(slots)} pages have come for {len(pages)} of the device")
             self._linker.loader.start_layers(LayerLoad(self._layers, slots, pages, self._ready))

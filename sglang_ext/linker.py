@@ -249,7 +249,7 @@ class SwiftLinker(UnifiedCacheLinker):
             if offset is None:
                 raise RuntimeError("the pages asked for are not the ones promised")
             last = offset + len(transfer.keys)
-            slots = claim.restore.host_slots(offset, last)
+            slots = claim.restore.places(offset, last)
             pool_pages = self.pool.page_indices(transfer.device_indices)
             if len(slots) != len(pool_pages):
                 raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(slots)} promised")

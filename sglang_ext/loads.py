@@ -94,7 +94,7 @@ class Load(NamedTuple):
     rid: str
     restore: Restore | None  # None: it could not be queued, and fails with its batch
     first: int  # of the restore's pages, from 0
-    slots: np.ndarray  # host slots: int64 [pages]
+    slots: np.ndarray  # where they lie, see `Restore.places`: int64 [pages]
     pool_pages: np.ndarray  # int64 [pages]
 
 
@@ -102,7 +102,7 @@ class LayerLoad(NamedTuple):
     """The upper layers of the pages of one request, into slots of its own whose lower layers are being computed."""
 
     course: LayerCourse
-    slots: np.ndarray  # host slots: int64 [pages]
+    slots: np.ndarray  # where they lie, see `Restore.places`: int64 [pages]
     pool_pages: np.ndarray  # int64 [pages]
     ready: list[Any]  # events after which the device slots may be written
 
@@ -194,7 +194,7 @@ class Loader:
         slots = np.concatenate([load.slots for load in loads])
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
         seconds = time.monotonic() - started
-        self._stack.links["host-device"].count(len(slots), len(slots) * self._pool.geometry.page_bytes, seconds)
+        self._count_link(slots, self._pool.geometry.page_bytes, seconds)
         # Before the batch ends: its pins are given back then, and with them what is counted here.
         for load in loads:
             self._count(load, seconds, failed=False)
@@ -213,8 +213,13 @@ class Loader:
             self._stack.events.emit("linker.error", where="layers", error=repr(error))
             load.course.failed(repr(error))
         if copied:
-            nbytes = len(load.slots) * self._pool.geometry.layer_bytes * copied
-            self._stack.links["host-device"].count(len(load.slots), nbytes, time.monotonic() - started)
+            self._count_link(load.slots, self._pool.geometry.layer_bytes * copied, time.monotonic() - started)
+
+    def _count_link(self, slots: np.ndarray, nbytes: int, seconds: float) -> None:
+        """`nbytes` of each page. What had landed on the device came by another link, and was counted there."""
+        pages = int((slots < self._stack.host.slots).sum())
+        if pages:
+            self._stack.links["host-device"].count(pages, pages * nbytes, seconds)
 
     def _count(self, load: Load, seconds: float, *, failed: bool) -> None:
         if load.restore is not None:

@@ -142,7 +142,7 @@ def _move(tier: object, pipe: Connection) -> Moved:
             continue
         place = tier.reserve() if len(stored) < 4 or generator.random() < 0.5 else None
         if place is not None:
-            tier.write(place, page, partial(written, place))
+            tier.write(place, page, partial(written, place), digest=digest)
         elif stored and generator.random() < 0.5:
             tier.release(stored.pop(generator.randrange(len(stored))))
             free.release()

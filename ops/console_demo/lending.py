@@ -209,8 +209,10 @@ class LentMemory:
             lease.held.discard(place.slot)
             lease.free.append(place.slot)
 
-    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None]) -> None:
-        """`data` is not looked at."""
+    def write(
+        self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None], *, digest: bytes = b""
+    ) -> None:
+        """Neither `data` nor `digest` is looked at."""
         self._copy("host-peer", lambda: done(place.key in self._leases, "lease ended"))
 
     def read(
@@ -224,6 +226,13 @@ class LentMemory:
     ) -> None:
         """`into` stays as it is."""
         self._copy("peer-host", lambda: done(ReadOutcome.OK if place.key in self._leases else ReadOutcome.CANCELLED))
+
+    def land(self, place: PeerPlace, done: Callable[[ReadOutcome, int], None]) -> bool:
+        """There is no landing memory."""
+        return False
+
+    def leave(self, slot: int) -> None:
+        raise AssertionError("no page ever landed")
 
     def send(self, nbytes: float, done: Callable[[], None]) -> None:
         """Load a page of this length for a restore."""

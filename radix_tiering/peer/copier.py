@@ -11,8 +11,10 @@ import numpy as np
 
 from swift_tiers.radix_tiering.counters import LinkCounters
 from swift_tiers.radix_tiering.donation.arena_messages import Store, Stored
-from swift_tiers.radix_tiering.leases import LeaseKey, LeaseService, Use
-from swift_tiers.radix_tiering.peer.jobs import LEASE_ENDED, REFUSED, Job, Read, Storing, Write
+from swift_tiers.radix_tiering.donation.device_arena import AttachedDevice
+from swift_tiers.radix_tiering.landing import Landing
+from swift_tiers.radix_tiering.leases import LeaseKey, LeaseService, Ticket, Use
+from swift_tiers.radix_tiering.peer.jobs import LEASE_ENDED, REFUSED, Job, Land, Read, Storing, Write
 from swift_tiers.radix_tiering.peer.neighbour import Neighbour
 from swift_tiers.radix_tiering.peer.places import PlaceBook
 from swift_tiers.radix_tiering.peer.staging import Staging
@@ -40,6 +42,7 @@ class Copier:
         page_bytes: int,
         fingerprint: Callable[[np.ndarray], bytes],
         clock: Callable[[], float],
+        landing: Landing | None = None,
     ) -> None:
         self._service = service
         self._book = book
@@ -47,11 +50,15 @@ class Copier:
         self._page_bytes = page_bytes
         self._fingerprint = fingerprint
         self._clock = clock
+        self._landing = landing
         self._numbers = itertools.count(1)
         self._storing: dict[int, Storing] = {}
-        #: Copies that ended well: "peer-host" and "host-peer" of all donors, "DONOR-host" and "host-DONOR" of each.
+        #: Copies that ended well: "peer-host", "host-peer" and "peer-device" of all donors, "DONOR-host" and so on of
+        #: each.
         #: Replaced, not changed, when a donor comes or goes: other threads look at it.
         self.links = {"peer-host": LinkCounters(), "host-peer": LinkCounters()}
+        if landing is not None:
+            self.links["peer-device"] = LinkCounters()
         #: Jobs by how they were answered.
         self.reads: Counter[str] = Counter()
         self.writes: Counter[str] = Counter()
@@ -60,12 +67,15 @@ class Copier:
 
     def meet(self, donor: str) -> None:
         """Count for this donor from now on."""
-        self.links = {**self.links, f"{donor}-host": LinkCounters(), f"host-{donor}": LinkCounters()}
+        self.links = {**self.links, **{name: LinkCounters() for name in self._own_links(donor)}}
 
     def part(self, donor: str) -> None:
         """Forget what was counted for this donor."""
-        own = (f"{donor}-host", f"host-{donor}")
+        own = self._own_links(donor)
         self.links = {name: link for name, link in self.links.items() if name not in own}
+
+    def _own_links(self, donor: str) -> list[str]:
+        return [name.replace("peer", donor) for name in ("peer-host", "host-peer", "peer-device") if name in self.links]
 
     def read(self, neighbour: Neighbour, job: Read) -> None:
         """Fetch a page now."""
@@ -97,6 +107,48 @@ class Copier:
         if not lasted:
             return ReadOutcome.CANCELLED
         return ReadOutcome.OK if self._fingerprint(job.into) == job.digest else ReadOutcome.CHECKSUM
+
+    def land(self, neighbour: Neighbour, jobs: list[Land]) -> None:
+        """Fetch pages from a donor's device, now and together."""
+        try:
+            outcomes = self._fetch_to_device(neighbour, jobs)
+        except Exception:
+            self.faults += 1
+            logger.exception("swift-tiers: pages of lent memory could not be copied to this device")
+            outcomes = [ReadOutcome.IO_ERROR] * len(jobs)
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if outcome is ReadOutcome.OK:
+                self._count(("peer-device", f"{neighbour.name}-device"), job.since)
+            self.answer_landing(job, outcome)
+
+    def _fetch_to_device(self, neighbour: Neighbour, jobs: list[Land]) -> list[ReadOutcome]:
+        landing, arena = self._landing, neighbour.client.arena if neighbour.client is not None else None
+        assert landing is not None
+        outcomes = [ReadOutcome.CANCELLED] * len(jobs)
+        if not isinstance(arena, AttachedDevice):
+            return outcomes
+        tickets: list[tuple[int, Ticket]] = []
+        pages: list[np.ndarray] = []
+        lasted: list[int] = []
+        try:
+            for number, job in enumerate(jobs):
+                run = self._book.run(job.place.key)
+                if run is None or not neighbour.lends(job.place.key):
+                    continue
+                if (ticket := self._service.check_before(job.place.key, Use.READ)) is not None:
+                    tickets.append((number, ticket))
+                    pages.append(run.pieces_of(job.place.slot))
+                    neighbour.pace.take(self._page_bytes, self._clock())
+            if pages:
+                with arena.use() as memory:
+                    landing.fetch(memory, pages, [jobs[number].slot for number, _ in tickets])
+        finally:
+            # Before the digests, which need the copies alone: a lease that is to be returned waits for reads.
+            lasted += [number for number, ticket in tickets if self._service.check_after(ticket)]
+        digests = landing.digests([jobs[number].slot for number in lasted]) if lasted else []
+        for number, digest in zip(lasted, digests, strict=True):
+            outcomes[number] = ReadOutcome.OK if digest == jobs[number].digest else ReadOutcome.CHECKSUM
+        return outcomes
 
     def may_store(self, neighbour: Neighbour, *, alone: bool) -> bool:
         """Whether there is room to stage one more page for this donor. `alone`: there is no other."""
@@ -141,8 +193,19 @@ class Copier:
         if not self._service.check_after(storing.ticket):
             failure = failure or LEASE_ENDED
         if not failure:
+            self._note(storing.job)
             self._count(("host-peer", f"host-{storing.donor}"), storing.job.since)
         self.answer_write(storing.job, failure)
+
+    def _note(self, job: Write) -> None:
+        """Remember by what the device can tell that this page has landed as it was stored."""
+        if self._landing is None or self._fingerprint(job.data) != job.digest:
+            return  # bytes that are damaged in host memory already must not pass for the page's
+        try:
+            self._book.note(job.place, self._landing.digest(job.data))
+        except Exception:
+            self.faults += 1
+            logger.exception("swift-tiers: the digest of a page could not be computed on the device")
 
     def answer_read(self, job: Read, outcome: ReadOutcome) -> None:
         """The job is over."""
@@ -150,6 +213,15 @@ class Copier:
         if job.covered:
             self._book.end(job.place)
         self._call(lambda: job.done(outcome))
+
+    def answer_landing(self, job: Land, outcome: ReadOutcome) -> None:
+        """The job is over."""
+        self.reads[outcome.value] += 1
+        if job.covered:
+            self._book.end(job.place)
+        if outcome is not ReadOutcome.OK and self._landing is not None:
+            self._landing.give_back(job.slot)
+        self._call(lambda: job.done(outcome, job.slot if outcome is ReadOutcome.OK else -1))
 
     def answer_write(self, job: Write, failure: str) -> None:
         """The job is over. `failure`: empty if the page is there."""
@@ -162,6 +234,8 @@ class Copier:
         """The job is not even begun."""
         if isinstance(job, Read):
             self.answer_read(job, ReadOutcome.CANCELLED)
+        elif isinstance(job, Land):
+            self.answer_landing(job, ReadOutcome.CANCELLED)
         else:
             self.answer_write(job, reason)
 

@@ -31,17 +31,30 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Land:
+    """A page to be fetched into landing memory."""
+
+    place: PeerPlace
+    slot: int  # there; taken, and given back by whoever answers with anything but OK
+    digest: bytes  # as landing memory computes it
+    done: Callable[[ReadOutcome, int], None]
+    covered: bool
+    since: float  # by the clock of leases
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Write:
     """A page to be put there."""
 
     place: PeerPlace
     data: np.ndarray
+    digest: bytes  # its checksum
     done: Callable[[bool, str], None]
     covered: bool
     since: float
 
 
-Job = Read | Write
+Job = Read | Land | Write
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from swift_tiers.radix_tiering.donation.arena import SharedArena
 from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
+from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.donation.pace import Pace
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.leases import LeaseKey, Party
-from swift_tiers.radix_tiering.peer.jobs import Job, Read, Write
+from swift_tiers.radix_tiering.peer.jobs import Job, Land, Read, Write
 
 #: How long a donor may take to hand its memory out, or to answer a store that it has had time for, seconds.
 ANSWER_SECONDS = 5.0
@@ -40,6 +41,7 @@ class Neighbour:
         self.pace = Pace(None)
         self.demotes: deque[Read] = deque()
         self.reads: deque[Read] = deque()
+        self.landings: deque[Land] = deque()
         self.writes: deque[Write] = deque()
         self.storing = 0  # pages staged and not answered for
         self.next_at = -math.inf  # when it is tried again, attached or joined
@@ -51,6 +53,11 @@ class Neighbour:
         """Whether its memory is mapped here."""
         return self.client is not None and self.client.arena is not None
 
+    @property
+    def on_device(self) -> bool:
+        """Whether its memory lies on a device, and is mapped for this server's own."""
+        return self.client is not None and self.client.memory is not None
+
     def lends(self, key: LeaseKey) -> bool:
         """Whether the bytes of this lease are in the memory that is mapped here."""
         party = self.client.party if self.client is not None else None
@@ -58,19 +65,22 @@ class Neighbour:
 
     @property
     def queued(self) -> int:
-        return len(self.demotes) + len(self.reads) + len(self.writes)
+        return len(self.demotes) + len(self.reads) + len(self.landings) + len(self.writes)
 
     def put(self, job: Job) -> None:
         """Let a job wait."""
         if isinstance(job, Write):
             self.writes.append(job)
+        elif isinstance(job, Land):
+            self.landings.append(job)
         else:
             (self.demotes if job.demote else self.reads).append(job)
 
     def take(self, key: LeaseKey | None = None, *, but_demotes: bool = False) -> list[Job]:
         """Take out what waits for places of a lease; None: everything."""
         taken: list[Job] = []
-        for queue in (self.reads, self.writes) if but_demotes else (self.demotes, self.reads, self.writes):
+        queues = (self.reads, self.landings, self.writes)
+        for queue in queues if but_demotes else (self.demotes, *queues):
             jobs: list[Job] = list(queue)
             queue.clear()
             for job in jobs:
@@ -86,10 +96,13 @@ class Neighbour:
         waits_for_try = self.client is None or (self.attached and not self.joined)
         return min(self.answer_by, self.next_at if waits_for_try else math.inf)
 
-    def call(self, party: Party, page_bytes: int, staging: SharedArena, now: float) -> bool:
-        """Try to attach its memory. False if it is not there; then it is tried again later, ever less often."""
+    def call(
+        self, party: Party, page_bytes: int, staging: SharedArena, now: float, device: DeviceMemory | None = None
+    ) -> bool:
+        """Try to attach its memory, for `device` if it lies on one. False if it is not there; then it is tried again
+        later, ever less often."""
         try:
-            self.client = ArenaClient(self.path, self.name, party, page_bytes, staging)
+            self.client = ArenaClient(self.path, self.name, party, page_bytes, staging, device)
         except SwiftTiersError as error:
             self.rest(str(error), now)
             return False

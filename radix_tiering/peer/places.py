@@ -28,6 +28,7 @@ class _Lease:
         self.free = list(range(run.slots - 1, -1, -1))
         self.held: dict[int, int] = {}  # slot -> reads and writes of it, queued or under way
         self.left: set[int] = set()  # of those held: given back, but in use
+        self.notes: dict[int, bytes] = {}  # slot -> what was noted of the page there
 
     @property
     def used(self) -> int:
@@ -174,6 +175,19 @@ class PlaceBook:
             lease.held[place.slot] += 1
             return True
 
+    def note(self, place: PeerPlace, digest: bytes) -> None:
+        """Remember the digest of a page that was put there, until the place is free again."""
+        with self._lock:
+            lease = self._lease(place.key)
+            if lease is not None and place.slot in lease.held:
+                lease.notes[place.slot] = digest
+
+    def noted(self, place: PeerPlace) -> bytes | None:
+        """What was noted; None if nothing was."""
+        with self._lock:
+            lease = self._lease(place.key)
+            return None if lease is None else lease.notes.get(place.slot)
+
     def end(self, place: PeerPlace) -> None:
         """The read or write has ended: once for each `begin` that was True."""
         with self._lock:
@@ -203,6 +217,7 @@ class PlaceBook:
         if lease.held[slot] or slot not in lease.left:
             return
         del lease.held[slot]
+        lease.notes.pop(slot, None)
         lease.left.discard(slot)
         lease.free.append(slot)
         if lease.open:

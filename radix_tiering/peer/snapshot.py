@@ -26,6 +26,8 @@ class PeerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     wanted_bytes: int  # what is to be borrowed, limits considered
     capacity_bytes: int  # of the active leases, in whole pages
     used_bytes: int  # reserved or holding pages
+    landing_bytes: int  # device memory for pages that come straight from donors' devices
+    landed_bytes: int  # of it, in use
     staging_bytes: int  # this process' memory for pages on their way to donors
     reads: dict[str, int]  # answered, by outcome: "ok", "cancelled", ...
     writes: dict[str, int]  # answered: "ok", or why not

@@ -9,11 +9,13 @@ import numpy as np
 
 from swift_tiers.radix_tiering.config import PeerConfig
 from swift_tiers.radix_tiering.counters import LinkCounters
+from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.landing import Landing
 from swift_tiers.radix_tiering.leases import LeaseKey, LeaseService, Timing
 from swift_tiers.radix_tiering.leases.service import boot_time
 from swift_tiers.radix_tiering.leases.timing import lease_timing
 from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.peer.jobs import Job, Read, Write
+from swift_tiers.radix_tiering.peer.jobs import Job, Land, Read, Write
 from swift_tiers.radix_tiering.peer.places import PlaceBook
 from swift_tiers.radix_tiering.peer.snapshot import PeerDonorSnapshot, PeerSnapshot
 from swift_tiers.radix_tiering.peer.worker import PeerWorker
@@ -38,9 +40,13 @@ class PeerTier:
         fingerprint: Callable[[np.ndarray], bytes] = page_digest,
         clock: Callable[[], float] = boot_time,
         timing: Timing | None = None,
+        device: DeviceMemory | None = None,
+        landing: Landing | None = None,
     ) -> None:
         """`name`: this rank's lease name. `fingerprint`: the checksum of a page, as given to `read`. `clock`: as
-        `LeaseService` needs it. `timing`: None: as `config` says.
+        `LeaseService` needs it. `timing`: None: as `config` says. `device`: this rank's own, for which donors' device
+        memory is mapped; None: such donors cannot be used. `landing`: where pages come straight from donors'
+        devices; None: they all come through host memory.
 
         Raises ArenaError where the machine has not got the memory to stage pages in.
         """
@@ -59,7 +65,11 @@ class PeerTier:
             fingerprint=fingerprint,
             clock=clock,
             timing=timing,
+            landing=landing,
+            device=device,
         )
+        #: Where pages land, if they do.
+        self.landing = landing
 
     @property
     def service(self) -> LeaseService:
@@ -110,14 +120,15 @@ class PeerTier:
         """
         self._book.release(place)
 
-    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None]) -> None:
-        """Put a page there: uint8 [page_bytes], unchanged until `done(whether it is there, why not)`.
+    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None], *, digest: bytes) -> None:
+        """Put a page with this checksum there: uint8 [page_bytes], unchanged until `done(whether it is there, why
+        not)`.
 
         Raises RuntimeError once it is closed or with too many jobs waiting, ValueError for a place that is not held.
         """
         self._check(data)
         covered = self._book.begin(place)
-        self._submit(Write(place, data, done, covered, self._clock()))
+        self._submit(Write(place, data, digest, done, covered, self._clock()))
 
     def read(
         self,
@@ -136,6 +147,30 @@ class PeerTier:
         self._check(into)
         covered = self._book.begin(place)
         self._submit(Read(place, into, digest, done, demote, covered, self._clock()))
+
+    def land(self, place: PeerPlace, done: Callable[[ReadOutcome, int], None]) -> bool:
+        """Fetch a page straight into landing memory; False where that is not possible, and nothing is asked for then.
+
+        `done(outcome, slot)`: with OK the page lies there, verified, until `leave(slot)`. Raises as `write` does.
+        """
+        digest = self._book.noted(place)
+        if self.landing is None or digest is None or not self._worker.reaches(place.key.donor):
+            return False
+        slot = self.landing.take()
+        if slot is None:
+            return False
+        try:
+            covered = self._book.begin(place)
+            self._submit(Land(place, slot, digest, done, covered, self._clock()))
+        except BaseException:
+            self.landing.give_back(slot)
+            raise
+        return True
+
+    def leave(self, slot: int) -> None:
+        """Give a slot of landing memory back."""
+        assert self.landing is not None
+        self.landing.give_back(slot)
 
     def give_up(self, key: LeaseKey) -> None:
         """Return a lease: nothing of it is needed any more. What is under way may finish."""
@@ -166,6 +201,8 @@ class PeerTier:
             wanted_bytes=worker.asked_bytes,
             capacity_bytes=total.slots * page,
             used_bytes=total.used * page,
+            landing_bytes=self.landing.slots * page if self.landing is not None else 0,
+            landed_bytes=self.landing.used_slots * page if self.landing is not None else 0,
             staging_bytes=worker.staging.arena.size,
             reads=dict(worker.copier.reads),
             writes=dict(worker.copier.writes),

@@ -14,8 +14,10 @@ from random import SystemRandom
 import numpy as np
 
 from swift_tiers.radix_tiering.donation.arena_socket import arena_path
+from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.donation.extents import CutRun
 from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.landing import Landing
 from swift_tiers.radix_tiering.leases import Borrower, LeaseKey, LeaseService, Timing
 from swift_tiers.radix_tiering.leases.effects import (
     BorrowerEffect,
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 MAX_NEIGHBOURS = 64
 #: Reads and writes that are under way or queued at most.
 MAX_JOBS = 16384
+#: Pages that are copied to this device in one go: enough to fill a link, and over well within a recall's bound.
+LANDINGS_AT_ONCE = 32
 #: The longest that the thread waits, seconds.
 IDLE_SECONDS = 1.0
 #: How long the thread rests after an error of ours, seconds.
@@ -58,6 +62,8 @@ class PeerWorker:
         fingerprint: Callable[[np.ndarray], bytes],
         clock: Callable[[], float],
         timing: Timing,
+        landing: Landing | None = None,
+        device: DeviceMemory | None = None,
     ) -> None:
         """`most_bytes`: what is borrowed at most, of all donors together."""
         self._name = name
@@ -65,6 +71,7 @@ class PeerWorker:
         self._book = book
         self._most_bytes = most_bytes
         self._clock = clock
+        self._device = device
         self._lock = threading.Lock()  # of what other threads put here
         self._inbox: deque[Job] = deque()
         self._named: Mapping[str, str] | None = None
@@ -81,7 +88,7 @@ class PeerWorker:
         borrower = Borrower(name, page_bytes, SystemRandom(), timing=timing)
         self._party = borrower.party
         self.service = LeaseService(borrower=borrower, on_borrower=self._on_effect, clock=clock)
-        self.copier = Copier(self.service, book, self.staging, page_bytes, fingerprint, clock)
+        self.copier = Copier(self.service, book, self.staging, page_bytes, fingerprint, clock, landing)
         self._poll = select.poll()
         self._poll.register(self._waker.descriptor, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="swift-peer", daemon=True)
@@ -96,6 +103,11 @@ class PeerWorker:
                 raise RuntimeError(f"{MAX_JOBS} reads and writes of lent memory wait already")
             self._inbox.append(job)
         self._waker.set()
+
+    def reaches(self, donor: str) -> bool:
+        """Whether pages can be copied from this donor's device to this server's: a hint, which may change at once."""
+        neighbour = self.neighbours.get(donor)
+        return neighbour is not None and neighbour.on_device
 
     def meet(self, named: Mapping[str, str]) -> None:
         """Who lends now: lease name -> lease address."""
@@ -165,7 +177,11 @@ class PeerWorker:
             return 0.0
         now = self._clock()
         waits = [one.wake - now for one in self.neighbours.values()]
-        waits += [one.pace.wait(now) or IDLE_SECONDS for one in self.neighbours.values() if one.reads or one.writes]
+        waits += [
+            one.pace.wait(now) or IDLE_SECONDS
+            for one in self.neighbours.values()
+            if one.reads or one.landings or one.writes
+        ]
         return min([IDLE_SECONDS, *(max(0.0, wait) for wait in waits)])
 
     # Pages
@@ -191,6 +207,10 @@ class PeerWorker:
                 return True
         donors = [one for one in donors if not one.pace.wait(now)]
         for one in donors:
+            if one.landings:
+                count = min(len(one.landings), LANDINGS_AT_ONCE if one.pace.bytes_per_second is None else 1)
+                self.copier.land(one, [one.landings.popleft() for _ in range(count)])
+                return True
             if one.reads:
                 self.copier.read(one, one.reads.popleft())
                 return True
@@ -350,7 +370,7 @@ class PeerWorker:
             self._part(neighbour, "does not answer")
         elif now >= neighbour.next_at:
             if neighbour.client is None:
-                if neighbour.call(self._party, self._page_bytes, self.staging.arena, now):
+                if neighbour.call(self._party, self._page_bytes, self.staging.arena, now, self._device):
                     self._poll_for(neighbour)
             elif neighbour.attached and not neighbour.joined:
                 self._join(neighbour, now)

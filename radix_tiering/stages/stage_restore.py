@@ -79,7 +79,7 @@ class StageRestore:
 
     def kv_slots(self, move: Move) -> np.ndarray:
         """Where the pages to be copied lie in the host memory of the KV's stack: int64."""
-        return self._kv.host_slots(move.front, move.jump)
+        return self._kv.places(move.front, move.jump)
 
     def boundary_slots(self, move: Move) -> np.ndarray:
         """Where the activations of the pages to be computed lie in the host memory of theirs: int64; not for the first

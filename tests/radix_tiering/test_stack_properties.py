@@ -29,7 +29,7 @@ from swift_tiers.radix_tiering.page import ROOT_KEY, page_digest
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.sweeps import prefix_of
 
-from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, obey, put, settle
+from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, obey, page_at, put, settle
 from support.model_peer import ModelPeer
 
 NUMBERS = st.integers(0, 999)
@@ -48,10 +48,12 @@ class StackMachine(RuleBasedStateMachine):
         eviction=st.sampled_from(["lru", "lfu"]),
         with_ssd=st.booleans(),
         with_peer=st.booleans(),
+        landing=st.sampled_from([0, 0, 1, 3, 20]),
     )
-    def start(self, host_pages, device_pages, devices, write, admission, eviction, with_ssd, with_peer):
+    def start(self, host_pages, device_pages, devices, write, admission, eviction, with_ssd, with_peer, landing):
         self.host_pages = host_pages
         self.with_peer = with_peer
+        self.landing = landing
         self.policy = {
             "write": write, "ssd_admission": admission, "admission_tokens": 8, "eviction": eviction,
         }  # fmt: skip
@@ -65,7 +67,8 @@ class StackMachine(RuleBasedStateMachine):
 
     def open(self):
         ssd = memory_ssd(array=self.array, make_device=self.new_device) if self.array is not None else None
-        self.peer = ModelPeer(4096, ssd.fingerprint if ssd is not None else page_digest) if self.with_peer else None
+        fingerprint = ssd.fingerprint if ssd is not None else page_digest
+        self.peer = ModelPeer(4096, fingerprint, landing_slots=self.landing) if self.with_peer else None
         self.leases = []
         self.stack = make_stack(host_pages=self.host_pages, ssd=ssd, policy=self.policy, lent=self.peer)
         self.restores = []
@@ -224,6 +227,29 @@ class StackMachine(RuleBasedStateMachine):
             self.take_back(number, way)
             self.peer.hold(False)
 
+    @rule(path=PATHS, number=NUMBERS, way=st.sampled_from(["recall", "late", "end", "flush", "release"]))
+    def restore_while_peer_is_slow(self, path, number, way):
+        """Pages are on their way when their lease goes, or nobody wants them any more."""
+        if self.peer is None:
+            return
+        self.peer.hold(True)
+        restore = self.stack.restore(chain(*path))
+        self.stack.restorer.poll(restore)  # somebody waits: it is not put off
+        self.stack.restorer.flush()
+        if way == "flush":
+            self.flush(host=True, ssd=False)
+        elif way == "release":
+            self.stack.restorer.release(restore)
+        else:
+            self.take_back(number, way)
+        self.peer.hold(False)
+        if way != "release":
+            keys = chain(*path)
+            settle(self.stack, restore)
+            for key, place in zip(keys, restore.slots, strict=False):
+                assert np.array_equal(page_at(self.stack, int(place)), content(key)), "wrong bytes"
+            self.stack.restorer.release(restore)
+
     @rule(number=NUMBERS)
     def damage_peer(self, number):
         if self.peer is not None:
@@ -293,7 +319,7 @@ class StackMachine(RuleBasedStateMachine):
                         assert page.stored is not None or not on_ssd, "a pinned page left ssd"
         for restore, keys in self.restores:
             for key, slot in zip(keys, restore.slots, strict=False):
-                assert np.array_equal(self.stack.host.page(int(slot)), content(key)), "a promised page changed"
+                assert np.array_equal(page_at(self.stack, int(slot)), content(key)), "a promised page changed"
 
     def teardown(self):
         if hasattr(self, "stack"):

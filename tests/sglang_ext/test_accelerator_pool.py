@@ -37,6 +37,9 @@ class Case:
         self.pages = self._list(draw, pages + spare, count)
         self.slots = self._list(draw, pages + spare, count)
         self.slab = self.generator.integers(0, 256, (pages + spare, self.pool.geometry.stride_bytes), dtype=np.uint8)
+        self.places = self.slots
+        if draw(st.booleans()):
+            self._land(draw)
         self.page_size = page_size
 
     def _random(self, shape: tuple[int, ...]) -> torch.Tensor:
@@ -48,6 +51,19 @@ class Case:
             first = draw(st.integers(0, most - count))
             return np.arange(first, first + count, dtype=np.int64)
         return np.array(draw(st.permutations(range(most)))[:count], dtype=np.int64)
+
+    def _land(self, draw) -> None:
+        """Some pages, or all, lie in landing memory: their places are beyond the slab's."""
+        stride = self.pool.geometry.page_bytes + 8
+        self.pool.landing = torch.from_numpy(self.generator.integers(0, 256, (len(self.pages), stride), dtype=np.uint8))
+        landed = np.array([draw(st.booleans()) for _ in self.pages])
+        self.places = np.where(landed, len(self.slab) + np.array(draw(st.permutations(range(len(landed))))), self.slots)
+
+    def there(self, place: int, part: slice) -> bytes:
+        """What lies at a place that is loaded from."""
+        if place < len(self.slab):
+            return self.slab[place, part].tobytes()
+        return self.pool.landing[place - len(self.slab), part].numpy().tobytes()
 
     def rows_of(self, plane: torch.Tensor, page: int) -> bytes:
         part = plane[page * self.page_size : (page + 1) * self.page_size]
@@ -104,18 +120,20 @@ def test_a_forward_reads_each_layer_as_it_comes(locked, data):
 
     # Whoever had the pages before still reads them when the copy is asked for.
     old: list[bytes] = []
-    slab = case.slab.copy()
+    parts = [slice(at * geometry.layer_bytes, (at + 1) * geometry.layer_bytes) for at in range(geometry.layers)]
+    expected = [[case.there(place, part) for place in case.places.tolist()] for part in parts]
     expected_old = [case.page(page) for page in case.pages]
     case.accelerator.forward.do(lambda: old.extend(case.page(page) for page in case.pages))
-    case.pool.copy_in(case.pages, case.slab, case.slots, layer_done, [case.accelerator.forward.mark()])
+    case.pool.copy_in(case.pages, case.slab, case.places, layer_done, [case.accelerator.forward.mark()])
     if not locked:
         case.slab[:] = POISON  # given to others
+    if case.pool.landing is not None:
+        case.pool.landing.fill_(POISON)
     case.accelerator.run_until(lambda: case.accelerator.forward.done == len(case.accelerator.forward.jobs))
     assert old == expected_old
     assert reached == list(range(geometry.layers))
     for layer in range(geometry.layers):
-        part = slice(layer * geometry.layer_bytes, (layer + 1) * geometry.layer_bytes)
-        assert seen[layer] == [slab[slot, part].tobytes() for slot in case.slots], "read before they had come"
+        assert seen[layer] == expected[layer], "read before they had come"
     loaded = set(case.pages.tolist())
     for planes, were in zip(case.buffers, originals, strict=True):
         for plane, was in zip(planes, were, strict=True):
@@ -131,11 +149,18 @@ def test_what_went_out_comes_back_in_one_layer_at_a_time(locked, data):
     geometry = case.pool.geometry
     case.pool.copy_out(case.pages, case.slab, case.slots)
     kept = {page: [case.page(page, layer) for layer in range(geometry.layers)] for page in case.pages.tolist()}
+    if case.pool.landing is not None:
+        # As if it had come from elsewhere.
+        for slot, place in zip(case.slots.tolist(), case.places.tolist(), strict=True):
+            if place >= len(case.slab):
+                bytes_there = torch.from_numpy(case.slab[slot, : geometry.page_bytes].copy())
+                case.pool.landing[place - len(case.slab), : geometry.page_bytes] = bytes_there
+                case.slab[slot] = POISON
     for planes in case.buffers:
         for plane in planes:
             plane.fill_(0)
     for layer in data.draw(st.permutations(range(geometry.layers))):
-        case.pool.copy_layer(case.pages, case.slab, case.slots, layer)
+        case.pool.copy_layer(case.pages, case.slab, case.places, layer)
         assert all(case.page(page, layer) == kept[page][layer] for page in kept)
 
 

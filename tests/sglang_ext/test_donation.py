@@ -197,7 +197,7 @@ def write(tier: PeerTier, data: np.ndarray):
     place = tier.reserve()
     assert place is not None, tier.snapshot()
     done: list[tuple[bool, str]] = []
-    tier.write(place, data, lambda ok, why: done.append((ok, why)))
+    tier.write(place, data, lambda ok, why: done.append((ok, why)), digest=page_digest(data))
     wait_for(lambda: done)
     assert done == [(True, "")]
     return place

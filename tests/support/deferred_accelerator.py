@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
+from swift_tiers.kernels.page_digest import digest_bytes, page_digests
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
 from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
@@ -83,6 +84,13 @@ class LateQueue(CopyQueue):
         pieces = pieces.copy()
         self.accelerator.kernel_calls += 1
         self.do(lambda: copy_pieces(source, target, pieces))
+
+    def digests(self, slab: torch.Tensor, slots: np.ndarray, nbytes: int) -> list[bytes]:
+        found: list[bytes] = []
+        self.accelerator.kernel_calls += 1
+        self.do(lambda: found.extend(digest_bytes(page_digests(slab, slots, nbytes))))
+        self.mark().synchronize()
+        return found
 
     def mark(self) -> LateMark:
         return LateMark(self, len(self.jobs))

@@ -159,11 +159,19 @@ def settle(stack: TierStack, restore: Restore) -> Restore:
     return restore
 
 
+def page_at(stack: TierStack, place: int) -> np.ndarray:
+    """The bytes at a place that a restore promises: in host memory, or in the landing memory of a `ModelPeer`."""
+    if place < stack.host.slots:
+        return stack.host.page(place)
+    landed: np.ndarray = stack.peer.landed[place - stack.host.slots]  # type: ignore[union-attr]
+    return landed
+
+
 def get(stack: TierStack, keys: Sequence[bytes]) -> int:
     """Restore a chain, compare every byte that is promised, give it back; how many pages came up."""
     restore = settle(stack, stack.restore(keys))
     for key, slot in zip(keys, restore.slots, strict=False):
-        assert np.array_equal(stack.host.page(int(slot)), content(key)), "wrong bytes"
+        assert np.array_equal(page_at(stack, int(slot)), content(key)), "wrong bytes"
     stack.restorer.release(restore)
     stack.restorer.flush()  # its worker unpins; until it has, the pages cannot leave
     return restore.pages
@@ -182,6 +190,7 @@ def check(stack: TierStack) -> None:
         assert stack.table.writing_bytes == 0
         assert not stack.table.over_limit
         assert stack.host.used_slots == stack.table.resident_pages
+        assert not getattr(stack.peer, "landing_used", 0), "landing memory leaked"
     if stack.stripes is not None:
         status = stack.stripes.status()
         units = sum(stack.stripes.units(page.length) for page in stack.table.all_pages() if page.stored is not None)

@@ -19,7 +19,10 @@ from swift_tiers.radix_tiering.ssd import ReadOutcome
 class ModelPeer:
     """A `PeerMemory` with a thread of its own, as the real one has; `hold` stops it, so that calls pile up."""
 
-    def __init__(self, page_bytes: int, fingerprint: Callable[[np.ndarray], bytes] = page_digest) -> None:
+    def __init__(
+        self, page_bytes: int, fingerprint: Callable[[np.ndarray], bytes] = page_digest, *, landing_slots: int = 0
+    ) -> None:
+        """`landing_slots`: pages that can come up to a device of this server's own."""
         self.page_bytes = page_bytes
         self.fingerprint = fingerprint
         self.links = {"peer-host": LinkCounters(), "host-peer": LinkCounters()}
@@ -27,6 +30,10 @@ class ModelPeer:
         self.times_wanted = 0
         self.returned: list[LeaseKey] = []
         self.stored: dict[PeerPlace, np.ndarray] = {}
+        self.landed = np.full((landing_slots, page_bytes), 0xAA, np.uint8)
+        self.landings = 0
+        self.damaged: set[PeerPlace] = set()
+        self._landing_free = list(range(landing_slots))
         self._lock = threading.Condition()
         self._free: dict[LeaseKey, list[int]] = {}  # active leases
         self._sizes: dict[LeaseKey, int] = {}
@@ -75,6 +82,7 @@ class ModelPeer:
 
     def damage(self, place: PeerPlace) -> None:
         self.stored[place][3] ^= 1
+        self.damaged.add(place)
 
     def hold(self, held: bool) -> None:
         with self._lock:
@@ -132,12 +140,13 @@ class ModelPeer:
             else:
                 self._give_back(place)
 
-    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None]) -> None:
+    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None], *, digest: bytes) -> None:
         def job() -> None:
             with self._lock:
                 lives = place.key not in self._over
                 if lives:
                     self.stored[place] = data.copy()
+                    self.damaged.discard(place)
                 self._no_longer(place)
             self.links["host-peer"].count(1, self.page_bytes, 0.0)
             done(lives, "" if lives else "lease ended")
@@ -167,6 +176,43 @@ class ModelPeer:
                 done(ReadOutcome.OK if intact else ReadOutcome.CHECKSUM)
 
         self._ask(place, job, first=demote)
+
+    def land(self, place: PeerPlace, done: Callable[[ReadOutcome, int], None]) -> bool:
+        with self._lock:
+            if not self._landing_free:
+                return False
+            slot = self._landing_free.pop()
+
+        def job() -> None:
+            with self._lock:
+                allowed = place.key not in self._over and place.key not in self._recalled
+                intact = allowed and place not in self.damaged
+                self.landed[slot] = self.stored[place] if allowed else 0xEE
+                self._no_longer(place)
+            if not intact:
+                self.leave(slot)
+                done(ReadOutcome.CHECKSUM if allowed else ReadOutcome.CANCELLED, -1)
+            else:
+                self.landings += 1
+                done(ReadOutcome.OK, slot)
+
+        try:
+            self._ask(place, job)
+        except RuntimeError:
+            self.leave(slot)
+            raise
+        return True
+
+    def leave(self, slot: int) -> None:
+        with self._lock:
+            assert slot not in self._landing_free, "a landing slot was given back twice"
+            self.landed[slot] = 0xAA
+            self._landing_free.append(slot)
+
+    @property
+    def landing_used(self) -> int:
+        with self._lock:
+            return len(self.landed) - len(self._landing_free)
 
     def want(self, wanted_bytes: int) -> None:
         self.wanted = wanted_bytes

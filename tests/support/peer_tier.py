@@ -93,13 +93,18 @@ class Borrowing:
 
     def begin_write(self, place: PeerPlace, data: np.ndarray) -> Answer:
         answer = Answer()
-        self.tier.write(place, data, answer)
+        self.tier.write(place, data, answer, digest=page_digest(data))
         return answer
 
     def begin_read(self, place: PeerPlace, digest: bytes, *, demote: bool = False) -> tuple[Answer, np.ndarray]:
         answer, into = Answer(), np.zeros(self.page_bytes, np.uint8)
         self.tier.read(place, into, digest, answer, demote=demote)
         return answer, into
+
+    def land(self, place: PeerPlace) -> Answer | None:
+        """Have a page come to landing memory; None where it cannot."""
+        answer = Answer()
+        return answer if self.tier.land(place, answer) else None
 
     def write(self, seed: int) -> PeerPlace:
         """Put the page of this seed somewhere."""

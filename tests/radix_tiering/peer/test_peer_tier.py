@@ -16,6 +16,7 @@ from swift_tiers.radix_tiering.config import PeerConfig, Size
 from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
 from swift_tiers.radix_tiering.donation.arena_messages import (
     MAX_PACKET_BYTES,
+    VERSION,
     Attached,
     Stored,
     StoresDone,
@@ -190,7 +191,7 @@ def test_what_is_to_be_saved_goes_before_reads_and_these_before_stores(room) -> 
     gate.shut = True
     borrower.tier.read(places[0], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("held"))
     assert gate.reached.acquire(timeout=30)
-    borrower.tier.write(empty, borrower.page(9), lambda ok, why: order.append("write"))
+    borrower.tier.write(empty, borrower.page(9), lambda ok, why: order.append("write"), digest=b"")
     borrower.tier.read(places[1], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("read"))
     borrower.tier.read(places[2], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("save"), demote=True)
     gate.shut = False
@@ -392,7 +393,7 @@ def test_who_raises_in_an_answer_harms_nobody(room) -> None:
         raise KeyError("injected")
 
     borrower.tier.read(place, np.zeros(PAGE, np.uint8), b"", fail)
-    borrower.tier.write(borrower.reserve(), borrower.page(1), fail)
+    borrower.tier.write(borrower.reserve(), borrower.page(1), fail, digest=b"")
     borrower.on_recall = fail
     donor.recall(8 * PAGE)
     wait_for(lambda: borrower.tier.snapshot().faults == 3)
@@ -410,7 +411,7 @@ def test_what_is_no_page_is_refused_at_once(room, page: np.ndarray) -> None:
     borrower.borrow({"d": donor.address}, 8)
     place = borrower.reserve()
     with pytest.raises(ValueError, match="a page is uint8"):
-        borrower.tier.write(place, page, lambda ok, why: None)
+        borrower.tier.write(place, page, lambda ok, why: None, digest=b"")
     with pytest.raises(ValueError, match="a page is uint8"):
         borrower.tier.read(place, page, b"", lambda outcome: None)
     borrower.tier.release(place)
@@ -620,7 +621,7 @@ def test_what_is_not_a_donor_is_ignored_and_left(room, monkeypatch: pytest.Monke
 
     # Garbage, packets out of place, answers to what nobody has asked: nothing comes of it, until patience ends.
     fake.accept()
-    attached = Attached(Party("d", 1), PAGE, None)
+    attached = Attached(Party("d", 1), PAGE, "host", "", None)
     for packet in (b"x", bytes(MAX_PACKET_BYTES + 1), encode(attached), encode(StoresDone((Stored(1, True),)))):
         send(fake.connection, packet)
     with open(os.devnull) as device:
@@ -635,7 +636,7 @@ def test_what_is_not_a_donor_is_ignored_and_left(room, monkeypatch: pytest.Monke
     wait_for(lambda: "sealed" in reason())
     # Another version.
     fake.accept()
-    send(fake.connection, msgspec.msgpack.encode([2, {"type": "attached"}]))
+    send(fake.connection, msgspec.msgpack.encode([VERSION + 1, {"type": "attached"}]))
     wait_for(lambda: "same release" in reason())
     # A real donor that takes its place is found.
     fake.close()

@@ -1,0 +1,90 @@
+"""Device memory of this server's own in which pages arrive straight from other servers' devices.
+
+A page that lies on a neighbouring device could be copied to where SGLang reads it. But a length is promised when a
+request is admitted, and a donor may take its memory back at any moment after. So a page first lands here: it is
+verified here, and promised from here, where nothing that its donor does can reach it. What is left is a copy within
+this device, layer by layer beside the forward, at the speed of its own memory.
+
+It holds pages for as long as a request is about to read them, and no longer: it is no cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
+
+#: Each page begins at such a multiple of bytes: whole vectors, whole cache lines.
+_ALIGNMENT = 512
+
+
+class Landing:
+    """Slots of one page each. `take` and `give_back`: any thread. The others: one thread."""
+
+    def __init__(self, accelerator: Accelerator, page_bytes: int, size_bytes: int) -> None:
+        """As many whole pages as `size_bytes` hold, but one, on `accelerator`'s device. Raises ValueError if that is
+        none, and torch.OutOfMemoryError where the device has not got the memory."""
+        self.page_bytes = page_bytes
+        self._stride = -(-page_bytes // _ALIGNMENT) * _ALIGNMENT
+        self.slots = size_bytes // self._stride - 1
+        if self.slots < 1:
+            raise ValueError(f"{size_bytes} bytes of landing memory hold no page of {page_bytes}")
+        #: uint8 [slots + 1, stride], on the device. The last row is for `digest`.
+        self.memory: torch.Tensor = accelerator.device_memory(self.slots + 1, self._stride)
+        self._flat = self.memory.view(-1)
+        self._accelerator = accelerator
+        self._queue: CopyQueue | None = None
+        self._lock = threading.Lock()
+        self._free = list(range(self.slots - 1, -1, -1))
+
+    @property
+    def used_slots(self) -> int:
+        return self.slots - len(self._free)
+
+    def take(self) -> int | None:
+        """A slot, its content undefined; None if all are taken."""
+        with self._lock:
+            return self._free.pop() if self._free else None
+
+    def give_back(self, slot: int) -> None:
+        """Nothing in the slot is needed any more, and nothing is being copied there."""
+        with self._lock:
+            self._free.append(slot)
+
+    def digest(self, page: np.ndarray) -> bytes:
+        """What `digests` says of these bytes of host memory, uint8 [page_bytes], when they have landed.
+
+        Computed on the device too: a trip there costs less than the arithmetic here.
+        """
+        row = slice(0, self.page_bytes)
+        self.queue.rows(torch.from_numpy(page)[None], self.memory[self.slots :, row])
+        return self.digests([self.slots])[0]
+
+    def fetch(self, memory: torch.Tensor, pages: Sequence[np.ndarray], slots: Sequence[int]) -> None:
+        """Copy pages of a donor's `memory`, uint8 [bytes], each to its slot, in one go; they are there when this
+        returns, and nothing is under way any more however it ends.
+
+        A page is given by its pieces, int64 [n, 3] of (offset in memory, offset in the page, length in bytes).
+        """
+        pieces = np.concatenate(
+            [page + np.array([0, slot * self._stride, 0]) for page, slot in zip(pages, slots, strict=True)]
+        )
+        try:
+            self.queue.pieces(memory, self._flat, pieces)
+        finally:
+            self.queue.mark().synchronize()
+
+    def digests(self, slots: Sequence[int]) -> list[bytes]:
+        """The 128-bit digests (`kernels.page_digest`) of the pages in these slots, computed on the device."""
+        return self.queue.digests(self.memory, np.array(slots, dtype=np.int64), self.page_bytes)
+
+    @property
+    def queue(self) -> CopyQueue:
+        """Made by the thread that uses it."""
+        if self._queue is None:
+            self._queue = self._accelerator.queue()
+        return self._queue
