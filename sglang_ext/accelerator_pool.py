@@ -89,9 +89,7 @@ class AcceleratorPool(DevicePool):
     ) -> None:
         super().__init__(layers, page_size)
         self.switch_over = switch_over or SwitchOver()
-        self.accelerator = accelerator
-        #: uint8 [slots, stride]: slots of a load beyond the slab's are rows of this; see `radix_tiering.landing`.
-        self.landing: torch.Tensor | None = None
+        self.accelerator: Accelerator = accelerator
         self._pool = PoolPlanes(layers, page_size)
         self._planes = [[as_pages(plane, page_size) for plane in planes] for planes in layers]
         self._sides = threading.local()

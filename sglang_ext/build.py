@@ -19,7 +19,7 @@ from swift_tiers.radix_tiering.device_files import SMALLEST_DEVICE, DeviceFiles,
 from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.memory import huge_array
-from swift_tiers.radix_tiering.page import Namespace, PageGeometry, page_digest
+from swift_tiers.radix_tiering.page import Namespace, page_digest
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, ProfileError, find_profile, load_profile
@@ -28,6 +28,7 @@ from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.units import format_size
+from swift_tiers.sglang_ext.device_pool import DevicePool
 from swift_tiers.sglang_ext.hardware import hardware_name
 
 if TYPE_CHECKING:
@@ -74,9 +75,10 @@ def current_rank() -> Rank:
 
 
 def build_tiers(
-    server_args: Any, params: Any, geometry: PageGeometry, content: dict[str, Any]
+    server_args: Any, params: Any, pool: DevicePool, content: dict[str, Any]
 ) -> tuple[TierStack, PeerSide | None]:
-    """The tier stack of this rank, and what it lends and borrows; the latter is to be closed after the stack.
+    """The tier stack of this rank over its device pool, and what it lends and borrows; the latter is to be closed after
+    the stack.
 
     Raises ConfigError, FormatError or StripeSetBusyError, all with a remedy.
     """
@@ -85,12 +87,12 @@ def build_tiers(
     config = parse_config(content)
     rank = current_rank()
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
-    namespace = server_namespace(server_args, kvcache, geometry, rank.identity, config.identity.weights)
+    namespace = server_namespace(server_args, kvcache, pool.geometry, rank.identity, config.identity.weights)
     if not config.peer.donate and not config.peer.borrow:
         return open_stack(namespace, config, rank), None
     from swift_tiers.sglang_ext.peer_side import PeerSide
 
-    side = PeerSide(config, rank.name, geometry, kvcache)
+    side = PeerSide(config, rank.name, pool, kvcache)
     try:
         stack = open_stack(namespace, config, rank, side.borrow)
     except BaseException:
@@ -99,6 +101,8 @@ def build_tiers(
     stack.lease_hand = side.hand()
     if side.tier is not None:
         stack.on_neighbours = side.tier.neighbours
+        if side.tier.landing is not None:
+            pool.landing = side.tier.landing.memory
     return stack, side
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swift_tiers.kernels.copy_queue import Mark
+from swift_tiers.kernels.copy_queue import Accelerator, Mark
 from swift_tiers.kernels.page_copy import copy_in, copy_out
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import PageGeometry
@@ -69,6 +69,12 @@ def _wait(events: Sequence[Any]) -> None:
 
 class DevicePool(ABC):
     """Base: where a request's pages lie in the pool, and copies from and to a slab of block-major pages."""
+
+    #: What copies beside the forward; None where the pool is in host memory.
+    accelerator: Accelerator | None = None
+    #: uint8 [slots, stride], on the device: `copy_in` takes slots beyond the slab's from here. See
+    #: `radix_tiering.landing`.
+    landing: torch.Tensor | None = None
 
     def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
         self.geometry = pool_geometry(layers, page_size)

@@ -107,7 +107,7 @@ class SwiftLinker(UnifiedCacheLinker):
         forward_stream: Any = None,
     ) -> None:
         pool = open_device_pool(params.token_to_kv_pool_allocator.get_kvcache(), params.page_size)
-        stack, side = build_tiers(server_args, params, pool.geometry, extra_config or {})
+        stack, side = build_tiers(server_args, params, pool, extra_config or {})
         self._start(pool, stack, side)
         self.forward_stream = forward_stream
 

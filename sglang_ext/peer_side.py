@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.redis_server import socket_path
@@ -19,14 +20,15 @@ from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.donation.bounds import donation_bounds
 from swift_tiers.radix_tiering.donation.extents import PoolLayout
 from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.landing import Landing
 from swift_tiers.radix_tiering.leases.addresses import ipc_address
 from swift_tiers.radix_tiering.leases.donor import Donor
 from swift_tiers.radix_tiering.leases.effects import DonorEffect
 from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot, ServiceHand
 from swift_tiers.radix_tiering.leases.service import LeaseService
 from swift_tiers.radix_tiering.leases.timing import lease_timing
-from swift_tiers.radix_tiering.page import PageGeometry
 from swift_tiers.radix_tiering.peer import PeerTier
+from swift_tiers.sglang_ext.device_pool import DevicePool
 from swift_tiers.sglang_ext.donation import Donation
 from swift_tiers.sglang_ext.shared_pool import SharedKVPool
 
@@ -36,8 +38,8 @@ logger = logging.getLogger(__name__)
 class PeerSide:
     """Lends once the scheduler is complete (`lend`), borrows as soon as there is a stack (`borrow`)."""
 
-    def __init__(self, config: TiersConfig, rank: str, geometry: PageGeometry, kvcache: Any) -> None:
-        """`kvcache`: SGLang's pool, shared if this rank lends. Raises ConfigError."""
+    def __init__(self, config: TiersConfig, rank: str, pool: DevicePool, kvcache: Any) -> None:
+        """`kvcache`: SGLang's pool, which `pool` serves; shared if this rank lends. Raises ConfigError."""
         peer, server = config.peer, config.bus.server
         assert server is not None, "named when the arguments were resolved"
         self.name = lease_name(server, rank)
@@ -47,7 +49,8 @@ class PeerSide:
         self.service: LeaseService | None = None
         self.donation: Donation | None = None
         self._peer = peer
-        self._page_bytes = geometry.page_bytes
+        self._page_bytes = pool.geometry.page_bytes
+        self._accelerator = pool.accelerator
         self._effects: deque[DonorEffect] = deque()
         self._server: ArenaServer | None = None
         self._layout: PoolLayout | None = None
@@ -80,8 +83,26 @@ class PeerSide:
     def borrow(self, fingerprint: Callable[[np.ndarray], bytes]) -> PeerTier | None:
         """The peer tier of a rank that borrows; `fingerprint` is the checksum of a page. Raises ArenaError."""
         if self._peer.borrow:
-            self.tier = PeerTier(self.name, self._page_bytes, self._peer, fingerprint=fingerprint)
+            self.tier = PeerTier(
+                self.name, self._page_bytes, self._peer, fingerprint=fingerprint, landing=self._landing()
+            )
         return self.tier
+
+    def _landing(self) -> Landing | None:
+        """Where pages come straight from donors' devices; None: they all come through host memory."""
+        size = int(self._peer.landing)
+        if self._accelerator is None or not size:
+            return None
+        try:
+            landing = Landing(self._accelerator, self._page_bytes, size)
+        except (ValueError, torch.OutOfMemoryError) as error:
+            logger.warning(
+                "swift-tiers: peer.landing: %s: pages of other servers' GPUs come more slowly, through host memory; "
+                "%s", error, "make it larger" if isinstance(error, ValueError) else "lower --mem-fraction-static",
+            )  # fmt: skip
+            return None
+        logger.info("swift-tiers: %d pages of landing memory on the device", landing.slots)
+        return landing
 
     def lend(self, scheduler: Any, stack: Any) -> None:
         """Begin to lend what this scheduler does not need. Nothing to do where this rank does not donate."""

@@ -1,0 +1,120 @@
+"""The whole way of a page that a neighbour's device keeps: stored there, landed, loaded to where SGLang reads it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from swift_tiers.radix_tiering.config import PeerConfig, parse_config
+from swift_tiers.radix_tiering.landing import Landing
+from swift_tiers.radix_tiering.page import page_digest
+from swift_tiers.radix_tiering.peer import PeerTier
+from swift_tiers.radix_tiering.units import Size
+from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
+from swift_tiers.sglang_ext.loads import Load, Loader
+from swift_tiers.sglang_ext.peer_side import PeerSide
+
+from support.deferred_accelerator import DeferredAccelerator
+from support.engine import chain, check, make_stack, namespace, put, settle
+from support.fake_device import FakeDeviceMemory
+from support.peer_donor import LocalDonor
+from support.redis import wait_for
+
+PAGES = 6
+
+
+@pytest.fixture
+def directory():
+    with tempfile.TemporaryDirectory(prefix="swift-landing-") as name:
+        yield Path(name)
+
+
+def device_pool(accelerator: DeferredAccelerator) -> AcceleratorPool:
+    """Of the geometry that the engine's tests have: 2 layers, 4 tokens a page, rows of 256 bytes."""
+    rows = 4 * 4 * PAGES
+    layers = [[torch.zeros(rows, 2, 64, dtype=torch.float16) for _ in "kv"] for _ in range(2)]
+    return AcceleratorPool(layers, 4, accelerator)
+
+
+def content_of(pool: AcceleratorPool, page: int) -> np.ndarray:
+    """A pool page as a block-major one."""
+    out = np.zeros((1, pool.geometry.stride_bytes), np.uint8)
+    pool.copy_out(np.array([page]), out, np.array([0]))
+    return out[0, : pool.geometry.page_bytes]
+
+
+@pytest.mark.parametrize("landing_pages", [PAGES, 2], ids=["all land", "some come through host memory"])
+def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, landing_pages: int) -> None:
+    accelerator = DeferredAccelerator(7, locked=True)
+    pool = device_pool(accelerator)
+    nbytes = pool.geometry.page_bytes
+    landing = Landing(accelerator, nbytes, (landing_pages + 1) * nbytes)
+    donor = LocalDonor(directory, pages=16, page_bytes=nbytes, planes=2, device=FakeDeviceMemory("GPU-a"))
+    tier = PeerTier("b", nbytes, PeerConfig(borrow=True), device=FakeDeviceMemory("GPU-b"), landing=landing)
+    stack = make_stack(host_pages=2 * PAGES, lent=tier, space=namespace(geometry=pool.geometry))
+    pool.landing = landing.memory
+    tier.neighbours({"d": donor.address})
+    keys = chain(*range(PAGES))
+    put(stack, keys)
+    wait_for(lambda: stack.snapshot().tiers["peer"].pages == PAGES, "all pages to be kept by the donor")
+    with stack.table.lock:
+        for page in reversed(stack.table.listed()):
+            assert stack.table.evict_host(page)
+    restore = settle(stack, stack.restore(keys))
+    assert restore.pages == PAGES
+    assert (restore.slots >= stack.host.slots).sum() == landing_pages
+    loader = Loader(pool, stack)
+    targets = np.arange(PAGES)[::-1].copy() * 2
+    index = loader.start([Load("r", restore, 0, restore.slots, targets)], list)
+    assert loader.counter.finish(index)
+    want = [np.frombuffer((key * (nbytes // len(key) + 1))[:nbytes], np.uint8) for key in keys]
+    for page, bytes_there in zip(targets.tolist(), want, strict=True):
+        assert (content_of(pool, page) == bytes_there).all()
+    link = stack.links["host-device"]
+    assert link.pages == PAGES - landing_pages
+    assert tier.links["peer-device"].pages == landing_pages
+    assert stack.snapshot().tiers["peer"].hits == PAGES
+    loader.close()
+    stack.restorer.release(restore)
+    stack.restorer.flush()
+    assert landing.used_slots == 0
+    check(stack)
+    stack.close()
+    donor.close()
+
+
+def peer_side(accelerator, landing: int) -> PeerSide:
+    config = parse_config({"peer": {"borrow": True, "landing": Size(landing)}, "bus": {"server": "s"}})
+    pool = SimpleNamespace(geometry=SimpleNamespace(page_bytes=4096), accelerator=accelerator)
+    return PeerSide(config, "tp0", pool, None)
+
+
+@pytest.mark.parametrize(
+    ("on_device", "size", "slots"), [(True, 64 * 4096, 63), (True, 0, None), (True, 4096, None), (False, 2**20, None)]
+)
+def test_there_is_landing_memory_where_there_is_a_device_and_room(on_device, size, slots, caplog) -> None:
+    side = peer_side(DeferredAccelerator(0, locked=True) if on_device else None, size)
+    try:
+        tier = side.borrow(page_digest)
+        assert (tier.landing.slots if tier.landing is not None else None) == slots
+        assert ("peer.landing" in caplog.text) == (size == 4096)
+    finally:
+        side.close()
+
+
+def test_a_device_without_room_for_it_is_told_and_does_without(caplog) -> None:
+    class Full(DeferredAccelerator):
+        def device_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    side = peer_side(Full(0, locked=True), 2**20)
+    try:
+        assert side.borrow(page_digest).landing is None
+        assert "--mem-fraction-static" in caplog.text
+    finally:
+        side.close()
