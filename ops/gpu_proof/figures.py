@@ -30,6 +30,7 @@ class Figure:
     of: float | None = None  # the ceiling measured in the same run, in the same unit
     at_least: float | None = None  # of that ceiling; with no ceiling, of the value itself
     note: str = ""
+    at_most: float | None = None  # likewise
 
     @property
     def share(self) -> float:
@@ -39,7 +40,10 @@ class Figure:
     @property
     def holds(self) -> bool | None:
         """None where there is no bound."""
-        return None if self.at_least is None else self.share >= self.at_least
+        if self.at_least is None and self.at_most is None:
+            return None
+        enough = self.at_least is None or self.share >= self.at_least
+        return enough and (self.at_most is None or self.share <= self.at_most)
 
 
 @dataclass
@@ -82,8 +86,13 @@ def line(found: Check | Figure) -> str:
         )
     said = {True: "holds", False: "MISSED", None: ""}[found.holds]
     share = "" if found.of is None else f"{found.share:6.3f} of {found.of:.4g}"
-    bound = "" if found.at_least is None else f"(>= {found.at_least:g})"
+    bounds = ((">=", found.at_least), ("<=", found.at_most))
+    bound = " ".join(f"({sign} {limit:g})" for sign, limit in bounds if limit is not None)
     return f"{said:6} {found.name:58} {found.value:10.4g} {found.unit:6} {share:18} {bound} {found.note}".rstrip()
+
+
+class LeftOutError(Exception):
+    """A part cannot be run here; says why."""
 
 
 #: Of the picture, in pixels.

@@ -17,7 +17,7 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CudaAccelerator
 from swift_tiers.ops.gpu_proof import hidden, right, serving, speed
-from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, line
+from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, LeftOutError, line
 from swift_tiers.ops.gpu_proof.layouts import LAYOUTS, Layout
 from swift_tiers.ops.gpu_proof.options import ProofError
 from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
@@ -29,6 +29,9 @@ _DEVICE_SHARE = 0.6
 #: Page-locked at a time.
 _HOST_BYTES = 4 * 2**30
 
+#: Another part, of one layout and so many pages.
+Part = Callable[[Layout, int], Iterator[Check | Figure]]
+
 
 def prove(options: argparse.Namespace) -> int:
     """The command; its exit code. Raises ProofError."""
@@ -39,7 +42,9 @@ def prove(options: argparse.Namespace) -> int:
     if options.layouts:
         words += f" --layouts {options.layouts}"
     findings = Findings({"command": words, **facts(accelerator.device)})
-    proof = Proof(accelerator, findings, layouts, seed, options.cases, options.seconds)
+    proof = Proof(
+        accelerator, findings, layouts, seed, options.cases, options.seconds, lends=_lending(accelerator, seed)
+    )
     try:
         proof.run()
     finally:
@@ -47,6 +52,16 @@ def prove(options: argparse.Namespace) -> int:
             findings.save(options.out)
             print(f"written: {options.out / 'results.json'} and results.svg", file=sys.stderr)
     return closing(findings)
+
+
+def _lending(accelerator: Accelerator, seed: int) -> Part:
+    def lend(layout: Layout, pages: int) -> Iterator[Check | Figure]:
+        # Needs what only servers need.
+        from swift_tiers.ops.gpu_proof.lending import PAGES, lend_on_cuda
+
+        yield from lend_on_cuda(layout, accelerator, Stopwatch(accelerator.device), min(pages, PAGES), seed)
+
+    return lend
 
 
 def chosen_layouts(names: str | None) -> tuple[Layout, ...]:
@@ -109,6 +124,7 @@ class Proof:
         most_seconds: float,
         *,
         serves: bool = True,
+        lends: Part | None = None,
         pages: int = speed.PAGES,
         ceiling_bytes: int = speed.CEILING_BYTES,
         clock: Callable[[], float] = time.monotonic,
@@ -119,6 +135,7 @@ class Proof:
         self._seed = seed
         self._cases = cases
         self._serves = serves
+        self._lends = lends
         self._pages = pages
         self._ceiling_bytes = ceiling_bytes
         self._clock = clock
@@ -144,6 +161,9 @@ class Proof:
                 partial(hidden.hidden, layout, self._accelerator, self._watch, on_host),
             )
 
+        if self._lends is not None:
+            layout = self._layouts[0]
+            self._part("lending", partial(self._lends, layout, self._room(layout)[0]))
         if self._serves:
             self._part("serving", serving.serving)
 
@@ -171,6 +191,8 @@ class Proof:
                     self._findings.figures.append(found)
         except ImportError as error:
             self._leave_out(name, f"{error.name} is not installed")
+        except LeftOutError as error:
+            self._leave_out(name, str(error))
         except torch.OutOfMemoryError:
             self._leave_out(name, "the device's memory did not suffice")
         finally:

@@ -11,6 +11,8 @@ import torch
 #: Work is repeated for so long, seconds, and so often, at least and at most.
 _LONG = 0.05
 _LEAST, _MOST = 5, 200
+#: Of a GPU's clock, at most: it is to sleep rather too long.
+_CYCLES_PER_SECOND = 2e9
 
 
 class Stopwatch:
@@ -39,6 +41,27 @@ class Stopwatch:
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1000
+
+    def device_seconds(self, work: Callable[[], object]) -> float:
+        """As `seconds`, of work that the host takes longer to prepare than the device to do: the device sleeps until
+        all of it is queued."""
+        if self.device.type != "cuda":
+            return self.seconds(work)
+        preparing = min(self._queueing(work) for _ in range(3))
+        cycles = int(2 * preparing * _CYCLES_PER_SECOND)
+
+        def once() -> float:
+            torch.cuda._sleep(cycles)
+            return self.once(work)
+
+        return statistics.median(once() for _ in range(_LEAST))
+
+    def _queueing(self, work: Callable[[], object]) -> float:
+        """Seconds until it is queued."""
+        torch.cuda.synchronize(self.device)
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
 
     def host_seconds(self, work: Callable[[], object]) -> float:
         """The same by the host's clock, of work that returns when it is done."""

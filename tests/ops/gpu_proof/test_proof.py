@@ -144,6 +144,10 @@ def test_lines_and_bounds() -> None:
     assert Figure("kernels", "a", 90.0, "GB/s", of=100.0, at_least=0.85).holds
     assert Figure("streaming", "a", 0.97, "", at_least=0.95).holds
     assert Figure("ceilings", "a", 90.0, "GB/s").holds is None
+    assert Figure("lending", "a", 50.0, "ms", at_most=50.0).holds
+    late = Figure("lending", "a", 51.0, "ms", at_most=50.0)
+    assert late.holds is False
+    assert "(<= 50)" in line(late)
     assert line(Check("gather", 3, "it differs")).startswith("WRONG")
     assert closing(Findings({}, [], [figure])) == 3
     assert closing(Findings({}, [Check("gather", 3)], [])) == 0
@@ -171,4 +175,4 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     assert main(["gpu-proof", "--layouts", "Qwen3-8B", "--cases", "7", "--out", str(tmp_path)]) in (0, 3)
     saved = json.loads((tmp_path / "results.json").read_text())
     assert not [check for check in saved["checks"] if check["failure"]]
-    assert set(saved["left_out"]) <= {"serving"}
+    assert set(saved["left_out"]) <= {"serving", "lending"}

@@ -1,0 +1,203 @@
+"""Two real processes that lend each other memory of a device that is none: what the proof finds, and that it finds it.
+
+Figures from here mean nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swift_tiers.ops.gpu_proof import borrower, lending, stopwatch
+from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, line
+from swift_tiers.ops.gpu_proof.layouts import Layout
+from swift_tiers.ops.gpu_proof.lending import Lending
+from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions
+from swift_tiers.ops.gpu_proof.proof import Proof
+from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
+
+from support.deferred_accelerator import DeferredAccelerator
+from support.fake_device import FakeDeviceMemory
+
+CPU = torch.device("cpu")
+SMALL = Layout("Small-1M", 2, 2, 8, 16, 32)
+CHILD = Path(__file__).parents[2] / "support" / "lending_donor_child.py"
+PAGES = 32
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch, "_LONG", 0.0)
+    monkeypatch.setattr(lending, "ROUNDS", 2)
+    monkeypatch.setattr(lending, "RECALLS", 3)
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    # Shorter than pytest's own directories: a socket's path is at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="swift-proof-") as found:
+        yield found
+
+
+def make(directory: str, memory: FakeDeviceMemory, manner: str = "honest") -> Lending:
+    command = [sys.executable, str(CHILD), manner]
+    return Lending(SMALL, DeferredAccelerator(0, locked=True), memory, Stopwatch(CPU), PAGES, 1, directory, command)
+
+
+def check_of(found: Iterator[Check | Figure], name: str) -> Check:
+    """The one of this name; what would come after it is not done."""
+    return next(one for one in found if isinstance(one, Check) and one.name == name)
+
+
+def children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def test_everything_is_found_and_nothing_is_left_behind(directory: str) -> None:
+    memory = FakeDeviceMemory("GPU-0")
+    before = children()
+    found = list(make(directory, memory).on_one_device(0))
+    checks = {one.name: one for one in found if isinstance(one, Check)}
+    assert {name: check.failure for name, check in checks.items() if check.failure} == {}
+    assert {name: check.cases for name, check in checks.items() if "returned" in name or "alone" in name} == {
+        "recalled memory is returned": 6,
+        "memory that came back is its donor's alone": 6,
+    }
+    assert checks["what is lent is read as it was stored"].cases == 2 * PAGES
+    assert set(checks) - {"recalled memory is returned", "memory that came back is its donor's alone"} == {
+        "what is lent is read as it was stored",
+        "no byte of a later owner is accepted",
+        "a donor that was killed is outlived, and its next life borrowed from",
+    }
+    figures = {one.name: one for one in found if isinstance(one, Figure)}
+    assert [(name, one.holds is None) for name, one in figures.items()] == [
+        ("borrow on one GPU", False),
+        ("pages stored, through host memory", True),
+        ("pages landed", True),
+        ("pages read to host memory", True),
+        ("recall until return", False),
+        ("leases over after their donor's death", True),
+    ]
+    assert all(one.value > 0 for one in figures.values())
+    assert memory.calls["attach"] > 3, "mapped to try it, to measure, for the borrower, for the next life"
+    assert memory.mapped == 0
+    assert children() == before
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("swift", "proof"))]
+
+
+def test_memory_that_is_overwritten_while_it_is_lent_is_found(directory: str) -> None:
+    found = make(directory, FakeDeviceMemory("GPU-0"), "careless").on_one_device(0)
+    failure = check_of(found, "no byte of a later owner is accepted").failure
+    assert failure.endswith("a page under a lease that lasted: corrupt: checksum")
+
+
+def test_memory_that_changes_after_it_came_back_is_found(directory: str) -> None:
+    found = make(directory, FakeDeviceMemory("GPU-0"), "leaky").on_one_device(0)
+    check = check_of(found, "memory that came back is its donor's alone")
+    assert (check.cases, check.failure) == (6, "2 runs were changed after their return")
+
+
+class Flipping(FakeDeviceMemory):
+    """One bit of all that is read to host memory is another."""
+
+    def _read(self, memory: torch.Tensor, pieces: np.ndarray, into: np.ndarray) -> None:
+        super()._read(memory, pieces, into)
+        into[7] ^= 1
+
+
+def test_a_wrong_byte_is_found_by_a_checksum(directory: str) -> None:
+    found = make(directory, Flipping("GPU-0")).on_one_device(0)
+    failure = check_of(found, "what is lent is read as it was stored").failure
+    assert failure == f"{PAGES} times: a page under a lease that lasted: corrupt: checksum"
+
+
+def test_a_wrong_byte_is_found_where_no_checksum_finds_it(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrower, "page_digest", lambda page: b"the same for all")
+    found = make(directory, Flipping("GPU-0")).on_one_device(0)
+    failure = check_of(found, "what is lent is read as it was stored").failure
+    assert failure == f"{PAGES} times: a page that was read is not what was stored there"
+
+
+def test_pages_that_landed_otherwise_are_found(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch = borrower.Landing.fetch
+
+    def spoil(landing: borrower.Landing, *what: object) -> None:
+        fetch(landing, *what)
+        landing.memory[:, 3] ^= 1
+
+    monkeypatch.setattr(borrower.Landing, "fetch", spoil)
+    monkeypatch.setattr(borrower.Landing, "digests", lambda landing, slots: [b"the same"] * len(slots))
+    found = make(directory, FakeDeviceMemory("GPU-0")).on_one_device(0)
+    failure = check_of(found, "what is lent is read as it was stored").failure
+    assert failure.endswith("a page that was landed is not what was stored there")
+
+
+def test_a_recall_that_takes_too_long_misses_the_bound(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing is returned before the tier does it by itself, near the bound.
+    monkeypatch.setattr(borrower.PeerTier, "give_up", lambda tier, key: None)
+    monkeypatch.setattr(lending, "RECALL_MS", 20.0)
+    found = make(directory, FakeDeviceMemory("GPU-0")).on_one_device(0)
+    figure = next(one for one in found if one.name == "recall until return")
+    assert isinstance(figure, Figure)
+    assert figure.holds is False
+    assert line(figure).startswith("MISSED recall until return")
+    assert "(<= 20) worst of 6" in line(figure)
+
+
+def test_from_another_device(directory: str) -> None:
+    memory = FakeDeviceMemory("GPU-0")
+    found = list(make(directory, memory).between_devices(1, 5e9))
+    assert [(one.name, bool(one.failure)) for one in found if isinstance(one, Check)] == [
+        ("what is lent is read as it was stored, from GPU 1", False)
+    ]
+    rate = found[0]
+    assert isinstance(rate, Figure)
+    assert (rate.name, rate.of, rate.holds) == ("borrow from GPU 1", 5.0, None)
+    assert memory.mapped == 0
+
+
+def test_a_device_that_is_not_reached_is_told(directory: str) -> None:
+    [check] = make(directory, FakeDeviceMemory("GPU-0", reaches=set())).between_devices(1, 5e9)
+    assert isinstance(check, Check)
+    assert check.name == "lending from GPU 1"
+    assert "does not reach" in check.failure
+
+
+def test_a_donor_that_does_not_start_is_told_in_its_words(directory: str) -> None:
+    broken = make(directory, FakeDeviceMemory("GPU-0"))
+    broken._command = [sys.executable, "-c", "import sys; sys.exit('no such GPU')"]
+    [check] = broken.on_one_device(0)
+    assert isinstance(check, Check)
+    assert check.failure == "the process that lends has ended by itself: no such GPU"
+
+
+def test_memory_that_cannot_be_exported_leaves_the_part_out(directory: str) -> None:
+    memory = FakeDeviceMemory("GPU-0")
+    memory.faults["export"] = "this driver exports no memory"
+    findings = Findings({})
+    proof = Proof(
+        DeferredAccelerator(0, locked=True), findings, [SMALL], 1, 1, 1e9, serves=False, pages=8, ceiling_bytes=2**16,
+        lends=lambda layout, pages: make(directory, memory).on_one_device(0),
+    )  # fmt: skip
+    proof.run()
+    assert findings.left_out == {"lending": "this driver exports no memory"}
+
+
+def test_the_pool_is_lent_as_a_server_would_cut_it() -> None:
+    options = DonorOptions("/tmp", "d", 0, planes=72, plane_bytes=32768, pages=512)
+    runs = list(options.runs())
+    assert (options.run_pages, options.lent_pages, len(runs)) == (8, 512, 64)
+    assert all(len(run) == 72 for run in runs)
+    lent = sorted((one.offset, one.offset + one.length) for run in runs for one in run)
+    assert lent[0][0] == 0
+    assert lent[-1][1] == 512 * 72 * 32768
+    assert all(end == start for (_, end), (start, _) in pairwise(lent))
