@@ -36,8 +36,11 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at whether the devices are still there.
 CHECK_INTERVAL = 1.0
-#: Longest wait for a completion, in seconds, before newly queued transfers are looked at.
+#: Longest wait for a completion, in seconds, before newly queued transfers are looked at ...
 REAP_TIMEOUT = 0.0005
+#: ... or, up to so long, for as long as the devices have been quiet: to look two thousand times a second at devices
+#: that answer a hundred times takes a twentieth of a core from whoever computes meanwhile.
+QUIET_REAP_TIMEOUT = 0.005
 #: How often devices that are out are asked, in seconds, whether they have answered after all.
 LATE_INTERVAL = 0.005
 #: How often closing looks, in seconds, whether there is still something to wait for.
@@ -80,6 +83,7 @@ class IoThread:
         self._next_tag = 0
         self._headers: list[np.ndarray] = []
         self._next_check = clock() + CHECK_INTERVAL
+        self._stirred = clock()  # when a device was last given something, or answered
         self._stopping = False
         self._given_up = False
         self.patience = Patience(stall_seconds, clock, self.complete, self._serve)
@@ -264,7 +268,7 @@ class IoThread:
             command.run()
         if self._flying:
             wait = answers and admitted is None and command is None
-            self.complete(self.array.reap(1, REAP_TIMEOUT) if wait else self.array.reap(0))
+            self.complete(self.array.reap(1, self._reap_timeout()) if wait else self.array.reap(0))
         if self._verified():
             self._settle_verified()
         self._call_back()
@@ -273,6 +277,10 @@ class IoThread:
             self.complete(self.array.reap(0))
         self._look_after_devices()
         return True
+
+    def _reap_timeout(self) -> float:
+        """Seconds to wait for a completion."""
+        return min(max(REAP_TIMEOUT, self._clock() - self._stirred), QUIET_REAP_TIMEOUT)
 
     def _serve(self) -> None:
         """What a round does for transfers, for a command that waits for devices; it hands completions to `complete`."""
@@ -305,6 +313,7 @@ class IoThread:
         return requests
 
     def _submit(self, requests: Sequence[Request]) -> None:
+        self._stirred = self._clock()
         try:
             self.array.submit(requests)
         except (OSError, ValueError):
@@ -361,6 +370,8 @@ class IoThread:
     def complete(self, completions: Sequence[Completion]) -> None:
         """Account for completions, verify what was read, end the transfers that have all their units."""
         now = self._clock()
+        if completions:
+            self._stirred = now
         ending: list[Transfer] = []
         unverified: list[ReadUnit] = []
         for tag, device, error in completions:

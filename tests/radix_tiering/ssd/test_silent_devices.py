@@ -442,3 +442,37 @@ def test_retiring_waits_for_no_device(silent) -> None:
     wait_for(lambda: one.array.swallowed)
     one.stripes.retire_namespace(one.rig.NAMESPACE)
     run_out()
+
+
+def test_devices_that_are_quiet_for_long_are_looked_at_less_and_less_often(silent) -> None:
+    """What answers a hundred times a second is not to be asked two thousand times."""
+    one = silent(devices=1)
+    pages = [one.rig.put(one.stripes, number) for number in range(2)]
+    waits: list[float] = []
+    reap = one.array.reap
+
+    def noted(at_least: int, timeout: float | None = None):
+        if at_least and timeout is not None and len(waits) < 20:
+            waits.append(timeout)
+            one.clock.now += timeout
+        return reap(at_least, 0.001)
+
+    one.array.silence(0, Operation.READ)
+    one.array.reap = noted
+    outcomes: list[ReadOutcome] = []
+    buffers = [one.read(pages[0], outcomes)]
+    wait_for(lambda: len(waits) > 12)
+    assert waits[:2] == [pytest.approx(0.0005), pytest.approx(0.0005)]
+    assert waits == sorted(waits)
+    assert max(waits) == 0.005
+    del waits[:]
+    one.array.answer()
+    wait_for(lambda: outcomes)
+    one.array.silence(0, Operation.READ)
+    del waits[:]
+    buffers.append(one.read(pages[1], outcomes))
+    wait_for(lambda: waits)
+    assert waits[0] == pytest.approx(0.0005), "what was given something new is asked soon again"
+    one.array.answer()
+    wait_for(lambda: len(outcomes) == len(buffers))
+    assert outcomes == [ReadOutcome.OK] * 2
