@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.config import PeerConfig
 from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.landing import Landing
 from swift_tiers.radix_tiering.leases import LeaseKey
-from swift_tiers.radix_tiering.page import page_digest
+from swift_tiers.radix_tiering.page import page_digest, round_up
 from swift_tiers.radix_tiering.peer import PeerTier
 from swift_tiers.radix_tiering.peer_memory import PeerPlace
 from swift_tiers.radix_tiering.ssd import ReadOutcome
@@ -30,6 +30,8 @@ from swift_tiers.radix_tiering.ssd import ReadOutcome
 _KNOWN = 96
 #: Asked for at a time.
 _DEPTH = 32
+#: Of landing memory: no less than that of its slots.
+_ALIGNMENT = 4096
 #: Seconds, a guard against hanging.
 PATIENCE = 30.0
 
@@ -60,7 +62,7 @@ class KnowingBorrower:
     def __init__(self, accelerator: Accelerator, memory: DeviceMemory, page_bytes: int, seed: int) -> None:
         """Raises ArenaError."""
         self.known = KnownPages(accelerator.device, page_bytes, seed)
-        self._landing = Landing(accelerator, page_bytes, (_DEPTH + 2) * (page_bytes + 512))
+        self._landing = Landing(accelerator, page_bytes, (_DEPTH + 1) * round_up(page_bytes, _ALIGNMENT))
         self.tier = PeerTier(
             "proof-borrower",
             page_bytes,
@@ -128,8 +130,10 @@ class KnowingBorrower:
         LendingError."""
         before = self.pages_read
         for place in list(self._held):
-            if not self._read(place, land=land):
-                raise LendingError(f"a page cannot be landed: {self._reasons() or 'its memory is not mapped here'}")
+            while not self._read(place, land=land):
+                if not self._asked:
+                    raise LendingError(f"a page cannot be landed: {self._reasons() or 'its memory is not mapped here'}")
+                self._take(PATIENCE)
             self._keep_depth()
         self.settle()
         return self.pages_read - before
@@ -226,7 +230,7 @@ class KnowingBorrower:
         else:
             landed = self._landing.memory[answer.slot, : self._page_bytes]
             same = torch.equal(landed, self.known.device[answer.page])
-            self.tier.leave(answer.slot)
+            self._landing.give_back(answer.slot)
         if not same:
             self.wrong.append(f"a page that was {answer.what} is not what was stored there")
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CudaAccelerator
-from swift_tiers.ops.gpu_proof import hidden, right, serving, speed
+from swift_tiers.ops.gpu_proof import hidden, right, serving, sglang_kernels, speed
 from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, LeftOutError, line
 from swift_tiers.ops.gpu_proof.layouts import LAYOUTS, Layout
 from swift_tiers.ops.gpu_proof.options import ProofError
@@ -155,12 +155,14 @@ class Proof:
                 continue
             around = (layout, self._accelerator, best, self._watch)
             self._part(f"kernels, {layout.name}", partial(speed.kernels, *around, on_device))
+            if layout is self._layouts[0]:
+                beside = partial(sglang_kernels.beside_sglang, layout, self._accelerator, self._watch)
+                self._part(f"SGLang's kernels, {layout.name}", partial(beside, on_device, on_host))
             self._part(f"transfers, {layout.name}", partial(speed.transfers, *around, on_host))
             self._part(
                 f"streaming, {layout.name}",
                 partial(hidden.hidden, layout, self._accelerator, self._watch, on_host),
             )
-
         if self._lends is not None:
             layout = self._layouts[0]
             self._part("lending", partial(self._lends, layout, self._room(layout)[0]))
@@ -190,7 +192,7 @@ class Proof:
                 else:
                     self._findings.figures.append(found)
         except ImportError as error:
-            self._leave_out(name, f"{error.name} is not installed")
+            self._leave_out(name, f"{error.name} is not installed" if error.name else str(error).splitlines()[0])
         except LeftOutError as error:
             self._leave_out(name, str(error))
         except torch.OutOfMemoryError:

@@ -25,6 +25,7 @@ from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions
 from swift_tiers.ops.gpu_proof.proof import Proof
 from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
 
+from support import fake_sgl_kernel
 from support.deferred_accelerator import DeferredAccelerator
 from support.fake_device import FakeDeviceMemory
 
@@ -180,7 +181,8 @@ def test_a_donor_that_does_not_start_is_told_in_its_words(directory: str) -> Non
     assert check.failure == "the process that lends has ended by itself: no such GPU"
 
 
-def test_memory_that_cannot_be_exported_leaves_the_part_out(directory: str) -> None:
+def test_memory_that_cannot_be_exported_leaves_the_part_out(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_sgl_kernel.install(monkeypatch)
     memory = FakeDeviceMemory("GPU-0")
     memory.faults["export"] = "this driver exports no memory"
     findings = Findings({})

@@ -20,7 +20,10 @@ from swift_tiers.ops.gpu_proof import hidden, right
 from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, line, picture
 from swift_tiers.ops.gpu_proof.layouts import Layout
 from swift_tiers.ops.gpu_proof.proof import Proof, closing, facts
+from swift_tiers.ops.gpu_proof.sglang_kernels import beside_sglang
+from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
 
+from support import fake_sgl_kernel
 from support.deferred_accelerator import DeferredAccelerator
 
 CPU = torch.device("cpu")
@@ -40,6 +43,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(stopwatch, "_LONG", 0.0)
     monkeypatch.setattr(hidden, "CHUNK", 4)
+    if not torch.cuda.is_available():
+        fake_sgl_kernel.install(monkeypatch)
 
 
 def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -48,6 +53,7 @@ def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path
     assert not findings.left_out
     assert [check.name for check in findings.checks] == [
         "gather", "scatter", "digest", "codec e4m3", "codec int8", "codec int4",
+        "Small-1M: SGLang's kernels copy what ours do",
     ]  # fmt: skip
     assert not findings.wrong, findings.wrong
     names = {figure.name for figure in findings.figures}
@@ -58,6 +64,8 @@ def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path
         assert f"Small-1M, layer-first: {what}" in names
     for what in ("load, neighbours", "load, scattered", "store, neighbours", "store, scattered"):
         assert f"Small-1M: {what}" in names
+    for what in ("gather, all layers", "scatter, one layer", "scatter, one layer from page-locked memory"):
+        assert {f"Small-1M: {what}: SGLang's, {blocks}" for blocks in ("2 blocks", "all blocks")} <= names
     assert any(figure.part == "streaming" for figure in findings.figures)
     said = capsys.readouterr().out.splitlines()
     assert all(any(line(found) == one for one in said) for found in [*findings.checks, *findings.figures])
@@ -120,7 +128,7 @@ def test_what_begins_too_late_is_left_out_and_said_to_be() -> None:
     assert findings.checks
     assert [figure.part for figure in findings.figures] == ["ceilings"] * 4
     assert findings.left_out == {
-        f"{part}, Small-1M": "no time was left" for part in ("kernels", "transfers", "streaming")
+        f"{part}, Small-1M": "no time was left" for part in ("kernels", "SGLang's kernels", "transfers", "streaming")
     }
 
 
@@ -134,6 +142,35 @@ def test_what_needs_more_than_torch_and_triton_is_left_out_where_that_is_absent(
     findings = Findings(facts(CPU))
     proof(findings, cases=1).run()
     assert findings.left_out == {"transfers, Small-1M": "xxhash is not installed"}
+
+
+def test_sglang_kernels_that_copy_something_else_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fake_sgl_kernel.install(monkeypatch)
+    for name, failure in (
+        ("transfer_kv_all_layer_mla_lf_pf", "gathered pages differ"),
+        ("transfer_kv_per_layer_mla_pf_lf", "scattered pages differ"),
+    ):
+        with monkeypatch.context() as broken:
+            right_one = getattr(module, name)
+
+            def wrong(dst: torch.Tensor, right_one: Any = right_one, **others: Any) -> None:
+                right_one(dst=dst, **others)
+                dst.view(torch.uint8).view(-1)[0] ^= 1
+
+            broken.setattr(module, name, wrong)
+            found = next(beside_sglang(SMALL, DeferredAccelerator(0, locked=True), Stopwatch(CPU), 8, 8))
+        assert isinstance(found, Check)
+        assert found.failure == failure
+
+
+def test_sglang_kernels_that_cannot_be_loaded_are_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(*_: object) -> None:
+        raise ImportError("no library for this GPU\nand much more")
+
+    monkeypatch.setattr("importlib.import_module", cannot)
+    findings = Findings({})
+    proof(findings, cases=1).run()
+    assert findings.left_out == {"SGLang's kernels, Small-1M": "no library for this GPU"}
 
 
 def test_lines_and_bounds() -> None:
@@ -175,4 +212,4 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     assert main(["gpu-proof", "--layouts", "Qwen3-8B", "--cases", "7", "--out", str(tmp_path)]) in (0, 3)
     saved = json.loads((tmp_path / "results.json").read_text())
     assert not [check for check in saved["checks"] if check["failure"]]
-    assert set(saved["left_out"]) <= {"serving", "lending"}
+    assert set(saved["left_out"]) <= {"serving", "lending", "SGLang's kernels, Qwen3-8B"}
