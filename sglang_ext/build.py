@@ -249,7 +249,7 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
             raise ConfigError(f"ssd: {error}") from None
 
 
-def check_donor(config: TiersConfig, *, tensor_size: int, page_size: int) -> None:
+def check_donor(config: TiersConfig, *, tensor_size: int, page_size: int, memory_saver: bool) -> None:
     """Raise ConfigError where `peer.donate` is set and this server is of a kind that cannot lend so far."""
     if not config.peer.donate:
         return
@@ -257,8 +257,13 @@ def check_donor(config: TiersConfig, *, tensor_size: int, page_size: int) -> Non
 
     from swift_tiers.sglang_ext.cpu_platform import PortableCpuPlatform
 
-    if not isinstance(current_platform, PortableCpuPlatform):
-        raise ConfigError("peer.donate: is supported on the portable CPU platform only so far; remove it")
+    on_cpu = isinstance(current_platform, PortableCpuPlatform)
+    if not on_cpu and not current_platform.is_cuda():
+        raise ConfigError("peer.donate: is supported on NVIDIA GPUs and the portable CPU platform only; remove it")
+    if not on_cpu and config.peer.pool_layout == "block-major":
+        raise ConfigError("peer.pool_layout: block-major is supported on the portable CPU platform only; remove it")
+    if memory_saver:
+        raise ConfigError("peer.donate: cannot be combined with --enable-memory-saver, which takes the pool away")
     if tensor_size > 1:
         raise ConfigError("peer.donate: is supported with --tp-size 1 only so far; use --dp-size, or remove it")
     if page_size == 1:

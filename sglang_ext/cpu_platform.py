@@ -79,7 +79,7 @@ class PortableCpuPlatform(CpuSRTPlatform):
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         """Where memory is lent, a pool that others can map; else SGLang's."""
-        peer = _peer_config()
+        peer = peer_config()
         if kind != "mha" or peer is None or not peer.donate:
             return None
         from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool, SharedKVPool
@@ -88,7 +88,7 @@ class PortableCpuPlatform(CpuSRTPlatform):
 
     def get_paged_allocator_cls(self) -> type | None:
         """Where memory is lent, an allocator that can; else SGLang's."""
-        peer = _peer_config()
+        peer = peer_config()
         if peer is None or not peer.donate:
             return None
         from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
@@ -103,7 +103,7 @@ class PortableCpuPlatform(CpuSRTPlatform):
         cpu_attention.register(import_registry=True)
 
 
-def _peer_config() -> Any:
+def peer_config() -> Any:
     """The section `peer` of this server's configuration; None without tiers."""
     from sglang.srt.runtime_context import get_memory
 

@@ -29,9 +29,9 @@ def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
     """
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool, SharedKVPool
+    from swift_tiers.sglang_ext.shared_pool import LentKVPool
 
-    if type(kvcache) not in (MHATokenToKVPool, SharedKVPool, BlockMajorKVPool):
+    if type(kvcache) is not MHATokenToKVPool and not isinstance(kvcache, LentKVPool):
         raise ConfigError(
             f"--enable-swift-tiers: the model's KV pool is a {type(kvcache).__name__}; "
             "only plain multi-head and grouped-query attention (MHATokenToKVPool) is supported: remove the flag"

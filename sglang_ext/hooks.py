@@ -159,6 +159,35 @@ def after_prefill_adder_class(adder: Any, self: Any) -> Any:
     return RestoringAdder
 
 
+def around_kv_pool_class(original: Any, self: Any, *, kind: str, default: type) -> Any:
+    """On a GPU whose memory is lent, a pool that others can map. (On the CPU it is the platform that says so.)"""
+    chosen = original(self, kind=kind, default=default)
+    if kind != "mha" or chosen is not default or not _lends_gpu():
+        return chosen
+    from swift_tiers.sglang_ext.shared_pool import device_pool_class
+
+    return device_pool_class(default)
+
+
+def around_paged_allocator_class(original: Any, self: Any) -> Any:
+    """With that pool, an allocator that can lend."""
+    chosen = original(self)
+    if chosen is not None or not _lends_gpu():
+        return chosen
+    from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+
+    return LendingAllocator
+
+
+def _lends_gpu() -> bool:
+    from sglang.srt.platforms import current_platform
+
+    from swift_tiers.sglang_ext.cpu_platform import peer_config
+
+    peer = peer_config() if current_platform.is_cuda() else None
+    return peer is not None and bool(peer.donate)
+
+
 def around_forward(original: Any, self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """One forward: of a restore that is computed layer by layer as far as it has to be, of all others as ever."""
     layer_wise = getattr(self, "swift_layer_wise", None)
@@ -307,6 +336,20 @@ def donor_hooks() -> tuple[Hook, ...]:
             after_add_one_req,
             ("self", "req", "has_chunked_req", "truncation_align_size"),
             "take memory back when SGLang finds no room for a request, whatever we have reckoned",
+        ),
+        Hook(
+            "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._resolve_kv_pool_class",
+            HookType.AROUND,
+            around_kv_pool_class,
+            ("self", "kind", "default"),
+            "lend memory of a GPU: a platform may choose the pool, but one of ours for CUDA would replace SGLang's own",
+        ),
+        Hook(
+            "sglang.srt.platforms.interface.SRTPlatform.get_paged_allocator_cls",
+            HookType.AROUND,
+            around_paged_allocator_class,
+            ("self",),
+            "lend memory of a GPU: SGLang's own platform for CUDA has no allocator to offer",
         ),
     )
 

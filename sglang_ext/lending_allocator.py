@@ -1,6 +1,7 @@
 """SGLang's page allocator with free spans kept together, and pages that are lent out of it.
 
-The platform hands it to SGLang (`get_paged_allocator_cls`). While nobody borrows it is SGLang's own: no spans are kept.
+The platform hands it to SGLang (`get_paged_allocator_cls`), or on a GPU a hook does; there SGLang's list is on the
+device, and what is kept here is not. While nobody borrows it is SGLang's own: no spans are kept.
 """
 
 from __future__ import annotations
@@ -69,11 +70,15 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
     def _gather(self) -> None:
         if self._spans is not None:
             self.merge_and_sort_free()
-            self.free_pages = torch.from_numpy(self._spans.gather(self.free_pages.numpy()))
+            self.free_pages = self._list_of(self._spans.gather(self.free_pages.cpu().numpy()))
+
+    def _list_of(self, pages: np.ndarray) -> torch.Tensor:
+        """Pages as SGLang keeps them."""
+        return torch.from_numpy(pages).to(self.device)
 
     def _append(self, pages: np.ndarray) -> None:
         if len(pages):
-            self.free_pages = torch.cat((self.free_pages, torch.from_numpy(pages)))
+            self.free_pages = torch.cat((self.free_pages, self._list_of(pages)))
 
     def _refill(self, pages: int) -> None:
         """Have so many in the list, if they are there at all."""
@@ -89,7 +94,7 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
 
     def get_all_free_pages(self) -> torch.Tensor:
         free: torch.Tensor = super().get_all_free_pages()
-        return free if self._spans is None else torch.cat((free, torch.from_numpy(self._spans.all_pages())))
+        return free if self._spans is None else torch.cat((free, self._list_of(self._spans.all_pages())))
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         self._refill(need_size // self.page_size)
@@ -119,7 +124,7 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
     def clear(self) -> None:
         super().clear()
         if self._lent:
-            self.free_pages = self.free_pages[~torch.isin(self.free_pages, torch.from_numpy(self.lent_pages()))]
+            self.free_pages = self.free_pages[~torch.isin(self.free_pages, self._list_of(self.lent_pages()))]
         if self._spans is not None:
             self._spans = FreeSpans(self._spans.span_pages)
             self._gather()

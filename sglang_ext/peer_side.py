@@ -16,8 +16,10 @@ import torch
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.redis_server import socket_path
 from swift_tiers.radix_tiering.config import TiersConfig
+from swift_tiers.radix_tiering.donation.arena import ArenaError
 from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.donation.bounds import donation_bounds
+from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.donation.extents import PoolLayout
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.landing import Landing
@@ -30,7 +32,8 @@ from swift_tiers.radix_tiering.leases.timing import lease_timing
 from swift_tiers.radix_tiering.peer import PeerTier
 from swift_tiers.sglang_ext.device_pool import DevicePool
 from swift_tiers.sglang_ext.donation import Donation
-from swift_tiers.sglang_ext.shared_pool import SharedKVPool
+from swift_tiers.sglang_ext.gpu_memory import gpu_memory
+from swift_tiers.sglang_ext.shared_pool import LentKVPool
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class PeerSide:
         self._server: ArenaServer | None = None
         self._layout: PoolLayout | None = None
         if donation_bounds(peer.donate) is not None:
-            if not isinstance(kvcache, SharedKVPool):
+            if not isinstance(kvcache, LentKVPool):
                 raise ConfigError(f"peer.donate: a {type(kvcache).__name__} cannot be lent so far; remove peer.donate")
             self._layout = kvcache.layout
             try:
@@ -64,7 +67,7 @@ class PeerSide:
                 self.close()
                 raise
 
-    def _listen(self, directory: Path, kvcache: SharedKVPool) -> None:
+    def _listen(self, directory: Path, kvcache: LentKVPool) -> None:
         assert kvcache.layout.page_bytes == self._page_bytes
         address = ipc_address(directory, self.name)
         timing = lease_timing(self._peer.term, self._peer.recall_bound)
@@ -83,10 +86,26 @@ class PeerSide:
     def borrow(self, fingerprint: Callable[[np.ndarray], bytes]) -> PeerTier | None:
         """The peer tier of a rank that borrows; `fingerprint` is the checksum of a page. Raises ArenaError."""
         if self._peer.borrow:
+            device = self._device()
             self.tier = PeerTier(
-                self.name, self._page_bytes, self._peer, fingerprint=fingerprint, landing=self._landing()
+                self.name,
+                self._page_bytes,
+                self._peer,
+                fingerprint=fingerprint,
+                landing=self._landing() if device is not None else None,
+                device=device,
             )
         return self.tier
+
+    def _device(self) -> DeviceMemory | None:
+        """For which memory of donors' GPUs is mapped; None: for none."""
+        if self._accelerator is None:
+            return None
+        try:
+            return gpu_memory(self._accelerator.device)
+        except ArenaError as error:
+            logger.warning("swift-tiers: peer.borrow: from servers that lend memory of GPUs nothing comes: %s", error)
+            return None
 
     def _landing(self) -> Landing | None:
         """Where pages come straight from donors' devices; None: they all come through host memory."""

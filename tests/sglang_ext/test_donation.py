@@ -22,6 +22,7 @@ from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.peer import PeerTier
 from swift_tiers.radix_tiering.ssd import ReadOutcome
 
+from support.fake_device import FakeDeviceMemory
 from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess
 
@@ -183,13 +184,16 @@ class Busy:
 @contextmanager
 def borrower(scheduler: SchedulerProcess, name: str = "borrower", page_bytes: int | None = None) -> Iterator[PeerTier]:
     known = scheduler(facts)
-    tier = PeerTier(name, page_bytes or known["page_bytes"], PeerConfig(borrow=True))
+    device = FakeDeviceMemory("GPU-b")
+    tier = PeerTier(name, page_bytes or known["page_bytes"], PeerConfig(borrow=True), device=device)
     try:
         tier.want(2**40)
         tier.neighbours({known["name"]: known["address"]})
         yield tier
     finally:
         tier.close()
+    assert device.mapped == 0
+    assert (device.calls["attach"] > 0) == (known["pool"] == "DeviceKVPool")
 
 
 def write(tier: PeerTier, data: np.ndarray):
@@ -211,8 +215,9 @@ def read(tier: PeerTier, place, data: np.ndarray) -> tuple[ReadOutcome, bool]:
     return done[0], bool((into == data).all())
 
 
-@pytest.fixture(scope="module", params=["layer-major", "block-major"])
+@pytest.fixture(scope="module", params=["layer-major", "block-major", "device"])
 def layout(request) -> str:
+    """Of the donor's pool. "device": layer-major, in memory of a GPU, which is a fake here."""
     return request.param
 
 
@@ -225,14 +230,17 @@ def scheduler(layout, tmp_path_factory) -> Iterator[SchedulerProcess]:
     config = {
         "host": {"size": "4MiB"},
         "bus": {"directory": str(bus), "server": "donor"},
-        "peer": {"donate": "0..90%", "window": "300ms", "pool_layout": layout},
+        "peer": {"donate": "0..90%", "window": "300ms"},
     }
+    if layout == "block-major":
+        config["peer"]["pool_layout"] = layout
     arguments = [
         "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32",
         "--max-total-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8", "--chunked-prefill-size", "512",
         "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
     ]  # fmt: skip
-    with SchedulerProcess(arguments) as process:
+    prepare = "support.fake_device.lend_a_gpu" if layout == "device" else ""
+    with SchedulerProcess(arguments, prepare=prepare) as process:
         yield process
         process(close)
 
@@ -245,7 +253,8 @@ def expected(scheduler) -> list[list[int]]:
 
 def test_the_pool_lies_in_shared_memory_as_configured(scheduler, layout) -> None:
     known = scheduler(facts)
-    assert known["pool"] == {"layer-major": "SharedKVPool", "block-major": "BlockMajorKVPool"}[layout]
+    kinds = {"layer-major": "SharedKVPool", "block-major": "BlockMajorKVPool", "device": "DeviceKVPool"}
+    assert known["pool"] == kinds[layout]
     assert Path(known["address"].removeprefix("ipc://")).is_socket()
 
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from swift_tiers.radix_tiering.config import PeerConfig, parse_config
+from swift_tiers.radix_tiering.donation.arena import ArenaError
 from swift_tiers.radix_tiering.landing import Landing
 from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.peer import PeerTier
 from swift_tiers.radix_tiering.units import Size
+from swift_tiers.sglang_ext import peer_side as peer_side_module
 from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
 from swift_tiers.sglang_ext.loads import Load, Loader
 from swift_tiers.sglang_ext.peer_side import PeerSide
@@ -56,7 +58,7 @@ def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, 
     landing = Landing(accelerator, nbytes, (landing_pages + 1) * nbytes)
     donor = LocalDonor(directory, pages=16, page_bytes=nbytes, planes=2, device=FakeDeviceMemory("GPU-a"))
     tier = PeerTier("b", nbytes, PeerConfig(borrow=True), device=FakeDeviceMemory("GPU-b"), landing=landing)
-    stack = make_stack(host_pages=2 * PAGES, lent=tier, space=namespace(geometry=pool.geometry))
+    stack = make_stack(host_pages=2 * PAGES, lent=tier, landing=landing, space=namespace(geometry=pool.geometry))
     pool.landing = landing.memory
     tier.neighbours({"d": donor.address})
     keys = chain(*range(PAGES))
@@ -88,6 +90,12 @@ def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, 
     donor.close()
 
 
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What maps the memory of donors' GPUs."""
+    monkeypatch.setattr(peer_side_module, "gpu_memory", lambda device: FakeDeviceMemory())
+
+
 def peer_side(accelerator, landing: int) -> PeerSide:
     config = parse_config({"peer": {"borrow": True, "landing": Size(landing)}, "bus": {"server": "s"}})
     pool = SimpleNamespace(geometry=SimpleNamespace(page_bytes=4096), accelerator=accelerator)
@@ -116,5 +124,20 @@ def test_a_device_without_room_for_it_is_told_and_does_without(caplog) -> None:
     try:
         assert side.borrow(page_digest).landing is None
         assert "--mem-fraction-static" in caplog.text
+    finally:
+        side.close()
+
+
+def test_a_gpu_that_maps_no_others_memory_is_told_and_takes_none_of_its_own(monkeypatch, caplog) -> None:
+    def refuse(device: torch.device) -> None:
+        raise ArenaError("cuda-bindings is missing; install it")
+
+    monkeypatch.setattr(peer_side_module, "gpu_memory", refuse)
+    side = peer_side(DeferredAccelerator(0, locked=True), 2**20)
+    try:
+        assert side.borrow(page_digest).landing is None
+        assert (
+            "peer.borrow: from servers that lend memory of GPUs nothing comes: cuda-bindings is missing" in caplog.text
+        )
     finally:
         side.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from swift_tiers.radix_tiering.donation.extents import Span
 from swift_tiers.radix_tiering.errors import ConfigError
 
+from support.fake_device import FakeDeviceMemory
+
 SIZE, PAGE, LAYERS, HEADS, DIM = 160, 4, 3, 2, 8
 
 
@@ -23,12 +27,27 @@ def sglang() -> None:
     import sglang.srt.managers.scheduler  # noqa: F401 - before its parts, which import each other
 
 
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDeviceMemory:
+    """The memory that a `DeviceKVPool` is of."""
+    from swift_tiers.sglang_ext import shared_pool
+
+    found = FakeDeviceMemory()
+    monkeypatch.setattr(shared_pool, "gpu_memory", lambda device: found)
+    return found
+
+
 def pool(kind: str, **options: Any) -> Any:
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool, SharedKVPool
+    from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool, DeviceKVPool, SharedKVPool
 
-    kinds = {"own": MHATokenToKVPool, "layer-major": SharedKVPool, "block-major": BlockMajorKVPool}
+    kinds = {
+        "own": MHATokenToKVPool,
+        "layer-major": SharedKVPool,
+        "block-major": BlockMajorKVPool,
+        "device": DeviceKVPool,
+    }
     fields = {
         "page_size": PAGE,
         "dtype": torch.float32,
@@ -39,7 +58,7 @@ def pool(kind: str, **options: Any) -> Any:
         "enable_memory_saver": False,
         **options,
     }
-    return kinds[kind](SIZE, **fields)
+    return kinds[kind](fields.pop("size", SIZE), **fields)
 
 
 def fill(kvcache: Any, seed: int = 0) -> None:
@@ -48,7 +67,7 @@ def fill(kvcache: Any, seed: int = 0) -> None:
         buffer.copy_(torch.randn(buffer.shape, generator=generator))
 
 
-@pytest.mark.parametrize("layout", ["layer-major", "block-major"])
+@pytest.mark.parametrize("layout", ["layer-major", "block-major", "device"])
 def test_it_reads_and_writes_as_sglangs_own(layout: str) -> None:
     own, shared = pool("own"), pool(layout)
     assert all(not buffer.any() for buffer in [*shared.k_buffer, *shared.v_buffer])
@@ -64,15 +83,16 @@ def test_it_reads_and_writes_as_sglangs_own(layout: str) -> None:
     assert own.get_kv_size_bytes() == shared.get_kv_size_bytes()
 
 
-@pytest.mark.parametrize("layout", ["layer-major", "block-major"])
+@pytest.mark.parametrize("layout", ["layer-major", "block-major", "device"])
 def test_a_pages_extents_are_the_bytes_of_its_rows_and_of_no_others(layout: str) -> None:
     shared = pool(layout)
     fill(shared)
     assert shared.layout.page_bytes == 2 * LAYERS * PAGE * HEADS * DIM * 4
     before = [buffer.clone() for buffer in [*shared.k_buffer, *shared.v_buffer]]
+    whole = shared.arena.memory if layout == "device" else shared.arena.array
     for extent in shared.layout.extents([Span(3, 2), Span(8, 1)]):
         assert extent.buffer == 0
-        shared.arena.array[extent.offset : extent.offset + extent.length] = 0
+        whole[extent.offset : extent.offset + extent.length] = 0
     lent = torch.zeros(SIZE + PAGE, dtype=torch.bool)
     lent[3 * PAGE : 5 * PAGE] = lent[8 * PAGE : 9 * PAGE] = True
     for buffer, old in zip([*shared.k_buffer, *shared.v_buffer], before, strict=True):
@@ -87,7 +107,7 @@ def test_pages_are_copied_out_and_in_alike_from_both_layouts(pages: list[int], r
 
     slots = random.sample(range(20), len(pages))
     slabs = []
-    for layout in ("own", "layer-major", "block-major"):
+    for layout in ("own", "layer-major", "block-major", "device"):
         kvcache = pool(layout)
         fill(kvcache)
         device = open_device_pool(kvcache, PAGE)
@@ -114,13 +134,133 @@ def test_pages_are_copied_out_and_in_alike_from_both_layouts(pages: list[int], r
                 assert torch.equal(buffer[~back], meanwhile[~back])
     assert (slabs[0] == slabs[1]).all()
     assert (slabs[0] == slabs[2]).all()
+    assert (slabs[0] == slabs[3]).all()
 
 
-def test_what_cannot_be_lent_is_refused() -> None:
+@pytest.mark.parametrize("layout", ["layer-major", "device"])
+@pytest.mark.parametrize(("heads", "size"), [(2, 160), (1, 36), (3, 4)])
+def test_values_lie_whole_pages_behind_the_keys_of_their_layer_as_in_sglangs_own(
+    layout: str, heads: int, size: int
+) -> None:
+    """Attention kernels that are given one base reach V by an offset in pages."""
+    own, shared = pool("own", head_num=heads, size=size), pool(layout, head_num=heads, size=size)
+    for layer in range(LAYERS):
+        apart = [one.v_buffer[layer].data_ptr() - one.k_buffer[layer].data_ptr() for one in (own, shared)]
+        assert apart[0] == apart[1]
+        assert apart[1] % (PAGE * heads * DIM * 4) == 0
+        assert shared.k_buffer[layer].data_ptr() % 4096 == 0
+        assert shared.k_buffer[layer].stride() == own.k_buffer[layer].stride()
+        assert shared.k_buffer[layer].is_contiguous()
+
+
+def test_a_pool_on_a_gpu_is_one_allocation_that_others_can_map(gpu: FakeDeviceMemory) -> None:
+    shared = pool("device")
+    fill(shared)
+    assert gpu.calls == {"export": 1}
+    assert (shared.arena.kind, shared.arena.device) == ("cuda", "GPU-a")
+    other = FakeDeviceMemory("GPU-b")
+    mapped = other.attach(shared.arena.fd, shared.arena.size)
+    (extent, *_) = shared.layout.extents([Span(7, 1)])
+    page = mapped[extent.offset : extent.offset + extent.length].view(torch.float32).view(PAGE, HEADS, DIM)
+    assert torch.equal(page, shared.k_buffer[0][7 * PAGE : 8 * PAGE])
+    other.release(mapped)
+
+
+def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt import platforms
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+
+    from swift_tiers.radix_tiering.config import parse_config
+    from swift_tiers.sglang_ext import cpu_platform, hooks
+    from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+    from swift_tiers.sglang_ext.shared_pool import DeviceKVPool
+
+    class PageMajor(MHATokenToKVPool):
+        pass
+
+    class Other(MHATokenToKVPool):
+        pass
+
+    def chosen(kind: str = "mha", default: type = MHATokenToKVPool, by_platform: type | None = None) -> type:
+        return hooks.around_kv_pool_class(
+            lambda self, *, kind, default: by_platform or default, None, kind=kind, default=default
+        )
+
+    def allocator(by_platform: type | None = None) -> type | None:
+        return hooks.around_paged_allocator_class(lambda self: by_platform, None)
+
+    for donate, is_cuda in ((False, True), (True, False), (None, True)):
+        peer = None if donate is None else parse_config({"peer": {"donate": donate}}).peer
+        monkeypatch.setattr(cpu_platform, "peer_config", lambda peer=peer: peer)
+        monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cuda=lambda is_cuda=is_cuda: is_cuda))
+        assert chosen() is MHATokenToKVPool
+        assert chosen(default=PageMajor) is PageMajor
+        assert allocator() is None
+    monkeypatch.setattr(cpu_platform, "peer_config", lambda: parse_config({"peer": {"donate": "0..50%"}}).peer)
+    monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    assert chosen() is DeviceKVPool
+    assert allocator() is LendingAllocator
+    assert chosen("mla", MLATokenToKVPool) is MLATokenToKVPool
+    assert chosen(by_platform=Other) is Other
+    assert allocator(Other) is Other
+    with pytest.raises(ConfigError, match=r"peer\.donate: a PageMajor cannot be lent"):
+        chosen(default=PageMajor)
+
+
+def test_both_hooks_are_on_sglang_as_it_is() -> None:
+    from swift_tiers.sglang_ext.hooks import around_kv_pool_class, around_paged_allocator_class, check_hook, donor_hooks
+
+    ours = [hook for hook in donor_hooks() if hook.function in (around_kv_pool_class, around_paged_allocator_class)]
+    assert len(ours) == 2
+    for hook in ours:
+        check_hook(hook)
+
+
+@pytest.mark.parametrize(
+    ("platform", "refused"),
+    [
+        ({}, None),
+        ({"layout": "block-major"}, "peer.pool_layout: block-major is supported on the portable CPU platform only"),
+        ({"saver": True}, "peer.donate: cannot be combined with --enable-memory-saver"),
+        ({"tensor": 2}, "peer.donate: is supported with --tp-size 1 only"),
+        ({"page": 1}, "peer.donate: needs pages of several tokens"),
+        ({"cuda": False}, "peer.donate: is supported on NVIDIA GPUs and the portable CPU platform only"),
+    ],
+)
+def test_what_a_server_on_a_gpu_cannot_lend_is_told_before_anything_is_loaded(
+    platform: dict[str, Any], refused: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt import platforms
+
+    from swift_tiers.radix_tiering.config import parse_config
+    from swift_tiers.sglang_ext.build import check_donor
+
+    here = SimpleNamespace(is_cuda=lambda: platform.get("cuda", True))
+    monkeypatch.setattr(platforms, "current_platform", here)
+    config = parse_config({"peer": {"donate": True, "pool_layout": platform.get("layout", "layer-major")}})
+
+    def check() -> None:
+        check_donor(
+            config,
+            tensor_size=platform.get("tensor", 1),
+            page_size=platform.get("page", 16),
+            memory_saver=platform.get("saver", False),
+        )
+
+    if refused is None:
+        check()
+    else:
+        with pytest.raises(ConfigError, match=re.escape(refused)):
+            check()
+    check_donor(parse_config({}), tensor_size=2, page_size=1, memory_saver=True)
+
+
+@pytest.mark.parametrize("layout", ["layer-major", "device"])
+def test_what_cannot_be_lent_is_refused(layout: str) -> None:
     with pytest.raises(ConfigError, match=r"peer\.donate: .* different sizes"):
-        pool("layer-major", v_head_dim=4)
+        pool(layout, v_head_dim=4)
     with pytest.raises(ConfigError, match=r"peer\.donate: .* sized after graphs"):
-        pool("layer-major", post_capture_active=True)
+        pool(layout, post_capture_active=True)
 
 
 class Allocating(RuleBasedStateMachine):

@@ -154,3 +154,14 @@ def _mmap(address: int | None, length: int, protection: int, flags: int, fd: int
     if found == _MAP_FAILED:
         raise OSError(ctypes.get_errno(), "mmap failed")
     return found
+
+
+def lend_a_gpu() -> None:
+    """From now on this process' CPU platform has SGLang's pool lie in the memory of such a device, where it lends."""
+    import sglang.srt.managers.scheduler  # noqa: F401 - before its parts, which import each other
+
+    from swift_tiers.sglang_ext import shared_pool
+
+    device = FakeDeviceMemory("GPU-a")
+    shared_pool.gpu_memory = lambda _: device
+    shared_pool.SharedKVPool = shared_pool.DeviceKVPool  # type: ignore[misc]

@@ -6,6 +6,7 @@ is raised here, with its traceback.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import multiprocessing
@@ -19,13 +20,16 @@ from typing import Any
 START_SECONDS = 180
 
 
-def _serve(connection: Connection, arguments: list[str], environment: dict[str, str]) -> None:
+def _serve(connection: Connection, arguments: list[str], environment: dict[str, str], prepare: str) -> None:
     os.environ.update(environment)
     # SGLang ends its process group on some errors; the tests' own must not be hit.
     os.setpgrp()
     try:
         from support.scheduler import StepScheduler
 
+        if prepare:
+            module, name = prepare.rsplit(".", 1)
+            getattr(importlib.import_module(module), name)()
         scheduler = StepScheduler(arguments)
         connection.send(("ready", None))
     except BaseException:  # noqa: BLE001 - told to the other side
@@ -46,12 +50,15 @@ def _serve(connection: Connection, arguments: list[str], environment: dict[str, 
 
 
 class SchedulerProcess:
-    """Start with SGLang's arguments; use as a context manager."""
+    """Start with SGLang's arguments; use as a context manager. `prepare`: a function that is called there before
+    anything else, by its dotted path."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str] | None = None) -> None:
+    def __init__(self, arguments: list[str], environment: dict[str, str] | None = None, prepare: str = "") -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, arguments, environment or {}), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(theirs, arguments, environment or {}, prepare), daemon=True
+        )
         # The child finds `support` as we do.
         os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:1], os.environ.get("PYTHONPATH", "")])
         self._process.start()
