@@ -229,6 +229,13 @@ class RestoreConfig(Section, frozen=True):
         float,
         Meta(ge=1, description="A load that takes so many times its estimate is given up, and its pages recomputed"),
     ] = 3.0
+    loads: Annotated[
+        Literal["by-need", "by-age"],
+        Meta(
+            description="Whom a source loads for first. by-need: the request with most recomputation left, as in "
+            "CacheFlow; by-age: the oldest"
+        ),
+    ] = "by-need"
 
 
 class TiersConfig(Section, frozen=True):

@@ -49,11 +49,14 @@ class Channel:
 class PageReads:
     """Used under the page table's lock."""
 
-    def __init__(self, planner: Planner, costs: SourceCosts, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, planner: Planner, costs: SourceCosts, clock: Callable[[], float], *, by_age: bool = False
+    ) -> None:
+        """`by_age`: see `Batch`."""
         self._planner = planner
         self._costs = costs
         self._clock = clock
-        self.batch: Batch[Restore] = Batch(clock=clock)
+        self.batch: Batch[Restore] = Batch(clock=clock, by_age=by_age)
         self._channels = {Source.PEER: Channel(), Source.SSD: Channel()}
         self.promotions: Promotions[Waiter] | None = None  # set by the restorer, which is told what has come
         #: Set by it, too: told of restores of which a page was found to be there, or lost, when its turn came.

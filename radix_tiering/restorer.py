@@ -138,6 +138,10 @@ class Restorer:
     def behind(self, factor: float) -> None:
         self._pacing.behind = factor
 
+    def serve(self, *, by_age: bool) -> None:
+        """Whom sources load for first from now on: the oldest, or who has most recomputation left."""
+        self._reads.batch.by_age = by_age
+
     def change_deadline(self, seconds: float) -> None:
         """How long those who begin to wait from now on will wait."""
         self._deadline_seconds = seconds

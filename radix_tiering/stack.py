@@ -176,7 +176,7 @@ class TierStack:
             verify=config.host.verify,
             fingerprint=self._fingerprint,
             planner=self.planner,
-            reads=PageReads(self.planner, self.costs, clock),
+            reads=PageReads(self.planner, self.costs, clock, by_age=restoring.loads == "by-age"),
             behind=restoring.behind,
         )
         if peer is not None and self.sharer is not None:

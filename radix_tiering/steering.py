@@ -173,6 +173,7 @@ def _set_policy(stack: TierStack, field: str, value: str | float) -> str | Erran
     policy, restoring = stack.config.policy, stack.config.restore
     stack.restorer.change_deadline(float(policy.restore_deadline))
     stack.restorer.behind = restoring.behind
+    stack.restorer.serve(by_age=restoring.loads == "by-age")
     stack.planner.choice = restoring.strategy
     if stack.writer is not None:
         stack.writer.admission = admission_policy(policy, stack.namespace.geometry.tokens)

@@ -1,21 +1,14 @@
-"""Other ways to share sources than the product's `Batch`."""
+"""Another way to share sources than the product's `Batch`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from swift_tiers.radix_tiering.restore.batch import Batch, Forward, Pick
+from swift_tiers.radix_tiering.restore.batch import Forward, Pick
 from swift_tiers.radix_tiering.restore.flight import Flight, Step
 
 Request = TypeVar("Request")
-
-
-class OldestFirst(Batch[Request]):
-    """As the product's, but sources serve requests in the order in which the device does."""
-
-    def choose(self, waiting: Mapping[Request, range], source: str) -> Request:
-        return next(iter(waiting))
 
 
 class InOrder(Generic[Request]):

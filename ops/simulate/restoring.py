@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from swift_tiers.ops.simulate.baselines import InOrder, OldestFirst
+from swift_tiers.ops.simulate.baselines import InOrder
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.curve import FORWARD_TOKENS
 from swift_tiers.ops.simulate.grain import Grain, LayerGrain, PageGrain
@@ -55,9 +55,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Sharing(Enum):
     """What sources load next."""
 
-    NEED = Batch  # for whoever has most recomputation left, as CacheFlow and the product
-    AGE = OldestFirst  # for whom the device will compute next; else as the product
-    BLIND = InOrder  # for the oldest request, without a plan
+    NEED = "need"  # for whoever has most recomputation left, as CacheFlow and the product
+    AGE = "age"  # for whom the device will compute next, as the product with `restore.loads` = "by-age"
+    BLIND = "blind"  # for the oldest request, without a plan
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +158,11 @@ class Server:
             chunk_tokens=setup.chunk_tokens,
         )  # fmt: skip
         self._planner.forward_tokens = setup.forward_tokens
-        self._batch: Batch[Restoration] | InOrder[Restoration] = method.sharing.value(clock=lambda: clock.now)
+        self._batch: Batch[Restoration] | InOrder[Restoration] = (
+            Batch(lambda: clock.now, by_age=method.sharing is Sharing.AGE)
+            if method.planned
+            else InOrder(lambda: clock.now)
+        )
         self._queue: list[Restoration] = []
         self._busy = False
         self._active_since = 0.0

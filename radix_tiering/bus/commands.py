@@ -80,6 +80,7 @@ class SetPolicy(Command, frozen=True, tag="set_policy"):
         "flush_cache",
         "restore.strategy",
         "restore.behind",
+        "restore.loads",
         "ssd.throttle",
     ]
     value: str | int | float

@@ -2,7 +2,8 @@
 
 One device computes one chunk at a time, in the order in which whoever drives it admits requests. Each source serves the
 request that has most recomputation left, looked at anew for every pick, since loading for it saves most. A request
-that has been passed over `patience` times by a source is served before that, so that none starves.
+that has been passed over `patience` times by a source is served before that, so that none starves. Or it serves the
+oldest request that needs something from it, which is what first tokens want where the device computes the oldest first.
 """
 
 from __future__ import annotations
@@ -88,11 +89,14 @@ class Batch(Generic[Request]):
     Both the executor and the simulator ask it what to load next.
     """
 
-    def __init__(self, clock: Callable[[], float] = lambda: 0.0, patience: int = PATIENCE) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = lambda: 0.0, patience: int = PATIENCE, *, by_age: bool = False
+    ) -> None:
         """`clock`, seconds, tells how far a chunk has come. Without one it counts as just begun, and the sources load
-        some of what the device would have computed sooner."""
+        some of what the device would have computed sooner. `by_age`: sources serve the oldest request first."""
         if patience < 1:
             raise ValueError(f"patience of {patience} picks would serve nobody by need")
+        self.by_age = by_age  # may be changed at any time
         self._clock = clock
         self._patience = patience
         self._members: dict[Request, Member] = {}
@@ -221,6 +225,8 @@ class Batch(Generic[Request]):
 
     def choose(self, waiting: Mapping[Request, range], source: str) -> Request:
         """Whom `source` serves, of those for whom it could load these units; at least one, the oldest first."""
+        if self.by_age:
+            return next(iter(waiting))
         members = self._members
         starving = [one for one in waiting if members[one].passed_over.get(source, 0) >= self._patience]
         if starving:

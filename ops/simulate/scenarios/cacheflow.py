@@ -143,8 +143,8 @@ def workloads() -> list[Table]:
                 "see `ops/simulate/workloads.py`: the paper's samples are not published.",
                 "Serving whoever has most recomputation left, as CacheFlow does, costs mean time to first token where "
                 "the device computes the oldest request first, as SGLang does: loads for a request whose turn is far "
-                "off shorten nobody's wait now. Loads in the device's own order (`loads by age`) are the better "
-                "choice then. See `cacheflow-batch`.",
+                "off shorten nobody's wait now. Loads in the device's own order (`loads by age`, in servers "
+                '`restore.loads` = "by-age") are the better choice then. See `cacheflow-batch`.',
             ],
         ),
         table(
@@ -249,6 +249,10 @@ def batch_sizes() -> list[Table]:
                 "what swift-tiers does on SGLang, which has one chunked request at a time. The paper does not say "
                 "whether its figure is of means, nor over which system; with one device and one source that both "
                 "always work, no schedule finishes a batch more than twice as fast as the better pure one.",
+                "Algorithm 1 loads for the request with the largest remaining recomputation, one for each source, "
+                "computes a chunk of every request, and looks again; that is \"chunks in turn, loads by need\". "
+                "Section 3.3 gives as its reason that I/O then saves most computing over all, which is about a batch's "
+                "throughput (`last`), not about the mean.",
                 "**Not reproduced:** that serving the longest request first makes first tokens come sooner. It makes "
                 "all requests of a batch end together, at about the time at which the last one has to end anyway; "
                 "serving the oldest first, on device and source alike, ends them one after the other. Where chunks are "

@@ -262,6 +262,17 @@ def test_a_source_serves_who_has_most_recomputation_left() -> None:
     assert batch.under_way("ssd") == 9
 
 
+def test_a_source_serves_the_oldest_where_it_is_told_so() -> None:
+    batch: Batch[str] = Batch(by_age=True)
+    batch.add("short", Flight(["ssd"] * 2), per_unit)
+    batch.add("long", Flight(["ssd"] * 6), per_unit)
+    picks = [batch.next_load("ssd") for _ in range(3)]
+    assert picks == [Pick("short", range(1, 2)), Pick("short", range(1)), Pick("long", range(5, 6))]
+    batch.by_age = False
+    batch.add("longest", Flight(["ssd"] * 9), per_unit)
+    assert batch.next_load("ssd") == Pick("longest", range(8, 9)), "it may be changed while requests are under way"
+
+
 def test_a_longer_prefix_costs_more_for_each_unit_than_a_short_one() -> None:
     batch: Batch[str] = Batch()
     batch.add("four", Flight(["ssd"] * 4), lambda a, b: b**2 - a**2)
