@@ -61,6 +61,7 @@ class CopyQueue(ABC):
         slots: np.ndarray,
         layers: range | None = None,
         offset: int | None = None,
+        most_programs: int | None = None,
     ) -> None:
         """By a kernel: rows of `slab` to pool pages, see `page_gather.scatter_pages`."""
 
@@ -165,9 +166,10 @@ class _CudaQueue(CopyQueue):
         slots: np.ndarray,
         layers: range | None = None,
         offset: int | None = None,
+        most_programs: int | None = None,
     ) -> None:
         with torch.cuda.stream(self._stream):
-            scatter_pages(pool, pages, slab, slots, layers, offset)
+            scatter_pages(pool, pages, slab, slots, layers, offset, most_programs)
 
     def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
         with torch.cuda.stream(self._stream):

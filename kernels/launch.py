@@ -48,8 +48,10 @@ def _processors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
-def programs_for(device: torch.device, tiles: int) -> int:
-    """How many programs share `tiles` on `device`."""
+def programs_for(device: torch.device, tiles: int, most: int | None = None) -> int:
+    """How many programs share `tiles` on `device`: as many as it holds at once, but no more than `most`."""
+    if most is not None:
+        tiles = min(tiles, most)
     if device.type == "cpu":
         return min(tiles, INTERPRETED_PROGRAMS)
     index = torch.cuda.current_device() if device.index is None else device.index

@@ -46,9 +46,14 @@ def scatter_pages(
     slots: Indices,
     layers: range | None = None,
     offset: int | None = None,
+    most_programs: int | None = None,
 ) -> None:
-    """Slab row `slots[i]` into pool page `pages[i]`; `pages` must not repeat. Otherwise as `gather_pages`."""
-    _copy(pool, pages, slab, slots, layers, offset, out=False)
+    """Slab row `slots[i]` into pool page `pages[i]`; `pages` must not repeat. Otherwise as `gather_pages`.
+
+    `most_programs`: of the kernel, at least 1; None: as many as the GPU holds at once. Page-locked memory is read as
+    fast by a few, which leave the processors to a forward.
+    """
+    _copy(pool, pages, slab, slots, layers, offset, out=False, most_programs=most_programs)
 
 
 def _copy(
@@ -59,6 +64,7 @@ def _copy(
     layers: range | None,
     offset: int | None,
     out: bool,
+    most_programs: int | None = None,
 ) -> None:
     chosen = pool.range_of(layers)
     start = chosen.start * pool.layer_bytes if offset is None else offset
@@ -72,7 +78,7 @@ def _copy(
     if pool.device.type == "cuda":
         from swift_tiers.kernels.page_gather_triton import copy_pages_triton
 
-        copy_pages_triton(pool, pool_pages, slab, slab_slots, chosen, start, out)
+        copy_pages_triton(pool, pool_pages, slab, slab_slots, chosen, start, out, most_programs)
     else:
         copy_pages_plain(pool, pool_pages, slab, slab_slots, chosen, start, out)
 

@@ -117,6 +117,7 @@ def copy_pages_triton(
     layers: range,
     offset: int,
     out: bool,
+    most_programs: int | None = None,
 ) -> None:
     """As `copy_pages_plain`, by the kernel; over a pool in host memory it is interpreted."""
     begin = slab[:, offset:]
@@ -129,5 +130,5 @@ def copy_pages_triton(
     for start in range(0, len(pages), step):
         some, places = pages[start : start + step], slots[start : start + step]
         tiles = cdiv(len(some) * page_pieces, shape.tile_pieces) * shape.parts
-        programs = programs_for(pool.device, tiles)
+        programs = programs_for(pool.device, tiles, most_programs)
         launch(copy_pieces, pool.device, programs, table, some, begin, places, len(some), planes, **shape.constants)

@@ -1,7 +1,8 @@
-"""From how many neighbouring pages on the copy engine is the better way, measured where it is to be used.
+"""From how many neighbouring pages on the copy engine is the better way, and how few programs fill the link with a
+kernel, both measured where they are to be used.
 
 A call of the engine has a price, whatever it moves; a kernel reaches scattered pages in one call, but moves them more
-slowly over a host's link, and on processors that a forward would use.
+slowly over a host's link, and on processors that a forward would use: so no more of them than make it faster.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ _PAGES = 64
 _SAMPLES = 3
 #: The engine is taken while it costs no more than this much of a kernel: it leaves the processors to the forward.
 _WORTH = 1.1
+#: A kernel may take so much longer with fewer programs; those that are tried, by doubling; copies in one sample of
+#: them, so that waiting for the last one weighs little.
+_SLOWER = 1.05
+_FEWEST_PROGRAMS, _MOST_PROGRAMS = 16, 512
+_COPIES = 8
 
 
 class SwitchOver(NamedTuple):
@@ -29,6 +35,7 @@ class SwitchOver(NamedTuple):
 
     load_pages: int = 4  # one layer of them, to the device
     store_pages: int = 1  # whole ones, from the device
+    load_programs: int | None = None  # of a kernel that reads host memory; None: as many as the device holds
 
 
 def measure_switch_over(
@@ -64,10 +71,26 @@ def measure_switch_over(
         for first in range(0, _PAGES, length):
             queue.rows(staging[first : first + length], slab[first : first + length])
 
-    load = _crossover(queue, clock, load_runs, lambda: queue.scatter(pool, scattered, slab, everything))
+    def load_by_kernel(programs: int | None, copies: int = 1) -> None:
+        for _ in range(copies):
+            queue.scatter(pool, scattered, slab, everything, most_programs=programs)
+
+    programs = _fewest_programs(queue, clock, partial(load_by_kernel, copies=_COPIES))
+    load = _crossover(queue, clock, load_runs, partial(load_by_kernel, programs))
     # A store has a page's bytes in one piece: as many neighbours as one layer of a page has bytes are fewer pages.
     store = _crossover(queue, clock, store_runs, lambda: queue.gather(pool, scattered, slab, everything))
-    return SwitchOver(load, max(1, -(-store // layers)) if store <= _PAGES else store)
+    return SwitchOver(load, max(1, -(-store // layers)) if store <= _PAGES else store, programs)
+
+
+def _fewest_programs(queue: CopyQueue, clock: Callable[[], float], load: Callable[[int | None], None]) -> int | None:
+    """With which a load takes hardly longer than with all; None if that many are needed."""
+    bound = _fastest(queue, clock, partial(load, None)) * _SLOWER
+    programs = _FEWEST_PROGRAMS
+    while _fastest(queue, clock, partial(load, programs)) > bound:
+        programs *= 2
+        if programs > _MOST_PROGRAMS:
+            return None
+    return programs
 
 
 def _crossover(

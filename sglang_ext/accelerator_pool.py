@@ -157,7 +157,8 @@ class AcceleratorPool(DevicePool):
                 queue.rows(source[slot : slot + count, at : at + width], plane[page : page + count])
                 at += width
         if len(pieces.pages):
-            queue.scatter(self._pool, pieces.pages, source, pieces.slots, range(layer, layer + 1))
+            chosen, most = range(layer, layer + 1), self.switch_over.load_programs
+            queue.scatter(self._pool, pieces.pages, source, pieces.slots, chosen, most_programs=most)
 
     def _page_locked(
         self, side: _Side, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
@@ -243,7 +244,10 @@ def open_cuda_pool(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> 
     accelerator = CudaAccelerator(layers[0][0].device)
     switch_over = measure_switch_over(accelerator, layers[0], page_size, len(layers))
     logger.info(
-        "swift-tiers: runs of %d pages and more are loaded by the copy engine, of %d and more stored",
-        *switch_over,
+        "swift-tiers: runs of %d pages and more are loaded by the copy engine, of %d and more stored; "
+        "a kernel loads with %s programs",
+        switch_over.load_pages,
+        switch_over.store_pages,
+        switch_over.load_programs or "all",
     )
     return AcceleratorPool(layers, page_size, accelerator, switch_over)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
+from swift_tiers.kernels.switch_over import measure_switch_over
 from swift_tiers.ops.gpu_proof.figures import Figure
 from swift_tiers.ops.gpu_proof.layouts import DTYPE, PAGE_SIZE, Layout, layer_first, planes_of
 from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
@@ -50,7 +51,9 @@ def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_page
             forward.layer()
 
     computing = watch.seconds(compute)
-    pool = planes_of(layer_first(layout, most_pages, accelerator.device))
+    planes = layer_first(layout, most_pages, accelerator.device)
+    programs = measure_switch_over(accelerator, planes[0], PAGE_SIZE, layout.layers).load_programs
+    pool = planes_of(planes)
     slab = accelerator.host_memory(most_pages, layout.page_bytes)
     places = np.random.default_rng(3).permutation(most_pages).astype(np.int64)
     queue = accelerator.queue()
@@ -60,7 +63,8 @@ def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_page
         queue.after(begin)
         marks = []
         for layer in layers:
-            queue.scatter(pool, places[:pages], slab, np.arange(pages, dtype=np.int64), range(layer, layer + 1))
+            rows = np.arange(pages, dtype=np.int64)
+            queue.scatter(pool, places[:pages], slab, rows, range(layer, layer + 1), most_programs=programs)
             marks.append(queue.mark())
         for mark in marks:
             mark.wait()

@@ -128,6 +128,9 @@ def transfers(
     switch_over = measure_switch_over(accelerator, layers[0], PAGE_SIZE, layout.layers)
     yield Figure("transfers", f"{layout.name}: engine from, loads", switch_over.load_pages, "pages")
     yield Figure("transfers", f"{layout.name}: engine from, stores", switch_over.store_pages, "pages")
+    programs = switch_over.load_programs
+    if programs is not None:
+        yield Figure("transfers", f"{layout.name}: programs of a load by kernel", programs, "")
     pool = AcceleratorPool(layers, PAGE_SIZE, accelerator, switch_over)
     slab = accelerator.host_memory(pages, pool.geometry.stride_bytes)
     random = np.random.default_rng(2)

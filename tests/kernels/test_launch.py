@@ -50,6 +50,7 @@ def test_a_kernel_is_interpreted_with_the_kernels_that_it_calls():
 def test_programs_share_tiles():
     cpu = torch.device("cpu")
     assert [programs_for(cpu, tiles) for tiles in (1, 2, 1000)] == [1, 2, INTERPRETED_PROGRAMS]
+    assert [programs_for(cpu, 1000, most) for most in (1, 2, 1000, None)] == [1, 2, *[INTERPRETED_PROGRAMS] * 2]
 
 
 def _python(code: str, **environment: str) -> str:

@@ -125,6 +125,30 @@ def test_more_tiles_than_programs_and_pieces_wider_than_a_tile(device, block_maj
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_few_programs_copy_as_much(device, monkeypatch):
+    launched = []
+    launch_it = page_gather_triton.launch
+
+    def watched(kernel, where, programs, *others, **constants):
+        launched.append(programs)
+        launch_it(kernel, where, programs, *others, **constants)
+
+    monkeypatch.setattr(page_gather_triton, "launch", watched)
+    monkeypatch.setattr(page_gather_triton, "TILE_BYTES", 256)
+    pool, memory = make_pool(Geometry(pages=9), device)
+    slab = make_slab(9, pool.page_bytes, device)
+    index = torch.arange(9, device=pool.device)
+    copy_pages_triton(pool, index, slab, index, range(2), 0, True)
+    original = memory.clone()
+    for most in (1, 2):
+        for plane in pool.flat:
+            plane[: 9 * 4].view(torch.uint8).fill_(POISON)
+        copy_pages_triton(pool, index, slab, index, range(2), 0, False, most)
+        assert torch.equal(memory, original)
+    assert launched[1:] == [1, 2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_lists_longer_than_a_launch_counts_are_split(device, monkeypatch):
     pool, _ = make_pool(Geometry(pages=7), device)
     monkeypatch.setattr(page_gather_triton, "COUNT_LIMIT", 1)

@@ -210,6 +210,7 @@ class PricedAccelerator(DeferredAccelerator):
         super().__init__(0, locked=True)
         self.now = 0.0
         self.prices = call, engine_byte, kernel, kernel_byte
+        self.programs = 1  # that fill the link
 
     def queue(self) -> LateQueue:
         queue = PricedQueue(self)
@@ -229,13 +230,14 @@ class PricedQueue(LateQueue):
         self._kernel(pool, len(pages))
         super().gather(pool, pages, slab, slots, layers)
 
-    def scatter(self, pool, pages, slab, slots, layers=None, offset=None):
-        self._kernel(pool, len(pages))
-        super().scatter(pool, pages, slab, slots, layers, offset)
+    def scatter(self, pool, pages, slab, slots, layers=None, offset=None, most_programs=None):
+        few = max(1.0, self.accelerator.programs / most_programs) if most_programs else 1.0
+        self._kernel(pool, len(pages), few)
+        super().scatter(pool, pages, slab, slots, layers, offset, most_programs)
 
-    def _kernel(self, pool, pages):
+    def _kernel(self, pool, pages, few=1.0):
         _, _, call, each = self.accelerator.prices
-        self.accelerator.now += call + each * pages * pool.layer_bytes
+        self.accelerator.now += call + each * pages * pool.layer_bytes * few
 
 
 @pytest.mark.parametrize(
@@ -252,3 +254,41 @@ def test_the_switch_over_is_where_both_cost_the_same(call, load_pages):
         assert found.load_pages == length
     else:
         assert found.load_pages > 64, "no run is long enough"
+
+
+@pytest.mark.parametrize(("needed", "programs"), [(1, 16), (16, 16), (17, 32), (64, 64), (500, 512), (2000, None)])
+def test_a_load_gets_no_more_programs_than_fill_the_link(needed, programs):
+    accelerator = PricedAccelerator(300.0, 1.0, 0.0, 2.0)
+    accelerator.programs = needed
+    planes = [torch.zeros(16, 1, 32, dtype=torch.bfloat16) for _ in "kv"]
+    found = measure_switch_over(accelerator, planes, 1, 8, clock=lambda: accelerator.now)
+    assert (found.load_programs, found.load_pages) == (programs, 4)
+
+
+def test_loads_from_host_memory_are_limited_and_landed_pages_are_not(monkeypatch):
+    limits = []
+    scatter = LateQueue.scatter
+
+    def watched(queue, pool, pages, slab, *others, most_programs=None):
+        limits.append((len(pages), most_programs))
+        scatter(queue, pool, pages, slab, *others, most_programs=most_programs)
+
+    monkeypatch.setattr(LateQueue, "scatter", watched)
+    buffers = [[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(2)]
+    pool = AcceleratorPool(buffers, 1, DeferredAccelerator(0, locked=True), SwitchOver(99, 1, 48))
+    pool.landing = torch.zeros((2, pool.geometry.page_bytes), dtype=torch.uint8)
+    slab = np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8)
+    pool.copy_in(np.arange(5), slab, np.array([3, 8, 1, 9, 0]), lambda layer, mark: None)
+    assert limits == [(2, None), (3, 48), (3, 48)]
+
+
+def test_what_was_measured_is_used_and_said(monkeypatch, caplog):
+    monkeypatch.setattr(accelerator_pool, "CudaAccelerator", lambda device: DeferredAccelerator(0, locked=True))
+    monkeypatch.setattr(accelerator_pool, "measure_switch_over", lambda *_: SwitchOver(8, 2, 64))
+    with caplog.at_level("INFO"):
+        pool = accelerator_pool.open_cuda_pool([[torch.zeros(8, 1, 8) for _ in "kv"]], 1)
+    assert pool.switch_over == SwitchOver(8, 2, 64)
+    assert caplog.messages == [
+        "swift-tiers: runs of 8 pages and more are loaded by the copy engine, of 2 and more stored; "
+        "a kernel loads with 64 programs"
+    ]

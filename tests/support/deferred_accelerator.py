@@ -75,10 +75,11 @@ class LateQueue(CopyQueue):
         slots: np.ndarray,
         layers: range | None = None,
         offset: int | None = None,
+        most_programs: int | None = None,
     ) -> None:
         pages, slots = pages.copy(), slots.copy()
         self.accelerator.kernel_calls += 1
-        self.do(lambda: scatter_pages(pool, pages, slab, slots, layers, offset))
+        self.do(lambda: scatter_pages(pool, pages, slab, slots, layers, offset, most_programs))
 
     def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
         pieces = pieces.copy()
