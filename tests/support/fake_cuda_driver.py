@@ -21,12 +21,17 @@ from cuda.bindings import driver as real
 GRANULE = 1 << 16
 _MARK = "fake-gpu:"
 _OK = real.CUresult.CUDA_SUCCESS
+_CONTEXT = 77
 _MAP_FIXED, _PROT_NONE = 0x10, 0
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+#: What the real module returns in place of numbers.
+_NUMBERED = (real.CUdevice, real.CUcontext, real.CUstream, real.CUmemGenericAllocationHandle, real.CUdeviceptr)
 
 
 class _Range:
@@ -55,6 +60,7 @@ class FakeCudaDriver:
         self.fail_at = fail_at
         self.failed = ""
         self.calls: Counter[str] = Counter()
+        self.asked: dict[str, tuple[Any, ...]] = {}  # what each was last called with
         self.memory_left = 1 << 40
         self.attributes = 1
         self._count = 0
@@ -87,11 +93,11 @@ class FakeCudaDriver:
         return {name: count for name, count in found.items() if count}
 
     @property
-    def _stack(self) -> list[str]:
+    def _stack(self) -> list[int]:
         """The contexts of the calling thread."""
         if not hasattr(self._threads, "stack"):
             self._threads.stack = []
-        stack: list[str] = self._threads.stack
+        stack: list[int] = self._threads.stack
         return stack
 
     def _do(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -104,7 +110,9 @@ class FakeCudaDriver:
         if name not in _ANYWHERE and not self._stack:
             return (real.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
         self.calls[name] += 1
-        result: tuple[Any, ...] = getattr(self, f"do_{name}")(*arguments)
+        self.asked[name] = arguments
+        plain = (int(one) if isinstance(one, _NUMBERED) else one for one in arguments)
+        result: tuple[Any, ...] = getattr(self, f"do_{name}")(*plain)
         return result
 
     # ---- devices and contexts ----
@@ -113,7 +121,7 @@ class FakeCudaDriver:
         return (_OK,)
 
     def do_cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
-        return (_OK, 0) if ordinal == 0 else (real.CUresult.CUDA_ERROR_INVALID_DEVICE,)
+        return (_OK, real.CUdevice(0)) if ordinal == 0 else (real.CUresult.CUDA_ERROR_INVALID_DEVICE,)
 
     def do_cuDeviceGetUuid(self, number: int) -> tuple[Any, ...]:
         class Uuid:
@@ -127,7 +135,7 @@ class FakeCudaDriver:
 
     def do_cuDevicePrimaryCtxRetain(self, number: int) -> tuple[Any, ...]:
         self.contexts += 1
-        return _OK, "context"
+        return _OK, real.CUcontext(_CONTEXT)
 
     def do_cuDevicePrimaryCtxRelease(self, number: int) -> tuple[Any, ...]:
         assert not self.streams, "a context was released with streams in it"
@@ -135,7 +143,7 @@ class FakeCudaDriver:
         return (_OK,)
 
     def do_cuCtxPushCurrent(self, context: Any) -> tuple[Any, ...]:
-        assert context == "context"
+        assert context == _CONTEXT
         assert self.contexts
         self._stack.append(context)
         return (_OK,)
@@ -159,7 +167,7 @@ class FakeCudaDriver:
         fd = os.memfd_create(_MARK + self.gpu)
         os.ftruncate(fd, size)
         os.pwrite(fd, b"left behind by others", 0)
-        return _OK, self._new(self.handles, fd)
+        return _OK, real.CUmemGenericAllocationHandle(self._new(self.handles, fd))
 
     def do_cuMemExportToShareableHandle(self, handle: int, kind: Any, flags: int) -> tuple[Any, ...]:
         assert kind == real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -171,7 +179,7 @@ class FakeCudaDriver:
         assert kind == real.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         if not os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_MARK}"):
             return (real.CUresult.CUDA_ERROR_INVALID_VALUE,)
-        return _OK, self._new(self.handles, os.dup(fd))
+        return _OK, real.CUmemGenericAllocationHandle(self._new(self.handles, os.dup(fd)))
 
     def do_cuMemRelease(self, handle: int) -> tuple[Any, ...]:
         os.close(self.handles.pop(handle))
@@ -181,7 +189,7 @@ class FakeCudaDriver:
         assert (alignment, hint, flags) == (0, 0, 0)
         address: int = _libc.mmap(None, size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         self.ranges[address] = _Range(size)
-        return _OK, address
+        return _OK, real.CUdeviceptr(address)
 
     def do_cuMemAddressFree(self, address: int, size: int) -> tuple[Any, ...]:
         one = self.ranges.pop(address)
@@ -228,7 +236,7 @@ class FakeCudaDriver:
 
     def do_cuStreamCreate(self, flags: Any) -> tuple[Any, ...]:
         assert flags == real.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return _OK, self._new(self.streams, [])
+        return _OK, real.CUstream(self._new(self.streams, []))
 
     def do_cuStreamDestroy(self, stream: int) -> tuple[Any, ...]:
         assert not self.streams.pop(stream), "a stream was destroyed with copies in it"

@@ -263,6 +263,17 @@ def test_a_gpu_that_cannot_share_memory_is_refused() -> None:
     assert not driver.open_things
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver here, which would do as it is told")
+def test_the_installed_bindings_take_every_argument_as_it_is_given() -> None:
+    """They convert all of them before they look for the driver."""
+    driver = FakeCudaDriver()
+    scenario(driver)
+    assert len(driver.asked) >= 20
+    for name, arguments in driver.asked.items():
+        with pytest.raises(RuntimeError, match="driver"):
+            getattr(real, name)(*arguments)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver here")
 def test_without_a_driver_one_line_says_so() -> None:
     with pytest.raises(ArenaError, match=r"^cuInit: .*; install NVIDIA's driver, and give this container its devices$"):
