@@ -54,7 +54,12 @@ _GB = 1e9
 
 
 def lend_on_cuda(
-    layout: Layout, accelerator: Accelerator, watch: Stopwatch, pages: int, seed: int
+    layout: Layout,
+    accelerator: Accelerator,
+    watch: Stopwatch,
+    pages: int,
+    seed: int,
+    command: Sequence[str] = COMMAND,
 ) -> Iterator[Check | Figure]:
     """On this device, and from another one if there is one whose memory it reaches. Raises LeftOutError, and
     ImportError where something is not installed."""
@@ -69,7 +74,7 @@ def lend_on_cuda(
     except ArenaError as error:
         raise LeftOutError(str(error)) from None
     with tempfile.TemporaryDirectory(prefix="swift-tiers-proof-") as directory:
-        lending = Lending(layout, accelerator, memory, watch, pages, seed, directory)
+        lending = Lending(layout, accelerator, memory, watch, pages, seed, directory, command)
         yield from lending.on_one_device(device.index)
         for other in range(torch.cuda.device_count()):
             if other != device.index and torch.cuda.can_device_access_peer(device.index, other):

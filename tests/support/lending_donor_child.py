@@ -1,6 +1,7 @@
 """The process that lends in gpu-proof, over a device that is none: `lending_donor_child.py MANNER OPTIONS`.
 
-Manners: `honest`; `careless`, which writes to what it has lent; `leaky`, whose memory changes after it came back.
+Manners: `honest`; `careless`, which writes to what it has lent; `leaky`, whose memory changes after it came back;
+`driver`, honest over a driver of CUDA that is none.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from typing import Any
 # Beside this file are modules that must not be taken for others.
 sys.path[0] = str(Path(__file__).parent.parent)
 
+import torch  # noqa: E402
+
 from swift_tiers.ops.gpu_proof import lending_donor  # noqa: E402
 from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions, LendingDonor  # noqa: E402
+from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory  # noqa: E402
+from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory  # noqa: E402
 
+from support.fake_cuda_driver import FakeCudaDriver  # noqa: E402
 from support.fake_device import FakeDeviceMemory  # noqa: E402
 
 
@@ -33,7 +39,13 @@ class Leaky(LendingDonor):
         return super().restock()
 
 
+def memory_of(manner: str, name: str) -> DeviceMemory:
+    if manner == "driver":
+        return CudaDeviceMemory(0, FakeCudaDriver(name), torch.device("cpu"))
+    return FakeDeviceMemory(name)
+
+
 if __name__ == "__main__":
-    lending_donor.LendingDonor = {"honest": LendingDonor, "careless": Careless, "leaky": Leaky}[sys.argv[1]]  # type: ignore[misc]
-    options = DonorOptions(**json.loads(sys.argv[2]))
-    lending_donor.lend(FakeDeviceMemory(f"GPU-{options.ordinal}"), options)
+    manner, options = sys.argv[1], DonorOptions(**json.loads(sys.argv[2]))
+    lending_donor.LendingDonor = {"careless": Careless, "leaky": Leaky}.get(manner, LendingDonor)  # type: ignore[misc]
+    lending_donor.lend(memory_of(manner, f"GPU-{options.ordinal}"), options)

@@ -18,15 +18,17 @@ import pytest
 import torch
 
 from swift_tiers.ops.gpu_proof import borrower, lending, stopwatch
-from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, line
+from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, LeftOutError, line
 from swift_tiers.ops.gpu_proof.layouts import Layout
-from swift_tiers.ops.gpu_proof.lending import Lending
+from swift_tiers.ops.gpu_proof.lending import Lending, lend_on_cuda
 from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions
 from swift_tiers.ops.gpu_proof.proof import Proof
 from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
+from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
 
 from support import fake_sgl_kernel
 from support.deferred_accelerator import DeferredAccelerator
+from support.fake_cuda_driver import FakeCudaDriver
 from support.fake_device import FakeDeviceMemory
 
 CPU = torch.device("cpu")
@@ -171,6 +173,53 @@ def test_a_device_that_is_not_reached_is_told(directory: str) -> None:
     assert isinstance(check, Check)
     assert check.name == "lending from GPU 1"
     assert "does not reach" in check.failure
+
+
+def on_cuda(memory: CudaDeviceMemory, pages: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check | Figure]:
+    monkeypatch.setattr("swift_tiers.radix_tiering.donation.cuda_memory.CudaDeviceMemory", lambda ordinal: memory)
+    accelerator = DeferredAccelerator(0, locked=True)
+    accelerator.device = torch.device("cpu", 0)
+    return lend_on_cuda(SMALL, accelerator, Stopwatch(CPU), pages, 1, [sys.executable, str(CHILD), "driver"])
+
+
+def test_memory_of_cuda_devices_on_one_and_from_the_next_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of CUDA but the driver itself, by that of tests."""
+    driver = FakeCudaDriver("GPU-0", reaches=("GPU-2",))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda here, there: (here, there) in {(0, 2), (0, 3)})
+    monkeypatch.setattr(lending, "_peer_copy_rate", lambda device, other, watch: 1e9 * other)
+    found = list(on_cuda(CudaDeviceMemory(0, driver, CPU), PAGES, monkeypatch))
+    checks = [one for one in found if isinstance(one, Check)]
+    assert [check.name for check in checks if check.failure] == []
+    assert len(checks) == 6
+    assert checks[-1].name == "what is lent is read as it was stored, from GPU 2"
+    rate = next(one for one in found if one.name == "borrow from GPU 2")
+    assert isinstance(rate, Figure)
+    assert rate.of == 2.0
+
+
+@pytest.mark.parametrize(
+    ("pages", "failing", "reason"), [(15, "", "too little"), (PAGES, "cuMemCreate", "cuMemCreate")]
+)
+def test_where_no_gpu_can_lend_the_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch, pages: int, failing: str, reason: str
+) -> None:
+    driver = FakeCudaDriver("GPU-0")
+    if failing:
+        driver.failing[failing] = driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
+    with pytest.raises(LeftOutError, match=reason):
+        next(on_cuda(CudaDeviceMemory(0, driver, CPU), pages, monkeypatch))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_on_a_gpu runs the command")
+def test_the_process_that_is_started_is_the_one_for_gpus(directory: str) -> None:
+    real = Lending(
+        SMALL, DeferredAccelerator(0, locked=True), FakeDeviceMemory("GPU-0"), Stopwatch(CPU), PAGES, 1, directory
+    )
+    [check] = real.on_one_device(0)
+    assert isinstance(check, Check)
+    assert check.failure.startswith("the process that lends has ended by itself: cuInit: ")
+    assert "install NVIDIA's driver" in check.failure
 
 
 def test_a_donor_that_does_not_start_is_told_in_its_words(directory: str) -> None:
