@@ -1,0 +1,141 @@
+"""A stripe set is planned as one source: one slow device of several moves where computing and loading meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from swift_tiers.radix_tiering.page import ROOT_KEY, PageGeometry
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.live import LiveCosts
+from swift_tiers.radix_tiering.restore.plan import Strategy
+from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
+from swift_tiers.radix_tiering.stack import TierStack
+
+from support.engine import Clock, chain, content, end_all, make_stack, memory_ssd, namespace
+from support.silent import wait_for
+
+DEVICES, PAGES, CHUNK = 4, 64, 8
+#: 256 KiB pages: a unit of 64 KiB on each of four devices.
+GEOMETRY = PageGeometry(layers=2, planes=2, tokens=4, row_bytes=16_384)
+UNIT = 65_536
+RATE = 64e6  # bytes per second of each device
+
+
+class Hands:
+    """The test's clock, moved by whoever waits for a throttled device, who is the only one to wait."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now(self) -> float:
+        return self._clock()
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.now += seconds
+
+
+class Devices(ThrottledArray):
+    """Of which one may turn slow, or go."""
+
+    gone: int | None = None
+
+    def slow_one_to(self, device: int, bytes_per_second: float) -> None:
+        self._buckets[device].bytes_per_second = bytes_per_second
+
+    def present(self, device: int) -> bool:
+        return device != self.gone
+
+
+class Rig:
+    """A chain on four devices. By what is believed at first, loading takes as long as recomputing; then what is
+    believed follows what happens."""
+
+    def __init__(self) -> None:
+        self.clock = clock = Clock()
+        self.array = Devices(MemoryArray([2**24] * DEVICES, seed=1), 1e12, clock=Hands(clock))
+        ssd = memory_ssd(unit=UNIT, array=self.array, clock=clock, stall_seconds=1e6)
+        space = namespace(geometry=GEOMETRY)
+        self.stack: TierStack = make_stack(
+            2 * PAGES, ssd, clock, space, restore={"chunk": CHUNK * GEOMETRY.tokens}, policy={"restore_deadline": "60s"}
+        )
+        self.keys = chain(*range(PAGES))
+        self.write()
+        self.array.slow_to(RATE)
+        page_seconds = GEOMETRY.page_bytes / (DEVICES * RATE)
+        compute = ComputeCost(fixed_seconds=0.0, token_seconds=page_seconds / GEOMETRY.tokens, pair_seconds=0.0)
+        ssd_cost = SourceCost(latency_seconds=0.0, bytes_per_second=DEVICES * RATE)
+        self.costs = LiveCosts(CostModel(compute=compute, sources={"ssd": ssd_cost}))
+        self.stack.planner.costs = self.stack.restorer._reads._costs = self.costs
+
+    def write(self) -> None:
+        offered = self.stack.begin_put(self.keys, ROOT_KEY, 1)
+        for index, slot in zip(offered.indices, offered.slots, strict=True):
+            self.stack.host.page(slot)[:] = content(self.keys[index], GEOMETRY.page_bytes)
+        self.stack.commit_put(offered)
+        assert self.stack.wait_written(20)
+
+    @property
+    def believed(self) -> float:
+        """Of what the devices are made for, the share that the whole set is believed to bring."""
+        return self.costs.sources["ssd"].bytes_per_second / (DEVICES * RATE)
+
+    def load(self) -> None:
+        """One request whose pages are all loaded."""
+        self.stack.flush(host=True, ssd=False)
+        restore = self.stack.restore(self.keys)
+        while not self.stack.restorer.poll(restore):
+            self.stack.restorer.flush()
+        assert restore.pages == PAGES
+        self.stack.restorer.release(restore)
+        self.stack.restorer.flush()
+
+    def meeting(self) -> int:
+        """Where the next request would meet its pages."""
+        decision = self.stack.planner.decide(0, ["ssd"] * PAGES)
+        assert decision.plan is not None
+        assert decision.strategy is Strategy.TOKEN_WISE
+        return decision.plan.meeting // GEOMETRY.tokens
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    yield Rig()
+    end_all()
+
+
+def test_four_devices_are_one_source_four_times_as_fast(rig: Rig) -> None:
+    rig.load()
+    assert rig.believed == pytest.approx(1.0, rel=0.25)
+    assert rig.meeting() == pytest.approx(PAGES / 2, abs=CHUNK)
+
+
+def test_one_slow_device_of_four_moves_the_meeting_within_a_few_requests(rig: Rig) -> None:
+    """Every page has a unit on it, so the set is as slow as it: by ten times, not by the quarter that it is of all."""
+    rig.load()
+    before = rig.meeting()
+    rig.array.slow_one_to(2, RATE / 10)
+    rig.load()
+    assert rig.believed < 0.25
+    assert rig.meeting() > before + CHUNK
+    rig.array.slow_one_to(2, RATE)
+    rig.load()
+    assert rig.believed == pytest.approx(1.0, rel=0.25)
+    assert rig.meeting() == pytest.approx(before, abs=CHUNK / 2)
+
+
+def test_without_the_slow_device_the_others_are_believed_what_they_bring(rig: Rig) -> None:
+    """Its pages are computed once more, and written to three devices."""
+    rig.array.slow_one_to(2, RATE / 10)
+    rig.load()
+    slow = rig.meeting()
+    rig.array.gone = 2
+    rig.clock.now += 2.0  # devices are looked at once a second
+    wait_for(lambda: rig.stack.ssd.snapshot()[1][2].service != "in service")
+    rig.stack.flush(host=True, ssd=True)
+    rig.write()
+    rig.load()
+    assert rig.believed > 0.4
+    assert rig.meeting() < slow - CHUNK
