@@ -28,6 +28,7 @@ from swift_tiers.radix_tiering.page import page_digest  # noqa: E402
 from swift_tiers.radix_tiering.peer_memory import PeerPlace  # noqa: E402
 from swift_tiers.radix_tiering.ssd import ReadOutcome  # noqa: E402
 
+from support.fake_device import FakeDeviceMemory  # noqa: E402
 from support.peer_donor import LocalDonor  # noqa: E402
 from support.peer_tier import Answer, Borrowing  # noqa: E402
 
@@ -46,7 +47,9 @@ class DonorChild:
         self.returns: queue.SimpleQueue[Reclaimed] = queue.SimpleQueue()
         self.taken_back: list[Any] = []
         timing = Timing(**options.pop("timing"))
-        self.donor = LocalDonor(Path(options.pop("directory")), timing=timing, **options)
+        gpu = options.pop("gpu", None)
+        device = FakeDeviceMemory(gpu) if gpu else None
+        self.donor = LocalDonor(Path(options.pop("directory")), timing=timing, device=device, **options)
         self.donor.on_reclaimed = self.returns.put
         threading.Thread(target=self.take_back, daemon=True).start()
 
@@ -74,7 +77,8 @@ class DonorChild:
 class BorrowerChild:
     def __init__(self, options: dict[str, Any]) -> None:
         self.donors = options["donors"]
-        self.borrowing = Borrowing(options["name"], options["page_bytes"])
+        self.device = FakeDeviceMemory(options["gpu"]) if options["gpu"] else None
+        self.borrowing = Borrowing(options["name"], options["page_bytes"], device=self.device)
         self.borrowing.on_recall = self.on_recall
         self.answers: list[Answer] = []
         self.kept: dict[PeerPlace, int] = {}
@@ -160,7 +164,7 @@ class BorrowerChild:
             faults=snapshot.faults,
             ended=len(self.borrowing.keys("ended")),
             reads=snapshot.reads,
-            arenas=maps.count("/memfd:swift-tiers (deleted)"),
+            arenas=maps.count("/memfd:swift-tiers (deleted)") + (self.device.mapped if self.device is not None else 0),
             descriptors=len(os.listdir("/proc/self/fd")),
             threads=threading.active_count(),
         )

@@ -1,4 +1,7 @@
-"""Lending between real processes that are killed and stopped in the middle of reads and stores."""
+"""Lending between real processes that are killed and stopped in the middle of reads and stores.
+
+Each once with memory of the host, once with that of GPUs, which are fakes: their memory travels as descriptors, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 
 from swift_tiers.radix_tiering.peer import neighbour
 
+from support.fake_device import FakeDeviceMemory
 from support.lease_children import Child
 from support.peer_children import PeerChildren
 from support.peer_donor import PAGE
@@ -22,9 +26,9 @@ LONG = {"term": 300.0}
 SHORT = {"term": 0.6, "silence": 1.0}
 
 
-@pytest.fixture
-def children() -> Iterator[PeerChildren]:
-    with PeerChildren() as running:
+@pytest.fixture(params=["host", "gpus"])
+def children(request: pytest.FixtureRequest) -> Iterator[PeerChildren]:
+    with PeerChildren(on_gpus=request.param == "gpus") as running:
         yield running
 
 
@@ -167,7 +171,7 @@ def test_a_donor_that_is_stopped_keeps_nobody_from_using_another(
     monkeypatch.setattr(neighbour, "ANSWER_SECONDS", 600.0)
     page = 2**20
     donors = {name: children.donor(name, page_bytes=page, timing=LONG) for name in ("d", "e")}
-    borrower = Borrowing(page_bytes=page)
+    borrower = Borrowing(page_bytes=page, device=FakeDeviceMemory() if children.on_gpus else None)
     try:
         borrower.borrow({name: children.address(name) for name in donors}, 64)
         donors["d"].stop()
