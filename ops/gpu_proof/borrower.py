@@ -57,7 +57,7 @@ class _Answer(NamedTuple):
 
 
 class KnowingBorrower:
-    """Its methods are for one thread; `load` runs them on one of its own."""
+    """`borrow` and `wait`: any thread. The others: one thread at a time, which may be a `ReadLoad`'s."""
 
     def __init__(self, accelerator: Accelerator, memory: DeviceMemory, page_bytes: int, seed: int) -> None:
         """Raises ArenaError."""

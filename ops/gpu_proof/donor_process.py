@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -77,8 +78,7 @@ class DonorProcess:
     def end(self) -> None:
         """Let it take everything back and end. Idempotent."""
         if self._process.poll() is None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            self._close_input()
             try:
                 self._process.wait(_ANSWER_SECONDS)
             except subprocess.TimeoutExpired:
@@ -106,6 +106,11 @@ class DonorProcess:
         return LendingError(f"the process that lends has ended by itself: {said or 'it said nothing'}")
 
     def _close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        self._close_input()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _close_input(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # of what it was told last
+            self._process.stdin.close()
