@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from swift_tiers.radix_tiering.restore.plan import Prefix, RestorePlan, Run, Strategy, plan_restore
+from swift_tiers.radix_tiering.restore.planner import HERE, Planner
 from swift_tiers.radix_tiering.restore.profiles import Profile
 from swift_tiers.radix_tiering.units import format_size
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 MARKS = {Strategy.LOAD: "", Strategy.TOKEN_WISE: " *", Strategy.RECOMPUTE: " °"}
 #: Prefixes that the second table is about, tokens.
 SHOWN_PREFIXES = (512, 1024, 2048, 4096, 8192)
+#: Tokens behind a prefix where it is asked what a server would do.
+NEW_TOKENS = 64
 
 
 def show(profile: Profile, left_out: Mapping[str, str], console: Console) -> None:
@@ -28,6 +31,7 @@ def show(profile: Profile, left_out: Mapping[str, str], console: Console) -> Non
     _show_prefixes(profile, console)
     for source, tokens in profile.layer_wise_below.items():
         console.print(f"{source}: token-wise no slower than layer-wise from {tokens} tokens on", markup=False)
+        console.print(f"  servers, which read pages whole and copy layers: {_by_layers(profile, source)}", markup=False)
     console.print(
         "Computing was timed by the server's scheduler, from forming a batch to the end of its forward; loading by its "
         "tiers, from asking for pages until they were verified in host memory (host: until they were on the device).",
@@ -84,6 +88,23 @@ def _best_plan(profile: Profile, tokens: int, source: str | None) -> RestorePlan
     token_bytes = profile.model.page_bytes // profile.model.page_tokens
     prefix = Prefix(start=0, runs=(Run(tokens, source),), token_bytes=token_bytes, layers=profile.model.layers)
     return plan_restore(prefix, profile.costs, chunk_tokens=profile.chunk_tokens)
+
+
+def _by_layers(profile: Profile, source: str) -> str:
+    """Which prefixes in one source a server's planner would restore layer by layer, in words."""
+    model, step = profile.model, max(1, profile.chunk_tokens // 2)
+    planner = Planner(
+        profile.costs, page_tokens=model.page_tokens, page_bytes=model.page_bytes, layers=model.layers,
+        chunk_tokens=profile.chunk_tokens,
+    )  # fmt: skip
+    chosen = []
+    for tokens in range(step, SHOWN_PREFIXES[-1] + 1, step):
+        pages: list[str | None] = [source] * max(1, tokens // model.page_tokens)
+        front = len(pages) if source == HERE else 0
+        decision = planner.decide(front, pages[front:], NEW_TOKENS)
+        if planner.by_layers(decision, 0, pages, NEW_TOKENS, "").strategy is Strategy.LAYER_WISE:
+            chosen.append(tokens)
+    return f"{chosen[0]} to {chosen[-1]} tokens" if chosen else "never"
 
 
 def _seconds(seconds: float) -> str:

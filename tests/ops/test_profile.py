@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -20,7 +21,7 @@ from swift_tiers.ops.profile.session import Answer, Served
 from swift_tiers.ops.profile.setting import LONGEST_PREFIX, Setting, model_directory, prepare
 from swift_tiers.radix_tiering.bus.commands import CapTier, Flush
 from swift_tiers.radix_tiering.config import load_config, parse_config
-from swift_tiers.radix_tiering.restore.cost import ComputeCost, SourceCost
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.plan import Prefix, Run, plan_layer_wise, plan_token_wise
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, load_profile, save_profile
 
@@ -352,6 +353,23 @@ def test_the_tables_say_costs_residuals_and_crossover(shown: str) -> None:
     assert re.search(r"^ssd: token-wise no slower than layer-wise from \d+ tokens on$", shown, re.MULTILINE)
     assert "peer: left out, no server of this machine lends memory;" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_what_servers_restore_by_layers_is_what_their_planner_says() -> None:
+    """They read pages whole: where reading is what takes long, copying single layers gains nothing."""
+    compute = ComputeCost(fixed_seconds=0.0, token_seconds=1e-4, pair_seconds=0.0)
+    slow = SourceCost(latency_seconds=0.0, bytes_per_second=46080 / 1e-4)  # a token as soon as it is computed
+    fast = SourceCost(latency_seconds=0.0, bytes_per_second=1e12)
+    said = []
+    for host, ssd in ((slow, slow), (slow, fast), (fast, slow)):
+        text = io.StringIO()
+        profile = make_profile("model", SERVED, CHUNK, measure(ModelServer(), "host", "ssd"))
+        costs = CostModel(compute=compute, sources={"host": host, "ssd": ssd})
+        show(msgspec.structs.replace(profile, costs=costs), {}, Console(file=text, width=80))
+        said.append(re.findall("copy layers: (.*)", text.getvalue()))
+    # Twice as many as the 64 new tokens are copied behind the forward over these as soon as half of the layers are.
+    assert said[0][0] == said[1][0] == said[1][1] == "192 to 8192 tokens", "the link to the device is slow"
+    assert said[2] == ["never", "never"], "copying hides behind the next forward"
 
 
 def test_the_configuration_of_a_server_to_profile_is_one(model: Path) -> None:
