@@ -10,6 +10,7 @@ import torch
 from swift_tiers.kernels.page_codec import Codec, EncodedLayout, decode_pages, encode_pages
 from swift_tiers.kernels.page_digest import digest_bytes, host_page_digest, page_digests
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
+from swift_tiers.kernels.piece_copy import copy_pieces, copy_pieces_plain
 from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.ops.gpu_proof.figures import Check
 
@@ -93,6 +94,21 @@ def _scatters(case: Case) -> str:
     return ""
 
 
+def _pieces(case: Case) -> str:
+    """Of lengths around all that they are cut at, with gaps between, at places of any alignment or of one of 16."""
+    count, step = len(case.pages), int(case.random.choice([1, 16]))
+    lengths = case.random.choice([0, 1, 15, 16, 4096, 8192, 8209, 131072, 200_000], count) // step * step
+    gaps = case.random.choice([0, 1, 2, 4, 8, 16], (2, count)) * step
+    places = np.cumsum(gaps[1] + lengths) - lengths
+    pieces = np.stack([gaps[0], places, lengths], axis=1).astype(np.int64)[case.random.permutation(count)]
+    source = torch.from_numpy(case.random.integers(0, 256, int(pieces[:, [0, 2]].sum(axis=1).max()), dtype=np.uint8))
+    host = torch.full((int(places[-1] + lengths[-1]) + 64,), POISON, dtype=torch.uint8)
+    device = host.to(case.device, copy=True)
+    copy_pieces_plain(source, host, pieces)
+    copy_pieces(source.to(case.device, copy=True), device, pieces)
+    return _same("the target", device, host)
+
+
 def _codes(codec: Codec) -> Callable[[Case], str]:
     def coded(case: Case) -> str:
         layout = EncodedLayout.of(case.pool, codec)
@@ -139,6 +155,7 @@ def _digests(case: Case) -> str:
 CHECKS: dict[str, Callable[[Case], str]] = {
     "gather": _gathers,
     "scatter": _scatters,
+    "pieces": _pieces,
     "digest": _digests,
     **{f"codec {codec.name.lower()}": _codes(codec) for codec in Codec},
 }

@@ -52,7 +52,7 @@ def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path
     proof(findings).run()
     assert not findings.left_out
     assert [check.name for check in findings.checks] == [
-        "gather", "scatter", "digest", "codec e4m3", "codec int8", "codec int4",
+        "gather", "scatter", "pieces", "digest", "codec e4m3", "codec int8", "codec int4",
         "Small-1M: SGLang's kernels copy what ours do",
     ]  # fmt: skip
     assert not findings.wrong, findings.wrong
@@ -107,6 +107,17 @@ def test_a_single_wrong_byte_is_found(monkeypatch: pytest.MonkeyPatch, name: str
     assert "(seed 0, torch.bfloat16)" in found.failure
     assert found.cases == 1
     assert closing(Findings({}, [found])) == 3
+
+
+def test_a_piece_that_is_copied_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_pieces = right.copy_pieces
+
+    def beyond(source: torch.Tensor, target: torch.Tensor, pieces: Any) -> None:
+        copy_pieces(source, target, pieces)
+        target[-1] = 0
+
+    monkeypatch.setattr(right, "copy_pieces", beyond)
+    assert "the target differs from byte" in right.check("pieces", CPU, 0, 3).failure
 
 
 def test_a_codec_that_loses_more_than_it_says_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
