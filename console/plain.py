@@ -14,7 +14,7 @@ from rich.text import Text
 
 from swift_tiers.console.feeds.feed import Answers, Feed, Look
 from swift_tiers.console.model.alarms import how_many
-from swift_tiers.console.model.columns import GAP, fit, fitting
+from swift_tiers.console.model.columns import GAP, fit, fitted
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.table import Row, Table
 from swift_tiers.console.model.watching import Watcher
@@ -80,7 +80,7 @@ def heading(feed: Feed, scene: Scene) -> Text:
     """What was looked at, when, and how many alarms there are."""
     moment = scene.moment
     assert moment.snapshot is not None
-    said = how_many(moment.alarms)
+    said = how_many(moment.alarms, len(moment.servers))
     when = time_words(moment.snapshot.time, True)
     return scene.line(
         ("swift-tiers ", "title"), (SIGNS.get(feed.nature, ""), "warning"), f"{text(feed.name)}  {when}  ",
@@ -96,7 +96,7 @@ def _drawn(scene: Scene, table: Table) -> list[Text]:
         max(cell_len(column.name), min(column.widest, max(cell_len(row.cells[number].text) for row in rows)))
         for number, column in enumerate(columns)
     ]
-    shown = fitting(columns, widths, scene.width)
+    shown, widths = fitted(columns, widths, scene.width)
     heads = [(fit(columns[one].name, widths[one], columns[one].right, scene.glyphs), "muted") for one in shown]
     lines = [_line(scene, heads), *(_line(scene, _cells(scene, table, row, shown, widths)) for row in rows)]
     if len(table.rows) > len(rows):

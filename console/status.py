@@ -61,7 +61,7 @@ def _nature(app: ConsoleApp) -> list[tuple[str, str]]:
 def _alarms(app: ConsoleApp) -> list[tuple[str, str]]:
     if app.moment.snapshot is None:
         return []
-    return [(f"{words} ", style) for words, style in how_many(app.moment.alarms)]
+    return [(f"{words} ", style) for words, style in how_many(app.moment.alarms, len(app.moment.servers))]
 
 
 def _clock(value: float) -> str:
@@ -96,6 +96,8 @@ def crumbs_line(app: ConsoleApp, width: int) -> Text:
         line.append("  ")
         line.append(app.view.QUESTION, app.style("muted"))
     right = Text(no_wrap=True, end="")
+    if app.layout_words:
+        right.append(f"{app.layout_words} ", app.style("note"))
     if navigation.sieve:
         right.append(f"/{navigation.sieve.text} ", app.style("note"))
     table, rows = app.grid.table, app.grid.rows

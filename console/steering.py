@@ -45,15 +45,19 @@ class Steering:
         if self._app.readonly:
             self._app.tell("readonly: nothing is steered from here", bad=True)
             return
-        if not offer.prompt:
+        if offer.prompt:
+            self._ask(offer, "", "")
+        else:
             self._confirm(offer, "")
-            return
 
-        def typed(value: str | None) -> None:
-            if value is not None:
-                self._confirm(offer, value.strip())
+    def _ask(self, offer: Offer, value: str, problem: str) -> None:
+        """For what the offer lacks; again, with what was wrong with it, until it can be understood."""
 
-        self._app.push_screen(AskScreen(f"{offer.what}", offer.prompt), typed)
+        def typed(said: str | None) -> None:
+            if said is not None:
+                self._confirm(offer, said.strip())
+
+        self._app.push_screen(AskScreen(offer.what, offer.prompt, value, problem), typed)
 
     def typed(self, words: Sequence[str]) -> None:
         """`control [SERVER] COMMAND VALUES`. Raises ActionError."""
@@ -86,7 +90,10 @@ class Steering:
         try:
             command = offer.make(typed)
         except (CommandError, ValueError) as error:
-            self._app.tell(str(error), bad=True)
+            if offer.prompt:
+                self._ask(offer, typed, str(error))
+            else:
+                self._app.tell(str(error), bad=True)
             return
 
         def answered(yes: bool | None) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from swift_tiers.console.export import ExportError, export
+from swift_tiers.console.looker import FASTEST, SLOWEST
 from swift_tiers.console.model.actions import Action, ActionError, read_action
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.sieve import FilterError, Sieve
+from swift_tiers.console.screens.ask import AskScreen
 
 if TYPE_CHECKING:
     from swift_tiers.console.app import ConsoleApp
@@ -42,10 +45,9 @@ class Typed:
         elif name == "sort":
             self._sort_by(words)
         elif name == "rate":
-            self._app.set_rate(_number(words[0], "rate SECONDS"))
+            self._set_rate(_number(words[0], "rate SECONDS"))
         elif name == "export":
-            path = export(self._app, words[0], words[1] if len(words) > 1 else None)
-            self._app.tell(f"written: {path}")
+            self._export(words)
         elif name == "theme":
             name = THEMES.get(words[0], words[0])
             if name not in self._app.available_themes:
@@ -62,6 +64,29 @@ class Typed:
             self._play(name, words[0])
         else:
             self._app.call_later(self._app.run_action, name)  # pause, help, quit
+
+    def ask_export(self, value: str, problem: str = "") -> None:
+        """What to write and where, until it could be written."""
+
+        def chosen(answer: str | None) -> None:
+            if answer is None:
+                return
+            try:
+                self._export(tuple(answer.split(None, 1)) or ("csv",))
+            except ExportError as error:
+                self.ask_export(answer, str(error))
+
+        hint = "csv or json: the table; svg: the screen. Then a file, if you like"
+        self._app.push_screen(AskScreen("Export what is shown", hint, value, problem), chosen)
+
+    def _export(self, words: tuple[str, ...]) -> None:
+        path = export(self._app, words[0], words[1].strip() if len(words) > 1 else None)
+        self._app.tell(f"written: {path}")
+
+    def _set_rate(self, seconds: float) -> None:
+        if not FASTEST <= seconds <= SLOWEST:
+            raise ActionError(f"rate {seconds:g}: it is between {FASTEST:g} and {SLOWEST:g} seconds")
+        self._app.set_rate(seconds)
 
     def line(self, line: str) -> None:
         """As if it had been typed. Raises ActionError."""
@@ -115,6 +140,9 @@ class Typed:
 
 def _number(word: str, usage: str) -> float:
     try:
-        return float(word)
+        number = float(word)
     except ValueError:
-        raise ActionError(f"usage: {usage}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise ActionError(f"usage: {usage}")
+    return number

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from swift_tiers.console.model.departures import Departure, Departures, Going
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.place import Place, Step
-from swift_tiers.radix_tiering.bus.figures import count, seconds, share, text
+from swift_tiers.radix_tiering.bus.figures import count, seconds, share, size, text
 from swift_tiers.radix_tiering.bus.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.reader import EVERYTHING, Part
 from swift_tiers.radix_tiering.bus.troubles import LONG_WAIT, Mark, Trouble, Troubles, request_troubles
@@ -16,6 +18,7 @@ from swift_tiers.radix_tiering.bus.views import (
     LeasesView,
     RankState,
     RequestView,
+    ServerView,
     Snapshot,
     StripeSetView,
     TierView,
@@ -27,6 +30,9 @@ FULL = 0.95
 #: Hit rates: of the last so many seconds, against those of the time before; with at least so many prompt tokens in it,
 #: and a former rate of at least so much, less than this share of it is a collapse.
 RECENT_SECONDS, RECENT_TOKENS, FORMER_RATE, COLLAPSE = 20.0, 2000, 0.2, 0.5
+#: What is only counted, and has not grown for so long, seconds, is a note: it happened, and is over.
+SILENT_SECONDS = 300.0
+_FIGURES = re.compile(r"[\d.]+(?:[kMGT](?:iB)?|B|%)?(?: (?:ms|s|min|h|d)\b)?")
 
 
 class Alarm(NamedTuple):
@@ -38,25 +44,46 @@ class Alarm(NamedTuple):
     remedy: str
     target: Place
     since: float  # when it was seen first, seconds since 1970 by Redis' clock
+    counted: bool = False  # it tells of what has happened since a start, which stays true for ever
+
+
+class _Known(NamedTuple):
+    """An alarm that was there before: since when, and since when its figures are what they are."""
+
+    since: float
+    what: str
+    same_since: float
 
 
 class Alarms:
     """Finds alarms, and remembers since when each is there. One thread at a time."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[str, str], float] = {}
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._departures = Departures()
 
     def of(self, snapshot: Snapshot, history: History) -> tuple[Alarm, ...]:
         """The worst first, and of these the newest."""
-        found = list(_alarms(snapshot, history))
-        keys = {_key(alarm) for alarm in found}
-        self._since = {key: self._since.get(key, snapshot.time) for key in keys}
-        timed = [alarm._replace(since=self._since[_key(alarm)]) for alarm in found]
-        return tuple(sorted(timed, key=lambda alarm: (-alarm.mark, -alarm.since, alarm.place)))
+        departed = self._departures.observe(snapshot)
+        now, known, found = snapshot.time, {}, []
+        for alarm in _alarms(snapshot, history, departed):
+            key = _key(alarm)
+            former = self._known.get(key, _Known(now, alarm.what, now))
+            same_since = former.same_since if former.what == alarm.what else now
+            known[key] = _Known(former.since, alarm.what, same_since)
+            alarm = alarm._replace(since=former.since)
+            if alarm.counted and now - same_since >= SILENT_SECONDS:
+                what = f"{alarm.what}; none in the last {seconds(SILENT_SECONDS)}"
+                alarm = alarm._replace(mark=min(alarm.mark, Mark.NOTE), what=what)
+            found.append(alarm)
+        self._known = known
+        return tuple(sorted(found, key=lambda alarm: (-alarm.mark, -alarm.since, alarm.place)))
 
 
-def how_many(alarms: Iterable[Alarm]) -> list[tuple[str, str]]:
-    """How many of what: words with their styles. Notes are not worth one."""
+def how_many(alarms: Iterable[Alarm], servers: int) -> list[tuple[str, str]]:
+    """How many of what: words with their styles. Notes are not worth one; and without servers, nobody is well."""
+    if not servers:
+        return [("no server", "warning")]
     marks = [alarm.mark for alarm in alarms]
     wrong, warnings = marks.count(Mark.WRONG), marks.count(Mark.WARNING)
     said = [(f"{wrong} WRONG", "wrong")] if wrong else []
@@ -65,14 +92,18 @@ def how_many(alarms: Iterable[Alarm]) -> list[tuple[str, str]]:
 
 
 def _key(alarm: Alarm) -> tuple[str, str]:
-    """Figures in it change while it stays the same alarm."""
-    return alarm.place, "".join(letter for letter in alarm.what if not letter.isdigit() and letter != ".")
+    """Figures in it change, and their units with them, while it stays the same alarm."""
+    return alarm.place, " ".join(_FIGURES.sub("", alarm.what).split())
 
 
-def _alarms(snapshot: Snapshot, history: History) -> Iterator[Alarm]:
+def _alarms(snapshot: Snapshot, history: History, departed: Mapping[str, Departure]) -> Iterator[Alarm]:
     troubles = Troubles(snapshot, EVERYTHING & ~Part.REQUESTS)
     for state in snapshot.servers:
-        yield from _told(troubles.of([state.server]), snapshot.time)
+        departure = departed.get(state.server.server)
+        if departure is None or departure.going is Going.UNKNOWN:
+            yield from _told(troubles.of([state.server]), snapshot.time)
+        else:
+            yield _gone(state.server, departure, snapshot.time)
         for rank in state.ranks:
             views: list[View] = [*rank.tiers, *rank.devices, *rank.lent, *rank.borrowed]
             views += [view for view in (rank.rank, rank.stripe_set, rank.tree, rank.gpu) if view is not None]
@@ -84,9 +115,24 @@ def _alarms(snapshot: Snapshot, history: History) -> Iterator[Alarm]:
 
 def _told(troubles: Iterable[Trouble], now: float) -> Iterator[Alarm]:
     for trouble in troubles:
-        # Paths are long, and the device has a number.
+        # Paths are long, and the device has a number; that it is no GPU should be said.
         place = " ".join(word for word in trouble.place.split() if "/" not in word)
-        yield Alarm(trouble.mark, place, trouble.what, trouble.remedy, target(trouble.view), now)
+        if isinstance(trouble.view, DeviceView):
+            place = place.replace(" device ", " ssd device ", 1)
+        yield Alarm(trouble.mark, place, trouble.what, trouble.remedy, target(trouble.view), now, trouble.counted)
+
+
+def _gone(server: ServerView, departure: Departure, now: float) -> Alarm:
+    """One that was seen while it was there."""
+    heard = f"last heard of {seconds(server.age_seconds)} ago"
+    if departure.going is Going.STOPPED:
+        return Alarm(Mark.NOTE, text(server.server), f"was stopped; {heard}", "", target(server), now)
+    lent = f"; it lent {size(departure.lent_bytes)}" if departure.lent_bytes else ""
+    to = f" to {', '.join(map(text, departure.borrowers))}" if lent and departure.borrowers else ""
+    what = f"is GONE: it died, hangs, or is cut off from Redis; {heard}{lent}{to}"
+    return Alarm(
+        Mark.WRONG, text(server.server), what, "see whether it runs, and the end of its log", target(server), now
+    )
 
 
 def target(view: View) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
@@ -13,12 +14,29 @@ from swift_tiers.console.model.table import Column
 GAP = 2
 
 
-def fitting(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
-    """The columns that have room; those of the lowest rank go first, and of these the last."""
+class Fitted(NamedTuple):
+    """The columns that have room, by their numbers, and how wide each of all is drawn."""
+
+    shown: list[int]
+    widths: list[int]
+
+
+def fitted(columns: Sequence[Column], widths: Sequence[int], room: int) -> Fitted:
+    """Those that can are narrowed first; then those of the lowest rank go, and of these the last."""
+    narrow = [min(width, column.least or width) for column, width in zip(columns, widths, strict=True)]
     shown = list(range(len(columns)))
-    while len(shown) > 1 and sum(widths[number] + GAP for number in shown) - GAP > room:
+    while len(shown) > 1 and _taken(shown, narrow) > room:
         shown.remove(min(shown, key=lambda number: (columns[number].rank, -number)))
-    return shown
+    left = max(0, room - _taken(shown, narrow))
+    for number in shown:
+        more = min(left, widths[number] - narrow[number])
+        narrow[number] += more
+        left -= more
+    return Fitted(shown, narrow)
+
+
+def _taken(shown: Sequence[int], widths: Sequence[int]) -> int:
+    return sum(widths[number] + GAP for number in shown) - GAP
 
 
 def fit(text: str, width: int, right: bool, glyphs: Glyphs) -> str:

@@ -68,15 +68,19 @@ _LIGHT = {
     "cursor": "bold on #cfdcf5",
 }
 
+#: Where there are no colours, red and amber are two greys among others: what is wrong must not be the paler one.
+_PLAIN = {"wrong": "bold reverse", "warning": "bold underline"}
+
 
 class Palette:
-    """Styles by meaning, for a dark or a light ground."""
+    """Styles by meaning, for a dark or a light ground; `plain`: where there are no colours."""
 
-    def __init__(self, dark: bool = True) -> None:
+    def __init__(self, dark: bool = True, plain: bool = False) -> None:
         self.dark = dark
-        self._styles: Mapping[str, Style] = {
-            name: Style.parse(style) for name, style in (_DARK if dark else _LIGHT).items()
-        }
+        styles = _DARK if dark else _LIGHT
+        if plain:
+            styles = styles | {name: f"{style} {styles['title'].split()[-1]}" for name, style in _PLAIN.items()}
+        self._styles: Mapping[str, Style] = {name: Style.parse(style) for name, style in styles.items()}
 
     def __getitem__(self, name: str) -> Style:
         """An unknown meaning is plain text: a server of another release may know states that we do not."""

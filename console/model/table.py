@@ -20,6 +20,7 @@ class Column(NamedTuple):
     right: bool = False
     widest: int = 40  # cells; longer texts are cut
     rank: int = 0  # columns with the lowest rank go first where the terminal is narrow
+    least: int = 0  # cells; it is narrowed so far before others go; 0: it is not
 
 
 class Cell(NamedTuple):

@@ -16,16 +16,21 @@ class AskScreen(ModalScreen[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "back")]
 
-    def __init__(self, question: str, hint: str = "", value: str = "") -> None:
+    def __init__(self, question: str, hint: str = "", value: str = "", problem: str = "") -> None:
+        """`hint`: what is to be typed; `problem`: what was wrong with the value."""
         super().__init__()
         self._question = question
         self._hint = hint
         self._value = value
+        self._problem = problem
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Label(self._question, classes="dialog--title", markup=False)
-            yield Input(value=self._value, placeholder=self._hint)
+            yield Label(self._hint, classes="dialog--text", markup=False)
+            yield Input(value=self._value, select_on_focus=False, compact=True)
+            if self._problem:
+                yield Label(self._problem, classes="dialog--problem", markup=False)
             yield Label("enter: go on    esc: back", classes="dialog--keys")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

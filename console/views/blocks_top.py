@@ -17,6 +17,7 @@ from swift_tiers.console.views.blocks_tier import SHARE, legend, stretches
 from swift_tiers.console.views.heat_map import Stretch, draw, layout
 from swift_tiers.console.views.lazy_rows import LazyRows
 from swift_tiers.console.views.measures import TIERS, fill, share_cell
+from swift_tiers.console.views.settled import Cells, Settled, request_key
 from swift_tiers.console.views.slot_map import slot_map
 from swift_tiers.console.views.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, share, size, text
@@ -47,7 +48,7 @@ class TopLevel(View):
         subjects = _subjects(scene)
         columns = _columns(scene)
         cells = [partial(cell, scene) for cell in CELLS]
-        rows = LazyRows(subjects, _key, partial(_row, scene), columns, cells)
+        rows = LazyRows(subjects, _key, partial(_row, scene), columns, cells, partial(_settled, scene))
         empty = "no tiers and no requests are on this bus" if scene.moment.snapshot is not None else ""
         if scene.place.steps and not subjects:
             empty = "this server or rank is not on the bus any more, or says nothing of its tiers"
@@ -165,6 +166,18 @@ CELLS: tuple[Callable[[Scene, _Subject], Cell], ...] = (
     lambda scene, subject: Cell(text(subject.of.rank)),
     _blocks_of, _state, _pages, _full, _fill, _where,
 )  # fmt: skip
+
+
+_SETTLED = Settled()
+
+
+def _settled(scene: Scene, subject: _Subject) -> Cells | None:
+    """Requests that have ended; the app's thread only."""
+    of = subject.of
+    if isinstance(of, TierView) or of.live:
+        return None
+    key = scene.glyphs.ascii, request_key(of)
+    return _SETTLED.of(key, lambda: tuple(cell(scene, subject) for cell in CELLS))
 
 
 def _strip(scene: Scene, runs: Sequence[tuple[str, int]], pages: int | None) -> str:

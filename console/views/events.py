@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from swift_tiers.console.model import event_words
+from swift_tiers.console.model.charts import Drawn, fitting
 from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Table
@@ -20,9 +21,15 @@ from swift_tiers.radix_tiering.bus.troubles import SKEW_SECONDS, Mark
 
 #: From this width on there are dates and milliseconds, ranks and numbers.
 WIDE = 120
-#: Cells that the columns before the last one take, with the gaps between them: narrow, where ranks are not shown if
-#: there is more to say, and wide.
-TAKEN, TAKEN_WIDE = 46, 84
+EVENTS = (
+    Column("time", rank=8),
+    Column("mark", rank=7),
+    Column("server", widest=14, rank=9),
+    Column("rank", widest=10, rank=1),
+    Column("number", right=True, rank=0),
+    Column("kind", widest=20, rank=9),
+    Column("what", widest=400, least=24, rank=9),
+)
 FIELDS = (
     Column("field", widest=24, rank=9),
     Column("value", widest=90, rank=9),
@@ -56,22 +63,8 @@ class Events(View):
             return Table(FIELDS, rows, empty="it has no fields") if isinstance(item, Event) else self.EMPTY
         wide = scene.width >= WIDE
         self._shelf.use(scene.moment.events, wide)
-        columns = _columns(scene.width - (TAKEN_WIDE if wide else TAKEN))
         empty = "nothing has been told" if scene.server is None else f"{text(scene.server)} has told nothing"
-        return Table(columns, EventRows.of(self._shelf, columns, scene.server), empty=empty, follow=True)
-
-
-def _columns(room: int) -> tuple[Column, ...]:
-    """The last one takes what the others leave."""
-    return (
-        Column("time", rank=8),
-        Column("mark", rank=7),
-        Column("server", widest=14, rank=6),
-        Column("rank", widest=10, rank=1),
-        Column("number", right=True, rank=0),
-        Column("kind", widest=20, rank=9),
-        Column("what", widest=max(20, room), rank=9),
-    )
+        return Table(EVENTS, EventRows.of(self._shelf, EVENTS, scene.server), empty=empty, follow=True)
 
 
 class _Lately(NamedTuple):
@@ -105,22 +98,20 @@ def _lately(scene: Scene) -> _Lately:
 def _summary(scene: Scene) -> list[Text]:
     """How much has happened lately, and of which kinds most."""
     lately, log = _lately(scene), scene.moment.events
-    said: list[tuple[str, str] | str] = [
-        ("last 5 min ", "title"), (scene.glyphs.spark(lately.parts, PARTS), "accent"), "  ",
-    ]  # fmt: skip
+    said: list[Drawn] = [[("last 5 min ", "title"), (scene.glyphs.spark(lately.parts, PARTS), "accent"), "  "]]
     for mark, word in ((Mark.WRONG, "WRONG"), (Mark.WARNING, "warnings"), (Mark.NOTE, "notes"), (Mark.OK, "ok")):
         if lately.marks[mark]:
-            said.append((f"{count(lately.marks[mark])} {word}  ", MARKS[mark]))
+            said.append([(f"{count(lately.marks[mark])} {word}  ", MARKS[mark])])
     if not lately.marks:
-        said.append("nothing  ")
+        said.append(["nothing  "])
     if lately.lost:
-        said.append((f"{count(lately.lost)} {LOST}  ", "warning"))
-    said.append(f"{count(len(log))} kept")
-    lines = [scene.line(*said)]
+        said.append([(f"{count(lately.lost)} {LOST}  ", "warning")])
+    said.append([f"{count(len(log))} kept"])
+    lines = [scene.line(*fitting(scene.width, *said))]
     if lately.kinds:
         worst = sorted(lately.kinds.items(), key=lambda one: (-_mark(one[0]), -one[1]))
-        most = [(f"{text(kind)} {count(times)}  ", MARKS[_mark(kind)]) for kind, times in worst]
-        lines.append(scene.line(*most))
+        most: list[Drawn] = [[(f"{text(kind)} {count(times)}  ", MARKS[_mark(kind)])] for kind, times in worst]
+        lines.append(scene.line(*fitting(scene.width + 2, *most)))  # the last one's spaces may be cut
     return lines
 
 

@@ -10,6 +10,7 @@ from swift_tiers.console.model.alarms import RECENT_SECONDS, hit_rates
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.table import Cell
+from swift_tiers.console.views.sums import added
 from swift_tiers.radix_tiering.bus.figures import NONE, seconds, share
 from swift_tiers.radix_tiering.bus.views import RankState, RequestView, ServerState, TierView
 
@@ -99,13 +100,16 @@ def sum_of(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def total(moment: Moment, length: int, *, of: str, fields: tuple[str, ...], server: str | None) -> list[float | None]:
+def total(moment: Moment, *, of: str, fields: tuple[str, ...], server: str | None) -> list[float | None]:
     """Rates of counters of all ranks together, look by look, the newest last."""
-    series: list[list[float | None]] = []
-    for rank in moment.ranks(server):
-        views = rank.tiers if of == "tiers" else rank.links
-        series += [moment.history.rates(view, *fields, length=length) for view in views]
-    longest = max(map(len, series), default=0)
-    unknown: list[float | None] = [None]
-    aligned = [unknown * (longest - len(one)) + one for one in series]
-    return [sum_of(values) for values in zip(*aligned, strict=True)] if longest else []
+    return added(
+        moment.history.rates(view, *fields)
+        for rank in moment.ranks(server)
+        for view in (rank.tiers if of == "tiers" else rank.links)
+    )
+
+
+def gauges(moment: Moment, field: str, server: str | None) -> list[float | None]:
+    """What the first ranks of servers said together, look by look: all ranks of one have the same requests."""
+    firsts = [state.ranks[0].rank for state in moment.servers if server in (None, state.server.server) and state.ranks]
+    return added(moment.history.values(rank, field) for rank in firsts if rank is not None)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from rich.text import Text
 
 from swift_tiers.console.model.alarms import Alarm
-from swift_tiers.console.model.charts import Drawn, fitting
+from swift_tiers.console.model.charts import Series, beside, chart
 from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Table
+from swift_tiers.console.model.wrapping import wrapped
+from swift_tiers.console.views.alarm_lines import alarm_lines
 from swift_tiers.console.views.measures import (
     TIERS,
     fill,
     first_tokens,
+    gauges,
     hit_share,
     model_name,
     role,
@@ -30,10 +33,10 @@ from swift_tiers.radix_tiering.bus.views import RankState, ServerState, TierView
 
 #: Cells of the bar that says how full a tier is.
 BAR = 5
-#: Alarms that are always shown, before the height of the screen decides.
+#: Lines for alarms that there are always, before the height of the screen decides.
 LEAST_ALARMS = 3
-#: Cells that a remedy wants beside its alarm; where one has entered the server, it has a line of its own instead.
-LEAST_REMEDY = 20
+#: Charts want so many lines in all, are no higher than so many each, and no narrower than so many cells.
+CHARTS_FROM, HIGHEST, CHART = 12, 10, 44
 
 SERVERS = (
     Column("state", rank=9),
@@ -83,7 +86,6 @@ class Overview(View):
     NAME = "overview"
     TITLE = "Overview"
     QUESTION = "which server is unwell, and why?"
-    LINES_SHARE = 0.55
 
     def lines(self, scene: Scene) -> list[Text]:
         if scene.moment.snapshot is None:
@@ -93,9 +95,16 @@ class Overview(View):
         if scene.place.steps:
             state = scene.moment.server(name)
             gone = [scene.line(("this server is not on the bus any more", "warning"))]
-            return [*(_about(scene, state) if state is not None else gone), *_alarm_lines(scene, alarms, 8)]
-        room = max(LEAST_ALARMS, scene.height - len(scene.moment.servers) - 6)
-        return [*_alarm_lines(scene, alarms, min(room, scene.height // 2)), *_sparks(scene)]
+            about = wrapped(_about(scene, state) if state is not None else gone, scene.width)
+            tiers = sum(len(rank.tiers) for rank in state.ranks) if state is not None else 0
+            return [*about, *alarm_lines(scene, alarms, max(4, scene.height - len(about) - tiers - 3))]
+        if not scene.moment.servers:
+            return _no_servers(scene)
+        # The table of the servers comes first; alarms may take the rest of the screen, and charts what they leave.
+        rows = 1 if scene.only is not None else len(scene.moment.servers)
+        room = max(LEAST_ALARMS, scene.height - min(rows, scene.height // 2) - 2)
+        lines = alarm_lines(scene, alarms, room)
+        return [*lines, *_charts(scene, room - len(lines))]
 
     def table(self, scene: Scene) -> Table:
         if scene.place.steps:
@@ -109,7 +118,9 @@ class Overview(View):
         worst = _worst(scene.moment.alarms)
         rows = [_server_row(scene, state, worst.get(state.server.server, Mark.OK)) for state in shown]
         rows.sort(key=lambda row: -row.cells[0].value)
-        return Table(SERVERS, rows, empty="no server is on this bus" if scene.moment.snapshot else "")
+        if not rows and scene.only is None:
+            return self.EMPTY
+        return Table(SERVERS, rows, empty=f"{text(scene.only or '')} is not on this bus")
 
     def offers(self, scene: Scene) -> tuple[Offer, ...]:
         server = scene.place.name("server")
@@ -155,48 +166,60 @@ def _worst(alarms: tuple[Alarm, ...]) -> dict[str, Mark]:
     return worst
 
 
-def _alarm_lines(scene: Scene, alarms: list[Alarm], most: int) -> list[Text]:
-    """Notes are shown where there is room for them."""
-    if not alarms:
-        return [scene.line((" ok ", "good"), ("nothing is wrong", "text"))]
-    lines = []
-    now = scene.moment.snapshot.time if scene.moment.snapshot is not None else 0.0
-    shown = alarms if len(alarms) <= most else alarms[: most - 1]
-    for alarm in shown:
-        ago = seconds(round(max(0.0, now - alarm.since)))
-        said: Drawn = [
-            (f"{alarm.mark!s:>7} ", MARKS[alarm.mark]), (f"{alarm.place}: ", "title"), (alarm.what, "text"),
-        ]  # fmt: skip
-        line = scene.line(*fitting(scene.width, said, [f"  for {ago}"]))
-        remedy, room = f"  {scene.glyphs.right} {alarm.remedy}", scene.width - line.cell_len
-        inside = bool(scene.place.steps)
-        if alarm.remedy and room >= (len(remedy) if inside else min(len(remedy), LEAST_REMEDY)):
-            line.append_text(scene.line(scene.glyphs.cut(remedy, room)))
-        line.truncate(scene.width, overflow="crop" if scene.glyphs.ascii else "ellipsis")
-        lines.append(line)
-        if alarm.remedy and inside and room < len(remedy):
-            lines.append(scene.line(f"      {remedy}"))
-    if len(shown) < len(alarms):
-        lines.append(scene.line(f"        and {len(alarms) - len(shown)} more; enter a server to see all of its own"))
-    return lines
+def _no_servers(scene: Scene) -> list[Text]:
+    return [
+        scene.line(("no server is on this bus", "warning")),
+        scene.line(
+            "servers with --enable-swift-tiers and this bus in their configuration appear here by themselves; "
+            "`swift-tiers doctor` looks for what is wrong with one"
+        ),
+    ]
 
 
-def _sparks(scene: Scene) -> list[Text]:
-    """All servers together, a line each, of the last minutes."""
+def _charts(scene: Scene, room: int) -> list[Text]:
+    """All servers together, over the last minutes: charts where there is much room, else a line each."""
+    if room >= CHARTS_FROM and scene.width >= 2 * CHART:
+        return _large_charts(scene, room)
     width = min(60, scene.width - 50)
-    if width < 10 or scene.height < 14:
+    if width < 10 or room < 3:
         return []
     lines = [Text()]
     for label, style, of, fields in (
         ("read from tiers", "good", "tiers", ("bytes_read",)),
         ("written to tiers", "ssd", "tiers", ("bytes_written",)),
     ):
-        values = total(scene.moment, width, of=of, fields=fields, server=scene.server)
+        values = total(scene.moment, of=of, fields=fields, server=scene.server)[-width:]
         now = values[-1] if values else None
         highest = max((value for value in values if value is not None), default=0.0)
         figures = f"{size(now)}/s, at most {size(highest)}/s" if values else NONE
         lines.append(scene.line(f"{label:>17} ", (scene.glyphs.spark(values, width), style), f"  {figures}"))
     return lines
+
+
+def _large_charts(scene: Scene, room: int) -> list[Text]:
+    moment, server = scene.moment, scene.server
+    series = [
+        Series("requests running", "compute", gauges(moment, "running_requests", server), _whole),
+        Series("requests waiting", "warning", gauges(moment, "waiting_requests", server), _whole),
+        Series("read from tiers", "good", total(moment, of="tiers", fields=("bytes_read",), server=server), _per_s),
+        Series("written to tiers", "ssd", total(moment, of="tiers", fields=("bytes_written",), server=server), _per_s),
+    ]
+    across = 4 if scene.width >= 4 * CHART else 2
+    down = len(series) // across
+    width, height = (scene.width - 2 * (across - 1)) // across, min(HIGHEST, (room - 1) // down - 2)
+    lines: list[Text] = []
+    for first in range(0, len(series), across):
+        drawn = [chart(scene.glyphs, one, width, height) for one in series[first : first + across]]
+        lines += [Text(), *(scene.line(*parts) for parts in beside(*drawn))]
+    return lines
+
+
+def _whole(value: float) -> str:
+    return count(round(value))
+
+
+def _per_s(value: float) -> str:
+    return f"{size(value)}/s"
 
 
 def _server_row(scene: Scene, state: ServerState, mark: Mark) -> Row:
@@ -205,9 +228,10 @@ def _server_row(scene: Scene, state: ServerState, mark: Mark) -> Row:
     firsts = first_tokens(requests)
     ranks = [rank.rank for rank in state.ranks if rank.rank is not None]
     hit = hit_share(state.ranks[0], scene.moment.history) if state.ranks else None
-    word = str(mark) if server.alive else "GONE"
+    stopped = mark < Mark.WARNING  # of one that is gone: it said so
+    word = str(mark) if server.alive else "stopped" if stopped else "GONE"
     cells = (
-        Cell(word, int(mark), MARKS[mark] if server.alive else "wrong"),
+        Cell(word, int(mark), MARKS[mark] if server.alive else "muted" if stopped else "wrong"),
         Cell(text(server.server), style="title"),
         Cell(text(model_name(server.model)) or UNKNOWN),
         Cell(role(state)),

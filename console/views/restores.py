@@ -15,6 +15,7 @@ from swift_tiers.console.views.lazy_rows import LazyRows
 from swift_tiers.console.views.measures import seconds_cell
 from swift_tiers.console.views.restore_bar import ARRIVED, LOADING, Course, bar, course, key
 from swift_tiers.console.views.restored import Restored, restores, saved, since
+from swift_tiers.console.views.settled import Cells, Settled, request_key
 from swift_tiers.console.views.view import Scene, View
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, text
 from swift_tiers.radix_tiering.restore.story import COMPUTED
@@ -67,7 +68,8 @@ class Restores(View):
             return restore_story.table(scene, rid)
         running, over = restores(scene.moment, scene.server)
         cells = [partial(cell, scene) for cell in CELLS]
-        rows = LazyRows([*running, *over], _key, partial(_row, scene), RESTORES, cells)
+        settled = partial(_settled, scene)
+        rows = LazyRows([*running, *over], _key, partial(_row, scene), RESTORES, cells, settled, MOVING)
         return Table(RESTORES, rows, empty=_nothing(scene))
 
 
@@ -169,6 +171,21 @@ CELLS: tuple[Callable[[Scene, Restored], Cell], ...] = (
     lambda scene, one: Cell(str(len(one.views)), len(one.views)),
     lambda scene, one: Cell(text(one.story.late) or NONE),
 )
+
+
+#: Of what is over, only that goes on; and what a time is written with.
+MOVING = {number: frozenset("0123456789. mshdin-") for number, column in enumerate(RESTORES) if column.name == "ago"}
+_SETTLED = Settled()
+
+
+def _settled(scene: Scene, one: Restored) -> Cells | None:
+    """Restores of requests that have ended; the app's thread only."""
+    if any(view.live for view in one.views):
+        return None
+    key = scene.glyphs.ascii, *map(request_key, one.views)
+    return _SETTLED.of(
+        key, lambda: tuple(Cell("") if at in MOVING else cell(scene, one) for at, cell in enumerate(CELLS))
+    )
 
 
 def _share_cell(lasts: float | None, estimated: float | None) -> Cell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.charts import Series, beside, chart, fitting
+from swift_tiers.console.model.charts import Drawn, Series, beside, chart, fitting
 from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views import stripe_device, stripe_prefix
@@ -190,11 +190,13 @@ def _troubles(scene: Scene, sets: list[Lanes]) -> list[Text]:
     most = max(2, scene.height // 5)
     lines = []
     for device, trouble in found if len(found) <= most else found[: most - 1]:
-        line = scene.line(
+        said: Drawn = [
             (f"{trouble.mark!s:>7} ", MARKS[trouble.mark]), (f"{text(device.server)} {device.number} ", "title"),
-            (trouble.what, "text"), f"  {scene.glyphs.right} {trouble.remedy}" if trouble.remedy else "",
-        )  # fmt: skip
-        line.truncate(scene.width)
+            (trouble.what, "text"),
+        ]  # fmt: skip
+        remedy: Drawn = [f"  {scene.glyphs.right} {trouble.remedy}"] if trouble.remedy else []
+        line = scene.line(*fitting(scene.width, said, remedy))
+        line.truncate(scene.width, overflow="crop" if scene.glyphs.ascii else "ellipsis")
         lines.append(line)
     if len(lines) < len(found):
         lines.append(scene.line(f"        and {len(found) - len(lines)} more; enter a device to see all of its own"))

@@ -208,7 +208,9 @@ def _row(scene: Scene, branch: Branch, keys: Mapping[str, str], stale: bool, sev
     whole = keys.get(node.key) if node.key else None
     behind = len(tree.behind(node.node))
     home = (Step("server", view.server), Step("rank", view.rank))
-    place = Place("blocks", (Step("page", whole),)) if whole else Place("tree", (*home, Step("node", str(node.node))))
+    # The beginning of a key is enough to ask for a page. A node without one is shown by itself.
+    key = whole or node.key
+    place = Place("blocks", (Step("page", key),)) if key else Place("tree", (*home, Step("node", str(node.node))))
     named = (Cell(text(view.server), style="title"), Cell(text(view.rank))) if several else ()
     cells = (
         *named,
@@ -220,6 +222,6 @@ def _row(scene: Scene, branch: Branch, keys: Mapping[str, str], stale: bool, sev
         Cell(NONE if node.locks is None else count(node.locks), node.locks, "pinned" if node.locks else ""),
         seconds_cell(node.idle_seconds),
         Cell(str(behind) if behind else NONE, behind),
-        Cell(node.key or NONE, style="accent" if whole else "muted"),
+        Cell(node.key or NONE, style="accent" if node.key else "muted"),
     )
     return Row(node_key(branch), cells, place, branch, stale)

@@ -54,9 +54,8 @@ class Entry(Horizontal):
         self._at = 0
 
     def compose(self) -> ComposeResult:
-        yield Label("", id="kind")
+        yield Label("", id="kind", markup=False)
         yield Input(select_on_focus=False)
-        yield Label("", id="problem")
 
     @property
     def is_open(self) -> bool:
@@ -65,7 +64,6 @@ class Entry(Horizontal):
     def open(self, kind: str, text: str, hint: str, suggestions: Sequence[str] = ()) -> None:
         self._kind, self._at = kind, len(self._former)
         self.query_one("#kind", Label).update(kind)
-        self.problem("")
         line = self.query_one(Input)
         line.placeholder = hint
         line.suggester = SuggestFromList(suggestions, case_sensitive=False) if suggestions else None
@@ -76,10 +74,6 @@ class Entry(Horizontal):
 
     def close(self) -> None:
         self.remove_class("-open")
-
-    def problem(self, text: str) -> None:
-        """What is wrong with what was typed."""
-        self.query_one("#problem", Label).update(text)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()

@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from swift_tiers.console.model.columns import GAP, fit, fitting
+from swift_tiers.console.model.columns import GAP, fit, fitted
 from swift_tiers.console.model.glyphs import UNICODE, Glyphs
 from swift_tiers.console.model.palette import Palette
 from swift_tiers.console.model.table import Row, Sorting, Table
@@ -65,9 +65,11 @@ class Grid(ScrollView, can_focus=True):
         self._table = Table((), ())
         self._rows: Sequence[Row] = ()
         self._cursor = 0
-        self._widths: list[int] = []
+        self._wanted: list[int] = []  # cells that each column would fill
+        self._widths: list[int] = []  # and those that it has
         self._shown: list[int] = []  # columns that have room, by their number
         self._sorting = Sorting()
+        self._height = 0  # before it was resized
         self._made: dict[int, Row] = {}  # of `_rows`, by their number
         self._strips: list[Strip] = []  # of what is visible, from the top
         self._ground = Style()  # that they were made on
@@ -99,7 +101,7 @@ class Grid(ScrollView, can_focus=True):
         """Show these rows of the table; the cursor stays where it was if the row is still there."""
         before = self.row
         if [column.name for column in table.columns] != [column.name for column in self._table.columns]:
-            self._widths = []
+            self._wanted = []
             before = None
             self._cursor = _find(rows, table.start, 0) if table.start else 0
             begins = max(0, self._cursor - self.size.height // 2)
@@ -169,14 +171,20 @@ class Grid(ScrollView, can_focus=True):
 
     def _heading(self, width: int, ground: Style) -> Strip:
         title = ground + self.palette["muted"] + Style(bold=True, underline=not self.glyphs.ascii)
-        segments = [Segment(" ", title)]
+        blank = title + Style(bold=False)  # apart from the words: pictures of the screen lose spaces before them
+        segments = [Segment(" ", blank)]
         for number in self._shown:
             column = self._table.columns[number]
             name = column.name
             if column.name == self._sorting.column:
                 name += self.glyphs.down if self._sorting.descending else self.glyphs.up
-            segments.append(Segment(fit(name, self._widths[number], column.right, self.glyphs), title))
-            segments.append(Segment(" " * GAP, title))
+            words = fit(name, self._widths[number], column.right, self.glyphs)
+            said = words.lstrip(" ")
+            segments += [
+                Segment(" " * (len(words) - len(said)), blank),
+                Segment(said, title),
+                Segment(" " * GAP, blank),
+            ]
         hidden = len(self._table.columns) - len(self._shown)
         if hidden > 0:
             segments.append(Segment(f"+{hidden}", title))
@@ -185,13 +193,18 @@ class Grid(ScrollView, can_focus=True):
     def _line(self, row: Row, width: int, ground: Style, at_cursor: bool) -> Strip:
         if at_cursor:
             ground += self.palette["cursor"]
-        stale = row.stale or self.dimmed
         segments = [Segment(self.glyphs.right if at_cursor else " ", ground)]
         for number in self._shown:
             column, cell = self._table.columns[number], row.cells[number]
-            style = self.palette["stale"] if stale else self.palette[cell.style or "text"]
-            segments.append(Segment(fit(cell.text, self._widths[number], column.right, self.glyphs), ground + style))
-            segments.append(Segment(" " * GAP, ground))
+            # Of what is old, what is wrong with it still stands out.
+            stale = self.dimmed or (row.stale and cell.style != "wrong")
+            style = self.palette["stale" if stale else cell.style or "text"]
+            words = fit(cell.text, self._widths[number], column.right, self.glyphs)
+            said = words.strip(" ")
+            before = len(words) - len(words.lstrip(" ")) if said else 0
+            # Apart: pictures of the screen lose spaces before words, and some styles would show them behind.
+            segments += [Segment(" " * before, ground), Segment(said, ground + style)]
+            segments.append(Segment(" " * (len(words) - before - len(said) + GAP), ground))
         return Strip(segments).adjust_cell_length(width, ground)
 
     def _measure(self) -> None:
@@ -199,16 +212,16 @@ class Grid(ScrollView, can_focus=True):
         columns = self._table.columns
         first = self.scroll_offset.y
         shown = self._rows_at(first, first + max(1, self.size.height))
-        if not self._widths:
+        if not self._wanted:
             # What comes first is measured once, so that scrolling changes little.
             shown = [*shown, *self._rows_at(0, MEASURED)]
-        widths = [*self._widths] or [0] * len(columns)
+        wanted = [*self._wanted] or [0] * len(columns)
         for number, column in enumerate(columns):
             longest = max((cell_len(row.cells[number].text) for row in shown), default=0)
             heading = cell_len(column.name) + (column.name == self._sorting.column)
-            widths[number] = max(heading, min(column.widest, max(widths[number], longest)))
-        self._widths = widths
-        self._shown = fitting(columns, widths, max(1, self.scrollable_content_region.width - 1))
+            wanted[number] = max(heading, min(column.widest, max(wanted[number], longest)))
+        self._wanted = wanted
+        self._shown, self._widths = fitted(columns, wanted, max(1, self.scrollable_content_region.width - 1))
 
     def _rows_at(self, first: int, last: int) -> list[Row]:
         """Those of these numbers that there are, made where they are not yet."""
@@ -255,7 +268,12 @@ class Grid(ScrollView, can_focus=True):
     def on_resize(self) -> None:
         if self._strips and self._strips[0].cell_length != self.size.width:
             self._strips = []
+        before, self._height = self._height, self.size.height
         self.virtual_size = Size(self.size.width, len(self._rows) + 1)
+        top = self.scroll_offset.y
+        if top <= self._cursor < top + before - 1:
+            # What has become lower still shows the cursor.
+            self.scroll_to_region(Region(0, self._cursor, 1, 2), animate=False, force=True)
         self.refresh()
 
     def on_click(self, event: events.Click) -> None:

@@ -26,6 +26,7 @@ from swift_tiers.console import ConsoleApp
 from swift_tiers.console.collector import Collector
 from swift_tiers.console.feeds.live import LiveFeed
 from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.views import VIEWS
 from swift_tiers.ops.bench.report import Figure, finish, parser
 from swift_tiers.ops.errors import CommandError
@@ -37,6 +38,8 @@ CPU_BOUND, KEY_BOUND = 10.0, 50.0
 PATIENCE_SECONDS = 20.0
 #: A key that has changed nothing after so long does nothing here.
 KEY_SECONDS = 0.5
+#: What tables of requests are sifted for: it stands in one of 2,000, and every cell of the others is looked at.
+WORD = "ended-0123"
 #: Keys that are pressed in each view.
 KEYS = ("j", "j", "k", "G", "g", "s", "s", "S", "S", "m", "m", "m", "pagedown", "pageup")
 
@@ -119,6 +122,10 @@ async def _drive(config: BusConfig, seconds: float) -> tuple[dict[str, float], l
             await pilot.press(str(number))
             shares[view.NAME] = await _share(seconds)
             keys += await _keys(app, pilot, KEYS)
+            if view.SHOWS_REQUESTS:
+                app.navigation.sieve = Sieve(WORD)
+                shares[f"{view.NAME}, sifted"] = await _share(seconds)
+                app.navigation.sieve = Sieve()
         steps = (Step("server", "server-0"), Step("rank", "dp0-tp0"), Step("tier", "device"))
         app.enter(Place("blocks", steps))
         await _until(pilot, lambda: len(app.grid.rows) >= PAGES * 0.99, "there is no map of the device")

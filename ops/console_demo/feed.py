@@ -10,12 +10,13 @@ from swift_tiers.console.feeds.feed import Answers, Feed, Look, Nature, Question
 from swift_tiers.ops.console_demo.answers import answer
 from swift_tiers.ops.console_demo.lending import Post
 from swift_tiers.ops.console_demo.orders import carry_out
+from swift_tiers.ops.console_demo.remains import gone, remains
 from swift_tiers.ops.console_demo.script import Script
 from swift_tiers.ops.console_demo.views import ServerViews
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.radix_tiering.bus.commands import AnyCommand, CommandError
 from swift_tiers.radix_tiering.bus.event_reading import Event
-from swift_tiers.radix_tiering.bus.views import CommandView, ServerState, ServerView, Snapshot
+from swift_tiers.radix_tiering.bus.views import CommandView, ServerState, Snapshot
 from swift_tiers.radix_tiering.errors import BusError
 
 #: What has happened before the first look, seconds, and how often that was looked at: so that there is a history.
@@ -46,6 +47,7 @@ class DemoFeed(Feed):
         self._lock = threading.Lock()
         self._script: Script | None = None
         self._views: dict[str, ServerViews] = {}
+        self._last: dict[str, ServerState] = {}  # what each has said last
         self._told: dict[str, tuple[object, int]] = {}  # of each server, its life and the last event that was read
         self._looked = 0.0
         self._commands = 0
@@ -88,9 +90,10 @@ class DemoFeed(Feed):
                 if views is None or views.server is not server:
                     views = self._views[name] = ServerViews(server)
                 states.append(views.state())
+                self._last[name] = states[-1]
             else:
                 age = self._wall() - script.gone[name]
-                states.append(ServerState(server=ServerView(server=name, alive=False, age_seconds=age)))
+                states.append(remains(self._last.get(name), age) or gone(name, age))
         return Snapshot(time=self._wall(), servers=tuple(states))
 
     def _events(self) -> list[Event]:

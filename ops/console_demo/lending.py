@@ -231,9 +231,6 @@ class LentMemory:
         """There is no landing memory."""
         return False
 
-    def leave(self, slot: int) -> None:
-        raise AssertionError("no page ever landed")
-
     def send(self, nbytes: float, done: Callable[[], None]) -> None:
         """Load a page of this length for a restore."""
         self._copy("peer-host", done)

@@ -33,8 +33,13 @@ SKEW_SECONDS = 1.0
 SHORT_RESTORES = 0.05
 #: Pinned pages: beyond this share of all, there is hardly anything that may be evicted.
 PINNED = 0.9
-#: Reasons for not taking pages in that come from a lack or a fault; the others are in the nature of things.
-SICK_REFUSALS = {"full", "no room for promotion", "write failed"}
+#: Reasons for not taking pages in that come from a lack or a fault, and what to do; the others are in the nature of
+#: things.
+SICK_REFUSALS = {
+    "full": "all that was there was in use: if it grows, make the tier larger, or let fewer requests run at once",
+    "no room for promotion": "all of host memory was in use: make host.size larger",
+    "write failed": "see which of its devices is out, and the kernel's log (dmesg)",
+}
 #: A device is slow if its slowest hundredth takes so many times longer than those of the others of its set.
 SLOW_FACTOR = 4.0
 #: A lease whose time has been over for so long, seconds, should not be there any more; states in which time counts.
@@ -66,6 +71,7 @@ class Trouble(NamedTuple):
     what: str
     remedy: str = ""
     part: str = ""  # what the view is of, within its rank
+    counted: bool = False  # it has been counted since a start, and stays counted when it is over
 
     @property
     def place(self) -> str:
@@ -158,7 +164,7 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
     if rank.failed_loads:
         yield Trouble(
             Mark.WRONG, rank, f"{count(rank.failed_loads)} copies to the device failed; their requests got a 503",
-            "see the events of kind load.failed",
+            "see the events of kind load.failed", counted=True,
         )  # fmt: skip
     short = (rank.restores_cut_short or 0) + (rank.restores_expired or 0)
     if short and short > SHORT_RESTORES * (rank.restores_started or 0):
@@ -167,27 +173,29 @@ def rank_troubles(rank: RankView) -> Iterator[Trouble]:
             f"{count(short)} of {count(rank.restores_started)} restores gave less than was found "
             f"({count(rank.restores_expired)} ran out of time)",
             "the devices are too slow, or host memory is too small; see `inspect devices` and `inspect tiers`",
+            counted=True,
         )  # fmt: skip
     if rank.lost_pages:
         yield Trouble(
             Mark.NOTE, rank, f"{count(rank.lost_pages)} pages that were found did not come up, and were computed",
-            "see the events of kind restore.pages_lost",
+            "see the events of kind restore.pages_lost", counted=True,
         )  # fmt: skip
     late = rank.restores_late or 0
     if late and late > SHORT_RESTORES * (rank.restores_started or 0):
         yield Trouble(
             Mark.WARNING, rank, f"{count(late)} of {count(rank.restores_started)} restores fell behind their estimates",
             "a source has become slow, see `inspect devices`; or its profile is off: `swift-tiers profile`",
+            counted=True,
         )  # fmt: skip
     if rank.events_lost:
         yield Trouble(
             Mark.WARNING, rank, f"dropped {count(rank.events_lost)} events before they could be published",
-            "Redis was away, or too slow",
+            "Redis was away, or too slow", counted=True,
         )  # fmt: skip
     if rank.lend_limit_bytes is not None:
         yield Trouble(Mark.NOTE, rank, f"lends at most {size(rank.lend_limit_bytes)}, by an operator")
     if rank.publish_failures:
-        yield Trouble(Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times")
+        yield Trouble(Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times", counted=True)
 
 
 def tier_troubles(tier: TierView) -> Iterator[Trouble]:
@@ -195,13 +203,15 @@ def tier_troubles(tier: TierView) -> Iterator[Trouble]:
         remedy = "see `inspect devices`" if tier.tier == "ssd" else "test this machine's memory"
         yield Trouble(
             Mark.WRONG, tier, f"{count(tier.checksum_failures)} pages were damaged: dropped, never served", remedy,
-            tier.tier,
+            tier.tier, counted=True,
         )  # fmt: skip
     refused = {reason: pages for reason, pages in tier.refused.items() if pages}
     if refused:
         reasons = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in sorted(refused.items()))
-        mark = Mark.WARNING if refused.keys() & SICK_REFUSALS else Mark.NOTE
-        yield Trouble(mark, tier, f"pages not taken in: {reasons}", part=tier.tier)
+        sick = sorted(refused.keys() & SICK_REFUSALS)
+        mark = Mark.WARNING if sick else Mark.NOTE
+        remedy = SICK_REFUSALS[sick[0]] if sick else ""
+        yield Trouble(mark, tier, f"pages not taken in: {reasons}", remedy, tier.tier, counted=True)
     if tier.tier != "device" and tier.pages and (tier.pinned_pages or 0) >= PINNED * tier.pages:
         yield Trouble(
             Mark.WARNING, tier, f"{count(tier.pinned_pages)} of {count(tier.pages)} pages are pinned",
@@ -235,14 +245,14 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
     if device.corrupt_units:
         yield Trouble(
             Mark.WRONG, device, f"{count(device.corrupt_units)} stripe units were not what was written",
-            "check the device and its cabling", part,
+            "check the device and its cabling", part, counted=True,
         )  # fmt: skip
     errors = (device.read_errors or 0) + (device.write_errors or 0)
     if errors:
         yield Trouble(
             Mark.WARNING, device,
             f"{count(device.read_errors)} reads and {count(device.write_errors)} writes failed",
-            "see the kernel's log (dmesg)", part,
+            "see the kernel's log (dmesg)", part, counted=True,
         )  # fmt: skip
     if is_slow(device, peers):
         yield Trouble(

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.views.measures import seconds_cell
 from swift_tiers.console.views.restore_bar import Course, Stretch, bar, course, divided, letters
 from swift_tiers.console.views.restored import Restored, find, grouped, restores, saved, verdict
-from swift_tiers.console.views.restores import Restores
+from swift_tiers.console.views.restores import MOVING, Restores
 from swift_tiers.console.views.view import Scene
 from swift_tiers.radix_tiering.bus.views import RankState, RequestView, ServerState, ServerView, Snapshot
 from swift_tiers.radix_tiering.restore.story import RestoreStory
@@ -319,3 +320,10 @@ def test_many_running_ones_leave_room_for_the_table() -> None:
 def test_stretches_are_named_by_what_they_are() -> None:
     assert Stretch("tape", 3).style == "tape"
     assert Stretch("tape", 3).sign(ASCII) == ASCII.arrived
+
+
+@given(st.floats(1e-4, 1e7) | st.just(0.0) | st.none())
+def test_what_goes_on_of_a_restore_that_is_over_is_written_with_the_signs_that_are_said(value: float | None) -> None:
+    """Else a filter would pass over it."""
+    (signs,) = MOVING.values()
+    assert {*seconds_cell(value).text.casefold()} <= signs

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.text import Text
 
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.overview import Overview
 from swift_tiers.console.views.view import View
+from swift_tiers.radix_tiering.bus.troubles import Mark
 
 from support.console_world import KEY, World, scene_of
 
@@ -51,15 +54,22 @@ def test_views_are_drawn_at_any_size(place, width, height, ascii, ticks, only) -
     assert not ascii or all(one.isascii() for one in said)
 
 
-def test_a_remedy_is_whole_on_a_narrow_terminal_once_its_server_is_entered() -> None:
-    """Beside its alarm it is cut with a sign that says so, or left away."""
+def joined(lines: list[Text]) -> str:
+    """Lines that go on beneath, as one."""
+    return re.sub(r"\s+", " ", " ".join(line.plain for line in lines))
+
+
+def test_remedies_are_whole_on_a_narrow_terminal() -> None:
+    """Of the worst alarms first, as far as there is room; where one has entered the server, of all of its own."""
     world = World()
     top = scene_of(Place("overview"), world, width=78, height=20)
+    worst = [alarm for alarm in top.moment.alarms if alarm.mark is Mark.WRONG]
+    shown = joined(Overview().lines(top))
+    assert worst
+    assert all(alarm.what in shown and alarm.remedy in shown for alarm in worst)
     inside = scene_of(Place("overview", (Step("server", "alpha"),)), world, width=78, height=20)
-    remedies = [alarm.remedy for alarm in inside.moment.alarms if alarm.target.name("server") == "alpha"]
-    text = "\n".join(line.plain for line in Overview().lines(inside))
-    assert any(len(remedy) > 30 for remedy in remedies)
-    assert all(remedy in text for remedy in remedies)
-    for line in Overview().lines(top):
-        shown = line.plain.partition(" › ")[2]
-        assert not shown or shown in {alarm.remedy for alarm in top.moment.alarms} or shown.endswith("…")
+    of_it = [alarm for alarm in inside.moment.alarms if alarm.target.name("server") == "alpha"]
+    shown = joined(Overview().lines(inside))
+    assert any(len(alarm.remedy) > 30 for alarm in of_it)
+    assert all(alarm.remedy in shown for alarm in of_it if alarm.mark > Mark.NOTE)
+    assert max(line.cell_len for line in (*Overview().lines(top), *Overview().lines(inside))) <= 78

@@ -14,6 +14,7 @@ from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Cell, Column, Row, Sorting, Table, as_csv, as_json, ordered
 from swift_tiers.console.views.lazy_rows import LazyRows
+from swift_tiers.console.views.settled import MOST, Cells, Settled
 
 TABLE = Table(
     (Column("name"), Column("size")),
@@ -95,9 +96,19 @@ def test_rows_that_are_made_late_are_sorted_as_others_are(
 
     plain = Table(columns, [row(one) for one in subjects])
     sorting = Sorting(column, descending)
-    for late in (LazyRows(subjects, str, row, columns, cells), LazyRows(subjects, str, row, columns)):
+    memory = Settled()
+
+    def settled(one: tuple[int, str]) -> Cells | None:
+        """Those with an even number; their words go on."""
+        return None if one[0] % 2 else memory.of(one, lambda: (cells[0](one), Cell("never")))
+
+    for late in (
+        LazyRows(subjects, str, row, columns, cells),
+        LazyRows(subjects, str, row, columns, cells, settled, {1: frozenset("ab?")}),
+        LazyRows(subjects, str, row, columns),
+    ):
         assert list(ordered(Table(columns, late), sorting)) == list(ordered(plain, sorting))
-        for words in ("a", "word:b", "number>2", "!a", "!number>2 a"):
+        for words in ("a", "word:b", "number>2", "!a", "!number>2 a", "4", "!/^[ab]/", "number:/[24]/ b", "AB"):
             assert list(Sieve(words).sift(Table(columns, late))) == list(Sieve(words).sift(plain))
 
 
@@ -114,3 +125,21 @@ def test_sorting_makes_the_cells_of_its_column_and_no_row() -> None:
     assert len(descending) == 3
     assert descending.index_of("3") == 0
     assert len(Sieve("number:1").sift(Table(columns, rows))) == 1
+
+
+def test_cells_of_what_is_settled_are_made_once() -> None:
+    made: list[int] = []
+    memory = Settled()
+
+    def cells(number: int) -> Cells:
+        def make() -> tuple[Cell, ...]:
+            made.append(number)
+            return (Cell(str(number)), Cell("Other"))
+
+        return memory.of(number, make)
+
+    assert [cells(number).said for number in (1, 2, 1)] == ["1\nother", "2\nother", "1\nother"]
+    assert made == [1, 2]
+    for number in range(2 * MOST):
+        cells(number)
+    assert len(memory._kept) == MOST, "the oldest were forgotten"

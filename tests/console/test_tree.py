@@ -82,8 +82,16 @@ def test_a_node_leads_to_the_life_of_its_last_page_where_its_key_is_known() -> N
     rows = TREE.table(scene()).rows
     by_node = {row.subject.node.node: row for row in rows}
     assert by_node[33].place == Place("blocks", (Step("page", KEY),))
+    begun = by_node[17].subject.node.key
+    assert len(begun) < len(KEY)
+    assert by_node[17].place == Place("blocks", (Step("page", begun),)), "its beginning is enough to ask for it"
+
+
+def test_a_node_without_a_key_is_shown_by_itself() -> None:
+    table = (NodeEntry(5, None, 64, 64, 1, 0, 0.5, ""),)
+    (row,) = TREE.table(scene(None, nodes_view("alpha", table))).rows
     home = (Step("server", "alpha"), Step("rank", "dp0-tp0"))
-    assert by_node[17].place == Place("tree", (*home, Step("node", "17")))
+    assert row.place == Place("tree", (*home, Step("node", "5")))
 
 
 def test_one_node_and_what_is_behind_it() -> None:

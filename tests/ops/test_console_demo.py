@@ -140,7 +140,7 @@ def test_it_begins_with_a_history_and_says_what_it_is() -> None:
 
 def test_what_is_to_go_wrong_does_and_alarms_tell_of_it(round_of_it: Demo) -> None:
     told = " ".join(round_of_it.seen)
-    for words in ("is out of service", "gone; last heard of", "is slow", "hit rate fell"):
+    for words in ("is out of service", "is GONE: it died", "is slow", "hit rate fell"):
         assert words in told, words
     for kind in ("device.out", "device.added", "borrowed.recalled", "borrowed.ended", "lending.taken_back"):
         assert round_of_it.kinds[kind], kind

@@ -57,5 +57,5 @@ async def until(pilot: Pilot[Any], condition: Callable[[], Any], what: Callable[
 
 
 def told(app: ConsoleApp) -> str:
-    """The words that go away by themselves; on the screen they are broken into lines."""
-    return "\n".join(notification.message for notification in app._notifications)
+    """The words beneath the view that go away by themselves; on the screen they are broken into lines."""
+    return app.said.text

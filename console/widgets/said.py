@@ -1,0 +1,47 @@
+"""What the console has to say just now, beneath the view: never over what the operator looks at, or decides about."""
+
+from __future__ import annotations
+
+from rich.style import Style
+from rich.text import Text
+from textual.timer import Timer
+from textual.widgets import Static
+
+#: How long a word stays, seconds: good news, and what somebody has to read before he goes on.
+STAYS, STAYS_BAD = 8.0, 15.0
+
+
+class Said(Static):
+    """The newest message alone, in as many lines as it needs, for a while. Nothing is there else."""
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id, markup=False)
+        self._text = ""
+        self._timer: Timer | None = None
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    def say(self, text: str, style: Style, bad: bool = False, stays: bool = False) -> None:
+        """`stays`: until something else is said, or `silence`."""
+        self._stop()
+        self._text = text
+        self.update(Text(text, style))
+        self.set_class(bool(text), "-open")
+        if text and not stays:
+            self._timer = self.set_timer(STAYS_BAD if bad else STAYS, self.silence)
+
+    def silence(self) -> None:
+        self._stop()
+        self._text = ""
+        self.update("")
+        self.remove_class("-open")
+
+    def on_click(self) -> None:
+        self.silence()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = None
