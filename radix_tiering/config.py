@@ -58,10 +58,29 @@ class SsdConfig(Section, frozen=True):
         Literal["auto", "io_uring", "threads"],
         Meta(description="How the devices are read and written; auto: io_uring where the kernel allows it"),
     ] = "auto"
+    gpu_direct: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="Read pages straight into GPU memory where host memory is full (GPUDirect Storage, by kvikio); "
+            "auto: where that works on this machine; on: also where kvikio copies through host memory"
+        ),
+    ] = "auto"
     throttle: Annotated[
         Size | None,
         Meta(description="Bytes per second that each device is slowed down to, to try slow SSDs; unset: not at all"),
     ] = None
+
+
+class DeviceConfig(Section, frozen=True):
+    """The GPU of each rank, beside SGLang's own pool there."""
+
+    landing: Annotated[
+        Size,
+        Meta(
+            description="Memory of each rank's GPU in which pages arrive straight from other GPUs or SSDs, until they "
+            "are where the model reads them; pages beyond it come through host memory, and so do all with 0"
+        ),
+    ] = Size(256 * 2**20)
 
 
 class PolicyConfig(Section, frozen=True):
@@ -176,18 +195,11 @@ class PeerConfig(Section, frozen=True):
         Size | None,
         Meta(description="Bytes per second that one borrower moves to and from this donor's memory; unset: no limit"),
     ] = None
-    landing: Annotated[
-        Size,
-        Meta(
-            description="Memory of each rank's GPU in which pages arrive straight from donors' GPUs, until they are "
-            "where the model reads them; pages beyond it come through host memory, and so do all with 0"
-        ),
-    ] = Size(256 * 2**20)
     pool_layout: Annotated[
         Literal["layer-major", "block-major"],
         Meta(
             description="How a donor's device pool lies in memory: layer-major is faster to compute with, block-major "
-            "lends and fetches a page in one piece"
+            "(on the CPU platform only) lends and fetches a page in one piece"
         ),
     ] = "layer-major"
     directory: Annotated[
@@ -243,6 +255,7 @@ class TiersConfig(Section, frozen=True):
 
     host: HostConfig = msgspec.field(default_factory=HostConfig)
     ssd: SsdConfig = msgspec.field(default_factory=SsdConfig)
+    device: DeviceConfig = msgspec.field(default_factory=DeviceConfig)
     policy: PolicyConfig = msgspec.field(default_factory=PolicyConfig)
     identity: IdentityConfig = msgspec.field(default_factory=IdentityConfig)
     bus: BusConfig = msgspec.field(default_factory=BusConfig)

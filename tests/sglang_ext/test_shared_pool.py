@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from swift_tiers.radix_tiering.donation.extents import Span
 from swift_tiers.radix_tiering.errors import ConfigError
@@ -374,3 +377,82 @@ def test_it_is_sglangs_own_while_nothing_is_lent() -> None:
     machine.alloc(9)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(machine.used, machine.others, strict=True))
     assert torch.equal(machine.ours.free_pages, machine.theirs.free_pages)
+
+
+class Sides(TorchFunctionMode):
+    """Tells tensors of a device from those of the host where there is no device: what is made with `device="cpu"`, and
+    what comes of it, is the device's; what comes from numpy is the host's. No operation takes both, and numpy sees none
+    of the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_device = WeakSet()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operands = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        on_device = [any(one is other for other in self._of_device) for one in operands]
+        moved = func is torch.Tensor.to
+        assert moved or not any(on_device) or all(on_device), f"{func.__name__} of tensors of both sides"
+        assert func is not torch.Tensor.numpy or not any(on_device), "numpy was given a tensor of the device"
+        result = func(*args, **kwargs)
+        if func is torch.Tensor.cpu:
+            return result.clone()
+        if moved or any(on_device) or kwargs.get("device") is not None:
+            for one in tree_leaves(result):
+                if isinstance(one, torch.Tensor):
+                    self._of_device.add(one)
+        return result
+
+
+def lend_and_take_back(allocator: Any) -> list[list[int]]:
+    """Every way through the allocator; what was free after each step."""
+    found = []
+
+    def note() -> None:
+        found.append(allocator.get_all_free_pages().cpu().tolist())
+
+    used = allocator.alloc(5 * PAGE)
+    allocator.arrange(4)
+    note()
+    spans = allocator.take(3)
+    more = allocator.alloc(20 * PAGE)  # breaks spans up
+    note()
+    allocator.free(used)
+    spans += allocator.take(20)  # gathers anew
+    note()
+    allocator.put_back(spans[:2])
+    allocator.arrange(0)
+    note()
+    allocator.free(more)
+    allocator.clear()
+    note()
+    allocator.put_back(spans[2:])
+    note()
+    return found
+
+
+def test_its_list_may_be_on_a_device() -> None:
+    from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+
+    fields = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "kvcache": None, "need_sort": False}
+    plain = lend_and_take_back(LendingAllocator(SIZE, **fields))
+    assert len({len(step) for step in plain}) > 3
+    with Sides():
+        assert lend_and_take_back(LendingAllocator(SIZE, **fields)) == plain
+        with pytest.raises(AssertionError, match="both sides"):
+            torch.cat((torch.zeros(1, device="cpu"), torch.from_numpy(np.zeros(1, np.float32))))
+        with pytest.raises(AssertionError, match="numpy was given"):
+            torch.zeros(1, device="cpu")[:].numpy()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA GPU here: a list on a device is played by one that is not"
+)
+def test_its_list_may_be_on_a_gpu() -> None:
+    from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+
+    fields = {"page_size": PAGE, "dtype": torch.float32, "kvcache": None, "need_sort": False}
+    here, there = (lend_and_take_back(LendingAllocator(SIZE, device=device, **fields)) for device in ("cpu", "cuda"))
+    assert here == there
