@@ -51,7 +51,7 @@ class CudaDeviceMemory(DeviceMemory):
         self._handle_type = types.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._call("cuInit", 0)
         number = self._call("cuDeviceGet", ordinal)
-        # In CUDA 12 the first of these two does not tell the instances of a MIG device apart.
+        # Where there are both, in CUDA 12, it is the second version that tells the instances of a MIG device apart.
         uuid = "cuDeviceGetUuid_v2" if hasattr(types, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
         self.name = f"GPU-{UUID(bytes=bytes(self._call(uuid, number).bytes))}"
         for attribute, what in (
