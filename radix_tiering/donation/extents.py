@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -118,13 +118,6 @@ class CutRun:
             length -= count
             index += 1
         return found
-
-    def slices(self, slot: int) -> Iterator[tuple[slice, slice]]:
-        """The page in a slot, piece by piece: where it lies in a single buffer, and where in the page."""
-        done = 0
-        for piece in self.pieces(slot):
-            yield slice(piece.offset, piece.offset + piece.length), slice(done, done + piece.length)
-            done += piece.length
 
     def pieces_of(self, slot: int, at: int = 0) -> np.ndarray:
         """The page in a slot, piece by piece, as copies from a single buffer take it: int64 [n, 3] of (offset in the

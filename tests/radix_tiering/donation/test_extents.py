@@ -66,6 +66,13 @@ def test_a_part_of_a_page_lies_where_the_whole_page_says(data: st.DataObject) ->
         return [(piece.buffer, at) for piece in pieces for at in range(piece.offset, piece.offset + piece.length)]
 
     assert bytes_of(run.pieces(slot, start, length)) == bytes_of(run.pieces(slot))[start : start + length]
+    target = data.draw(st.integers(0, 50))
+    copied = [
+        (offset + index, at + index)
+        for offset, at, count in run.pieces_of(slot, target).tolist()
+        for index in range(count)
+    ]
+    assert copied == [(at, target + index) for index, (_, at) in enumerate(bytes_of(run.pieces(slot)))]
 
 
 def test_what_cannot_be_is_refused() -> None:
