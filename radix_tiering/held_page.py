@@ -28,6 +28,7 @@ class Page:
         "children",
         "counted_as",
         "depth",
+        "device_digest",
         "digest",
         "dropped",
         "host",
@@ -63,6 +64,7 @@ class Page:
         self.host = HostState.NONE
         self.slot = -1  # host slot while FILLING or RESIDENT
         self.digest: bytes | None = None  # checksum of the host copy; None: not known yet
+        self.device_digest: bytes | None = None  # of its bytes, as landing memory computes it; None: not known
         self.stored: StoredPage | None = None
         self.writing = False
         self.peer: PeerCopy | None = None  # the copy in memory that another server lends

@@ -1,9 +1,9 @@
-"""Device memory of this server's own in which pages arrive straight from other servers' devices.
+"""Device memory of this server's own in which pages arrive that do not pass through host memory.
 
-A page that lies on a neighbouring device could be copied to where SGLang reads it. But a length is promised when a
-request is admitted, and a donor may take its memory back at any moment after. So a page first lands here: it is
-verified here, and promised from here, where nothing that its donor does can reach it. What is left is a copy within
-this device, layer by layer beside the forward, at the speed of its own memory.
+A page that lies on a neighbouring device, or an SSD, could be copied to where SGLang reads it. But a length is promised
+when a request is admitted, and a donor may take its memory back at any moment after, or the SSD fail. So a page first
+lands here: it is verified here, and promised from here, where nothing of that can reach it. What is left is a copy
+within this device, beside the forward, at the speed of its own memory.
 
 It holds pages for as long as a request is about to read them, and no longer: it is no cache.
 """
@@ -12,18 +12,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
 
-#: Each page begins at such a multiple of bytes: whole vectors, whole cache lines.
-_ALIGNMENT = 512
+#: Each page begins at such a multiple of bytes: what GPUDirect Storage reads to without a detour.
+_ALIGNMENT = 4096
+
+
+class LandingSlots(Protocol):
+    """Landing memory, as far as the tier stack has to do with it."""
+
+    def give_back(self, slot: int) -> None:
+        """Nothing in the slot is needed any more, and nothing is being copied there."""
 
 
 class Landing:
-    """Slots of one page each. `take` and `give_back`: any thread. The others: one thread."""
+    """Slots of one page each. Any thread."""
 
     def __init__(self, accelerator: Accelerator, page_bytes: int, size_bytes: int) -> None:
         """As many whole pages as `size_bytes` hold, but one, on `accelerator`'s device. Raises ValueError if that is
@@ -37,7 +45,8 @@ class Landing:
         self.memory: torch.Tensor = accelerator.device_memory(self.slots + 1, self._stride)
         self._flat = self.memory.view(-1)
         self._accelerator = accelerator
-        self._queue: CopyQueue | None = None
+        self._queues = threading.local()
+        self._scratch = threading.Lock()
         self._lock = threading.Lock()
         self._free = list(range(self.slots - 1, -1, -1))
 
@@ -61,8 +70,9 @@ class Landing:
         Computed on the device too: a trip there costs less than the arithmetic here.
         """
         row = slice(0, self.page_bytes)
-        self.queue.rows(torch.from_numpy(page)[None], self.memory[self.slots :, row])
-        return self.digests([self.slots])[0]
+        with self._scratch:
+            self.queue.rows(torch.from_numpy(page)[None], self.memory[self.slots :, row])
+            return self.digests([self.slots])[0]
 
     def fetch(self, memory: torch.Tensor, pages: Sequence[np.ndarray], slots: Sequence[int]) -> None:
         """Copy pages of a donor's `memory`, uint8 [bytes], each to its slot, in one go; they are there when this
@@ -84,7 +94,8 @@ class Landing:
 
     @property
     def queue(self) -> CopyQueue:
-        """Made by the thread that uses it."""
-        if self._queue is None:
-            self._queue = self._accelerator.queue()
-        return self._queue
+        """This thread's own."""
+        if not hasattr(self._queues, "queue"):
+            self._queues.queue = self._accelerator.queue()
+        queue: CopyQueue = self._queues.queue
+        return queue

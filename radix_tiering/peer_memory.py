@@ -102,13 +102,9 @@ class PeerMemory(Protocol):
         """Fetch a page straight into this server's landing memory; False, and no answer, where that is not possible:
         there is none, or no room in it, or the donor's memory cannot be reached from this device.
 
-        `done(outcome, slot)`: with OK the page lies verified in that slot, until `leave`; else there is none. Outcomes
-        as of `read`.
+        `done(outcome, slot)`: with OK the page lies verified in that slot, and whoever is told gives it back; else
+        there is none. Outcomes as of `read`.
         """
-        ...
-
-    def leave(self, slot: int) -> None:
-        """Give a slot of landing memory back."""
         ...
 
     def want(self, wanted_bytes: int) -> None:

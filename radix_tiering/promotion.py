@@ -1,6 +1,6 @@
 """Pages on their way up, from other servers' memory or from ssd; each is read once for all who wait.
 
-They come up to host memory, or, straight from other servers' devices, to landing memory."""
+They come up to host memory, or, straight from other servers' devices or by GPUDirect Storage, to landing memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
+from swift_tiers.radix_tiering.direct_reads import DirectReads
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.landing import LandingSlots
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_copies import PeerCopy
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
 
 Waiter = TypeVar("Waiter")
+#: Told (outcome, slot of landing memory).
+LandDone = Callable[[ReadOutcome, int], None]
 
 #: Why a page is not there although nothing failed: a flush, an operator, the end of what came before it.
 DROPPED = "dropped meanwhile"
@@ -49,7 +53,10 @@ class Promotions(Generic[Waiter]):
         events: EventLog,
         clock: Callable[[], float],
         settled: Callable[[Waiter, Source, str], None],
+        landing: LandingSlots | None = None,
+        direct: DirectReads | None = None,
     ) -> None:
+        """`landing`: None: nothing ever lands. `direct`: reads from the devices of `stripes` to it."""
         self._table = table
         self._host = host
         self._stripes = stripes
@@ -60,6 +67,8 @@ class Promotions(Generic[Waiter]):
         self._events = events
         self._clock = clock
         self._settled = settled
+        self._landing = landing
+        self._direct = direct
         self._waiting: dict[Page, list[Waiter]] = {}
         self._sources: dict[Page, Source] = {}
 
@@ -73,9 +82,9 @@ class Promotions(Generic[Waiter]):
 
     def begin(self, page: Page, waiter: Waiter) -> Source | None:
         """Start to read `page`, which the caller has pinned, into a place of its own; None if that cannot be."""
-        if self._land(page):
+        if self._landing is not None and (self._land_from_peer(page) or self._land_from_ssd(page)):
             self._waiting[page] = [waiter]
-            return Source.PEER
+            return self._sources[page]
         slot = self._table.take_slot(None)
         if slot is None:
             self._host_counters.refuse("no room for promotion")
@@ -128,22 +137,49 @@ class Promotions(Generic[Waiter]):
         self._sources[page] = Source.PEER
         return True
 
-    def _land(self, page: Page) -> bool:
+    # ---- to landing memory ----
+
+    def _land_from_peer(self, page: Page) -> bool:
         """Have it copied from device to device, if that is possible."""
-        if page.peer is None or self._peer is None:
+        peer, copy = self._peer, page.peer
+        if peer is None or copy is None:
             return False
-        peer, copy, started = self._peer, page.peer, self._clock()
+        return self._land(
+            page,
+            Source.PEER,
+            lambda done: peer.land(copy.place, done),
+            lambda outcome: self._lost_at_peer(page, copy, outcome),
+        )
+
+    def _land_from_ssd(self, page: Page) -> bool:
+        """Have it read straight to the device, if that is possible and it would only push others out of host memory.
+        As long as there is room in that, it comes up there, where it stays."""
+        direct, stored, digest = self._direct, page.stored, page.device_digest
+        if direct is None or stored is None or digest is None or page.peer is not None or self._host.free_slots:
+            return False
+
+        def lost(outcome: ReadOutcome) -> None:
+            page.device_digest = None  # it is read to host memory now, and learnt anew if it is sound there
+
+        return self._land(page, Source.SSD, lambda done: direct.read(stored, digest, done), lost)
+
+    def _land(
+        self, page: Page, source: Source, begin: Callable[[LandDone], bool], lost: Callable[[ReadOutcome], None]
+    ) -> bool:
+        """`begin(done)` asks for the page, or does not; `lost(outcome)`: it did not come."""
+        assert self._landing is not None
+        landing, started = self._landing, self._clock()
 
         def done(outcome: ReadOutcome, slot: int) -> None:
             with self._table.lock:
                 complete = outcome is ReadOutcome.OK and not page.dropped
                 if complete:
                     self._table.land(page, slot)
-                    self._arrived(page, Source.PEER, self._clock() - started)
+                    self._arrived(page, source, self._clock() - started)
                 elif outcome is ReadOutcome.OK:
-                    peer.leave(slot)
+                    landing.give_back(slot)
                 elif not page.dropped:
-                    self._lost_at_peer(page, copy, outcome)
+                    lost(outcome)
                     if self._fill_from_ssd(page):
                         self._table.unpin(page)
                         return
@@ -152,15 +188,30 @@ class Promotions(Generic[Waiter]):
 
         # In time for the answer, and until then whoever waits may stop waiting.
         self._table.pin(page)
-        self._sources[page] = Source.PEER
+        self._sources[page] = source
         try:
-            if peer.land(copy.place, done):
+            if begin(done):
                 return True
         except RuntimeError:  # it was closed meanwhile
             pass
         del self._sources[page]
         self._table.unpin(page)
         return False
+
+    def learn(self, page: Page) -> None:
+        """Have it known by what the device can tell that it has this page, which is on ssd, from host memory."""
+        direct = self._direct
+        if direct is None or page.host is not HostState.RESIDENT or page.digest is None or page.device_digest:
+            return
+
+        def done(digest: bytes | None) -> None:
+            with self._table.lock:
+                page.device_digest = digest
+                self._table.unpin(page)
+
+        self._table.pin(page)
+        if not direct.learn(self._host.page(page.slot), page.digest, done):
+            self._table.unpin(page)
 
     def _fill_from_ssd(self, page: Page) -> bool:
         """Read it into host memory, now that it did not land."""
@@ -191,6 +242,7 @@ class Promotions(Generic[Waiter]):
                     seconds = self._clock() - started
                     self._arrived(page, Source.SSD, seconds)
                     self._link.count(1, page.length, seconds)
+                    self.learn(page)
                 elif not page.dropped:
                     self._lost_on_ssd(page, outcome)
                 self._tell(page, "" if complete else _failure(outcome))

@@ -19,9 +19,11 @@ import numpy as np
 
 from swift_tiers.radix_tiering.claims import PAGES_PER_HOLD, Claims
 from swift_tiers.radix_tiering.counters import LinkCounters, RestoreSnapshot, TierCounters
+from swift_tiers.radix_tiering.direct_reads import DirectReads
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.landing import LandingSlots
 from swift_tiers.radix_tiering.layer_steps import LayerSteps
 from swift_tiers.radix_tiering.pacing import Pacing
 from swift_tiers.radix_tiering.page_reads import PageReads, Waiter
@@ -64,6 +66,8 @@ class Restorer:
         planner: Planner,
         reads: PageReads,
         behind: float,
+        landing: LandingSlots | None = None,
+        direct: DirectReads | None = None,
     ) -> None:
         self._table = table
         self._host = host
@@ -80,6 +84,7 @@ class Restorer:
         self._promotions: Promotions[Waiter] = Promotions(
             table, host, stripes, peer, host_counters=host_counters, ssd_counters=ssd_counters,
             peer_counters=peer_counters, link=link, events=events, clock=clock, settled=self._promoted,
+            landing=landing, direct=direct,
         )  # fmt: skip
         reads.promotions = self._promotions
         reads.changed = self._finish_if_settled
@@ -319,6 +324,10 @@ class Restorer:
     def _may_start_early(self, pages: int) -> bool:
         kept = self._table.operator_pins.kept_pages
         return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
+
+    def learn(self, page: Page) -> None:
+        """See `Promotions.learn`. Lock held."""
+        self._promotions.learn(page)
 
     def abandon(self, page: Page) -> bool:
         """See `Promotions.abandon`. Lock held."""

@@ -23,11 +23,13 @@ from swift_tiers.radix_tiering.counters import (
     StackSnapshot,
     TierCounters,
 )
+from swift_tiers.radix_tiering.direct_reads import DirectReads
 from swift_tiers.radix_tiering.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.landing import LandingSlots
 from swift_tiers.radix_tiering.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.observing import page_facts, take_snapshot
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageRecord, page_digest
@@ -83,12 +85,17 @@ class TierStack:
         events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
         costs: LiveCosts | None = None,
+        landing: LandingSlots | None = None,
+        direct: DirectReads | None = None,
     ) -> None:
+        """`landing`: where pages of `peer` land, if any do, and those that `direct` reads from `ssd`."""
         self.namespace = namespace
         self.config = config
         self.host = host
         self.ssd = ssd
         self.peer = peer
+        self.landing = landing
+        self.direct = direct
         #: For operators, where this server lends or borrows; set by whoever made it so.
         self.lease_hand: LeaseHand | None = None
         #: Told who lends, by lease name with the address, where somebody wants to know; on the publisher's thread.
@@ -99,6 +106,8 @@ class TierStack:
         self.ssd_counters = TierCounters()
         self.peer_counters = TierCounters()
         self.links = {name: LinkCounters() for name in (*DEVICE_LINKS, *(SSD_LINKS if ssd is not None else ()))}
+        if direct is not None:
+            self.links["ssd-device"] = direct.link
         self.clock = clock
         self.use_times = UseTimes()  # as of snapshots
         self.errands = ErrandThread()
@@ -112,7 +121,7 @@ class TierStack:
             size_on_ssd=ssd.size_of if ssd is not None else None,
             peer_counters=self.peer_counters,
             release_peer=peer.release if peer is not None else lambda place: None,
-            release_landing=peer.leave if peer is not None else lambda slot: None,
+            release_landing=landing.give_back if landing is not None else lambda slot: None,
             pin_lost=self._pin_lost,
             too_much=self._too_much,
         )
@@ -134,6 +143,7 @@ class TierStack:
                 link=self.links["host-ssd"],
                 clock=clock,
                 verify=config.host.verify,
+                stored=lambda page: self.restorer.learn(page),
             )
             self._register_namespace(namespace)
             self._recover(stripes.recovered)
@@ -178,6 +188,8 @@ class TierStack:
             planner=self.planner,
             reads=PageReads(self.planner, self.costs, clock, by_age=restoring.loads == "by-age"),
             behind=restoring.behind,
+            landing=landing,
+            direct=direct,
         )
         if peer is not None and self.sharer is not None:
             peer.watch(PeerEvents(self, self.sharer))
@@ -354,6 +366,8 @@ class TierStack:
         self.restorer.close()
         if self.peer is not None:
             self.peer.close()
+        if self.direct is not None:
+            self.direct.close()
         if self.ssd is None or self.writer is None:
             return
         with self.table.lock:

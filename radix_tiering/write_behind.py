@@ -40,7 +40,9 @@ class WriteBehind:
         link: LinkCounters,
         clock: Callable[[], float],
         verify: bool,
+        stored: Callable[[Page], None] = lambda page: None,
     ) -> None:
+        """`stored` is told of each page that has been written."""
         self._table = table
         self._host = host
         self._stripes = stripes
@@ -51,6 +53,7 @@ class WriteBehind:
         self._link = link
         self._clock = clock
         self._verify = verify
+        self._stored = stored
         self.enabled = True  # False: nothing is taken in
         self.paused = False  # True: what is taken in waits
         self._queue: deque[Page] = deque()
@@ -162,6 +165,7 @@ class WriteBehind:
                     self._failed(page, reason, cut_off)
                 elif usable:
                     self._counters.bytes_written += page.length
+                    self._stored(page)
                 else:
                     self._stripes.release(stored.placement)
                 if not intact:

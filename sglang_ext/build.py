@@ -18,11 +18,13 @@ from swift_tiers.radix_tiering.config import RestoreConfig, SsdConfig, TiersConf
 from swift_tiers.radix_tiering.device_files import SMALLEST_DEVICE, DeviceFiles, new_device_size
 from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.landing import Landing
 from swift_tiers.radix_tiering.memory import huge_array
 from swift_tiers.radix_tiering.page import Namespace, page_digest
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, ProfileError, find_profile, load_profile
+from swift_tiers.radix_tiering.ssd.direct import find_kvikio
 from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array, open_device_file
 from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
@@ -30,6 +32,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.units import format_size
 from swift_tiers.sglang_ext.device_pool import DevicePool
 from swift_tiers.sglang_ext.hardware import hardware_name
+from swift_tiers.sglang_ext.landing import open_direct, open_landing, wanted_kvikio
 
 if TYPE_CHECKING:
     from swift_tiers.sglang_ext.peer_side import PeerSide
@@ -88,21 +91,21 @@ def build_tiers(
     rank = current_rank()
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
     namespace = server_namespace(server_args, kvcache, pool.geometry, rank.identity, config.identity.weights)
+    kvikio = wanted_kvikio(config, pool)
+    landing = open_landing(config, pool) if kvikio is not None or config.peer.borrow else None
     if not config.peer.donate and not config.peer.borrow:
-        return open_stack(namespace, config, rank), None
+        return open_stack(namespace, config, rank, landing=landing, kvikio=kvikio), None
     from swift_tiers.sglang_ext.peer_side import PeerSide
 
-    side = PeerSide(config, rank.name, pool, kvcache)
+    side = PeerSide(config, rank.name, pool, kvcache, landing)
     try:
-        stack = open_stack(namespace, config, rank, side.borrow)
+        stack = open_stack(namespace, config, rank, side.borrow, landing=landing, kvikio=kvikio)
     except BaseException:
         side.close()
         raise
     stack.lease_hand = side.hand()
     if side.tier is not None:
         stack.on_neighbours = side.tier.neighbours
-        if side.tier.landing is not None:
-            pool.landing = side.tier.landing.memory
     return stack, side
 
 
@@ -111,9 +114,13 @@ def open_stack(
     config: TiersConfig,
     rank: Rank,
     borrow: Callable[[Callable[[np.ndarray], bytes]], PeerMemory | None] = lambda fingerprint: None,
+    *,
+    landing: Landing | None = None,
+    kvikio: Any = None,
 ) -> TierStack:
     """Allocate the host tier, open the devices, recover what they hold. `borrow`: makes the peer tier of a rank that
-    borrows, given the checksum of a page."""
+    borrows, given the checksum of a page. `landing`: where pages come to the GPU past host memory, `kvikio`: from the
+    devices too."""
     geometry = namespace.geometry
     size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.total
     if size < geometry.stride_bytes:
@@ -137,7 +144,16 @@ def open_stack(
         namespace.digest().hex(),
     )
     peer = borrow(ssd.fingerprint if ssd is not None else page_digest)
-    return TierStack(namespace, config, host, ssd, peer, costs=known_costs(namespace, config.restore))
+    return TierStack(
+        namespace,
+        config,
+        host,
+        ssd,
+        peer,
+        costs=known_costs(namespace, config.restore),
+        landing=landing,
+        direct=open_direct(kvikio, ssd, landing),
+    )
 
 
 def known_costs(namespace: Namespace, config: RestoreConfig) -> LiveCosts:
@@ -233,6 +249,8 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
                 f"host.size: {format_size(config.host.size)} is more than this machine's {format_size(total)}; "
                 "make it smaller"
             )
+    if config.ssd.gpu_direct == "on":
+        find_kvikio("on")
     _check_directories(config.ssd, ranks)
     for index, device in enumerate(config.ssd.devices):
         if ranks > 1:

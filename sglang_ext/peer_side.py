@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from swift_tiers.radix_tiering.bus.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.redis_server import socket_path
@@ -41,8 +40,11 @@ logger = logging.getLogger(__name__)
 class PeerSide:
     """Lends once the scheduler is complete (`lend`), borrows as soon as there is a stack (`borrow`)."""
 
-    def __init__(self, config: TiersConfig, rank: str, pool: DevicePool, kvcache: Any) -> None:
-        """`kvcache`: SGLang's pool, which `pool` serves; shared if this rank lends. Raises ConfigError."""
+    def __init__(
+        self, config: TiersConfig, rank: str, pool: DevicePool, kvcache: Any, landing: Landing | None = None
+    ) -> None:
+        """`kvcache`: SGLang's pool, which `pool` serves; shared if this rank lends. `landing`: where pages come to from
+        donors' GPUs; None: they all come through host memory. Raises ConfigError."""
         peer, server = config.peer, config.bus.server
         assert server is not None, "named when the arguments were resolved"
         self.name = lease_name(server, rank)
@@ -54,6 +56,7 @@ class PeerSide:
         self._peer = peer
         self._page_bytes = pool.geometry.page_bytes
         self._accelerator = pool.accelerator
+        self._landing = landing
         self._effects: deque[DonorEffect] = deque()
         self._server: ArenaServer | None = None
         self._layout: PoolLayout | None = None
@@ -92,7 +95,7 @@ class PeerSide:
                 self._page_bytes,
                 self._peer,
                 fingerprint=fingerprint,
-                landing=self._landing() if device is not None else None,
+                landing=self._landing if device is not None else None,
                 device=device,
             )
         return self.tier
@@ -106,22 +109,6 @@ class PeerSide:
         except ArenaError as error:
             logger.warning("swift-tiers: peer.borrow: from servers that lend memory of GPUs nothing comes: %s", error)
             return None
-
-    def _landing(self) -> Landing | None:
-        """Where pages come straight from donors' devices; None: they all come through host memory."""
-        size = int(self._peer.landing)
-        if self._accelerator is None or not size:
-            return None
-        try:
-            landing = Landing(self._accelerator, self._page_bytes, size)
-        except (ValueError, torch.OutOfMemoryError) as error:
-            logger.warning(
-                "swift-tiers: peer.landing: %s: pages of other servers' GPUs come more slowly, through host memory; "
-                "%s", error, "make it larger" if isinstance(error, ValueError) else "lower --mem-fraction-static",
-            )  # fmt: skip
-            return None
-        logger.info("swift-tiers: %d pages of landing memory on the device", landing.slots)
-        return landing
 
     def lend(self, scheduler: Any, stack: Any) -> None:
         """Begin to lend what this scheduler does not need. Nothing to do where this rank does not donate."""

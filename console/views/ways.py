@@ -17,7 +17,9 @@ MEANINGS = {
     ("host", "device"): "pages that requests use again, copied into their slots",
     ("host", "ssd"): "pages written to the stripe set, beside everything else",
     ("ssd", "host"): "pages read for restores, and promoted",
+    ("ssd", "device"): "pages read for restores, past host memory",
     ("peer", "host"): "pages read from memory that other servers lend",
+    ("peer", "device"): "pages read from other servers' GPUs, past host memory",
     ("host", "peer"): "pages written to memory that other servers lend",
 }
 # Names of ranks end so; names of servers may have dashes, "host" and "device" in them.

@@ -115,7 +115,9 @@ def _nvlink_fields(where: str) -> tuple[Field, ...]:
 
 
 #: Ways between tiers; those to and from memory of other servers are there for each donor, too.
-LINKS = ("device-host", "host-device", "host-ssd", "ssd-host", "peer-host", "host-peer")
+LINKS = (
+    "device-host", "host-device", "host-ssd", "ssd-host", "ssd-device", "peer-host", "host-peer", "peer-device",
+)  # fmt: skip
 
 KEYS: tuple[KeySpec, ...] = (
     KeySpec(
@@ -245,8 +247,9 @@ KEYS: tuple[KeySpec, ...] = (
             Field("bytes_per_second", "copied since the publishing before this one; empty in the first"),
         ),
         _STATE, _RANK, _EVERYONE,
-        "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`, `peer-host`, `host-peer`; and of "
-        "these last, `DONOR-host` and `host-DONOR` for each donor, counted since it was met",
+        "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`, `ssd-device`, `peer-host`, "
+        "`host-peer`, `peer-device`; and of these last, `DONOR-host`, `host-DONOR` and `DONOR-device` for each donor, "
+        "counted since it was met",
     ),
     KeySpec(
         "gpu", "SERVER:RANK:gpu", Kind.HASH,

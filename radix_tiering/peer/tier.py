@@ -151,7 +151,7 @@ class PeerTier:
     def land(self, place: PeerPlace, done: Callable[[ReadOutcome, int], None]) -> bool:
         """Fetch a page straight into landing memory; False where that is not possible, and nothing is asked for then.
 
-        `done(outcome, slot)`: with OK the page lies there, verified, until `leave(slot)`. Raises as `write` does.
+        `done(outcome, slot)`: with OK the page lies there, verified. Raises as `write` does.
         """
         digest = self._book.noted(place)
         if self.landing is None or digest is None or not self._worker.reaches(place.key.donor):
@@ -166,11 +166,6 @@ class PeerTier:
             self.landing.give_back(slot)
             raise
         return True
-
-    def leave(self, slot: int) -> None:
-        """Give a slot of landing memory back."""
-        assert self.landing is not None
-        self.landing.give_back(slot)
 
     def give_up(self, key: LeaseKey) -> None:
         """Return a lease: nothing of it is needed any more. What is under way may finish."""

@@ -7,7 +7,7 @@ from swift_tiers.radix_tiering.ssd.device_state import DeviceStatus, Service
 from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.ssd.layout import Geometry, Placement, StoredPage
 from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry
-from swift_tiers.radix_tiering.ssd.stripe_set import ReadToken, StripeSet, StripeSetStatus
+from swift_tiers.radix_tiering.ssd.stripe_set import ReadToken, StripeSet, StripeSetStatus, UnitPlace
 from swift_tiers.radix_tiering.ssd.transfers import ReadOutcome, ReadRequest, WriteRequest
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "StoredPage",
     "StripeSet",
     "StripeSetStatus",
+    "UnitPlace",
     "WriteRequest",
 ]

@@ -11,14 +11,22 @@ from typing import NamedTuple
 import numpy as np
 
 from swift_tiers.radix_tiering.errors import ConfigError, FormatError
-from swift_tiers.radix_tiering.page import PageRecord
+from swift_tiers.radix_tiering.page import BLOCK_BYTES, PageRecord
 from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
 from swift_tiers.radix_tiering.ssd.checkpoint import build_checkpoints, write_checkpoint
 from swift_tiers.radix_tiering.ssd.device_state import DeviceStatus, Service
 from swift_tiers.radix_tiering.ssd.devices import DeviceArray, NewDevice
 from swift_tiers.radix_tiering.ssd.io_thread import IoThread
 from swift_tiers.radix_tiering.ssd.joining import join
-from swift_tiers.radix_tiering.ssd.layout import Geometry, Placement, StoredPage, Superblock, check_record, unit_count
+from swift_tiers.radix_tiering.ssd.layout import (
+    Geometry,
+    Placement,
+    StoredPage,
+    Superblock,
+    check_record,
+    unit_count,
+    unit_length,
+)
 from swift_tiers.radix_tiering.ssd.members import silent_devices
 from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry
 from swift_tiers.radix_tiering.ssd.opening import Opened, all_blank, create_set, open_set, write_superblock
@@ -57,6 +65,14 @@ class DeviceSlots(NamedTuple):
 
     service: Service
     states: bytes  # of each slot, as in `slots`
+
+
+class UnitPlace(NamedTuple):
+    """Where the payload of a stripe unit lies."""
+
+    path: str  # of its device
+    offset: int  # bytes
+    length: int  # that are the page's; there are whole blocks of 4 KiB behind the offset
 
 
 class ReadToken(NamedTuple):
@@ -282,6 +298,35 @@ class StripeSet:
         """End a read of which nothing has been submitted yet: `done(CANCELLED)` follows. False: it ends by itself."""
         with self._lock:
             return self._io.cancel(token.transfer)
+
+    def begin_reading_beside(self, stored: StoredPage) -> list[UnitPlace] | None:
+        """Where the units of a page lie, for somebody who reads them by other means, and who alone can tell then
+        whether they are the page: nothing else comes there until `end_reading_beside`, which must follow. None, and
+        nothing to follow, where the page cannot be read: a device is out, the page was flushed, or this is closed."""
+        length = stored.record.length
+        with self._lock:
+            if self._closed or self._is_flushed(stored.record.namespace, stored.generation):
+                return None
+            self._allocator.check_places(stored.placement)
+            places = []
+            for number, (device, slot) in enumerate(stored.placement):
+                state = self._devices[device]
+                if state.service is Service.OUT or state.geometry is None:
+                    return None
+                places.append(
+                    UnitPlace(
+                        self._names[device],
+                        state.geometry.slot_offset(slot) + BLOCK_BYTES,
+                        unit_length(length, self.unit_bytes, number),
+                    )
+                )
+            self._allocator.hold(stored.placement)
+        return places
+
+    def end_reading_beside(self, stored: StoredPage) -> None:
+        """The read has ended."""
+        with self._lock:
+            self._allocator.unhold(stored.placement)
 
     def _check_open(self) -> None:
         # Said by an exception, not by calling back: callers hold locks here that their callbacks take.

@@ -38,7 +38,7 @@ def on_its_way(stack, peer, keys):
     restore = stack.restore(keys)
     stack.restorer.poll(restore)  # somebody waits: it is not put off
     stack.restorer.flush()
-    assert peer.landing_used == len(keys)
+    assert peer.used_slots == len(keys)
     return restore
 
 
@@ -49,10 +49,10 @@ def test_pages_are_promised_where_they_landed_and_host_memory_stays_empty() -> N
     assert restore.pages == 3
     assert (restore.slots >= stack.host.slots).all()
     assert restore.sources == [Source.PEER] * 3
-    assert (stack.host.used_slots, peer.landing_used) == (0, 3)
+    assert (stack.host.used_slots, peer.used_slots) == (0, 3)
     stack.restorer.release(restore)
     stack.restorer.flush()
-    assert peer.landing_used == 0
+    assert peer.used_slots == 0
     assert get(stack, keys) == 3
     assert stack.snapshot().tiers["peer"].bytes_read == 6 * PAGE
     check(stack)
@@ -68,7 +68,7 @@ def test_two_requests_share_what_has_landed() -> None:
     assert peer.landings == 3
     stack.restorer.release(first)
     stack.restorer.flush()
-    assert peer.landing_used == 3, "the second one still needs them"
+    assert peer.used_slots == 3, "the second one still needs them"
     stack.restorer.release(second)
     check(stack)
 
@@ -133,7 +133,7 @@ def test_nobody_waits_any_more_when_a_page_lands() -> None:
     stack.restorer.flush()
     peer.hold(False)
     peer.settle()
-    assert peer.landing_used == 0
+    assert peer.used_slots == 0
     check(stack)
 
 
@@ -143,7 +143,7 @@ def test_a_page_that_was_dropped_leaves_with_its_last_reader() -> None:
     restore = settle(stack, stack.restore(keys))
     stack.flush(host=True, ssd=False)
     assert stack.probe(keys) == 0
-    assert peer.landing_used == 3, "it is being read"
+    assert peer.used_slots == 3, "it is being read"
     stack.restorer.release(restore)
     check(stack)
 

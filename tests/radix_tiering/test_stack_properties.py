@@ -29,6 +29,7 @@ from swift_tiers.radix_tiering.page import ROOT_KEY, page_digest
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.sweeps import prefix_of
 
+from support.direct_files import PlainLanding, direct_reads
 from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, obey, page_at, put, settle
 from support.model_peer import ModelPeer
 
@@ -49,11 +50,15 @@ class StackMachine(RuleBasedStateMachine):
         with_ssd=st.booleans(),
         with_peer=st.booleans(),
         landing=st.sampled_from([0, 0, 1, 3, 20]),
+        with_direct=st.booleans(),
     )
-    def start(self, host_pages, device_pages, devices, write, admission, eviction, with_ssd, with_peer, landing):
+    def start(
+        self, host_pages, device_pages, devices, write, admission, eviction, with_ssd, with_peer, landing, with_direct
+    ):
         self.host_pages = host_pages
         self.with_peer = with_peer
         self.landing = landing
+        self.with_direct = with_ssd and landing and with_direct
         self.policy = {
             "write": write, "ssd_admission": admission, "admission_tokens": 8, "eviction": eviction,
         }  # fmt: skip
@@ -68,9 +73,18 @@ class StackMachine(RuleBasedStateMachine):
     def open(self):
         ssd = memory_ssd(array=self.array, make_device=self.new_device) if self.array is not None else None
         fingerprint = ssd.fingerprint if ssd is not None else page_digest
-        self.peer = ModelPeer(4096, fingerprint, landing_slots=self.landing) if self.with_peer else None
+        slots = 0 if self.with_direct else self.landing
+        self.peer = ModelPeer(4096, fingerprint, landing_slots=slots) if self.with_peer else None
         self.leases = []
-        self.stack = make_stack(host_pages=self.host_pages, ssd=ssd, policy=self.policy, lent=self.peer)
+        landing = PlainLanding(4096, self.landing) if self.with_direct else None
+        self.stack = make_stack(
+            host_pages=self.host_pages,
+            ssd=ssd,
+            policy=self.policy,
+            lent=self.peer,
+            landing=landing,
+            direct=direct_reads(ssd, self.array, landing) if landing is not None else None,
+        )
         self.restores = []
         self.pinned: dict[bytes, list[tuple[Page, bool, bool]]] = {}  # page, whether in host memory, whether on ssd
         self.broken = False  # a pin may be lost
@@ -82,6 +96,20 @@ class StackMachine(RuleBasedStateMachine):
             keys = chain(*path)
             put(self.stack, keys)
             self.put_once.update(keys)
+
+    @rule(crowd=st.integers(0, 3), number=NUMBERS)
+    def crowd(self, crowd, number):
+        """Another sequence fills host memory; what it has pushed out comes back from elsewhere."""
+        keys = chain("crowd", crowd, *range(self.host_pages - 2))
+        put(self.stack, keys)
+        self.put_once.update(keys)
+        if self.with_direct:
+            self.stack.direct.settle()  # what is on ssd is known to the device
+        with self.stack.table.lock:
+            out = [page for page in self.stack.table.listed(self.stack.digest) if page.host is HostState.NONE]
+            keys = sorted([page.key for page in prefix_of(page)][::-1] for page in out)
+        if keys:
+            self.stack.restorer.release(self.brought_up(keys[number % len(keys)]))
 
     @rule(path=PATHS, cut=st.integers(1, 6))
     def put_tail(self, path, cut):
@@ -104,11 +132,18 @@ class StackMachine(RuleBasedStateMachine):
     @rule(path=PATHS, target=held)
     def restore(self, path):
         keys = chain(*path)
+        restore = self.brought_up(keys)
+        self.restores.append((restore, keys))
+        return restore, keys
+
+    def brought_up(self, keys):
+        """A restore that has settled. What it promises is right."""
         restore = settle(self.stack, self.stack.restore(keys))
         assert restore.pages <= len(keys)
         assert set(keys[: restore.pages]) <= self.put_once, "a page that nobody put"
-        self.restores.append((restore, keys))
-        return restore, keys
+        for key, place in zip(keys, restore.slots, strict=False):
+            assert np.array_equal(page_at(self.stack, int(place)), content(key)), "wrong bytes"
+        return restore
 
     @rule(path=PATHS)
     def cancel(self, path):

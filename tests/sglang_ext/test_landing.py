@@ -12,17 +12,20 @@ import torch
 
 from swift_tiers.radix_tiering.config import PeerConfig, parse_config
 from swift_tiers.radix_tiering.donation.arena import ArenaError
+from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.landing import Landing
 from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.peer import PeerTier
 from swift_tiers.radix_tiering.units import Size
+from swift_tiers.sglang_ext import landing as landing_module
 from swift_tiers.sglang_ext import peer_side as peer_side_module
 from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
+from swift_tiers.sglang_ext.landing import open_direct, open_landing, wanted_kvikio
 from swift_tiers.sglang_ext.loads import Load, Loader
 from swift_tiers.sglang_ext.peer_side import PeerSide
 
 from support.deferred_accelerator import DeferredAccelerator
-from support.engine import chain, check, make_stack, namespace, put, settle
+from support.engine import chain, check, make_stack, memory_ssd, namespace, put, settle
 from support.fake_device import FakeDeviceMemory
 from support.peer_donor import LocalDonor
 from support.redis import wait_for
@@ -96,23 +99,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_side_module, "gpu_memory", lambda device: FakeDeviceMemory())
 
 
-def peer_side(accelerator, landing: int) -> PeerSide:
-    config = parse_config({"peer": {"borrow": True, "landing": Size(landing)}, "bus": {"server": "s"}})
-    pool = SimpleNamespace(geometry=SimpleNamespace(page_bytes=4096), accelerator=accelerator)
-    return PeerSide(config, "tp0", pool, None)
+def small_pool(accelerator) -> SimpleNamespace:
+    return SimpleNamespace(geometry=SimpleNamespace(page_bytes=4096), accelerator=accelerator, landing=None)
 
 
 @pytest.mark.parametrize(
     ("on_device", "size", "slots"), [(True, 64 * 4096, 63), (True, 0, None), (True, 4096, None), (False, 2**20, None)]
 )
 def test_there_is_landing_memory_where_there_is_a_device_and_room(on_device, size, slots, caplog) -> None:
-    side = peer_side(DeferredAccelerator(0, locked=True) if on_device else None, size)
-    try:
-        tier = side.borrow(page_digest)
-        assert (tier.landing.slots if tier.landing is not None else None) == slots
-        assert ("peer.landing" in caplog.text) == (size == 4096)
-    finally:
-        side.close()
+    pool = small_pool(DeferredAccelerator(0, locked=True) if on_device else None)
+    landing = open_landing(parse_config({"device": {"landing": size}}), pool)
+    assert (landing.slots if landing is not None else None) == slots
+    assert (pool.landing is not None) == (slots is not None)
+    assert ("device.landing" in caplog.text) == (size == 4096)
 
 
 def test_a_device_without_room_for_it_is_told_and_does_without(caplog) -> None:
@@ -120,10 +119,64 @@ def test_a_device_without_room_for_it_is_told_and_does_without(caplog) -> None:
         def device_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    side = peer_side(Full(0, locked=True), 2**20)
+    assert open_landing(parse_config({}), small_pool(Full(0, locked=True))) is None
+    assert "--mem-fraction-static" in caplog.text
+
+
+def wanted(config: dict, *, gpu: bool = True):
+    accelerator = DeferredAccelerator(0, locked=True) if gpu else None
+    return wanted_kvikio(parse_config({"ssd": config}), small_pool(accelerator))
+
+
+def test_kvikio_is_looked_for_where_there_are_ssds_and_a_gpu(monkeypatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(landing_module, "find_kvikio", lambda words: asked.append(words) or "kvikio")
+    ssds = {"directories": ["/a"]}
+    assert wanted({}) is None
+    assert wanted(ssds, gpu=False) is None
+    assert wanted({**ssds, "throttle": "1GiB"}) is None
+    assert not asked
+    assert wanted(ssds) == "kvikio"
+    assert asked == ["auto"]
+    with pytest.raises(ConfigError, match="no GPU"):
+        wanted({**ssds, "gpu_direct": "on"}, gpu=False)
+    with pytest.raises(ConfigError, match=r"goes past ssd\.throttle"):
+        wanted({**ssds, "gpu_direct": "on", "throttle": "1GiB"})
+
+
+def test_ssds_are_read_straight_where_everything_for_it_is_there(caplog) -> None:
+    pool = small_pool(DeferredAccelerator(0, locked=True))
+    landing = open_landing(parse_config({"device": {"landing": Size(64 * 4096)}}), pool)
+    ssd = memory_ssd()
+    registered: list[torch.Tensor] = []
+    kvikio = SimpleNamespace(memory_register=registered.append, memory_deregister=registered.remove)
+    assert open_direct(None, ssd, landing) is None
+    assert open_direct(kvikio, None, landing) is None
+    assert open_direct(kvikio, ssd, None) is None
+    reads = open_direct(kvikio, ssd, landing)
+    assert len(registered) == 1
+    reads.close()
+    assert not registered
+
+    def refuse(memory: torch.Tensor) -> None:
+        raise RuntimeError("cuFile: the driver is not loaded")
+
+    assert open_direct(SimpleNamespace(memory_register=refuse), ssd, landing) is None
+    assert "the driver is not loaded" in caplog.text
+    ssd.close([])
+
+
+def borrower(landing: Landing) -> PeerSide:
+    config = parse_config({"peer": {"borrow": True}, "bus": {"server": "s"}})
+    return PeerSide(config, "tp0", small_pool(DeferredAccelerator(0, locked=True)), None, landing)
+
+
+def test_pages_land_for_a_borrower_on_a_gpu(monkeypatch) -> None:
+    landing = Landing(DeferredAccelerator(0, locked=True), 4096, 2**20)
+    monkeypatch.setattr(peer_side_module, "gpu_memory", lambda device: FakeDeviceMemory("GPU-a"))
+    side = borrower(landing)
     try:
-        assert side.borrow(page_digest).landing is None
-        assert "--mem-fraction-static" in caplog.text
+        assert side.borrow(page_digest).landing is landing
     finally:
         side.close()
 
@@ -133,7 +186,7 @@ def test_a_gpu_that_maps_no_others_memory_is_told_and_takes_none_of_its_own(monk
         raise ArenaError("cuda-bindings is missing; install it")
 
     monkeypatch.setattr(peer_side_module, "gpu_memory", refuse)
-    side = peer_side(DeferredAccelerator(0, locked=True), 2**20)
+    side = borrower(Landing(DeferredAccelerator(0, locked=True), 4096, 2**20))
     try:
         assert side.borrow(page_digest).landing is None
         assert (

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from swift_tiers.radix_tiering.bus.commands import AnyCommand, CommandError
 from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.direct_reads import DirectReads
 from swift_tiers.radix_tiering.held_page import HostState
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.landing import LandingSlots
 from swift_tiers.radix_tiering.observing import tier_map
 from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageGeometry
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
@@ -23,6 +25,8 @@ from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.steering import carry_out
+
+from support.model_peer import ModelPeer
 
 #: How long a thread that has been told to end may take.
 THREAD_SECONDS = 10.0
@@ -82,12 +86,18 @@ def make_stack(
     clock: Any = None,
     space: Namespace | None = None,
     lent: PeerMemory | None = None,
+    landing: LandingSlots | None = None,
+    direct: DirectReads | None = None,
     **config: Any,
 ) -> TierStack:
     """A stack with room for `host_pages` in host memory. `config`: sections of the configuration."""
     space = space or namespace()
     host = HostTier(space.geometry, host_pages * space.geometry.stride_bytes)
-    stack = TierStack(space, parse_config(config), host, ssd, lent, clock=clock or Clock())
+    if landing is None and isinstance(lent, ModelPeer):
+        landing = lent
+    stack = TierStack(
+        space, parse_config(config), host, ssd, lent, clock=clock or Clock(), landing=landing, direct=direct
+    )
     _stacks.append(stack)
     return stack
 
@@ -98,6 +108,8 @@ def crash(stack: TierStack) -> None:
     stack.restorer.close()
     if stack.peer is not None:
         stack.peer.close()
+    if stack.direct is not None:
+        stack.direct.close()
     if stack.stripes is not None:
         stack.stripes.close(None)
     _stacks.remove(stack)
@@ -160,11 +172,11 @@ def settle(stack: TierStack, restore: Restore) -> Restore:
 
 
 def page_at(stack: TierStack, place: int) -> np.ndarray:
-    """The bytes at a place that a restore promises: in host memory, or in the landing memory of a `ModelPeer`."""
+    """The bytes at a place that a restore promises: in host memory, or in landing memory."""
     if place < stack.host.slots:
         return stack.host.page(place)
-    landed: np.ndarray = stack.peer.landed[place - stack.host.slots]  # type: ignore[union-attr]
-    return landed
+    landed: np.ndarray = stack.landing.landed[place - stack.host.slots]  # type: ignore[union-attr]
+    return landed[: stack.host.geometry.page_bytes]
 
 
 def get(stack: TierStack, keys: Sequence[bytes]) -> int:
@@ -183,6 +195,8 @@ def check(stack: TierStack) -> None:
     stack.restorer.flush()
     assert stack.errands.wait_idle(20)
     _wait_read(stack)
+    if stack.direct is not None:
+        stack.direct.settle()
     with stack.table.lock:
         assert stack.sharer is None or stack.sharer.wait_idle(20), "copies at peers never end"
         stack.table.check()
@@ -190,12 +204,20 @@ def check(stack: TierStack) -> None:
         assert stack.table.writing_bytes == 0
         assert not stack.table.over_limit
         assert stack.host.used_slots == stack.table.resident_pages
-        assert not getattr(stack.peer, "landing_used", 0), "landing memory leaked"
+    if stack.landing is not None:
+        wait_until(lambda: not stack.landing.used_slots, "landing memory leaked")
     if stack.stripes is not None:
         status = stack.stripes.status()
         units = sum(stack.stripes.units(page.length) for page in stack.table.all_pages() if page.stored is not None)
         assert sum(device.used_units for device in status.devices) == units, "stripe units leaked"
     check_maps(stack)
+
+
+def wait_until(there: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + 20
+    while not there():
+        assert time.monotonic() < until, what
+        time.sleep(0.001)
 
 
 def _wait_read(stack: TierStack) -> None:

@@ -190,7 +190,7 @@ class ModelPeer:
                 self.landed[slot] = self.stored[place] if allowed else 0xEE
                 self._no_longer(place)
             if not intact:
-                self.leave(slot)
+                self.give_back(slot)
                 done(ReadOutcome.CHECKSUM if allowed else ReadOutcome.CANCELLED, -1)
             else:
                 self.landings += 1
@@ -199,18 +199,18 @@ class ModelPeer:
         try:
             self._ask(place, job)
         except RuntimeError:
-            self.leave(slot)
+            self.give_back(slot)
             raise
         return True
 
-    def leave(self, slot: int) -> None:
+    def give_back(self, slot: int) -> None:
         with self._lock:
             assert slot not in self._landing_free, "a landing slot was given back twice"
             self.landed[slot] = 0xAA
             self._landing_free.append(slot)
 
     @property
-    def landing_used(self) -> int:
+    def used_slots(self) -> int:
         with self._lock:
             return len(self.landed) - len(self._landing_free)
 

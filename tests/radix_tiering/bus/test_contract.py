@@ -16,6 +16,7 @@ from swift_tiers.radix_tiering.bus.connection import PASSWORD_VARIABLE
 from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.bus.reader import BusReader
 from swift_tiers.radix_tiering.bus.schema import KEYS, KeySpec, Kind
+from swift_tiers.radix_tiering.counters import DEVICE_LINKS
 from swift_tiers.radix_tiering.events import EventLog
 
 from support.publishing import bus_config, wait_published
@@ -31,7 +32,8 @@ WORDS = {
     "RANK": r"dp\d+-tp\d+",
     "TIER": "device|peer|host|ssd",
     "NUMBER": r"\d+",
-    "FROM-TO": "device-host|host-device|host-ssd|ssd-host|peer-host|host-peer|beta.dp0-tp0-host|host-beta.dp0-tp0",
+    "FROM-TO": "device-host|host-device|host-ssd|ssd-host|ssd-device|peer-host|host-peer|peer-device|"
+    "beta.dp0-tp0-host|host-beta.dp0-tp0",
     "BORROWER": "(beta|gamma).dp0-tp0",
     "DONOR": "beta.dp0-tp0",
     "GPU": "(GPU|MIG)-[0-9a-f-]+",
@@ -122,7 +124,7 @@ def test_an_optional_part_leaves_no_traces(redis, publish) -> None:
     told = MadeUp()
     told.sample = None
     whole = stack()
-    links = {name: link for name, link in whole.links.items() if "device" in name}
+    links = {name: link for name, link in whole.links.items() if name in DEVICE_LINKS}
     told.tiers = stack(devices=0, stripe=None, io_engine="", tiers={"host": whole.tiers["host"]}, links=links)
     publish(redis, told)
     wait_published(redis)

@@ -37,7 +37,7 @@ class Watched(DeferredAccelerator):
 
 def landing(page_bytes: int = PAGE, slots: int = 4) -> tuple[Landing, Watched]:
     accelerator = Watched()
-    found = Landing(accelerator, page_bytes, (slots + 1) * (page_bytes + 512))
+    found = Landing(accelerator, page_bytes, (slots + 1) * (page_bytes + 4096))
     assert found.slots >= slots
     return found, accelerator
 
@@ -65,7 +65,7 @@ def test_pages_land_as_they_were_stored(room, page_bytes: int, planes: int) -> N
         assert outcome is ReadOutcome.OK
         assert (in_slot(memory, slot) == borrower.page(seed)).all()
         assert answer.thread == "swift-peer"
-        borrower.tier.leave(slot)
+        memory.give_back(slot)
     assert memory.used_slots == 0
     links = borrower.tier.links
     assert (links["peer-device"].pages, links["d-device"].pages, links["peer-host"].pages) == (4, 4, 0)
@@ -88,7 +88,7 @@ def test_where_it_cannot_land_nothing_is_asked(room) -> None:
     while memory.take() is not None:
         pass  # as if others had them
     assert borrower.land(second) is None, "no room"
-    borrower.tier.leave(slot)
+    memory.give_back(slot)
     assert borrower.land(second) is not None
     nothing_there = borrower.reserve()
     assert borrower.land(nothing_there) is None, "nothing was stored there"
