@@ -366,6 +366,11 @@ def overrides() -> tuple[Override, ...]:
     return (
         Override(f"{adder}.add_chunked_req", ("self", "req"), reason),
         Override(f"{adder}.budget_state", ("self",), reason),
+        Override(
+            f"{adder}.preempt_to_schedule",
+            ("self", "req"),
+            "take nobody off the device for one that waits for its pages",
+        ),
         Override(f"{adder}._select_prefill_admission", shape, reason),
         Override(
             f"{runner}.forward_split_prefill", ("self", "forward_batch", "reinit_attn_backend", "forward_count"), layers

@@ -184,6 +184,12 @@ class RestoringAdder(PrefillAdder):
             new = min(req.sampling_params.max_new_tokens, CLIP_MAX_NEW_TOKENS)
             self.memory_budget.total_offset += self.ceil_paged_tokens(left) + self.page_size + new
 
+    def preempt_to_schedule(self, req: Any) -> bool:
+        """Nobody is taken off the device for a request that waits for its pages, and would not run then: SGLang asks
+        for the place before it asks whether they are there."""
+        ready = self.tree_cache.check_prefetch_progress(req.cache_request_handle)
+        return ready and super().preempt_to_schedule(req)
+
     def budget_state(self) -> Any:
         return AddReqResult.OTHER if self.holds or self.alone else super().budget_state()
 
