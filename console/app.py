@@ -27,6 +27,7 @@ from swift_tiers.console.model.place import Place
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.watching import Watcher
 from swift_tiers.console.painter import LAYOUTS, Painter
+from swift_tiers.console.screens.commands import CommandsScreen
 from swift_tiers.console.screens.help import HelpScreen
 from swift_tiers.console.sifting import Sifting
 from swift_tiers.console.steering import Became, Steering
@@ -54,7 +55,7 @@ class ConsoleApp(App[None]):
     TITLE = "swift-tiers"
     CSS_PATH = Path(__file__).with_name("console.tcss")  # also for classes that are made of this one
     ENABLE_COMMAND_PALETTE = True
-    COMMANDS = App.COMMANDS | {CommandsProvider}
+    COMMANDS: ClassVar = {CommandsProvider}
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS]
 
     def __init__(
@@ -83,8 +84,8 @@ class ConsoleApp(App[None]):
         self.navigation = Navigation(tuple(self.views))
         self.steering = Steering(self)
         self.typed = Typed(self)
-        self._painter = Painter(self)
-        self._sifting = Sifting(self)
+        self.painter = Painter(self)
+        self.sifting = Sifting(self)
         self.palette = Palette(dark, self.no_color)
         self._looker = Looker(feed, self.post_message, interval, monotonic)
         self._watcher = Watcher()
@@ -160,16 +161,11 @@ class ConsoleApp(App[None]):
         return self.view.offers(self.scene())
 
     def scene(self) -> Scene:
-        return self._painter.scene()
+        return self.painter.scene()
 
     def paint(self) -> None:
         """Everything anew."""
-        self._painter.paint()
-
-    @property
-    def layout_words(self) -> str:
-        """Empty where both the table and the lines are shown."""
-        return "" if self._painter.layout == "both" else f"{self._painter.layout} alone (m)"
+        self.painter.paint()
 
     def ask(self, questions: tuple[Question, ...]) -> None:
         """What the view on the screen wants to know, from now on."""
@@ -204,7 +200,7 @@ class ConsoleApp(App[None]):
         self._take(replace(self._moment, age=self._age(), lost=event.reason))
 
     def on_answered(self, event: looker.Answered) -> None:
-        if not self._painter.is_open:
+        if not self.painter.is_open:
             return
         former = self.answers.get(event.question)
         if event.failed and former is not None and not former.failed:
@@ -216,13 +212,16 @@ class ConsoleApp(App[None]):
         if not self.paused and (former is None or former.failed != event.failed or self.interval > looker.ASK_SECONDS):
             self.paint()
 
+    def on_said_changed(self) -> None:
+        self.paint()
+
     def on_became(self, event: Became) -> None:
-        if self._painter.is_open:
+        if self.painter.is_open:
             self.steering.show(event)
 
     def _take(self, moment: Moment) -> None:
         if self.paused:
-            self._painter.edges()
+            self.painter.edges()
             return
         self._moment = moment
         self.paint()
@@ -238,7 +237,7 @@ class ConsoleApp(App[None]):
             if self._moment.lost or self._moment.age > 2 * self.interval + TICK_SECONDS:
                 self.paint()
                 return
-        self._painter.edges()
+        self.painter.edges()
 
     def _age(self) -> float:
         return 0.0 if self._looked_at is None else max(0.0, self.monotonic() - self._looked_at)
@@ -297,7 +296,7 @@ class ConsoleApp(App[None]):
         if self.view.FOLLOWS_CURSOR:
             self.paint()
         else:
-            self._painter.edges()
+            self.painter.edges()
 
     def action_select(self, key: str) -> None:
         """Put the cursor on a row: what clicks in a heat map do."""
@@ -306,32 +305,28 @@ class ConsoleApp(App[None]):
     # ---- sifting and sorting ----
 
     def action_filter(self) -> None:
-        self._sifting.open_filter()
+        self.sifting.open_filter()
 
     def action_command(self) -> None:
-        self._sifting.open_command()
+        self.sifting.open_command()
 
     def on_entry_changed(self, event: Entry.Changed) -> None:
-        self._sifting.changed(event.text)
+        self.sifting.changed(event.text)
 
     def on_entry_cancelled(self, event: Entry.Cancelled) -> None:
-        self._sifting.cancelled(event.kind)
+        self.sifting.cancelled(event.kind)
 
     def on_entry_done(self, event: Entry.Done) -> None:
-        self._sifting.done(event.kind, event.text)
+        self.sifting.done(event.kind, event.text)
 
     def action_sort(self, by: int) -> None:
-        self._sifting.step(by)
+        self.sifting.step(by)
 
     def action_reverse(self) -> None:
-        self._sifting.reverse()
+        self.sifting.reverse()
 
     def on_grid_headed(self, event: Grid.Headed) -> None:
-        self._sifting.headed(event.column)
-
-    def sort(self, column: str | None, descending: bool) -> None:
-        """By this column; None: as the view has them."""
-        self._sifting.sort(column, descending)
+        self.sifting.headed(event.column)
 
     # ---- time ----
 
@@ -349,7 +344,7 @@ class ConsoleApp(App[None]):
 
     def set_rate(self, seconds: float) -> None:
         self._looker.set_interval(seconds)
-        self._painter.edges()
+        self.painter.edges()
 
     def look_soon(self) -> None:
         """What is shown has changed by the operator's doing."""
@@ -368,12 +363,12 @@ class ConsoleApp(App[None]):
     def action_speed(self, factor: float) -> None:
         if self.feed.player is not None:
             self.feed.player.set_speed(self.feed.player.speed * factor)
-            self._painter.edges()
+            self.painter.edges()
 
     # ---- the rest ----
 
     def action_maximise(self) -> None:
-        self._painter.layout = LAYOUTS[self._painter.layout]
+        self.painter.layout = LAYOUTS[self.painter.layout]
         self.paint()
 
     def action_theme(self) -> None:
@@ -381,6 +376,10 @@ class ConsoleApp(App[None]):
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen(help_sections(self), plain=self.glyphs.ascii))
+
+    def action_command_palette(self) -> None:
+        if len(self.screen_stack) == 1:
+            self.push_screen(CommandsScreen(plain=self.glyphs.ascii))
 
     def action_export(self) -> None:
         self.typed.ask_export("csv")

@@ -137,3 +137,6 @@ class CommandsProvider(Provider):
         for kind in ("csv", "json", "svg"):
             yield f"Export {kind}", "what is shown", partial(app.typed.line, f"export {kind}")
         yield "Keys", "those that live here", app.action_help
+        yield "Pause", "stop the screen, or let it go on", app.action_pause
+        yield "Theme", "dark or light", app.action_theme
+        yield "Quit", "leave; servers do not notice", app.action_quit

@@ -20,6 +20,8 @@ from swift_tiers.radix_tiering.bus.figures import text
 if TYPE_CHECKING:
     from swift_tiers.console.app import ConsoleApp
 
+#: Lines of a table that are there whatever is said beneath it.
+LEAST_ROWS = 3
 #: What `m` goes through.
 LAYOUTS = {"both": "table", "table": "lines", "lines": "both"}
 
@@ -37,6 +39,11 @@ class Painter:
         and messages of its threads still come."""
         app = self._app
         return app.is_running and bool(app._screen_stack) and bool(app.screen_stack[0].query("#keys"))
+
+    @property
+    def layout_words(self) -> str:
+        """Empty where both the table and the lines are shown."""
+        return "" if self.layout == "both" else f"{self.layout} alone (m)"
 
     def scene(self) -> Scene:
         """What is to be seen now, with the row under the cursor."""
@@ -73,7 +80,8 @@ class Painter:
             table = view.EMPTY
         lines = wrapped([*self._lost(scene), *self._aged(lines)], scene.width)
         room = max(scene.room(view.LINES_SHARE), scene.height - len(rows) - 2) if table.columns else scene.height
-        self._lay_out(scene, lines, table, max(1, room))
+        beneath = app.said.lines(scene.width) + app.entry.is_open
+        self._lay_out(scene, lines, table, max(1, min(room, scene.height - beneath - LEAST_ROWS)))
         app.ask(view.questions(scene))
         app.feed.requests_seconds = 0.0 if view.SHOWS_REQUESTS else looker.REQUESTS_SECONDS
         self.edges()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swift_tiers.console.export import ExportError
 from swift_tiers.console.model.actions import ActionError, read_action
 from swift_tiers.console.model.sieve import FilterError, Sieve
 from swift_tiers.console.model.table import Sorting
@@ -57,11 +58,13 @@ class Sifting:
                 self._close()
             elif words.strip():
                 action = read_action(words, tuple(app.views))
-                self._close()
+                self._close()  # what it does may open something else
                 app.typed.perform(action)
             else:
                 self._close()
-        except (ActionError, FilterError) as error:
+        except (ActionError, ExportError, FilterError) as error:
+            if not app.entry.is_open:
+                app.entry.open(kind, words, "", app.typed.suggestions())
             app.tell(str(error), bad=True, stays=True)
 
     def _close(self) -> None:

@@ -96,8 +96,8 @@ def crumbs_line(app: ConsoleApp, width: int) -> Text:
         line.append("  ")
         line.append(app.view.QUESTION, app.style("muted"))
     right = Text(no_wrap=True, end="")
-    if app.layout_words:
-        right.append(f"{app.layout_words} ", app.style("note"))
+    if app.painter.layout_words:
+        right.append(f"{app.painter.layout_words} ", app.style("note"))
     if navigation.sieve:
         right.append(f"/{navigation.sieve.text} ", app.style("note"))
     table, rows = app.grid.table, app.grid.rows

@@ -26,11 +26,8 @@ class Typed:
         self._app = app
 
     def perform(self, action: Action) -> None:
-        """What was typed. What is wrong with it is said, and nothing is lost."""
-        try:
-            self._perform(action.name, action.words)
-        except (ActionError, ExportError, FilterError) as error:
-            self._app.tell(str(error), bad=True)
+        """Raises ActionError, ExportError, FilterError: nothing was done."""
+        self._perform(action.name, action.words)
         self._app.paint()
 
     def _perform(self, name: str, words: tuple[str, ...]) -> None:
@@ -89,8 +86,11 @@ class Typed:
         self._app.set_rate(seconds)
 
     def line(self, line: str) -> None:
-        """As if it had been typed. Raises ActionError."""
-        self.perform(read_action(line, tuple(self._app.views)))
+        """As if it had been typed. What is wrong with it is said."""
+        try:
+            self.perform(read_action(line, tuple(self._app.views)))
+        except (ActionError, ExportError, FilterError) as error:
+            self._app.tell(str(error), bad=True)
 
     def _limit(self, server: str) -> None:
         names = [state.server.server for state in self._app.moment.servers]
@@ -106,14 +106,14 @@ class Typed:
         if words and words[-1] in ("up", "down"):
             descending, words = words[-1] == "down", words[:-1]
         if not words:
-            self._app.sort(None, True)
+            self._app.sifting.sort(None, True)
             return
         wanted = " ".join(words).casefold()
         names = [column.name for column in self._app.grid.table.columns]
         found = [name for name in names if name.casefold().startswith(wanted)]
         if not found:
             raise ActionError(f"sort {wanted[:40]}: there are the columns {', '.join(names)}")
-        self._app.sort(found[0], descending)
+        self._app.sifting.sort(found[0], descending)
 
     def _play(self, name: str, word: str) -> None:
         player = self._app.feed.player

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual.widgets import Input
 
 from swift_tiers.console.screens.ask import AskScreen
 
@@ -106,7 +107,8 @@ async def test_an_export_that_fails_asks_again_with_what_was_typed(tmp_path: Pat
         await pilot.press("e", "enter")
         await shows(pilot, "Export what is shown", "No such file or")
         assert isinstance(app.screen, AskScreen)
-        await pilot.press(*["backspace"] * 3, *f"json {tmp_path}/two words.json", "enter")
+        app.screen.query_one(Input).value = f"json {tmp_path}/two words.json"
+        await pilot.press("enter")
         await until(pilot, (tmp_path / "two words.json").exists)
         await until(pilot, lambda: "written: " in told(app))
         await pilot.press("e", *["backspace"] * 3, *"yaml", "enter")
@@ -154,3 +156,32 @@ async def test_an_empty_bus_is_not_called_well() -> None:
         await shows(pilot, "no server is on this bus", "--enable-swift-tiers", without=("all well", "nothing is wrong"))
         feed.world.servers = ("alpha",)
         await shows(pilot, "alpha", without=("no server",))
+
+
+@pytest.mark.parametrize(
+    "line", ["rate nan", "server nobody", "sort nothing", "theme neon", "export csv /nowhere/x",
+             "control alpha flush x y",
+             "seek 10", "export pdf", "page", "blocks nobody"],
+)  # fmt: skip
+async def test_a_command_that_cannot_be_done_stays_to_be_mended(line: str) -> None:
+    async with console(interval=0.4).run_test(size=SMALL) as pilot:
+        app = pilot.app
+        await shows(pilot, "alpha")
+        await pilot.press("colon", *line, "enter")
+        await until(pilot, lambda: bool(told(app)))
+        await shows(pilot, f": {line}")
+        await shows(pilot, "help", told(app)[:40].partition(" ")[0])
+        await pilot.press("escape")
+        await until(pilot, lambda: not app.entry.is_open)
+        assert told(app) == ""
+
+
+@pytest.mark.parametrize("ascii", [False, True])
+async def test_the_palette_has_our_commands_alone(ascii: bool) -> None:
+    async with console(ascii=ascii).run_test(size=SMALL) as pilot:
+        await shows(pilot, "alpha")
+        await pilot.press("ctrl+p")
+        text = await shows(pilot, "a view, a server", "View Blocks", without=("Screenshot", "focused"))
+        assert not ascii or {sign for sign in text if ord(sign) > 126} <= {"\n"}
+        await pilot.press(*"quit", "enter")
+        await until(pilot, lambda: not pilot.app.is_running)

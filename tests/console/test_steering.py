@@ -98,7 +98,7 @@ async def test_typed_commands() -> None:
         await until(pilot, lambda: feed.sent == [("beta", DrainDevice(device=2))])
         await pilot.press("colon", *"control drain-device 2", "enter")
         await until(pilot, lambda: "say which server: alpha, beta" in told(app))
-        await pilot.press("colon", *"control beta drain-device two", "enter")
+        await pilot.press("escape", "colon", *"control beta drain-device two", "enter")
         await until(pilot, lambda: "usage: control SERVER drain-device DEVICE" in told(app))
         assert len(feed.sent) == 1
 
@@ -113,7 +113,7 @@ async def test_readonly_has_no_such_keys() -> None:
         assert len(app.screen_stack) == 1
         await pilot.press("colon", *"control alpha flush", "enter")
         await until(pilot, lambda: "nothing is steered from here" in told(app))
-        await pilot.press("question_mark")
+        await pilot.press("escape", "question_mark")
         await shows(pilot, "Steering is off")
         assert feed.sent == []
 
