@@ -199,6 +199,8 @@ class StackSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     restores: RestoreSnapshot
     io_engine: str  # how the ssd tier reads and writes, or empty
     write_queue_pages: int  # admitted to ssd, not yet written
+    landing_pages: int  # that landing memory holds at most; 0: there is none
+    landing_used_pages: int  # of these, in use or reserved
     events_emitted: int
 
 

@@ -26,6 +26,12 @@ _ALIGNMENT = 4096
 class LandingSlots(Protocol):
     """Landing memory, as far as the tier stack has to do with it."""
 
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def used_slots(self) -> int: ...
+
     def give_back(self, slot: int) -> None:
         """Nothing in the slot is needed any more, and nothing is being copied there."""
 

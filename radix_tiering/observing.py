@@ -74,6 +74,8 @@ def take_snapshot(stack: TierStack) -> StackSnapshot:
         restores=stack.restorer.snapshot(),
         io_engine=stack.ssd.description if stack.ssd is not None else "",
         write_queue_pages=backlog,
+        landing_pages=stack.landing.slots if stack.landing is not None else 0,
+        landing_used_pages=stack.landing.used_slots if stack.landing is not None else 0,
         events_emitted=stack.events.emitted,
     )
 

@@ -127,6 +127,8 @@ class TierMetrics:
         self._failed_loads = self._counter("swift_tiers_failed_loads", "Copies to the device that failed: HTTP 503.")
         self._events = self._counter("swift_tiers_events", "Events of this rank.")
         self._write_queue = self._gauge("swift_tiers_write_queue_pages", "Pages admitted to ssd and not yet written.")
+        self._landing = self._gauge("swift_tiers_landing_pages", "Pages that landing memory on the GPU holds at most.")
+        self._landed = self._gauge("swift_tiers_landing_used_pages", "Of these, in use or reserved.")
 
     def update(
         self, snapshot: StackSnapshot, leases: LeaseSnapshot | None = None, gpu: GpuSample | None = None
@@ -151,6 +153,8 @@ class TierMetrics:
         self._advance(self._failed_loads, snapshot.restores.failed_loads)
         self._advance(self._events, snapshot.events_emitted)
         self._set(self._write_queue, snapshot.write_queue_pages)
+        self._set(self._landing, snapshot.landing_pages)
+        self._set(self._landed, snapshot.landing_used_pages)
         if leases is not None:
             self._update_leases(leases)
         if gpu is not None:

@@ -110,6 +110,8 @@ def rank_record(
         page_bytes=_said(stack, "page_bytes"),
         io_engine=_said(stack, "io_engine"),
         write_queue_pages=_said(stack, "write_queue_pages"),
+        landing_pages=_said(stack, "landing_pages"),
+        landing_used_pages=_said(stack, "landing_used_pages"),
         running_requests=_said(engine, "running_requests"),
         waiting_requests=_said(engine, "waiting_requests"),
         restores_started=_said(restores, "started"),

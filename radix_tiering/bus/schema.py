@@ -159,6 +159,8 @@ KEYS: tuple[KeySpec, ...] = (
             Field("page_bytes", "bytes of a page"),
             Field("io_engine", "how the ssd tier reads and writes; empty without one"),
             Field("write_queue_pages", "admitted to ssd and not yet written"),
+            Field("landing_pages", "that landing memory on the GPU holds at most; 0 without any"),
+            Field("landing_used_pages", "of these, in use or reserved"),
             Field("running_requests", "being computed"),
             Field("waiting_requests", "not yet admitted"),
             Field("restores_started", "requests that waited for pages from below the device"),

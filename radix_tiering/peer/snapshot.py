@@ -13,6 +13,7 @@ class PeerDonorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     attached: bool  # its memory is mapped here
     reason: str  # why it lends us nothing, as far as that is known; or empty
     bandwidth: float | None  # bytes per second that it allows; None: no limit, or not known
+    share: float | None  # of a core's time that may be spent on its memory now; None: any
     leases: int
     capacity_bytes: int
     used_bytes: int
@@ -26,8 +27,6 @@ class PeerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     wanted_bytes: int  # what is to be borrowed, limits considered
     capacity_bytes: int  # of the active leases, in whole pages
     used_bytes: int  # reserved or holding pages
-    landing_bytes: int  # device memory for pages that come straight from donors' devices
-    landed_bytes: int  # of it, in use
     staging_bytes: int  # this process' memory for pages on their way to donors
     reads: dict[str, int]  # answered, by outcome: "ok", "cancelled", ...
     writes: dict[str, int]  # answered: "ok", or why not

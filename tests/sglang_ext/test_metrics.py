@@ -110,6 +110,8 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
     say("failed_loads_total", restores.failed_loads)
     say("events_total", snapshot.events_emitted)
     say("write_queue_pages", snapshot.write_queue_pages)
+    say("landing_pages", snapshot.landing_pages)
+    say("landing_used_pages", snapshot.landing_used_pages)
     return found
 
 

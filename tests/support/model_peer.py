@@ -210,6 +210,10 @@ class ModelPeer:
             self._landing_free.append(slot)
 
     @property
+    def slots(self) -> int:
+        return len(self.landed)
+
+    @property
     def used_slots(self) -> int:
         with self._lock:
             return len(self.landed) - len(self._landing_free)

@@ -134,6 +134,8 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
         ),
         "io_engine": "io_uring",
         "write_queue_pages": 3,
+        "landing_pages": 113,
+        "landing_used_pages": 7,
         "events_emitted": 5,
     }
     return StackSnapshot(**{**fields, **changes})
