@@ -101,7 +101,8 @@ def _summary(scene: Scene) -> list[Text]:
     said: list[Drawn] = [[("last 5 min ", "title"), (scene.glyphs.spark(lately.parts, PARTS), "accent"), "  "]]
     for mark, word in ((Mark.WRONG, "WRONG"), (Mark.WARNING, "warnings"), (Mark.NOTE, "notes"), (Mark.OK, "ok")):
         if lately.marks[mark]:
-            said.append([(f"{count(lately.marks[mark])} {word}  ", MARKS[mark])])
+            one = word.removesuffix("s") if lately.marks[mark] == 1 else word
+            said.append([(f"{count(lately.marks[mark])} {one}  ", MARKS[mark])])
     if not lately.marks:
         said.append(["nothing  "])
     if lately.lost:

@@ -98,7 +98,8 @@ def _what_was_decided(story: RestoreStory) -> Iterator[str]:
         yield f"it needed its prefix whole before anything was computed: {text(story.whole)}"
     elif story.strategy:
         estimated = "" if story.estimated_seconds is not None else " (nothing was estimated)"
-        yield f"decided: {_STRATEGIES.get(story.strategy, text(story.strategy))}, since {text(story.why)}{estimated}"
+        why = f", since {text(story.why)}" if story.why else ""
+        yield f"decided: {_STRATEGIES.get(story.strategy, text(story.strategy))}{why}{estimated}"
     if story.later:
         strategy, _, why = story.later.partition(": ")
         yield f"decided anew: {_STRATEGIES.get(strategy, text(strategy))}, since {text(why)}"

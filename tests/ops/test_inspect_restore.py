@@ -187,6 +187,10 @@ def test_what_was_not_estimated_is_a_dash() -> None:
             changed(BOTH, why="what loading from ssd costs is not known yet", estimated_seconds=None),
             "since what loading from ssd costs is not known yet (nothing was estimated)",
         ),
+        (
+            changed(BOTH, why="", estimated_seconds=None),
+            "decided: compute from the front while loading from the back (nothing was estimated)",
+        ),
         (changed(BOTH, later="load: ssd is faster"), "decided anew: load, and compute nothing, since ssd is faster"),
         (
             changed(BY_LAYERS, strategy="layer-wise", why="restore.strategy is layer-wise"),
