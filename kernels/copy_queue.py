@@ -7,14 +7,13 @@ would use. Who calls chooses, see `switch_over`.
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from swift_tiers.kernels.cuda_runtime import CudaRuntime, Rows, cuda_runtime
 from swift_tiers.kernels.page_digest import digest_bytes, page_digests
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
 from swift_tiers.kernels.piece_copy import copy_pieces
@@ -102,7 +101,7 @@ class Accelerator(ABC):
         """Page-locked, uint8 `[rows, row_bytes]`."""
 
     def device_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
-        """uint8 `[rows, row_bytes]` on the device."""
+        """uint8 `[rows, row_bytes]` on the device, that nothing queued before touches: any queue may use it at once."""
         return torch.empty((rows, row_bytes), dtype=torch.uint8, device=self.device)
 
 
@@ -111,11 +110,11 @@ class CudaAccelerator(Accelerator):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._memcpy_2d = _cuda_runtime().cudaMemcpy2DAsync
+        self._runtime = cuda_runtime()
 
     def queue(self) -> CopyQueue:
         torch.cuda.set_device(self.device)  # of the calling thread, which is the one that will queue
-        return _CudaQueue(torch.cuda.Stream(self.device), self._memcpy_2d)
+        return _CudaQueue(torch.cuda.Stream(self.device), self._runtime)
 
     def mark_here(self) -> Mark:
         with torch.cuda.device(self.device):
@@ -127,11 +126,17 @@ class CudaAccelerator(Accelerator):
     def host_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
         return torch.empty((rows, row_bytes), dtype=torch.uint8, pin_memory=True)
 
+    def device_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
+        memory = super().device_memory(rows, row_bytes)
+        # It may have been freed by what the current stream has still to do, and queues do not wait for that stream.
+        torch.cuda.current_stream(self.device).synchronize()
+        return memory
+
 
 class _CudaQueue(CopyQueue):
-    def __init__(self, stream: torch.cuda.Stream, memcpy_2d: Any) -> None:
+    def __init__(self, stream: torch.cuda.Stream, runtime: CudaRuntime) -> None:
         self._stream = stream
-        self._memcpy_2d = memcpy_2d
+        self._runtime = runtime
 
     def after(self, mark: Any) -> None:
         self._stream.wait_event(mark)
@@ -139,18 +144,13 @@ class _CudaQueue(CopyQueue):
     def rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
         count, width = target.shape
         # torch copies strided host memory by way of a temporary, and waits for it.
-        error = self._memcpy_2d(
-            target.data_ptr(),
-            target.stride(0),
-            source.data_ptr(),
-            source.stride(0),
+        self._runtime.copy_rows(
+            Rows(source.data_ptr(), source.stride(0)),
+            Rows(target.data_ptr(), target.stride(0)),
             width,
             count,
-            _MEMCPY_DEFAULT,
             self._stream.cuda_stream,
         )
-        if error:
-            raise RuntimeError(f"cudaMemcpy2DAsync failed with error {error}")
 
     def gather(
         self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, layers: range | None = None
@@ -189,22 +189,3 @@ def _marked(stream: torch.cuda.Stream) -> Mark:
     event = torch.cuda.Event(blocking=True)
     event.record(stream)
     return event
-
-
-#: cudaMemcpyDefault: the runtime finds out which side is the device.
-_MEMCPY_DEFAULT = 4
-_runtime_lock = threading.Lock()
-_runtime: Any = None
-
-
-def _cuda_runtime() -> Any:
-    """The CUDA runtime that torch has loaded; torch's own door to it has no strided copy."""
-    global _runtime
-    with _runtime_lock:
-        if _runtime is None:
-            assert torch.version.cuda is not None, "this torch is built without CUDA"
-            library = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
-            size, pointer = ctypes.c_size_t, ctypes.c_void_p
-            library.cudaMemcpy2DAsync.argtypes = [pointer, size, pointer, size, size, size, ctypes.c_int, pointer]
-            _runtime = library
-        return _runtime

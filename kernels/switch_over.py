@@ -54,6 +54,7 @@ def measure_switch_over(
     slab = accelerator.host_memory(_PAGES, pool.page_bytes)
     slab.zero_()
     staging = accelerator.device_memory(_PAGES, pool.page_bytes)
+    queue.after(accelerator.mark_here())  # the planes are zeroed, and whoever had their memory before is done with it
     flat = [plane.view(_PAGES, -1).view(torch.uint8) for plane in planes]
     everything = np.arange(_PAGES, dtype=np.int64)
     scattered = np.random.default_rng(0).permutation(_PAGES).astype(np.int64)

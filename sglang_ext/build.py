@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import torch
 
+from swift_tiers.kernels.cuda_runtime import cuda_runtime
 from swift_tiers.radix_tiering.config import RestoreConfig, SsdConfig, TiersConfig, parse_config
 from swift_tiers.radix_tiering.device_files import SMALLEST_DEVICE, DeviceFiles, new_device_size
 from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
@@ -178,10 +179,10 @@ def known_costs(namespace: Namespace, config: RestoreConfig) -> LiveCosts:
 def host_memory(size: int) -> Any:
     """Huge pages, pinned where there is an accelerator that copies from them."""
     array = huge_array(size)
-    if torch.cuda.is_available():
-        error = torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)
-        if int(error) != 0:
-            logger.warning("swift-tiers: host memory cannot be pinned (%s): copies are slower", error)
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        error = cuda_runtime().page_lock(array.ctypes.data, array.nbytes)
+        if error:
+            logger.warning("swift-tiers: host memory cannot be pinned (CUDA error %d): copies are slower", error)
     return array
 
 

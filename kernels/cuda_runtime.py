@@ -1,0 +1,67 @@
+"""The CUDA runtime that torch has loaded, for what torch's own door to it lacks: strided copies, and forgetting errors.
+
+A call that fails leaves its error behind for the thread, and torch looks for one after each kernel that it launches:
+the next launch, whoever's, would be blamed for it. So whoever goes on after a failure has to take the error away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any, NamedTuple
+
+import torch
+
+#: cudaMemcpyDefault: the runtime finds out which side is the device.
+_MEMCPY_DEFAULT = 4
+
+
+class Rows(NamedTuple):
+    """Rows of bytes in memory."""
+
+    address: int
+    stride: int  # bytes from one to the next
+
+
+class CudaRuntime:
+    """Any thread may call; the interpreter lock is not held meanwhile. What is called is done to its current device."""
+
+    def __init__(self, library: Any) -> None:
+        """`library`: libcudart, or what stands in for it."""
+        size, pointer = ctypes.c_size_t, ctypes.c_void_p
+        library.cudaMemcpy2DAsync.argtypes = [pointer, size, pointer, size, size, size, ctypes.c_int, pointer]
+        library.cudaHostRegister.argtypes = [pointer, size, ctypes.c_uint]
+        library.cudaGetLastError.argtypes = []
+        self._library = library
+
+    def copy_rows(self, source: Rows, target: Rows, width: int, count: int, stream: int) -> None:
+        """Queue a copy of `count` rows of `width` bytes, one of the two sides in page-locked host memory. Raises
+        RuntimeError; nothing is queued then."""
+        error = self._library.cudaMemcpy2DAsync(
+            target.address, target.stride, source.address, source.stride, width, count, _MEMCPY_DEFAULT, stream
+        )
+        if error:
+            self._library.cudaGetLastError()
+            raise RuntimeError(f"cudaMemcpy2DAsync failed with error {error}")
+
+    def page_lock(self, address: int, nbytes: int) -> int:
+        """Have the device reach host memory by itself, until the process ends: 0, or the error."""
+        error: int = self._library.cudaHostRegister(address, nbytes, 0)
+        if error:
+            self._library.cudaGetLastError()
+        return error
+
+
+_lock = threading.Lock()
+_runtime: CudaRuntime | None = None
+
+
+def cuda_runtime() -> CudaRuntime:
+    """This process' own. Raises OSError where torch has not brought it along."""
+    global _runtime
+    with _lock:
+        if _runtime is None:
+            assert torch.version.cuda is not None, "this torch is built without CUDA"
+            torch.cuda.init()
+            _runtime = CudaRuntime(ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}"))
+        return _runtime
