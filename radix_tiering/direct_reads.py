@@ -163,6 +163,7 @@ class DirectReads:
         units: list[UnitPlace] | None = None
         row, at = self._landing.memory[read.slot], 0
         try:
+            _ = self._landing.queue  # so that what a library asks of CUDA on this thread is asked of that device
             units = self._stripes.begin_reading_beside(read.stored)
             for unit in units or ():
                 part = row[at : at + round_up(unit.length, DIRECT_BLOCK)]

@@ -100,6 +100,9 @@ class AcceleratorPool(DevicePool):
         side: _Side = self._sides.side
         return side
 
+    def adopt_thread(self) -> None:
+        self._side()
+
     @contextmanager
     def _copying(self, after: Sequence[Any]) -> Iterator[_Side]:
         """Nothing that was queued is under way any more when this ends, however it does: both ends of a copy may then

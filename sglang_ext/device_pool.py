@@ -99,6 +99,10 @@ class DevicePool(ABC):
             raise ValueError(f"rows lie outside the pool of {self.pool_pages} pages")
         return np.ascontiguousarray(pages)
 
+    def adopt_thread(self) -> None:
+        """What the calling thread asks of CUDA is asked of this pool's device from now on. To be called first by a
+        thread that copies: one that waits for an event takes a part of GPU 0 otherwise, whichever it is of."""
+
     @abstractmethod
     def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
         """Pool pages to slab rows, once the device's events `after` have come; complete when it returns or raises. Not

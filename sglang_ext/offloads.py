@@ -118,6 +118,7 @@ class Offloader:
         while (job := self._jobs.get()) is not None:
             stored = False
             try:
+                self._pool.adopt_thread()
                 for event in job.ready:
                     event.synchronize()
                 stored = self._copy_out(job)

@@ -1,0 +1,44 @@
+"""Copies out of the device, without a scheduler."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from swift_tiers.sglang_ext.offloads import Offload, Offloader
+
+
+class Device:
+    """A pool, and an event, of a device that a thread has to have adopted."""
+
+    def __init__(self) -> None:
+        self.adopted: set[int] = set()
+        self.strangers: list[str] = []
+        self.answered = threading.Event()
+
+    def adopt_thread(self) -> None:
+        self.adopted.add(threading.get_ident())
+
+    def synchronize(self) -> None:
+        if threading.get_ident() not in self.adopted:
+            self.strangers.append(threading.current_thread().name)
+        self.answered.set()
+
+    def page_indices(self, rows: torch.Tensor) -> Any:
+        raise RuntimeError("that is all")
+
+
+def test_a_thread_adopts_the_device_before_it_waits_for_an_event_of_it() -> None:
+    device = Device()
+    offloader = Offloader(device, SimpleNamespace(events=SimpleNamespace(emit=lambda *_, **__: None)))  # type: ignore[arg-type]
+    try:
+        offloader.submit(Offload(["00"], torch.zeros(1, dtype=torch.int64), [device], None, 1))
+        assert device.answered.wait(10)
+        assert offloader.wait(10)
+        assert not offloader.take_answer()
+    finally:
+        offloader.close()
+    assert device.strangers == []
