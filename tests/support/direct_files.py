@@ -21,6 +21,8 @@ POISON = 0xAA
 class PlainLanding:
     """As `Landing`, without queues."""
 
+    queue = None
+
     def __init__(self, page_bytes: int, slots: int) -> None:
         self.page_bytes = page_bytes
         self.slots = slots
