@@ -151,8 +151,8 @@ class Borrower:
         return link if link is not None and link.epoch == key.epoch else None
 
     def _settle(self, link: Link) -> Outputs:
-        """Drop a link that was left, once it holds nothing."""
-        if link.state is not LinkState.LEAVING or link.leases or self._links.get(link.donor) is not link:
+        """Drop a link that was left, once nothing can come of it any more."""
+        if not link.over or self._links.get(link.donor) is not link:
             return []
         del self._links[link.donor]
         return [DonorLeft(link.donor, link.epoch)] if link.epoch else []

@@ -107,8 +107,13 @@ class Link:
 
     @property
     def asked(self) -> int:
-        """Bytes of the request under way."""
-        return self._request.wanted_bytes if self._request else 0
+        """Bytes of the request under way, if its grant would begin leases."""
+        return self._request.wanted_bytes if self._request and self.state is not LinkState.LEAVING else 0
+
+    @property
+    def over(self) -> bool:
+        """Whether it was left, and nothing is to be returned any more, nor might be granted."""
+        return self.state is LinkState.LEAVING and not self.leases and self._request is None
 
     @property
     def held(self) -> int:
@@ -144,9 +149,9 @@ class Link:
         return valid
 
     def leave(self, now: float) -> Outputs:
-        """Return everything; the link is over when no lease is left."""
+        """Return everything; the link is over when no lease is left, and the request under way is answered."""
         self.state = LinkState.LEAVING
-        self._request = None
+        self._request_again = math.inf  # a donor that has not heard it grants nothing
         self._heartbeat_at = self._hello_again = self._renew_at = math.inf
         self._wake_at(now)
         return [output for lease in list(self.leases) for output in self.release(lease, now)]
@@ -209,7 +214,7 @@ class Link:
             outputs += self._send_renewals(now)
         times = [lease.wake for lease in self.leases.values()]
         times += [self._hello_again, self._heartbeat_at, self._renew_at]
-        times += [self._request_again] if self._request else []
+        times += [min(self._request_again, self._request.sent + self._term / 2)] if self._request else []
         self.wake = min(times)
         return outputs
 
@@ -284,6 +289,8 @@ class Link:
             return self._returns(refused)
         self._request = None
         self._term = grant.term
+        if self.state is LinkState.LEAVING:
+            return self._give_back(grant, now)
         end = borrower_end(request.sent, grant.term)
         outputs: Outputs = []
         for granted in grant.leases:
@@ -300,6 +307,15 @@ class Link:
         self._renew_at = min(self._renew_at, now + self._term / RENEWALS_PER_TERM)
         self._wake_at(self._renew_at)
         return outputs + self._returns(refused)
+
+    def _give_back(self, grant: Grant, now: float) -> Outputs:
+        """Return what was granted, before it has begun for anybody here, until the donor knows."""
+        for granted in grant.leases:
+            lease = Lease(LeaseKey(self.donor, self.epoch, granted.lease), granted.extents, now)
+            lease.state = LeaseState.RETURNED
+            lease.return_again, lease.forget_at = now, now + 2 * self._term
+            self.leases[granted.lease] = lease
+        return self._advance(list(self.leases.values()), now)
 
     def _send_renewals(self, now: float) -> Outputs:
         self._renewals = {nonce: sent for nonce, sent in self._renewals.items() if sent + self._term > now}
@@ -337,7 +353,7 @@ class Link:
                     lease.state = LeaseState.RECALLED
                     outputs.append(LeaseRecalled(lease.key, lease.until))
             self._wake_at(lease.wake if lease else now)
-        if unknown:
+        if unknown and self.state is not LinkState.LEAVING:
             # Their grant may be under way. It must not begin a lease that has been returned, so it is given up.
             self._request = None
         return outputs + self._returns(unknown)

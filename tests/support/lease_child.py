@@ -57,16 +57,27 @@ class DonorChild:
         self.memory = Memory(options["memory"])
         donor = Donor(options["name"], PAGE, SystemRandom(), timing=Timing(**options["timing"]))
         self.service = LeaseService(donor=donor, listen=options["address"], on_donor=self.on_effect)
-        self.extents = {run: Extent(0, (run - 1) * PAGE, PAGE) for run in range(1, options["runs"] + 1)}
-        for run, extent in self.extents.items():
-            self.memory.fill(extent, b"D")
-            self.service.stock(run, [extent])
-            self.service.fenced(run)
+        self.machine = donor
+        self.extents: dict[int, Extent] = {}
+        self.own = [Extent(0, run * PAGE, PAGE) for run in range(options["runs"])]  # neither lent nor to be lent
+        self.restock()
 
     def on_effect(self, effect: Any) -> None:
         if isinstance(effect, Reclaimed):
             self.memory.fill(self.extents[effect.run], b"D")
+            self.own.append(self.extents[effect.run])
         tell(effect)
+
+    def restock(self, fenced: str = "fenced") -> None:
+        """Put at borrowers' disposal what has come back; a forward may go on that uses it, unless it is `fenced`."""
+        while self.own:
+            extent = self.own.pop(0)
+            run = max(self.extents, default=0) + 1
+            self.extents[run] = extent
+            self.memory.fill(extent, b"D")
+            self.service.stock(run, [extent])
+            if fenced == "fenced":
+                self.service.fenced(run)
 
     def withdraw(self, amount: str) -> None:
         self.service.withdraw(int(amount))
@@ -79,10 +90,10 @@ class BorrowerChild:
     def __init__(self, options: dict[str, Any]) -> None:
         self.memory = Memory(options["memory"])
         self.lent: dict[LeaseKey, Extent] = {}
-        borrower = Borrower(options["name"], PAGE, SystemRandom())
+        self.machine = borrower = Borrower(options["name"], PAGE, SystemRandom())
         self.service = LeaseService(borrower=borrower, on_borrower=self.on_effect)
-        for donor, address in options["donors"].items():
-            self.service.connect(donor, address)
+        self.donors = options["donors"]
+        self.connect()
 
     def on_effect(self, effect: Any) -> None:
         if isinstance(effect, LeaseBegan):
@@ -91,8 +102,38 @@ class BorrowerChild:
             self.lent.pop(effect.key, None)
         tell(effect)
 
+    def connect(self) -> None:
+        """To every donor that it is not connected to."""
+        for donor in set(self.donors) - set(self.machine.donors):
+            self.service.connect(donor, self.donors[donor])
+
+    def disconnect(self) -> None:
+        for donor in self.donors:
+            self.service.disconnect(donor)
+
+    def links(self) -> None:
+        say("links", **{donor: state.value for donor, state in self.machine.donors.items()})
+
     def want(self, amount: str) -> None:
         self.service.want(int(amount))
+
+    def release(self) -> None:
+        """Return everything."""
+        for key in list(self.lent):
+            self.service.release(key)
+
+    def use(self, use: str, seconds: str) -> None:
+        """Use every lease for so long, beside everything else."""
+        tickets = [self.service.check_before(key, Use[use]) for key in list(self.lent)]
+
+        def end() -> None:
+            time.sleep(float(seconds))
+            for ticket in tickets:
+                if ticket is not None:
+                    self.service.check_after(ticket)
+
+        threading.Thread(target=end, daemon=True).start()
+        say("use", uses=len(tickets))
 
     def store(self) -> None:
         """Fill everything that is lent."""
@@ -124,6 +165,12 @@ class BorrowerChild:
         say("read", valid=self.service.check_after(ticket), found=found.decode())
 
 
+def deafen(machine: Any, kinds: tuple[str, ...]) -> None:
+    """Lose messages of these kinds from now on, instead of those named before."""
+    receive = type(machine).receive
+    machine.receive = lambda letter, now: [] if type(letter.body).__name__ in kinds else receive(machine, letter, now)
+
+
 def main() -> None:
     options = json.loads(sys.argv[2])
     child: Any = {"donor": DonorChild, "borrower": BorrowerChild}[sys.argv[1]](options)
@@ -132,6 +179,9 @@ def main() -> None:
         command, *arguments = line.split()
         if command == "counters":
             say("counters", **{name.replace(" ", "_"): count for name, count in child.service.counters.items()})
+        elif command == "deaf":
+            deafen(child.machine, tuple(arguments))
+            say("deaf")
         elif command == "leases":
             say("leases", leases=[[view.lease, view.bytes, view.state] for view in child.service.leases()])
         elif command == "close":

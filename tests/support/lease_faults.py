@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
 #: Kinds whose target is a donor, a borrower, or either.
 OF_DONORS = ("withdraw", "limit", "recall")
-OF_BORROWERS = ("want", "drop")
+OF_BORROWERS = ("want", "drop", "leave")
 OF_ALL = ("stop", "crash", "rate", "cut", "lossy", "slow", "twice")
 
 

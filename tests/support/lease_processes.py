@@ -17,6 +17,7 @@ from swift_tiers.radix_tiering.leases.effects import (
     Reclaimed,
     Send,
 )
+from swift_tiers.radix_tiering.leases.link import LinkState
 
 from support.lease_faults import DRIFT
 
@@ -203,10 +204,24 @@ class BorrowerProcess(Process):
         if self._mapped:
             self.do(self.machine.release(self.random.choice(list(self._mapped)), self.now))
 
+    def leave(self, donor: str) -> None:
+        """Have nothing more to do with a donor."""
+        self.do(self.machine.disconnect(donor, self.now))
+
+    def join(self, donor: str) -> None:
+        """Borrow from it again, as soon as everything of before is returned."""
+        state = self.machine.donors.get(donor)
+        if state is None:
+            self.do(self.machine.connect(donor, self.now))
+        elif state is LinkState.LEAVING:
+            self.after(0.05, lambda: self.join(donor))
+
     def carry_out(self, effect: object) -> None:
         self.world.count(effect)
         match effect:
             case LeaseBegan(key, extents):
+                if self.machine.donors[key.donor] is LinkState.LEAVING:
+                    raise Violation(f"{self.name}: {key} begins, and its donor was left")
                 memory = self.world.memory[key.donor, key.epoch]
                 self._mapped[key] = memory[extents[0].offset // BLOCK_BYTES]
                 self.after(self.random.expovariate(100), lambda: self.store(key))

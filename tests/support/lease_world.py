@@ -243,3 +243,8 @@ class World:
 
     def _drop(self, process: BorrowerProcess, fault: Fault) -> None:
         process.after(0, process.drop)
+
+    def _leave(self, process: BorrowerProcess, fault: Fault) -> None:
+        donor = list(self.donors)[int(fault.amount * len(self.donors))]
+        process.after(0, lambda: process.leave(donor))
+        process.after(max(0.0, min(fault.length, CHAOS_SECONDS - self.now)), lambda: process.join(donor))

@@ -303,6 +303,53 @@ def test_who_leaves_returns_everything(pair: Pair) -> None:
     assert pair.borrower.disconnect("d", pair.now) == []
 
 
+@pytest.mark.parametrize("lost", [frozenset(), frozenset({Return})])
+def test_what_is_granted_to_who_is_leaving_is_returned_at_once_and_never_begins(lost: frozenset[type]) -> None:
+    pair = Pair()
+    pair.stock(2)
+    pair.hold = {Grant}
+    pair.want(2 * RUN)
+    pair.do("b", pair.borrower.disconnect("d", pair.now))
+    pair.settle()
+    assert pair.borrower.donors == {"d": LinkState.LEAVING}, "it forgot that memory may be on its way"
+    pair.hold = set(lost)
+    pair.deliver(pair.held.pop())
+    pair.settle()
+    pair.hold = set()
+    pair.advance(2 * pair.borrower.timing.retry)  # well before the leases end
+    assert pair.told("d", Reclaimed) == [Reclaimed(run, Back.RETURNED) for run in (1, 2)]
+    assert pair.told("b", LeaseBegan) == []
+    assert pair.told("b", LeaseEnded) == []
+    assert pair.borrower.donors == {}
+
+
+def test_who_leaves_waits_for_an_answer_no_longer_than_it_could_begin_a_lease() -> None:
+    pair = Pair()
+    pair.stock()
+    pair.hold = {Request}
+    pair.want(RUN)
+    pair.do("b", pair.borrower.disconnect("d", pair.now))
+    pair.advance(pair.borrower.timing.term / 2)
+    assert pair.borrower.donors == {}
+    assert len(pair.held) == 1, "it asked again for what it would return"
+
+
+def test_a_recall_of_what_is_granted_to_who_is_leaving_is_obeyed() -> None:
+    pair = Pair()
+    pair.stock()
+    pair.hold = {Grant}
+    pair.want(RUN)
+    pair.do("b", pair.borrower.disconnect("d", pair.now))
+    pair.do("d", pair.donor.withdraw(RUN, pair.now))
+    pair.settle()
+    assert pair.told("d", Reclaimed) == [Reclaimed(1, Back.RETURNED)]
+    pair.hold = set()
+    pair.deliver(pair.held.pop())
+    pair.advance(1.0)
+    assert pair.told("b", LeaseBegan) == []
+    assert pair.borrower.donors == {}
+
+
 def test_a_donor_that_cannot_be_talked_to_is_told_once_and_asked_again() -> None:
     pair = Pair()
     borrower = pair.machines["b"] = type(pair.borrower)("b", PAGE, pair.random)
