@@ -195,6 +195,15 @@ class PeerConfig(Section, frozen=True):
         Size | None,
         Meta(description="Bytes per second that one borrower moves to and from this donor's memory; unset: no limit"),
     ] = None
+    interference: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="The part of a processor core's time that copies from and to this donor's memory may cost "
+            "while it computes, all borrowers together; 1: no limit. Has no effect on memory of GPUs",
+        ),
+    ] = 0.04
     pool_layout: Annotated[
         Literal["layer-major", "block-major"],
         Meta(

@@ -23,6 +23,9 @@ from swift_tiers.radix_tiering.leases.service import LeaseService
 from swift_tiers.sglang_ext.guard import never_raises
 from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
 
+#: Tokens for which a request that runs has memory at least. To generate them takes longer than to have memory back from
+#: a borrower that says nothing, a lease's term.
+AHEAD_TOKENS = 512
 #: How long lending rests after an error of ours, seconds: there may be thousands of rounds in that.
 FAULT_SECONDS = 1.0
 
@@ -53,9 +56,10 @@ class SchedulerPool:
 class Demand:
     """The tokens that a scheduler's running and waiting requests need together.
 
-    Counted as SGLang counts when it admits them, but for what they may still generate, up to SGLang's own limit for
-    such estimates: SGLang reckons with a part of that and retracts requests when it was wrong. Memory that is lent must
-    not be the reason for that.
+    Counted as SGLang counts when it admits them: a request that waits with all that it may generate, up to SGLang's own
+    limit for such estimates; one that has begun with the part of it that SGLang expects (`new_token_ratio`), unless it
+    may not end early. But never with less than `AHEAD_TOKENS`: SGLang retracts requests when it has expected too
+    little, and memory that is lent must not be the reason for that.
     """
 
     def __init__(self, scheduler: Any, allocator: LendingAllocator) -> None:
@@ -69,30 +73,46 @@ class Demand:
         total: int = allocator.size
         tokens = total - free - allocator.lent_tokens
         begun = self._begun()
+        expected: float = scheduler.new_token_ratio_tracker.current
         for req in begun:
-            tokens += self._growth(req)
+            tokens += self._growth(req, expected)
         room = max(1, scheduler.max_running_requests - len(begun))
         for req in scheduler.waiting_queue[:room]:
             if tokens >= total:
                 break
-            tokens += self._growth(req)
+            tokens += self._growth(req, 1.0)
         return min(tokens, total)
 
+    @property
+    def is_any(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._scheduler.waiting_queue) or any(
+            not req.finished() for batch in self._batches() for req in batch
+        )
+
     def _begun(self) -> list[Any]:
-        """Requests that have begun and not ended. A batch that was prefilled last is not among the running ones yet."""
+        """Requests that have begun and not ended."""
+        reqs = {id(req): req for batch in self._batches() for req in batch}
+        return [req for req in reqs.values() if not req.finished()]
+
+    def _batches(self) -> list[list[Any]]:
+        """A batch that was prefilled last is not among the running ones yet."""
         scheduler = self._scheduler
         batches = [scheduler.running_batch.reqs]
         if scheduler.last_batch is not None and scheduler.last_batch is not scheduler.running_batch:
             batches.append(scheduler.last_batch.reqs)
         if scheduler.chunked_req is not None:
             batches.append([scheduler.chunked_req])
-        return [req for req in {id(req): req for batch in batches for req in batch}.values() if not req.finished()]
+        return batches
 
-    def _growth(self, req: Any) -> int:
-        """Tokens that a request may still come to need, in whole pages, and a page for what SGLang keeps on top."""
+    def _growth(self, req: Any, expected: float) -> int:
+        """Tokens that a request may still come to need, in whole pages, and a page for what SGLang keeps on top, if it
+        generates no more than the `expected` part of what it may."""
         page = self._allocator.page_size
         done = len(req.output_ids)
         left = min(max(req.sampling_params.max_new_tokens - done, 0), CLIP_MAX_NEW_TOKENS)
+        if not req.sampling_params.ignore_eos:
+            left = min(left, max(int(left * expected), AHEAD_TOKENS))
         length = len(req.origin_input_ids) + done + left
         beams = req.beam_group.beam_width if req.beam_group is not None else 1
         return (max(0, -(-length // page) * page - req.kv.kv_allocated_len) + 2 * page) * beams
@@ -117,7 +137,9 @@ class Donation:
         self.stack = stack
         self._tick_at = 0.0
         self._scheduler = scheduler
+        self._server = server
         self._allocator: LendingAllocator = scheduler.token_to_kv_pool_allocator
+        self._demand = Demand(scheduler, self._allocator)
         pages = self._allocator.num_pages
         sizer = ElasticSizer(
             pages,
@@ -132,7 +154,7 @@ class Donation:
             layout,
             service,
             effects,
-            demand=Demand(scheduler, self._allocator),
+            demand=self._demand,
             fence=self._fence,
             wait_for_copy=server.wait_for_copy,
             taken_back=lambda pages, seconds: stack.events.emit(
@@ -151,6 +173,7 @@ class Donation:
         if self._allocator.refused:
             self._allocator.refused = False
             self.lender.refused()
+        self._server.computing(self._demand.is_any)
         self.lender.tick(now)
         self._tick_at = now
 

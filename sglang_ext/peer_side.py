@@ -83,6 +83,10 @@ class PeerSide:
             kvcache.arena,
             self.service.lent_to,
             bandwidth=None if bandwidth is None else float(bandwidth),
+            # What GPUs copy takes no processor's time, and of the donor's GPU next to nothing.
+            interference=self._peer.interference
+            if kvcache.arena.kind == "host" and self._peer.interference < 1
+            else None,
         )
         self.address = address
 

@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--prompts", type=int, default=4, help="prompts in one round (%(default)s)")
     arguments.add_argument("--tokens", type=int, default=384, help="tokens of a prompt (%(default)s)")
     arguments.add_argument("--new-tokens", type=int, default=16, help="tokens of an answer (%(default)s)")
-    arguments.add_argument("--bandwidth", default="48MiB", help="the donor's peer.bandwidth (%(default)s)")
+    arguments.add_argument("--bandwidth", help="the donor's peer.bandwidth (default: none)")
+    arguments.add_argument("--interference", type=float, help="the donor's peer.interference (default: its own)")
     options = arguments.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))  # short: a socket's name is below it
     try:
@@ -62,7 +63,11 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
     config = {
         "host": {"size": "256MiB"},
         "bus": {"directory": str(place), "server": "donor"},
-        "peer": {"donate": True, "window": "1s", "bandwidth": options.bandwidth},
+        "peer": {
+            "donate": True,
+            "window": "1s",
+            **{name: value for name in ("bandwidth", "interference") if (value := getattr(options, name)) is not None},
+        },
     }
     (port,) = free_ports(1)
     flags = {

@@ -15,6 +15,7 @@ from swift_tiers.radix_tiering.donation.arena_messages import (
     Attach,
     Attached,
     OtherVersionError,
+    Paced,
     Refused,
     Store,
     Stored,
@@ -64,6 +65,8 @@ class ArenaClient:
         self.arena: AttachedArena | AttachedDevice | None = None
         self.party: Party | None = None
         self.bandwidth: float | None = None
+        #: The part of its time that this borrower may spend on moving pages, as the donor said last; None: all of it.
+        self.share: float | None = None
         #: Why the connection has ended; empty while it has not.
         self.ended = ""
         self._outbox: deque[bytes] = deque()
@@ -153,7 +156,7 @@ class ArenaClient:
     def _understand(self, data: bytes, descriptors: tuple[int, ...]) -> tuple[Stored, ...]:
         try:
             message = decode_donors(data)
-            if isinstance(message, Attached) != bool(descriptors) or isinstance(message, StoresDone) != (
+            if isinstance(message, Attached) != bool(descriptors) or isinstance(message, StoresDone | Paced) != (
                 self.arena is not None
             ):
                 raise GarbledError("not the time for that")
@@ -166,7 +169,9 @@ class ArenaClient:
         else:
             if isinstance(message, StoresDone):
                 return message.stored
-            if isinstance(message, Refused):
+            if isinstance(message, Paced):
+                self.share = message.share
+            elif isinstance(message, Refused):
                 self.end(f"the donor refuses: {message.reason}")
             elif isinstance(message, Attached):
                 self._attach(message, descriptors[0])

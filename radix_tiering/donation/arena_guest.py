@@ -7,7 +7,7 @@ import socket
 from collections import deque
 
 from swift_tiers.radix_tiering.donation.arena import AttachedArena
-from swift_tiers.radix_tiering.donation.arena_messages import MAX_STORES, Store, Stored, StoresDone, encode
+from swift_tiers.radix_tiering.donation.arena_messages import MAX_STORES, Paced, Store, Stored, StoresDone, encode
 from swift_tiers.radix_tiering.donation.arena_socket import send
 from swift_tiers.radix_tiering.donation.extents import CutRun
 from swift_tiers.radix_tiering.donation.pace import Pace
@@ -34,6 +34,7 @@ class Guest:
         self.answers: deque[Stored] = deque()
         self.closed = False
         self._blocked = False
+        self._told_share: float | None = None
         self._cuts: dict[int, CutRun] = {}
 
     def begin(self, party: Party, page_bytes: int, staging: AttachedArena, pace: Pace) -> None:
@@ -68,22 +69,29 @@ class Guest:
             self._cuts[lease] = run
         return run
 
+    def allow(self, share: float | None) -> None:
+        """How much of the time its stores may cost here, and what it moves may cost itself; told with the answers."""
+        self.pace.share = share
+
     def say(self, packet: bytes, descriptor: int | None = None) -> None:
         """Send a first packet, which a new connection has room for. Raises OSError."""
         send(self.connection, packet, descriptor)
 
     def flush(self) -> None:
-        """Send the answers that wait, as far as they are taken. Raises OSError where the connection is broken."""
+        """Send what is allowed, if that has changed, and the answers that wait, as far as they are taken. Raises
+        OSError where the connection is broken."""
         self._blocked = False
-        while self.answers:
-            part = tuple(self.answers)[:MAX_STORES]
-            try:
+        try:
+            if self.pace.share != self._told_share:
+                send(self.connection, encode(Paced(self.pace.share)))
+                self._told_share = self.pace.share
+            while self.answers:
+                part = tuple(self.answers)[:MAX_STORES]
                 send(self.connection, encode(StoresDone(part)))
-            except BlockingIOError:
-                self._blocked = True
-                return
-            for _ in part:
-                self.answers.popleft()
+                for _ in part:
+                    self.answers.popleft()
+        except BlockingIOError:
+            self._blocked = True
 
     def close(self) -> None:
         """Idempotent."""

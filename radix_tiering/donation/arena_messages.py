@@ -80,6 +80,12 @@ class StoresDone(Message, frozen=True, tag="stored"):
     stored: Annotated[tuple[Stored, ...], Meta(min_length=1, max_length=MAX_STORES)]
 
 
+class Paced(Message, frozen=True, tag="paced"):
+    """From now on: how much of its time the borrower may spend on what it moves. Nothing is said while that is all."""
+
+    share: Annotated[float, Meta(gt=0, le=1)] | None  # of a processor core's time; None: as much as it likes
+
+
 class Refused(Message, frozen=True, tag="refused"):
     """There will be no `attached`; the connection ends."""
 
@@ -87,7 +93,7 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 BorrowerMessage = Attach | Stores
-DonorMessage = Attached | StoresDone | Refused
+DonorMessage = Attached | StoresDone | Paced | Refused
 
 
 class OtherVersionError(ValueError):

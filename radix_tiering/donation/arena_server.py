@@ -61,19 +61,23 @@ class ArenaServer:
         lent: Callable[[Party, int], Extents | None],
         *,
         bandwidth: float | None = None,
+        interference: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve at the socket beside the lease address `address`, which a `LeaseService` of this process has taken.
 
         `party`: this life of the donor. `arena`: buffer 0 of the extents it lends; stays the caller's. `lent`:
         `LeaseService.lent_to`. `bandwidth`: bytes per second that each borrower may have stored here, and is told to
-        keep to with all that it moves. Raises ConfigError.
+        keep to with all that it moves. `interference`: the part of a processor core's time that copies may cost while
+        the donor computes, here and at all borrowers together; None: any. Raises ConfigError.
         """
         path = arena_path(address)
         if path is None:
             raise ConfigError(f"lease address: {address}: memory is shared on one machine only; use ipc://")
         self._party, self._arena, self._lent, self._clock = party, arena, lent, clock
         self._bandwidth = bandwidth
+        self._interference = interference
+        self._computes = False
         #: `attached` borrowers, pages `stored` or `refused`, and what was ignored: `strangers` (other users),
         #: `garbled`, `oversized`, of an `other version`; `full`: turned away; `faults`: errors of ours, logged.
         self.counters: Counter[str] = Counter()
@@ -112,6 +116,14 @@ class ArenaServer:
                 ended = self._copies_ended
                 self._copying.wait_for(lambda: self._copies_ended > ended)
 
+    def computing(self, computes: bool) -> None:
+        """Whether the donor has requests to compute, for which the interference is bounded. Costs nothing unless that
+        has changed."""
+        if computes != self._computes:
+            self._computes = computes
+            if self._interference is not None:
+                self._waker.set()
+
     @property
     def guests(self) -> list[Party]:
         """Who is attached."""
@@ -145,6 +157,8 @@ class ArenaServer:
     def _round(self, seconds: float) -> float:
         """Wait so long at most for something to do, and do a little of it; how long to wait next."""
         ready = dict(self._poll.poll(seconds * 1000))
+        if ready.pop(self._waker.descriptor, 0):
+            self._waker.clear()
         knocks = ready.pop(self._listener.fileno(), 0)
         for descriptor, events in ready.items():
             guest = self._guests.get(descriptor)
@@ -154,14 +168,23 @@ class ArenaServer:
             self._accept()  # last: a new connection may get the descriptor of one that has just been closed
         now = self._clock()
         waits = [FAULT_SECONDS * 10]
+        share = self._share()
         for guest in list(self._guests.values()):
             if guest.party is None and guest.since + ATTACH_SECONDS <= now:
                 self._drop(guest)
                 continue
+            if guest.party is not None:
+                guest.allow(share)
             self._guarded(guest, lambda guest=guest: self._serve(guest))  # type: ignore[misc]
             if guest.has_work:
                 waits.append(guest.pace.wait(now))
         return min(waits)
+
+    def _share(self) -> float | None:
+        """Of the time, that each borrower may spend now; as much again is spent here on what each wants stored."""
+        if self._interference is None or not self._computes:
+            return None
+        return self._interference / (2 * max(1, len(self.guests)))
 
     def _guarded(self, guest: Guest, step: Callable[[], None]) -> None:
         """What goes wrong with one connection ends that one alone."""
@@ -257,9 +280,11 @@ class ArenaServer:
     def _serve(self, guest: Guest) -> None:
         """One store, if it is its time, and the answers that wait."""
         if guest.has_work and not guest.pace.wait(self._clock()):
-            store = guest.stores.popleft()
+            store, began = guest.stores.popleft(), time.thread_time()
             guest.answers.append(Stored(store.number, self._store(guest, store)))
-            guest.pace.take(guest.page_bytes, self._clock())
+            now = self._clock()
+            guest.pace.take(guest.page_bytes, now)
+            guest.pace.spent(time.thread_time() - began, now)
         guest.flush()
         self._poll.modify(guest.descriptor, guest.interest)
 

@@ -200,26 +200,35 @@ class PeerWorker:
 
         Pages that are saved do not keep to the pace: their donor wants its memory back.
         """
+        began = time.thread_time()
+        worked = self._work_for(now)
+        if worked is not None:
+            # Of this thread's own time: that it was kept waiting costs the donor nothing.
+            worked.pace.spent(time.thread_time() - began, self._clock())
+        return worked is not None
+
+    def _work_for(self, now: float) -> Neighbour | None:
+        """Whose page it was; None if there was nothing to do, or it is nobody's time."""
         donors = [one for one in self._in_turn() if one.attached]
         for one in donors:
             if one.demotes:
                 self.copier.read(one, one.demotes.popleft())
-                return True
+                return one
         donors = [one for one in donors if not one.pace.wait(now)]
         for one in donors:
             if one.landings:
                 count = min(len(one.landings), LANDINGS_AT_ONCE if one.pace.bytes_per_second is None else 1)
                 self.copier.land(one, [one.landings.popleft() for _ in range(count)])
-                return True
+                return one
             if one.reads:
                 self.copier.read(one, one.reads.popleft())
-                return True
+                return one
         for one in donors:
             if one.writes and self.copier.may_store(one, alone=len(self.neighbours) == 1):
                 self.copier.store(one, one.writes.popleft())
                 self._poll_for(one)
-                return True
-        return False
+                return one
+        return None
 
     def _in_turn(self) -> Iterator[Neighbour]:
         found = list(self.neighbours.values())
@@ -360,6 +369,7 @@ class PeerWorker:
             return
         if neighbour.attached and not was_attached:
             neighbour.begin()
+        neighbour.pace.share = client.share
         self._poll_for(neighbour)
 
     def _tend(self, neighbour: Neighbour, now: float) -> None:

@@ -104,6 +104,30 @@ def many_that_generate(s, seeds: list[int], tokens: int, new: int) -> list[list[
     return [list(req.output_ids) for req in reqs]
 
 
+def reckoned_of_an_open_ended_request(s, seed: int, tokens: int, new: int) -> tuple[int, int, int]:
+    """What it is reckoned to need while it waits, and once it runs and SGLang expects a tenth of what it may need; for
+    how many tokens ahead there has to be memory in any case."""
+    from swift_tiers.sglang_ext.donation import AHEAD_TOKENS
+
+    tracker, demand = s.scheduler.new_token_ratio_tracker, s.linker.peer_side.donation._demand
+    req = s.add(prompt(seed, tokens), new)
+    req.sampling_params.ignore_eos = False
+    waiting = demand()
+    s.run(until=lambda: len(req.output_ids) >= 2)
+    former, tracker.current = tracker.current, 0.1
+    running = demand()
+    tracker.current = former
+    req.sampling_params.max_new_tokens = len(req.output_ids) + 1
+    s.run()
+    assert req.finished()
+    return waiting, running, AHEAD_TOKENS
+
+
+def begin_to_compute(s) -> None:
+    s.add(prompt(31, 100), 20)
+    s.step()
+
+
 def under_way_in_an_overlapped_batch(s) -> list[bool]:
     """Whether a fence has passed: at once; while its batch is queued; while another is."""
     donation, queue = s.linker.peer_side.donation, s.scheduler.result_queue
@@ -316,6 +340,36 @@ def test_requests_that_generate_get_their_memory_in_time(scheduler) -> None:
         wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] > 0.8 * DEVICE_PAGES)
         found = scheduler(many_that_generate, [21, 22, 23, 24], 200, 600, timeout=240)
         assert [len(answer) for answer in found] == [600] * 4
+
+
+def test_who_may_generate_much_is_reckoned_as_sglang_reckons(scheduler) -> None:
+    waiting, running, ahead = scheduler(reckoned_of_an_open_ended_request, 30, 100, 3000)
+    assert 3100 <= waiting <= 3100 + 3 * PAGE
+    # Less than a tenth is what memory has to be there for in any case.
+    assert 100 + ahead <= running <= 100 + ahead + 6 * PAGE
+
+
+def test_borrowers_are_held_back_while_it_computes(scheduler, layout) -> None:
+    with borrower(scheduler) as tier:
+        Busy(scheduler).until(lambda: tier.capacity_bytes)
+
+        def share() -> float | None:
+            (donor,) = tier.snapshot().donors
+            return donor.share
+
+        assert share() is None
+        scheduler(begin_to_compute)
+        if layout == "device":
+            assert share() is None, "what a GPU copies costs its donor nothing"
+        else:
+            wait_for(lambda: share() == PeerConfig().interference / 2)
+        scheduler(finish)
+        wait_for(lambda: share() is None)
+
+
+def finish(s) -> None:
+    s.run()
+    s.step()
 
 
 def test_a_flush_keeps_what_is_lent(scheduler) -> None:

@@ -38,6 +38,7 @@ class LocalDonor:
         run_pages: int = 8,
         planes: int = 1,
         bandwidth: float | None = None,
+        interference: float | None = None,
         timing: Timing | None = None,
         server: type[ArenaServer] = ArenaServer,
         device: DeviceMemory | None = None,
@@ -66,6 +67,7 @@ class LocalDonor:
             self.arena,
             self.service.lent_to,
             bandwidth=bandwidth,
+            interference=interference,
         )
         for first in range(0, pages, run_pages):
             self._stock(first)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.donation import arena_client, arena_server
+from swift_tiers.radix_tiering.donation import arena_client, arena_server, pace
 from swift_tiers.radix_tiering.donation.arena import ArenaError, SharedArena
 from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
 from swift_tiers.radix_tiering.donation.arena_guest import MAX_WAITING
@@ -289,6 +289,52 @@ def test_each_borrower_is_kept_to_the_bandwidth_on_its_own(directory: Path, open
     assert modest.ask(Store(1, 1, 2, 0)) == [True]
     greedy.handle()
     assert [answer.number for answer in greedy.answers] == [1]
+
+
+def test_while_the_donor_computes_all_borrowers_share_a_part_of_the_time(
+    directory: Path, open_things: list[Any]
+) -> None:
+    donor = Donor(directory, interference=0.08)
+    open_things.append(donor)
+    first = Caller(donor, Party("x", 1))
+    open_things.append(first)
+    assert first.client.share is None
+    donor.server.computing(True)
+    # As much again is left for what the donor does for them.
+    wait_for(lambda: first.handle() and first.client.share == 0.04, "the word for it")
+    second = Caller(donor, Party("y", 1))
+    open_things.append(second)
+    for caller in (first, second):
+        wait_for(lambda caller=caller: caller.handle() and caller.client.share == 0.02, "each one's part")
+    second.client.end("goes")
+    wait_for(lambda: first.handle() and first.client.share == 0.04, "the whole part")
+    donor.server.computing(False)
+    wait_for(lambda: first.handle() and first.client.share is None, "the end of it")
+    assert first.client.counters == {}
+
+
+def test_what_stores_cost_the_donor_is_kept_to_its_part_too(
+    directory: Path, open_things: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "REST_SECONDS", 1e6)
+    donor = Donor(directory, interference=1e-9)  # one page, and then no more for hours
+    open_things.append(donor)
+    caller = Caller(donor)
+    open_things.append(caller)
+    donor.server.computing(True)
+    wait_for(lambda: caller.handle() and caller.client.share, "the word for it")
+    caller.client.store([Store(number, 1, number, 0) for number in range(4)])
+    wait_for(lambda: caller.handle() and caller.answers, "the first")
+    caller.handle()
+    assert donor.counters["stored"] == 1
+    donor.server.computing(False)
+    wait_for(lambda: caller.handle() and len(caller.answers) == 4, "the others")
+
+
+def test_without_a_bound_nobody_is_told_of_what_the_donor_computes(donor: Donor, caller: Caller) -> None:
+    donor.server.computing(True)
+    assert caller.ask(Store(1, 1, 0, 0)) == [True]
+    assert caller.client.share is None
 
 
 def test_who_takes_no_answers_gets_no_more_stored(donor: Donor, open_things: list[Any]) -> None:

@@ -17,6 +17,7 @@ from swift_tiers.radix_tiering.donation.arena_messages import (
     Attached,
     Message,
     OtherVersionError,
+    Paced,
     Refused,
     Store,
     Stored,
@@ -51,6 +52,7 @@ donors = st.one_of(
         st.none() | st.floats(1e-3, 1e15),
     ),
     st.builds(StoresDone, st.lists(st.builds(Stored, numbers, st.booleans()), min_size=1, max_size=9).map(tuple)),
+    st.builds(Paced, st.none() | st.floats(1e-9, 1)),
     st.builds(Refused, st.text(max_size=1024)),
 )
 
@@ -92,7 +94,7 @@ def test_the_document_names_all_messages_and_their_fields() -> None:
     section = DOCUMENT.read_text().split("## Arenas")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", section, re.MULTILINE)
     said = {name: (who, set(re.findall(r"`(\w+)`", fields))) for name, who, fields in rows}
-    messages = {Attach: "borrower", Stores: "borrower", Attached: "donor", StoresDone: "donor", Refused: "donor"}
+    messages = {Attach: "borrower", Stores: "borrower"} | dict.fromkeys((Attached, StoresDone, Paced, Refused), "donor")
     assert set(Message.__subclasses__()) == set(messages)
     assert said == {kind.__struct_config__.tag: (who, set(kind.__struct_fields__)) for kind, who in messages.items()}
     for entry in (Store, Stored):

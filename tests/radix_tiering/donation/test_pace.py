@@ -1,4 +1,4 @@
-"""A rate is kept over any time, whatever the sizes, and rest is no credit."""
+"""A rate, and a share of the time, are kept over any time, whatever the sizes, and rest is no credit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.donation.pace import BURST_SECONDS, Pace
+from swift_tiers.radix_tiering.donation.pace import BURST_SECONDS, REST_SECONDS, Pace
 
 
 def test_without_a_rate_nobody_waits() -> None:
@@ -49,3 +49,37 @@ def test_and_gets_all_of_it(rate: float, sizes: list[int]) -> None:
         pace.take(size, now)
     now += pace.wait(now)
     assert now - 100.0 <= sum(sizes) / rate * (1 + 1e-6) + 1e-6
+
+
+@given(
+    share=st.floats(0.01, 1),
+    moves=st.lists(st.tuples(st.floats(0, 0.1), st.floats(0, 0.005)), min_size=1, max_size=50),
+)
+def test_who_waits_as_told_keeps_to_the_share(share: float, moves: list[tuple[float, float]]) -> None:
+    pace, now, begun, spent = Pace(None, share), 100.0, [], 0.0
+    for rest, cost in moves:
+        now += rest
+        now += pace.wait(now)
+        begun.append((now, spent))
+        now += cost
+        spent += cost
+        pace.spent(cost, now)
+    now += pace.wait(now)
+    for at, before in begun:
+        assert spent - before <= share * (now - at) * (1 + 1e-6) + 1e-6
+
+
+def test_one_move_keeps_the_next_waiting_for_so_long_at_most() -> None:
+    pace = Pace(None, 1e-6)
+    pace.spent(0.5, 10.0)
+    assert pace.wait(10.0) == REST_SECONDS
+
+
+def test_when_the_share_is_lifted_nobody_waits_for_it_any_more_but_for_the_rate() -> None:
+    pace = Pace(1.0, 0.001)
+    pace.take(2, 10.0)
+    pace.spent(0.005, 10.0)
+    pace.share = None
+    assert pace.wait(10.0) == pytest.approx(2 - BURST_SECONDS)
+    pace.spent(5.0, 10.0)
+    assert pace.wait(12.0) == 0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.config import PeerConfig, Size
+from swift_tiers.radix_tiering.donation import pace
 from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
 from swift_tiers.radix_tiering.donation.arena_messages import (
     MAX_PACKET_BYTES,
@@ -253,6 +254,30 @@ def test_the_donors_bandwidth_is_kept_for_reads_and_not_for_what_is_to_be_saved(
     assert waiting.wait() is ReadOutcome.CANCELLED
     assert borrower.read(places["d"], 1, demote=True) is ReadOutcome.OK
     assert {one.name: one.bandwidth for one in borrower.tier.snapshot().donors} == {"d": 1.0, "e": None}
+
+
+def test_while_its_donor_computes_a_borrower_spends_a_part_of_its_time(room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small a part that one page is enough for hours, but not for what is to be saved."""
+    monkeypatch.setattr(pace, "REST_SECONDS", 1e6)
+    donor = room.donor(pages=8, interference=1e-9, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address}, 8)
+    place, digest = borrower.write(1), page_digest(borrower.page(1))
+
+    def share() -> float | None:
+        (one,) = borrower.tier.snapshot().donors
+        return one.share
+
+    assert share() is None
+    donor.server.computing(True)
+    wait_for(lambda: share() == 0.5e-9, "the word for it")
+    assert borrower.read(place, 1) is ReadOutcome.OK
+    waiting = [borrower.begin_read(place, digest)[0] for _ in range(3)]
+    assert borrower.read(place, 1, demote=True) is ReadOutcome.OK
+    assert not any(answer.came for answer in waiting)
+    donor.server.computing(False)
+    assert {answer.wait() for answer in waiting} == {ReadOutcome.OK}
+    assert share() is None
 
 
 def test_no_more_is_borrowed_than_may_be(room) -> None:
