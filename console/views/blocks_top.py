@@ -117,7 +117,10 @@ def _row(scene: Scene, subject: _Subject) -> Row:
     steps = (Step("server", of.server), Step("rank", of.rank))
     step = Step("tier", of.tier) if isinstance(of, TierView) else Step("request", of.rid)
     cells = tuple(cell(scene, subject) for cell in CELLS)
-    return Row(_key(subject), cells, Place("blocks", (*steps, step)), subject, scene.moment.is_old(of))
+    # What is over does not get old: it is not said again.
+    over = isinstance(of, RequestView) and not of.live
+    stale = bool(scene.moment.lost) or (not over and scene.moment.is_old(of))
+    return Row(_key(subject), cells, Place("blocks", (*steps, step)), subject, stale)
 
 
 def _blocks_of(scene: Scene, subject: _Subject) -> Cell:

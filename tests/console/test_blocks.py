@@ -409,3 +409,15 @@ def test_a_copy_in_borrowed_memory_leads_to_its_lease() -> None:
 def test_a_slot_on_ssd_leads_to_its_device() -> None:
     rows = BLOCKS.table(with_answers(scene_of(tier("ssd")))).rows
     assert rows[-1].place == Place("stripes", (Step("server", "alpha"), Step("device", "dp0-tp0:3")))
+
+
+def test_requests_that_have_ended_do_not_grow_old() -> None:
+    """What is said of them is not said again; of those that run, and of tiers, it is."""
+    world = World()
+    shown = scene_of(Place("blocks"), world)
+    late = replace(shown, moment=replace(shown.moment, age=60.0))
+    rows = [row for row in Blocks().table(late).rows if row.cells[0].text == "alpha"]
+    by_state = {row.cells[3].text: row.stale for row in rows}
+    assert by_state == {"tier": True, "running": True, "restoring": True, "finished": False}
+    lost = replace(late, moment=replace(late.moment, lost="no answer"))
+    assert all(row.stale for row in Blocks().table(lost).rows)
