@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.bus.publisher import BusPublisher
@@ -13,9 +17,12 @@ from swift_tiers.radix_tiering.bus.reader import BusReader
 from swift_tiers.radix_tiering.bus.views import LeasesView
 from swift_tiers.radix_tiering.config import PeerConfig
 from swift_tiers.radix_tiering.leases.hand import LeaseHand, ServiceHand
+from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.peer import PeerTier
+from swift_tiers.radix_tiering.ssd import ReadOutcome
 
 from support.peer_donor import PAGE, LocalDonor, local_donor
+from support.peer_tier import Answer
 from support.publishing import bus_config, wait_published
 from support.redis import RealRedis, wait_for
 from support.telemetry import MadeUp
@@ -85,6 +92,37 @@ def test_leases_outlive_the_redis_by_which_they_were_found(machine: Machine) -> 
     wait_for(machine.agreed, "the leases")
     before = {view.lease for view in machine.lending.leases()}
     machine.redis.restart()
+    wait_for(machine.agreed, "the return")
+    assert {view.lease for view in machine.lending.leases()} == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_pages_are_read_under_renewed_leases_while_redis_is_stopped_or_gone(
+    machine: Machine, how: signal.Signals
+) -> None:
+    for name in ("alpha", "beta"):
+        machine.start(name)
+    wait_for(machine.agreed, "the leases")
+    before = {view.lease for view in machine.lending.leases()}
+    data = np.arange(PAGE, dtype=np.uint64).astype(np.uint8)
+    place = machine.tier.reserve()
+    assert place is not None
+    stored = Answer()
+    machine.tier.write(place, data, stored, digest=page_digest(data))
+    assert stored.wait() == (True, "")
+    process = machine.redis.pid
+    os.kill(process, how)
+    try:
+        until = time.monotonic() + 2 * float(PeerConfig().term)
+        while time.monotonic() < until:
+            answer, into = Answer(), np.zeros_like(data)
+            machine.tier.read(place, into, page_digest(data), answer)
+            assert answer.wait() is ReadOutcome.OK
+    finally:
+        if how == signal.SIGSTOP:
+            os.kill(process, signal.SIGCONT)
+        else:
+            machine.redis.restart()
     wait_for(machine.agreed, "the return")
     assert {view.lease for view in machine.lending.leases()} == before
 
