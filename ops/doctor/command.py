@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swift_tiers.ops.doctor import accelerators, bus, gpus, machine, software, storage
+from swift_tiers.ops.doctor import accelerators, bus, gpu_memory, gpus, machine, software, storage
 from swift_tiers.ops.doctor.finding import Check, Finding, Status
 from swift_tiers.ops.doctor.isolation import run_checks
 from swift_tiers.ops.errors import FOUND, USAGE, CommandError
@@ -55,7 +55,7 @@ def families(config: TiersConfig, ranks: int) -> dict[str, Sequence[Check]]:
     return {
         "software": list(software.checks()),
         "machine": list(machine.checks(config)),
-        "accelerators": [*accelerators.checks(), *gpus.checks(config.peer)],
+        "accelerators": [*accelerators.checks(), *gpus.checks(config.peer), *gpu_memory.checks(config)],
         "storage": list(storage.checks(config, ranks)),
         "bus": list(bus.checks(config.bus)),
     }
