@@ -112,6 +112,8 @@ def around_weights_update(original: Any, self: Any, recv_req: Any) -> Any:
     if linker is None:
         return original(self, recv_req)
     resets = linker.resets
+    # It may capture CUDA graphs anew, and a copy that another thread begins meanwhile would spoil them.
+    linker.wait_offloads()
     try:
         return original(self, recv_req)
     finally:

@@ -6,8 +6,10 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from swift_tiers.sglang_ext import hooks
 from swift_tiers.sglang_ext.offloads import Offload, Offloader
 
 
@@ -42,3 +44,16 @@ def test_a_thread_adopts_the_device_before_it_waits_for_an_event_of_it() -> None
     finally:
         offloader.close()
     assert device.strangers == []
+
+
+def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    linker = SimpleNamespace(
+        resets=0,
+        wait_offloads=lambda: order.append("copied"),
+        weights_changed=lambda *, device_emptied: order.append("changed"),
+    )
+    monkeypatch.setattr(hooks, "swift_linker", lambda scheduler: linker)
+    updater = SimpleNamespace(scheduler=None)
+    assert hooks.around_weights_update(lambda *_: order.append("updated") or 7, updater, None) == 7
+    assert order == ["copied", "updated", "changed"]
