@@ -1,11 +1,11 @@
 """What lending costs a donor: a real server that lends, with and without a borrower that is busy, by turns.
 
 The donor serves SmolLM2-135M in float32 and has lent idle memory of its pool. The borrower is a process that does what
-the peer tier of another server does, as fast as the donor's `peer.bandwidth` allows, and nothing else: it reads pages
-from the donor's memory, verifies them, and has new ones stored there. (A second model server would take the cores of
-this machine whether it borrows or not.) In each round the donor answers prompts one after the other, once while the
-borrower rests and once while it works; the figures are the medians over the rounds of the ratios of time to first token
-and of time per further token.
+the peer tier of another server does, as fast as the donor's `peer.interference` and `peer.bandwidth` allow, and nothing
+else: it reads pages from the donor's memory, verifies them, and has new ones stored there. (A second model server would
+take the cores of this machine whether it borrows or not.) In each round the donor answers prompts one after the other,
+once while the borrower rests and once while it works; the figures are the medians over the rounds of the ratios of time
+to first token and of time per further token.
 """
 
 from __future__ import annotations
