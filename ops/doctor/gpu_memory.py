@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from swift_tiers.ops.doctor.accelerators import gpu_nodes
 from swift_tiers.ops.doctor.finding import Check, Finding, note, ok, warning, wrong
 from swift_tiers.radix_tiering.config import PeerConfig, TiersConfig
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.ssd.direct import find_kvikio
+
+if TYPE_CHECKING:
+    from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
 
 #: Seconds: to import torch and start the driver on every GPU; to import kvikio and start its driver.
 LENT_SECONDS, DIRECT_SECONDS = 90.0, 60.0
@@ -69,13 +75,34 @@ def try_gpus(open_memory: Callable[[int], Any] | None = None, count: int | None 
 
     from swift_tiers.radix_tiering.donation.arena import ArenaError
     from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
-    from swift_tiers.radix_tiering.donation.device_arena import try_out
 
     tried = {}
     for number in range(torch.cuda.device_count() if count is None else count):
         try:
-            try_out((open_memory or CudaDeviceMemory)(number))
+            _try_out((open_memory or CudaDeviceMemory)(number))
             tried[number] = ""
         except ArenaError as error:
             tried[number] = str(error)
     return tried
+
+
+def _try_out(device: DeviceMemory) -> None:
+    """Export a little, map it in this process, and read there what was written here. Raises ArenaError."""
+    from swift_tiers.radix_tiering.donation.arena import ArenaError
+    from swift_tiers.radix_tiering.donation.device_arena import AttachedDevice, DeviceArena
+
+    said = np.frombuffer(b"lent", dtype=np.uint8)
+    heard = np.zeros_like(said)
+    whole = np.array([[0, 0, len(said)]])
+    arena = DeviceArena(device, len(said))
+    try:
+        attached = AttachedDevice(device, os.dup(arena.fd), arena.size)
+        try:
+            arena.write(said, whole)
+            attached.read(whole, heard)
+        finally:
+            attached.close()
+    finally:
+        arena.close()
+    if not np.array_equal(heard, said):
+        raise ArenaError(f"{device.name}: what was written is not read where it is mapped; report this")

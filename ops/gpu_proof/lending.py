@@ -7,6 +7,7 @@ device, then, where there is another whose memory this one reaches, between the 
 
 from __future__ import annotations
 
+import os
 import select
 import statistics
 import tempfile
@@ -31,7 +32,7 @@ from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
 from swift_tiers.radix_tiering.donation.arena import ArenaError, SharedArena
 from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
 from swift_tiers.radix_tiering.donation.arena_socket import arena_path
-from swift_tiers.radix_tiering.donation.device_arena import AttachedDevice, try_out
+from swift_tiers.radix_tiering.donation.device_arena import AttachedDevice, DeviceArena
 from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.donation.extents import CutRun
 from swift_tiers.radix_tiering.errors import SwiftTiersError
@@ -116,7 +117,7 @@ class Lending:
     def on_one_device(self, ordinal: int) -> Iterator[Check | Figure]:
         """Everything. Raises LeftOutError where the device's memory cannot be exported and mapped at all."""
         try:
-            try_out(self._memory)
+            _try_out(self._memory)
         except ArenaError as error:
             raise LeftOutError(str(error)) from None
         yield from self._guarded("on one GPU", lambda: self._everything(ordinal))
@@ -281,6 +282,15 @@ def _check(name: str, cases: int, borrower: KnowingBorrower) -> Check:
     failure = f"{len(borrower.wrong)} times: {borrower.wrong[0]}" if borrower.wrong else ""
     borrower.wrong.clear()
     return Check(name, cases, failure or ("" if cases else "no page was accepted"))
+
+
+def _try_out(memory: DeviceMemory) -> None:
+    """Export a little, and map it in the same process. Raises ArenaError."""
+    arena = DeviceArena(memory, 1)
+    try:
+        AttachedDevice(memory, os.dup(arena.fd), 1).close()
+    finally:
+        arena.close()
 
 
 @contextmanager

@@ -111,22 +111,3 @@ class AttachedDevice:
         except ArenaError as error:
             # Whoever comes last has nothing to do with it. Addresses and memory are lost until this process ends.
             logger.warning("swift-tiers: a donor's memory stays mapped: %s", error)
-
-
-def try_out(device: DeviceMemory) -> None:
-    """Export a little, map it in this process, and read there what was written here. Raises ArenaError."""
-    said = np.frombuffer(b"lent", dtype=np.uint8)
-    heard = np.zeros_like(said)
-    whole = np.array([[0, 0, len(said)]])
-    arena = DeviceArena(device, len(said))
-    try:
-        attached = AttachedDevice(device, os.dup(arena.fd), arena.size)
-        try:
-            arena.write(said, whole)
-            attached.read(whole, heard)
-        finally:
-            attached.close()
-    finally:
-        arena.close()
-    if not np.array_equal(heard, said):
-        raise ArenaError(f"{device.name}: what was written is not read where it is mapped; report this")
