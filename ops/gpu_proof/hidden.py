@@ -50,7 +50,9 @@ def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_page
         for _ in layers:
             forward.layer()
 
-    computing = watch.seconds(compute)
+    # By `device_seconds`: a server queues loads on one thread while another launches the forward; here one does both,
+    # and must not be waited for between them.
+    computing = watch.device_seconds(compute)
     planes = layer_first(layout, most_pages, accelerator.device)
     programs = measure_switch_over(accelerator, planes[0], PAGE_SIZE, layout.layers).load_programs
     pool = planes_of(planes)
@@ -71,10 +73,10 @@ def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_page
             if beside:
                 forward.layer()
 
-    whole = watch.seconds(lambda: load(most_pages, beside=False))
+    whole = watch.device_seconds(lambda: load(most_pages, beside=False))
     pages = max(1, min(most_pages, int(most_pages * _LOAD_SHARE * computing / whole)))
-    loading = watch.seconds(lambda: load(pages, beside=False))
-    both = watch.seconds(lambda: load(pages, beside=True))
+    loading = watch.device_seconds(lambda: load(pages, beside=False))
+    both = watch.device_seconds(lambda: load(pages, beside=True))
     # The first layer's load has nothing to hide behind.
     behind = loading * (layout.layers - 1) / layout.layers
     share = (computing + loading - both) / behind

@@ -139,7 +139,7 @@ def beside_sglang(
         ),
     )
     for name, nbytes, ours, theirs in moves:
-        rate = nbytes / watch.seconds(ours) / _GB
+        rate = nbytes / watch.device_seconds(ours) / _GB
         for blocks, launch in LAUNCHES.items():
-            found = nbytes / watch.seconds(partial(theirs, **launch)) / _GB
+            found = nbytes / watch.device_seconds(partial(theirs, **launch)) / _GB
             yield Figure("sglang", f"{layout.name}: {name}: SGLang's, {blocks}", found, "GB/s", rate, note="of ours")

@@ -48,6 +48,7 @@ class Stopwatch:
         if self.device.type != "cuda":
             return self.seconds(work)
         preparing = min(self._queueing(work) for _ in range(3))
+        torch.cuda.synchronize(self.device)
         cycles = int(2 * preparing * _CYCLES_PER_SECOND)
 
         def once() -> float:
