@@ -7,16 +7,19 @@ import gc
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CudaAccelerator
-from swift_tiers.ops.gpu_proof import hidden, right, serving, sglang_kernels, speed
+from swift_tiers.ops.gpu_proof import direct, hidden, right, serving, sglang_kernels, speed
 from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, LeftOutError, line
 from swift_tiers.ops.gpu_proof.layouts import LAYOUTS, Layout
 from swift_tiers.ops.gpu_proof.options import ProofError
@@ -28,6 +31,10 @@ FOUND = 3
 _DEVICE_SHARE = 0.6
 #: Page-locked at a time.
 _HOST_BYTES = 4 * 2**30
+
+#: Of all the time: what random inputs may take, most of it to compile for each of them; and when the last part begins
+#: that is not `serving`, which takes longest and would else come off worst.
+_RIGHT_SHARE, _BEFORE_SERVING = 0.2, 0.5
 
 #: Another part, of one layout and so many pages.
 Part = Callable[[Layout, int], Iterator[Check | Figure]]
@@ -43,15 +50,25 @@ def prove(options: argparse.Namespace) -> int:
         words += f" --layouts {options.layouts}"
     findings = Findings({"command": words, **facts(accelerator.device)})
     proof = Proof(
-        accelerator, findings, layouts, seed, options.cases, options.seconds, lends=_lending(accelerator, seed)
+        accelerator,
+        findings,
+        layouts,
+        seed,
+        options.cases,
+        options.seconds,
+        lends=_lending(accelerator, seed),
+        # After each part: whatever becomes of the next one, or of the machine, this is kept.
+        save=partial(_save, findings, options.out),
     )
-    try:
-        proof.run()
-    finally:
-        if options.out is not None:
-            findings.save(options.out)
-            print(f"written: {options.out / 'results.json'} and results.svg", file=sys.stderr)
+    proof.run()
+    if options.out is not None:
+        print(f"written: {options.out / 'results.json'} and results.svg", file=sys.stderr)
     return closing(findings)
+
+
+def _save(findings: Findings, out: Path | None) -> None:
+    if out is not None:
+        findings.save(out)
 
 
 def _lending(accelerator: Accelerator, seed: int) -> Part:
@@ -128,7 +145,9 @@ class Proof:
         pages: int = speed.PAGES,
         ceiling_bytes: int = speed.CEILING_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        save: Callable[[], None] = lambda: None,
     ) -> None:
+        """`save`: called after each part."""
         self._accelerator = accelerator
         self._findings = findings
         self._layouts = layouts
@@ -139,49 +158,82 @@ class Proof:
         self._pages = pages
         self._ceiling_bytes = ceiling_bytes
         self._clock = clock
+        self._save = save
+        self._seconds = most_seconds
         self._end = clock() + most_seconds
+        self._best: speed.Ceilings | None = None
         self._watch = Stopwatch(accelerator.device)
 
     def run(self) -> None:
         for name, value in self._findings.facts.items():
             print(f"{name}: {value}")
-        self._part("right", partial(right.checks, self._accelerator.device, self._seed, self._cases))
-        best = speed.ceilings(self._accelerator, self._watch, self._ceiling_bytes)
-        self._part("ceilings", partial(speed.ceiling_figures, best))
-        for layout in self._layouts:
-            on_device, on_host = self._room(layout)
-            if on_device < 2:
-                self._leave_out(f"kernels, {layout.name}", "too little of the device's memory is free")
-                continue
-            around = (layout, self._accelerator, best, self._watch)
-            self._part(f"kernels, {layout.name}", partial(speed.kernels, *around, on_device))
-            if layout is self._layouts[0]:
-                beside = partial(sglang_kernels.beside_sglang, layout, self._accelerator, self._watch)
-                self._part(f"SGLang's kernels, {layout.name}", partial(beside, on_device, on_host))
-            self._part(f"transfers, {layout.name}", partial(speed.transfers, *around, on_host))
-            self._part(
-                f"streaming, {layout.name}",
-                partial(hidden.hidden, layout, self._accelerator, self._watch, on_host),
-            )
+        checks = partial(right.checks, self._accelerator.device, self._seed, self._cases)
+        self._part("right", lambda: checks(self._seconds * _RIGHT_SHARE, self._clock))
+        self._part("ceilings", self._ceilings)
+        first, *others = self._layouts
+        self._layout(first)
+        self._part(f"SGLang's kernels, {first.name}", partial(self._beside_sglang, first))
         if self._lends is not None:
-            layout = self._layouts[0]
-            self._part("lending", partial(self._lends, layout, self._room(layout)[0]))
+            self._part("lending", partial(self._lending_of, self._lends, first))
+        self._part("SSD to landing memory", lambda: direct.ssd_to_landing(first, self._accelerator))
+        for layout in others:
+            self._layout(layout)
         if self._serves:
-            self._part("serving", serving.serving)
+            self._part("serving", lambda: serving.serving(until=self._end, clock=self._clock), self._end)
+
+    def _ceilings(self) -> Iterator[Figure]:
+        self._best = speed.ceilings(self._accelerator, self._watch, self._ceiling_bytes)
+        yield from speed.ceiling_figures(self._best)
+
+    def _layout(self, layout: Layout) -> None:
+        self._part(f"kernels, {layout.name}", partial(self._kernels, layout))
+        self._part(f"transfers, {layout.name}", partial(self._transfers, layout))
+        self._part(f"streaming, {layout.name}", partial(self._streaming, layout))
+
+    def _kernels(self, layout: Layout) -> Iterator[Figure]:
+        pages, _ = self._room(layout)
+        yield from speed.kernels(layout, self._accelerator, self._ceiling(), self._watch, pages)
+
+    def _beside_sglang(self, layout: Layout) -> Iterator[Check | Figure]:
+        yield from sglang_kernels.beside_sglang(layout, self._accelerator, self._watch, *self._room(layout))
+
+    def _transfers(self, layout: Layout) -> Iterator[Figure]:
+        _, pages = self._room(layout)
+        yield from speed.transfers(layout, self._accelerator, self._ceiling(), self._watch, pages)
+
+    def _streaming(self, layout: Layout) -> Iterator[Figure]:
+        _, pages = self._room(layout)
+        yield from hidden.hidden(layout, self._accelerator, self._watch, pages)
+
+    def _lending_of(self, lends: Part, layout: Layout) -> Iterator[Check | Figure]:
+        yield from lends(layout, self._room(layout)[0])
+
+    def _ceiling(self) -> speed.Ceilings:
+        if self._best is None:
+            raise LeftOutError("there are no ceilings to measure it against")
+        return self._best
 
     def _room(self, layout: Layout) -> tuple[int, int]:
-        """Pages to be moved: by kernels, and through page-locked memory."""
+        """Pages to be moved: by kernels, and through page-locked memory. Raises LeftOutError where there is no room."""
         pages = self._pages
         if self._accelerator.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._accelerator.device)
             # A pool of twice as many in both layouts, though not at once, and a slab.
             pages = min(pages, int(free * _DEVICE_SHARE) // (4 * layout.page_bytes))
+        if pages < 2:
+            raise LeftOutError("too little of the device's memory is free")
         return pages, max(1, min(pages, _HOST_BYTES // layout.page_bytes))
 
     def _part(
-        self, name: str, make: Callable[[], Iterator[Check] | Iterator[Figure] | Iterator[Check | Figure]]
+        self,
+        name: str,
+        make: Callable[[], Iterator[Check] | Iterator[Figure] | Iterator[Check | Figure]],
+        begins_before: float | None = None,
     ) -> None:
-        if self._clock() >= self._end:
+        """What goes wrong in it is a finding of its own, and the next part begins all the same."""
+        if begins_before is None:
+            begins_before = self._end - self._seconds * _BEFORE_SERVING * self._serves
+        if self._clock() >= begins_before:
             self._leave_out(name, "no time was left")
             return
         try:
@@ -197,9 +249,21 @@ class Proof:
             self._leave_out(name, str(error))
         except torch.OutOfMemoryError:
             self._leave_out(name, "the device's memory did not suffice")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what this command is there to find
+            traceback.print_exc()
+            why = (str(error).splitlines() or [""])[0]
+            found = Check(f"{name}: ran to its end", 1, f"{type(error).__name__}: {why}")
+            print(line(found), flush=True)
+            self._findings.checks.append(found)
         finally:
-            gc.collect()
-            if self._accelerator.device.type == "cuda":
+            self._tidy_up()
+            self._save()
+
+    def _tidy_up(self) -> None:
+        gc.collect()
+        if self._accelerator.device.type == "cuda":
+            # A GPU whose kernel has failed refuses everything from then on; that has been said.
+            with suppress(RuntimeError):
                 torch.cuda.empty_cache()
 
     def _leave_out(self, name: str, why: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -161,16 +163,34 @@ CHECKS: dict[str, Callable[[Case], str]] = {
 }
 
 
-def checks(device: torch.device, seed: int, cases: int) -> Iterator[Check]:
-    """Every kernel; see `check`."""
-    for name in CHECKS:
-        yield check(name, device, seed, cases)
+def checks(
+    device: torch.device,
+    seed: int,
+    cases: int,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Check]:
+    """Every kernel; see `check`. Of `seconds`, each may take an equal share and what those before it have left over: a
+    GPU's first look at a geometry is the time that it takes to compile."""
+    began = clock()
+    for number, name in enumerate(CHECKS, 1):
+        yield check(name, device, seed, cases, began + seconds * number / len(CHECKS), clock)
 
 
-def check(name: str, device: torch.device, seed: int, cases: int) -> Check:
-    """One of CHECKS, over up to `cases` fresh inputs, both pool layouts and every dtype by turns."""
+def check(
+    name: str,
+    device: torch.device,
+    seed: int,
+    cases: int,
+    until: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> Check:
+    """One of CHECKS, over up to `cases` fresh inputs, both pool layouts and every dtype by turns; after the first none
+    is begun later than `until`."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     for number in range(cases):
+        if number and clock() >= until:
+            return Check(name, number)
         case = Case(seed + number, device, dtypes[number % len(dtypes)], number % 2 == 1)
         if failure := CHECKS[name](case):
             return Check(name, number + 1, f"{failure} (seed {seed + number}, {case.pool.dtype})")

@@ -9,24 +9,35 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.ops.gpu_proof.figures import Check, Figure
+from swift_tiers.ops.gpu_proof.figures import Check, Figure, LeftOutError
 from swift_tiers.ops.gpu_proof.layouts import LAYOUTS, Layout
+
+if TYPE_CHECKING:
+    from swift_tiers.ops.bench.multiturn_replay import Answer
 
 #: What is imported by servers with tiers, and by who asks them.
 NEEDED = ("sglang", "transformers", "msgspec", "xxhash", "psutil", "redis", "zmq")
 OFF, HICACHE, TIERS = "off", "HiCache", "swift-tiers"
-SYSTEMS = (OFF, HICACHE, TIERS)
+#: In their order: what there is no time for is what is missed least.
+SYSTEMS = (OFF, TIERS, HICACHE)
 #: A server that is not ready by then is an error, seconds.
 START_SECONDS = 150.0
+#: With less than that left, seconds, no server is begun.
+_FEWEST_SECONDS = 60.0
 NEW_TOKENS = 8
 VOCABULARY = 151_936
 _PAGE = 16
@@ -76,6 +87,8 @@ def arguments(system: str, model: Path, layout: Layout, tokens: int, load: Load)
         "--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init",
         "--dtype", "bfloat16", "--max-total-tokens", str(device), "--page-size", str(_PAGE),
         "--attention-backend", "triton", "--sampling-backend", "pytorch", "--enable-cache-report",
+        # No more graphs than these requests need: to capture them all would take a server most of its start.
+        "--cuda-graph-max-bs-decode", str(max(8, load.together)), "--disable-prefill-cuda-graph",
     ]  # fmt: skip
     if system == HICACHE:
         ratio = str(round(host / device, 3))
@@ -106,40 +119,73 @@ def serving(
     load: Load | None = None,
     systems: Sequence[str] = SYSTEMS,
     more: Sequence[str] = (),
+    until: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Check | Figure]:
     """Whether each server answers, then the time to the first token of turns that have a history. `more`: flags of
-    every server. Raises ImportError where something is not installed."""
+    every server. `until`: by `clock`; what is not done by then is given up. Raises ImportError where something is not
+    installed, LeftOutError for servers that there was no time for."""
     for name in NEEDED:
         importlib.import_module(name)
     load = load or Load()
     found: dict[str, Asked] = {}
+    late: list[str] = []
     with tempfile.TemporaryDirectory(prefix="swift-tiers-proof-") as folder:
         model = model_directory(Path(folder), layout)
         for system in systems:
+            if until - clock() < _FEWEST_SECONDS:
+                late.append(system)
+                continue
             flags = [*arguments(system, model, layout, load.agents * load.longest, load), *more]
             try:
-                found[system] = ask(system, flags, load, Path(folder) / f"{system}.log")
+                found[system] = ask(system, flags, load, Path(folder) / f"{system}.log", until - clock())
+            except TooLateError:
+                late.append(system)
             except CommandError as error:
                 yield Check(f"server, {system}", 1, f"{error} {error.detail}".strip())
             else:
                 yield Check(f"server, {system}", len(found[system].answers))
     yield from summary(found)
+    if late:
+        raise LeftOutError(f"no time was left for {', '.join(late)}")
 
 
-def ask(system: str, flags: Sequence[str], load: Load, log: Path) -> Asked:
-    """Start a server, ask it two rounds, end it. Raises CommandError."""
+class TooLateError(Exception):
+    """A server's time is over, and nothing is known to be wrong with it."""
+
+
+def ask(system: str, flags: Sequence[str], load: Load, log: Path, seconds: float = math.inf) -> Asked:
+    """Start a server, ask it two rounds, end it. Raises CommandError, and after so many seconds TooLateError."""
     from swift_tiers.ops.bench.multiturn_replay import replay
     from swift_tiers.ops.bench.multiturn_workload import Shape, make_round
     from swift_tiers.ops.demo.servers import Server, free_ports
 
     shape = Shape(load.agents, load.turns, load.longest)
     (port,) = free_ports(1)
+    answers: tuple[Answer, ...] = ()
     with Server(system, flags, port, log) as server:
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            with suppress(CommandError, ProcessLookupError):  # it has ended by itself
+                server.signal_all(signal.SIGKILL)
+
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
+        timer.daemon = True
         server.start()
-        server.wait_ready(START_SECONDS)
-        # Another round first: kernels are compiled at their first use.
-        for seed in (0, 1):
-            answers = replay(port, make_round(shape, VOCABULARY, seed), load.together, NEW_TOKENS).answers
+        timer.start()
+        try:
+            server.wait_ready(START_SECONDS)
+            # Another round first: kernels are compiled at their first use.
+            for seed in (0, 1):
+                answers = replay(port, make_round(shape, VOCABULARY, seed), load.together, NEW_TOKENS).answers
+        except CommandError:
+            if over.is_set():
+                raise TooLateError from None
+            raise
+        finally:
+            timer.cancel()
     return Asked(
         [answer.ttft_seconds for answer in answers if answer.turn],
         sum(answer.prompt_tokens - answer.computed for answer in answers),

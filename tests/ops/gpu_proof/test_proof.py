@@ -5,6 +5,7 @@ Figures from here mean nothing; on a GPU, `test_on_a_gpu` runs the command.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import xml.etree.ElementTree
@@ -16,25 +17,26 @@ import torch
 
 from swift_tiers.kernels import page_gather
 from swift_tiers.ops.cli import main
-from swift_tiers.ops.gpu_proof import hidden, right
+from swift_tiers.ops.gpu_proof import direct, hidden, right, speed
 from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, line, picture
 from swift_tiers.ops.gpu_proof.layouts import Layout
 from swift_tiers.ops.gpu_proof.proof import Proof, closing, facts
 from swift_tiers.ops.gpu_proof.sglang_kernels import beside_sglang
 from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
 
-from support import fake_sgl_kernel
+from support import fake_kvikio, fake_sgl_kernel
 from support.deferred_accelerator import DeferredAccelerator
 
 CPU = torch.device("cpu")
 SMALL = Layout("Small-1M", 2, 2, 8, 16, 32)
 
 
-def proof(findings: Findings, seconds: float = 1e9, clock: Any = lambda: 0.0, cases: int = 3) -> Proof:
+def proof(
+    findings: Findings, seconds: float = 1e9, clock: Any = lambda: 0.0, cases: int = 3, save: Any = lambda: None
+) -> Proof:
     accelerator = DeferredAccelerator(0, locked=True)
-    return Proof(
-        accelerator, findings, [SMALL], 1, cases, seconds, serves=False, pages=8, ceiling_bytes=2**16, clock=clock
-    )
+    around = {"serves": False, "pages": 8, "ceiling_bytes": 2**16}
+    return Proof(accelerator, findings, [SMALL], 1, cases, seconds, clock=clock, save=save, **around)
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +45,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(stopwatch, "_LONG", 0.0)
     monkeypatch.setattr(hidden, "CHUNK", 4)
+    monkeypatch.setattr(direct, "_PAGES", 40)
     if not torch.cuda.is_available():
         fake_sgl_kernel.install(monkeypatch)
+        fake_kvikio.install(monkeypatch)
 
 
 def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -53,7 +57,7 @@ def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path
     assert not findings.left_out
     assert [check.name for check in findings.checks] == [
         "gather", "scatter", "pieces", "digest", "codec e4m3", "codec int8", "codec int4",
-        "Small-1M: SGLang's kernels copy what ours do",
+        "Small-1M: SGLang's kernels copy what ours do", "pages on SSD are read straight to the GPU",
     ]  # fmt: skip
     assert not findings.wrong, findings.wrong
     names = {figure.name for figure in findings.figures}
@@ -66,6 +70,7 @@ def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path
         assert f"Small-1M: {what}" in names
     for what in ("gather, all layers", "scatter, one layer", "scatter, one layer from page-locked memory"):
         assert {f"Small-1M: {what}: SGLang's, {blocks}" for blocks in ("2 blocks", "all blocks")} <= names
+    assert "Small-1M: SSD to landing memory" in names
     assert any(figure.part == "streaming" for figure in findings.figures)
     said = capsys.readouterr().out.splitlines()
     assert all(any(line(found) == one for one in said) for found in [*findings.checks, *findings.figures])
@@ -133,14 +138,72 @@ def test_a_codec_that_loses_more_than_it_says_is_found(monkeypatch: pytest.Monke
 
 
 def test_what_begins_too_late_is_left_out_and_said_to_be() -> None:
-    times = iter([0.0, 1.0, 2.0, *[100.0] * 20])
+    now = 0.0
     findings = Findings(facts(CPU))
-    proof(findings, seconds=50.0, clock=lambda: next(times), cases=1).run()
+
+    def save() -> None:
+        nonlocal now
+        now = 100.0 if findings.figures else 1.0
+
+    proof(findings, seconds=50.0, clock=lambda: now, cases=1, save=save).run()
     assert findings.checks
     assert [figure.part for figure in findings.figures] == ["ceilings"] * 4
-    assert findings.left_out == {
-        f"{part}, Small-1M": "no time was left" for part in ("kernels", "SGLang's kernels", "transfers", "streaming")
-    }
+    late = ("kernels", "transfers", "streaming", "SGLang's kernels")
+    assert findings.left_out == dict.fromkeys(
+        [*(f"{part}, Small-1M" for part in late), "SSD to landing memory"], "no time was left"
+    )
+
+
+def test_random_inputs_share_their_time_and_the_first_of_each_is_always_tried() -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    found = list(right.checks(CPU, 1, 5, 2.0 * len(right.CHECKS), clock))
+    assert [check.name for check in found] == list(right.CHECKS)
+    assert {check.cases for check in found} == {2}
+    assert all(check.cases == 1 for check in right.checks(CPU, 1, 5, 0.0, clock))
+
+
+@pytest.mark.parametrize("part", ["right", "ceilings", "streaming, Small-1M"])
+def test_what_goes_wrong_in_one_part_costs_no_other_one(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nand much more")
+
+    module, name = {"right": (right, "checks"), "ceilings": (speed, "ceilings")}.get(part, (hidden, "hidden"))
+    monkeypatch.setattr(module, name, fails)
+    findings, saved = Findings(facts(CPU)), []
+    proof(findings, cases=1, save=lambda: saved.append(findings.as_json())).run()
+    (wrong,) = findings.wrong
+    assert wrong.name == f"{part}: ran to its end"
+    assert wrong.failure == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert closing(findings) == 3
+    parts = {figure.part for figure in findings.figures}
+    if part == "ceilings":
+        assert set(findings.left_out) == {"kernels, Small-1M", "transfers, Small-1M"}
+        assert {"streaming", "sglang", "transfers"} <= parts
+    else:
+        assert {"ceilings", "kernels", "transfers", "sglang"} <= parts
+        assert not findings.left_out
+    assert len(saved) == 7, "once after each part"
+
+
+def test_pages_that_come_wrong_from_ssd_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_kvikio.install(monkeypatch, flips=(3 * 4096,))
+    found = next(direct.ssd_to_landing(SMALL, DeferredAccelerator(0, locked=True), 5))
+    assert isinstance(found, Check)
+    assert found.failure == "1 pages differ"
+
+
+def test_without_kvikio_the_way_from_ssd_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kvikio", None)
+    findings = Findings({})
+    proof(findings, cases=1).run()
+    assert "kvikio cannot be used" in findings.left_out.pop("SSD to landing memory")
+    assert not findings.left_out
 
 
 def test_what_needs_more_than_torch_and_triton_is_left_out_where_that_is_absent(
@@ -152,7 +215,8 @@ def test_what_needs_more_than_torch_and_triton_is_left_out_where_that_is_absent(
     monkeypatch.setitem(sys.modules, "xxhash", None)
     findings = Findings(facts(CPU))
     proof(findings, cases=1).run()
-    assert findings.left_out == {"transfers, Small-1M": "xxhash is not installed"}
+    assert findings.left_out.pop("transfers, Small-1M") == "xxhash is not installed"
+    assert set(findings.left_out) <= {"SSD to landing memory"}, "where nobody has imported that before"
 
 
 def test_sglang_kernels_that_copy_something_else_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +239,12 @@ def test_sglang_kernels_that_copy_something_else_are_found(monkeypatch: pytest.M
 
 
 def test_sglang_kernels_that_cannot_be_loaded_are_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cannot(*_: object) -> None:
-        raise ImportError("no library for this GPU\nand much more")
+    import_module = importlib.import_module
+
+    def cannot(name: str) -> Any:
+        if name.startswith("sgl_kernel"):
+            raise ImportError("no library for this GPU\nand much more")
+        return import_module(name)
 
     monkeypatch.setattr("importlib.import_module", cannot)
     findings = Findings({})
@@ -223,4 +291,4 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     assert main(["gpu-proof", "--layouts", "Qwen3-8B", "--cases", "7", "--out", str(tmp_path)]) in (0, 3)
     saved = json.loads((tmp_path / "results.json").read_text())
     assert not [check for check in saved["checks"] if check["failure"]]
-    assert set(saved["left_out"]) <= {"serving", "lending", "SGLang's kernels, Qwen3-8B"}
+    assert set(saved["left_out"]) <= {"serving", "lending", "SGLang's kernels, Qwen3-8B", "SSD to landing memory"}

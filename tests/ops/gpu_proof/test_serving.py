@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from swift_tiers.ops.demo import servers
+from swift_tiers.ops.demo.servers import Server
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.ops.gpu_proof import serving
-from swift_tiers.ops.gpu_proof.figures import Check, Figure
+from swift_tiers.ops.gpu_proof.figures import Check, Figure, LeftOutError
 from swift_tiers.ops.gpu_proof.layouts import LAYOUTS
 from swift_tiers.ops.gpu_proof.serving import HICACHE, OFF, SYSTEMS, TIERS, Asked, Load, arguments, summary
 
@@ -69,10 +72,39 @@ def test_a_server_that_does_not_start_is_told_and_the_others_are_compared(monkey
     found = list(serving.serving())
     checks = [one for one in found if isinstance(one, Check)]
     assert [(check.name, bool(check.failure)) for check in checks] == [
-        ("server, off", False), ("server, HiCache", True), ("server, swift-tiers", False),
+        ("server, off", False), ("server, swift-tiers", False), ("server, HiCache", True),
     ]  # fmt: skip
-    assert "no such flag" in checks[1].failure
+    assert "no such flag" in checks[2].failure
     assert "first token, swift-tiers over off, P99" in [one.name for one in found if isinstance(one, Figure)]
+
+
+def test_servers_that_there_is_no_time_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, left = 0.0, []
+
+    def ask(system: str, flags: object, load: object, log: object, seconds: float) -> Asked:
+        nonlocal now
+        left.append(seconds)
+        now += 200.0
+        return Asked([1.0], 0, [(1,)])
+
+    monkeypatch.setattr(serving, "ask", ask)
+    found: list[Check | Figure] = []
+    with pytest.raises(LeftOutError, match=r"no time was left for HiCache$"):
+        found.extend(serving.serving(until=450.0, clock=lambda: now))
+    assert left == [450.0, 250.0]
+    assert not [one for one in found if isinstance(one, Check) and one.failure]
+    assert "first token, swift-tiers over off, P50" in [one.name for one in found if isinstance(one, Figure)]
+
+
+def test_a_server_that_hangs_is_ended_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Hanging(Server):
+        @property
+        def command(self) -> list[str]:
+            return [sys.executable, "-c", "import time; print('there', flush=True); time.sleep(600)"]
+
+    monkeypatch.setattr(servers, "Server", Hanging)
+    with pytest.raises(serving.TooLateError):
+        serving.ask(OFF, [], Load(), tmp_path / "log", seconds=1.0)
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
