@@ -161,6 +161,7 @@ class Proof:
         self._save = save
         self._seconds = most_seconds
         self._end = clock() + most_seconds
+        self._reserved = most_seconds * (1 - _BEFORE_SERVING) if serves and serving.can_serve() else 0.0
         self._best: speed.Ceilings | None = None
         self._watch = Stopwatch(accelerator.device)
 
@@ -232,7 +233,7 @@ class Proof:
     ) -> None:
         """What goes wrong in it is a finding of its own, and the next part begins all the same."""
         if begins_before is None:
-            begins_before = self._end - self._seconds * _BEFORE_SERVING * self._serves
+            begins_before = self._end - self._reserved
         if self._clock() >= begins_before:
             self._leave_out(name, "no time was left")
             return

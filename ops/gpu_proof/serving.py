@@ -8,6 +8,7 @@ a time; each is asked the same prompts in the same order. Needs SGLang and what 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import math
 import signal
@@ -41,6 +42,11 @@ _FEWEST_SECONDS = 60.0
 NEW_TOKENS = 8
 VOCABULARY = 151_936
 _PAGE = 16
+
+
+def can_serve() -> bool:
+    """Whether what servers need is installed, as far as that is known without importing it."""
+    return all(importlib.util.find_spec(name) is not None for name in NEEDED)
 
 
 class Load(NamedTuple):

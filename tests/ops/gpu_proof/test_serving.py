@@ -108,7 +108,10 @@ def test_a_server_that_hangs_is_ended_when_its_time_is_over(monkeypatch: pytest.
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "NEEDED", ("torch", "json"))
+    assert serving.can_serve()
     monkeypatch.setattr(serving, "NEEDED", ("torch", "no_such_module"))
+    assert not serving.can_serve(), "then no time is kept for it"
     with pytest.raises(ImportError) as caught:
         list(serving.serving())
     assert caught.value.name == "no_such_module"
