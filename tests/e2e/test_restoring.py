@@ -7,6 +7,10 @@ import time
 
 import pytest
 
+from swift_tiers.radix_tiering.bus.commands import SetPolicy
+from swift_tiers.radix_tiering.bus.reader import BusReader
+from swift_tiers.radix_tiering.config import parse_config
+
 from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot, wait_written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -91,3 +95,54 @@ def test_the_same_tokens_one_by_one_and_all_at_once(site, prompts, answers, name
         assert restores["failed_loads"] == 0
         # SGLang's own checks would have ended the server.
         assert call(server, "/health") is not None
+
+
+def test_the_same_tokens_under_every_plan(site, prompts, answers) -> None:
+    """Loaded, recomputed, both at once by tokens and by layers, and whatever the server decides."""
+    name = "plans"
+    site.directories[0] = site.root / name
+    site.directories[0].mkdir()
+    tiers = slow_tiers(site, 16)
+    tiers["ssd"]["throttle"] = "4MiB"
+    tiers["bus"] |= {"control": True, "server": name}
+    short = len(prompts)  # fits in one forward, so that it can be computed layer by layer
+    asked = [*prompts, prompts[0][:450]]
+    with site.server(name, tiers=tiers) as server:
+        server.start()
+        server.wait_ready(START_SECONDS)
+        expected = [*answers, generate(server, asked[short])[0]]
+        for one, answer in zip(asked, expected, strict=True):
+            assert generate(server, one)[0] == answer
+        with BusReader.open(parse_config({"bus": tiers["bus"]}).bus, "plans") as reader:
+            for choice in ("load", "recompute", "token-wise", "layer-wise", "auto"):
+                command = SetPolicy(field="restore.strategy", value=choice)
+                assert reader.command(name, "tests", command, 20).state == "done"
+                for number, answer in enumerate(expected):
+                    from_ssd(server)
+                    rid = f"{choice}-{number}"
+                    sampling = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+                    body = {"input_ids": asked[number], "sampling_params": sampling, "rid": rid}
+                    assert call(server, "/generate", body)["output_ids"] == answer, rid
+                    story = story_of(reader, name, rid)
+                    found, computed, loaded = story.found, story.pages("compute"), story.pages("ssd")
+                    if choice == "recompute":
+                        assert (found, loaded) == (0, 0)
+                        continue
+                    assert found == computed + loaded > 0
+                    if choice == "load":
+                        assert computed == 0
+                    elif choice == "layer-wise" and number == short:
+                        assert 0 < story.met_layer <= story.layers
+                    elif choice != "auto":
+                        assert 0 < computed < found, rid
+
+
+def story_of(reader: BusReader, server: str, rid: str):
+    """What is told of a request that has ended."""
+    limit = time.monotonic() + 20
+    while True:
+        for view in reader.request(rid, server):
+            if not view.live and view.restore_story is not None:
+                return view.restore_story
+        assert time.monotonic() < limit, f"{rid} is not told of"
+        time.sleep(0.05)
