@@ -110,6 +110,10 @@ def reckoned_of_an_open_ended_request(s, seed: int, tokens: int, new: int) -> tu
     from swift_tiers.sglang_ext.donation import AHEAD_TOKENS
 
     tracker, demand = s.scheduler.new_token_ratio_tracker, s.linker.peer_side.donation._demand
+    limit = time.monotonic() + 60
+    while demand():  # what has been offered to the tiers is held until they have it
+        assert time.monotonic() < limit, "something is held for ever"
+        s.step()
     req = s.add(prompt(seed, tokens), new)
     req.sampling_params.ignore_eos = False
     waiting = demand()
