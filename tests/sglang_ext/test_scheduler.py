@@ -281,12 +281,16 @@ def a_dead_offloading_thread_does_not_lock_the_device(s):
     pool = s.linker.pool
     copy_out = pool.copy_out
 
+    died = threading.Event()
+
     def die(*_):
+        died.set()
         raise SystemExit  # not an Exception: it ends the thread
 
     pool.copy_out = die
     question = prompt(13)
     answer = s.generate(question)
+    assert died.wait(60), "nothing is offloaded"
     pool.copy_out = copy_out
     fill_device(s, 13)
     req, _ = serve_again(s, question)
