@@ -111,7 +111,8 @@ class Claims:
         if page.host is HostState.RESIDENT:
             source, under_way, there = Source.HOST, True, not self._verify
         elif page.landing >= 0:
-            source, under_way, there = Source.PEER, True, True
+            # By the rule that decides what a page lands from.
+            source, under_way, there = Source.PEER if page.peer is not None else Source.SSD, True, True
         elif (joined := self._promotions.join(page, (restore, unit, None))) is not None:
             source, under_way = joined, True
         elif page.saved:

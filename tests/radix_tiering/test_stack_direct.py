@@ -98,6 +98,17 @@ def test_pages_land_without_pushing_others_out_of_host_memory() -> None:
     assert made.landing.used_slots == 0
 
 
+def test_what_has_landed_from_ssd_is_told_as_from_there_to_the_next_one() -> None:
+    made = Direct()
+    keys = made.left_on_ssd(*"abc")
+    first, second = made.restore(keys), made.restore(keys)
+    assert second.sources == [Source.SSD] * 3
+    assert list(first.slots) == list(second.slots)
+    assert made.stack.links["ssd-device"].pages == 3
+    made.stack.restorer.release(first)
+    made.end(second)
+
+
 def test_where_host_memory_has_room_they_come_up_there_and_stay() -> None:
     made = Direct(host_pages=8)
     keys = chain(*"abc")
