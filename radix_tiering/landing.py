@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
+from swift_tiers.radix_tiering.page import round_up
 
 #: Each page begins at such a multiple of bytes: what GPUDirect Storage reads to without a detour.
 _ALIGNMENT = 4096
@@ -43,7 +44,7 @@ class Landing:
         """As many whole pages as `size_bytes` hold, but one, on `accelerator`'s device. Raises ValueError if that is
         none, and torch.OutOfMemoryError where the device has not got the memory."""
         self.page_bytes = page_bytes
-        self._stride = -(-page_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._stride = round_up(page_bytes, _ALIGNMENT)
         self.slots = size_bytes // self._stride - 1
         if self.slots < 1:
             raise ValueError(f"{size_bytes} bytes of landing memory hold no page of {page_bytes}")

@@ -124,8 +124,9 @@ class AcceleratorPool(DevicePool):
         with self._copying(after) as side:
             pages, slots = self._take_landed(side, pages, slab, slots, range(self.geometry.layers))
             if not len(pages):
+                landed = side.kernels.mark()
                 for layer in range(self.geometry.layers):
-                    layer_done(layer, side.kernels.mark())
+                    layer_done(layer, landed)
             for source, part, rows, is_last in self._page_locked(side, pages, slab, slots, range(self.geometry.layers)):
                 pieces = split_runs(part, rows, self.switch_over.load_pages)
                 for layer in range(self.geometry.layers):

@@ -6,6 +6,8 @@ is ours: addressing, reading and writing stay SGLang's.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
@@ -35,9 +37,9 @@ class LentKVPool(MHATokenToKVPool):
     #: Block-major only: uint8 [pages, page_size, 2 * layers, bytes of a row].
     table: torch.Tensor
 
+    @abstractmethod
     def _export(self, size: int) -> torch.Tensor:
         """Set `arena`, of so many bytes; its memory, uint8 [size], zeroed. Raises ArenaError."""
-        raise NotImplementedError
 
     def _create_buffers(self) -> None:
         if self.is_quantized_kv_cache or self.post_capture_active:

@@ -31,6 +31,7 @@ def ssd_to_landing(
     is missing, LeftOutError where kvikio is."""
     from swift_tiers.radix_tiering.errors import ConfigError
     from swift_tiers.radix_tiering.landing import Landing
+    from swift_tiers.radix_tiering.page import round_up
     from swift_tiers.radix_tiering.ssd.direct import DIRECT_BLOCK, KvikioFiles, find_kvikio
 
     pages = pages or _PAGES
@@ -38,7 +39,7 @@ def ssd_to_landing(
         kvikio, straight = find_kvikio("on"), find_kvikio("auto") is not None
     except ConfigError as error:
         raise LeftOutError(str(error)) from None
-    stride = -(-layout.page_bytes // DIRECT_BLOCK) * DIRECT_BLOCK
+    stride = round_up(layout.page_bytes, DIRECT_BLOCK)
     data = np.random.default_rng().integers(0, 256, (pages, stride), dtype=np.uint8)
     landing = Landing(accelerator, layout.page_bytes, (_DEPTH + 1) * stride)
     with tempfile.TemporaryDirectory(prefix="swift-tiers-proof-") as folder:
