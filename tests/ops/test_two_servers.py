@@ -41,7 +41,8 @@ class Busy(BenchServer):
 def server(tmp_path: Path) -> Iterator[Busy]:
     with Busy("busy", [], 1, tmp_path / "log") as server:
         server.start()
-        wait_for(lambda: len(server.states()) == 2, "both processes")
+        # A process that is stopped while it starts another cannot be stopped before that one goes on (vfork).
+        wait_for(lambda: server.states() == "SS", "both processes, at rest")
         yield server
 
 

@@ -33,7 +33,7 @@ from swift_tiers.radix_tiering.leases import (
     ipc_address,
 )
 from swift_tiers.radix_tiering.leases.curve import CurveKeys, load_keys
-from swift_tiers.radix_tiering.leases.effects import DonorJoined, DonorRefused, LeaseBegan, LeaseEnded, Send
+from swift_tiers.radix_tiering.leases.effects import DonorJoined, DonorLeft, DonorRefused, LeaseBegan, LeaseEnded, Send
 from swift_tiers.radix_tiering.leases.messages import (
     MAX_LETTER_BYTES,
     VERSION,
@@ -144,6 +144,7 @@ def test_two_services_in_one_process(directory: Path, servers: Servers) -> None:
     borrower.disconnect("d")
     wait_for(lambda: donor.bytes_in(RunState.LENT) == 0)
     assert borrower.check_before(key) is None
+    wait_for(lambda: servers.told("b", DonorLeft))  # the donor has its memory before it can have said so
     borrower.connect("d", address)
     wait_for(lambda: len(servers.told("b", DonorJoined)) == 2)
 
