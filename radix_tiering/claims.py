@@ -10,6 +10,7 @@ from swift_tiers.radix_tiering.counters import TierCounters
 from swift_tiers.radix_tiering.events import EventLog
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.nearest_copy import NearestCopy
 from swift_tiers.radix_tiering.page_reads import Waiter
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_writer import PeerWriter
@@ -41,9 +42,11 @@ class Claims:
         verify: bool,
         fingerprint: Callable[[np.ndarray], bytes],
         settle: Callable[[Restore, int, Source, str], None],
+        nearest: Callable[[], NearestCopy],
     ) -> None:
         """`ssd_counters`, `peer_counters`: None where there is no such tier. `settle(restore, unit, source, failure)`
-        is told under the lock of each page that is verified, or not sound."""
+        is told under the lock of each page that is verified, or not sound. `nearest()`: what chooses for one chain
+        between a page's copies; called under the lock."""
         self.namespace = namespace  # may be changed at any time
         self._table = table
         self._host = host
@@ -57,6 +60,7 @@ class Claims:
         self._verify = verify
         self._checksum = fingerprint
         self._settle = settle
+        self._nearest = nearest
 
     def count_misses(self, nowhere: int, on_ssd: int, at_peers: int) -> None:
         """Of pages that host memory lacks. Lock held."""
@@ -85,6 +89,8 @@ class Claims:
     def claim(self, restore: Restore, now: int) -> None:
         """Pin the chain as far as it goes."""
         found = 0
+        with self._table.lock:
+            nearest = self._nearest()
         for start in range(0, len(restore.keys), PAGES_PER_HOLD):
             batch = restore.keys[start : start + PAGES_PER_HOLD]
             with self._table.lock:
@@ -93,7 +99,7 @@ class Claims:
                 taken = 0
                 for key in batch:
                     page = self._table.find(self.namespace, key)
-                    if page is None or not self._claim_page(restore, page, now):
+                    if page is None or not self._claim_page(restore, page, now, nearest):
                         break
                     taken += 1
             found += taken
@@ -105,7 +111,7 @@ class Claims:
             on_ssd, at_peers = restore.sources.count(Source.SSD), restore.sources.count(Source.PEER)
             self.count_misses(len(restore.keys) - found, on_ssd, at_peers)
 
-    def _claim_page(self, restore: Restore, page: Page, now: int) -> bool:
+    def _claim_page(self, restore: Restore, page: Page, now: int, nearest: NearestCopy) -> bool:
         unit = len(restore.claimed)
         there = False
         if page.host is HostState.RESIDENT:
@@ -116,7 +122,7 @@ class Claims:
         elif (joined := self._promotions.join(page, (restore, unit, None))) is not None:
             source, under_way = joined, True
         elif page.saved:
-            source, under_way = Source.PEER if page.peer is not None else Source.SSD, False
+            source, under_way = nearest.choose(page), False
         else:
             return False
         self._table.pin(page)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from swift_tiers.radix_tiering.held_page import HostState, Page
+from swift_tiers.radix_tiering.nearest_copy import NearestCopy
+from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.promotion import DROPPED, Promotions, Source
 from swift_tiers.radix_tiering.request_restore import Restore
 from swift_tiers.radix_tiering.restore.batch import Batch
@@ -71,6 +73,12 @@ class PageReads:
             self._planner.compute_seconds(len(restore.prefix_keys)),
             self._planner.page_seconds,
             self._planner.forward(len(restore.prefix_keys)),
+        )
+
+    def nearest(self, peer: PeerMemory | None) -> NearestCopy:
+        """What chooses between copies of the pages of one restore."""
+        return NearestCopy(
+            peer, lambda: self._planner.page_seconds(Source.SSD.value), self.batch.under_way(Source.SSD.value)
         )
 
     def remove(self, restore: Restore) -> None:
@@ -148,13 +156,13 @@ class PageReads:
             self.answered(source, 0)
         elif self.promotions.join(page, (restore, unit, None)) is not None:
             self.answered(source, 0)
-        elif self._promote(page, (restore, unit, source)) is None:
+        elif self._promote(page, (restore, unit, source), source) is None:
             restore.story.lost(source.value, DROPPED if page.dropped else "no room in host memory")
             restore.short = True
             self._changed.append(restore)
             restore.flight.failed(unit)
             self.answered(source, 0)
 
-    def _promote(self, page: Page, waiter: Waiter) -> Source | None:
+    def _promote(self, page: Page, waiter: Waiter, source: Source) -> Source | None:
         assert self.promotions is not None
-        return None if page.dropped else self.promotions.begin(page, waiter)
+        return None if page.dropped else self.promotions.begin(page, waiter, source)

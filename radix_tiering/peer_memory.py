@@ -107,6 +107,11 @@ class PeerMemory(Protocol):
         """
         ...
 
+    def paced_seconds(self, donor: str, pages: int) -> float:
+        """How long `donor`, by the pace that it sets just now, lets so many pages more take, after those that wait to
+        be read from it; 0 where it sets none. The reads themselves are not in it."""
+        ...
+
     def want(self, wanted_bytes: int) -> None:
         """How much is to be borrowed, from all donors together."""
         ...

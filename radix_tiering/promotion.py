@@ -80,9 +80,13 @@ class Promotions(Generic[Waiter]):
         waiters.append(waiter)
         return self._sources[page]
 
-    def begin(self, page: Page, waiter: Waiter) -> Source | None:
-        """Start to read `page`, which the caller has pinned, into a place of its own; None if that cannot be."""
-        if self._landing is not None and (self._land_from_peer(page) or self._land_from_ssd(page)):
+    def begin(self, page: Page, waiter: Waiter, first: Source = Source.PEER) -> Source | None:
+        """Start to read `page`, which the caller has pinned, into a place of its own; None if that cannot be.
+
+        `first`: the source to ask first, of those that have it.
+        """
+        at_peer = first is Source.PEER or page.stored is None
+        if self._landing is not None and ((at_peer and self._land_from_peer(page)) or self._land_from_ssd(page)):
             self._waiting[page] = [waiter]
             return self._sources[page]
         slot = self._table.take_slot(None)
@@ -92,7 +96,7 @@ class Promotions(Generic[Waiter]):
         self._table.begin_fill(page, slot)
         # In time for the answer, which needs the lock that is held here.
         self._waiting[page] = [waiter]
-        if self._read_from_peer(page) or self._read_from_ssd(page):
+        if (at_peer and self._read_from_peer(page)) or self._read_from_ssd(page) or self._read_from_peer(page):
             return self._sources[page]
         del self._waiting[page]
         self._table.end_fill(page, complete=False)
@@ -235,6 +239,10 @@ class Promotions(Generic[Waiter]):
         def done(outcome: ReadOutcome) -> None:
             with self._table.lock:
                 complete = outcome is ReadOutcome.OK and not page.dropped
+                if outcome is not ReadOutcome.OK and not page.dropped:
+                    self._lost_on_ssd(page, outcome)
+                    if self._read_from_peer(page):
+                        return
                 # The stripe set has verified the bytes against this checksum.
                 digest = page.stored.digest if page.stored is not None else None
                 self._table.end_fill(page, complete=complete, digest=digest)
@@ -243,8 +251,6 @@ class Promotions(Generic[Waiter]):
                     self._arrived(page, Source.SSD, seconds)
                     self._link.count(1, page.length, seconds)
                     self.learn(page)
-                elif not page.dropped:
-                    self._lost_on_ssd(page, outcome)
                 self._tell(page, "" if complete else _failure(outcome))
 
         return done

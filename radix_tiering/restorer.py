@@ -92,7 +92,7 @@ class Restorer:
             namespace, table, host, writer, sharer, self._promotions, host_counters=host_counters,
             ssd_counters=ssd_counters if stripes is not None else None,
             peer_counters=peer_counters if peer is not None else None, events=events, verify=verify,
-            fingerprint=fingerprint, settle=self._settle,
+            fingerprint=fingerprint, settle=self._settle, nearest=lambda: reads.nearest(peer),
         )  # fmt: skip
         self._pacing = Pacing(
             planner, reads, events, clock, behind=behind, deadline_seconds=lambda: self._deadline_seconds

@@ -28,6 +28,7 @@ class Pace:
         self.bytes_per_second = bytes_per_second
         self._share = share
         self._passed_at = self._rested_at = -math.inf
+        self._cost = 0.0  # of the last move, seconds
 
     @property
     def share(self) -> float | None:
@@ -44,12 +45,19 @@ class Pace:
         """Seconds until the next move may begin; 0: now."""
         return max(0.0, self._passed_at - now, self._rested_at - now)
 
+    def seconds(self, moves: int, nbytes: int, now: float) -> float:
+        """Until the last of so many moves of `nbytes` each may begin, if each costs what the last one did."""
+        rate = 0.0 if self.bytes_per_second is None else nbytes / self.bytes_per_second
+        rest = 0.0 if self._share is None else min(self._cost / self._share, self._cost + REST_SECONDS)
+        return self.wait(now) + (moves - 1) * max(rate, rest)
+
     def take(self, nbytes: int, now: float) -> None:
         """So many bytes are moved now, whether or not that was their time."""
         if self.bytes_per_second is not None:
             self._passed_at = max(self._passed_at, now - BURST_SECONDS) + nbytes / self.bytes_per_second
 
-    def spent(self, seconds: float, now: float) -> None:
-        """A move that cost so much has ended."""
+    def spent(self, seconds: float, now: float, moves: int = 1) -> None:
+        """A move that cost so much has ended, or so many at once."""
+        self._cost = seconds / moves
         if self._share is not None:
             self._rested_at = now + min(seconds / self._share - seconds, REST_SECONDS)

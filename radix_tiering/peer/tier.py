@@ -167,6 +167,15 @@ class PeerTier:
             raise
         return True
 
+    def paced_seconds(self, donor: str, pages: int) -> float:
+        """How long `donor`'s pace lets so many pages more take, after those that wait; 0 where it sets none. As of a
+        moment ago: the thread "swift-peer" goes on meanwhile."""
+        neighbour = self._worker.neighbours.get(donor)
+        if neighbour is None:
+            return 0.0
+        waiting = len(neighbour.reads) + len(neighbour.landings)
+        return neighbour.pace.seconds(waiting + pages, self._page_bytes, self._clock())
+
     def give_up(self, key: LeaseKey) -> None:
         """Return a lease: nothing of it is needed any more. What is under way may finish."""
         self._book.close(key)

@@ -203,31 +203,32 @@ class PeerWorker:
         began = time.thread_time()
         worked = self._work_for(now)
         if worked is not None:
+            neighbour, pages = worked
             # Of this thread's own time: that it was kept waiting costs the donor nothing.
-            worked.pace.spent(time.thread_time() - began, self._clock())
+            neighbour.pace.spent(time.thread_time() - began, self._clock(), pages)
         return worked is not None
 
-    def _work_for(self, now: float) -> Neighbour | None:
-        """Whose page it was; None if there was nothing to do, or it is nobody's time."""
+    def _work_for(self, now: float) -> tuple[Neighbour, int] | None:
+        """Whose page it was, and how many at once; None if there was nothing to do, or it is nobody's time."""
         donors = [one for one in self._in_turn() if one.attached]
         for one in donors:
             if one.demotes:
                 self.copier.read(one, one.demotes.popleft())
-                return one
+                return one, 1
         donors = [one for one in donors if not one.pace.wait(now)]
         for one in donors:
             if one.landings:
                 count = min(len(one.landings), LANDINGS_AT_ONCE if one.pace.bytes_per_second is None else 1)
                 self.copier.land(one, [one.landings.popleft() for _ in range(count)])
-                return one
+                return one, count
             if one.reads:
                 self.copier.read(one, one.reads.popleft())
-                return one
+                return one, 1
         for one in donors:
             if one.writes and self.copier.may_store(one, alone=len(self.neighbours) == 1):
                 self.copier.store(one, one.writes.popleft())
                 self._poll_for(one)
-                return one
+                return one, 1
         return None
 
     def _in_turn(self) -> Iterator[Neighbour]:

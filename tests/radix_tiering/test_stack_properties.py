@@ -26,6 +26,8 @@ from swift_tiers.radix_tiering.bus.commands import (
 from swift_tiers.radix_tiering.device_files import MadeDevice
 from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.page import ROOT_KEY, page_digest
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
+from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.sweeps import prefix_of
 
@@ -35,6 +37,14 @@ from support.model_peer import ModelPeer
 
 NUMBERS = st.integers(0, 999)
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
+
+#: With this, it is known that a page takes ssd 1 ms.
+KNOWN = LiveCosts(
+    CostModel(
+        compute=ComputeCost(fixed_seconds=0, token_seconds=1, pair_seconds=0),
+        sources={"ssd": SourceCost(latency_seconds=0, bytes_per_second=4096 / 1e-3)},
+    )
+)
 
 
 class StackMachine(RuleBasedStateMachine):
@@ -242,6 +252,13 @@ class StackMachine(RuleBasedStateMachine):
     def lend(self, slots, donor):
         if self.peer is not None:
             self.leases.append(self.peer.lend(slots, donor))
+
+    @rule(seconds=st.sampled_from([0.0, 1e-3, 1.0]))
+    def set_a_pace(self, seconds):
+        """Pages with two copies come from ssd, or from donors, or from both by turns."""
+        if self.peer is not None:
+            self.peer.seconds_each = seconds
+            self.stack.planner.costs = KNOWN
 
     @rule(number=NUMBERS, way=st.sampled_from(["recall", "late", "end"]))
     def take_back(self, number, way):

@@ -33,6 +33,7 @@ class ModelPeer:
         self.landed = np.full((landing_slots, page_bytes), 0xAA, np.uint8)
         self.landings = 0
         self.damaged: set[PeerPlace] = set()
+        self.seconds_each = 0.0  # the pace that every donor says it sets
         self._landing_free = list(range(landing_slots))
         self._lock = threading.Condition()
         self._free: dict[LeaseKey, list[int]] = {}  # active leases
@@ -217,6 +218,9 @@ class ModelPeer:
     def used_slots(self) -> int:
         with self._lock:
             return len(self.landed) - len(self._landing_free)
+
+    def paced_seconds(self, donor: str, pages: int) -> float:
+        return (pages - 1) * self.seconds_each
 
     def want(self, wanted_bytes: int) -> None:
         self.wanted = wanted_bytes

@@ -83,3 +83,39 @@ def test_when_the_share_is_lifted_nobody_waits_for_it_any_more_but_for_the_rate(
     assert pace.wait(10.0) == pytest.approx(2 - BURST_SECONDS)
     pace.spent(5.0, 10.0)
     assert pace.wait(12.0) == 0
+
+
+@given(
+    rate=st.one_of(st.none(), st.floats(1e3, 1e9)),
+    share=st.one_of(st.none(), st.floats(0.01, 1)),
+    moves=st.integers(1, 20),
+    size=st.integers(1, 2**24),
+    cost=st.floats(0, 0.01),
+)
+def test_what_many_moves_will_wait_is_known_before(
+    rate: float | None, share: float | None, moves: int, size: int, cost: float
+) -> None:
+    pace, now = Pace(rate, share), 100.0
+    for _ in range(2):
+        pace.take(size, now)
+        now += cost
+        pace.spent(cost, now)
+    told = pace.seconds(moves, size, now)
+    began = now
+    for number in range(moves):
+        now += pace.wait(now)
+        if number < moves - 1:
+            pace.take(size, now)
+            now += cost
+            pace.spent(cost, now)
+    assert now - began <= told + moves * cost + 1e-6 * now
+    burst = BURST_SECONDS if rate is not None else 0.0
+    assert now - began >= told - burst - 1e-6 * now
+    if rate is None and share is None:
+        assert told == 0
+
+
+def test_moves_made_at_once_share_their_cost() -> None:
+    pace = Pace(None, 0.1)
+    pace.spent(0.08, 100.0, moves=8)
+    assert pace.seconds(2, 1, 200.0) == pytest.approx(0.1)

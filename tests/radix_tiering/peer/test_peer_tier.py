@@ -256,6 +256,22 @@ def test_the_donors_bandwidth_is_kept_for_reads_and_not_for_what_is_to_be_saved(
     assert {one.name: one.bandwidth for one in borrower.tier.snapshot().donors} == {"d": 1.0, "e": None}
 
 
+def test_what_a_donors_pace_makes_reads_wait_is_known_before(room) -> None:
+    donor = room.donor(pages=8, bandwidth=PAGE / 100, timing=LONG)  # 100 s a page
+    other = room.donor("e", pages=8, timing=LONG)
+    borrower = room.borrower()
+    borrower.borrow({"d": donor.address, "e": other.address}, 16)
+    places = {place.key.donor: place for place in (borrower.write(1), borrower.write(1))}
+    one = borrower.tier.paced_seconds("d", 1)
+    assert 0 < one <= 100
+    assert borrower.tier.paced_seconds("d", 3) == pytest.approx(one + 200, abs=20)
+    waiting, _ = borrower.begin_read(places["d"], page_digest(borrower.page(1)))
+    wait_for(lambda: borrower.tier.paced_seconds("d", 1) > one + 80)
+    assert not waiting.came
+    assert borrower.tier.paced_seconds("e", 1000) == 0
+    assert borrower.tier.paced_seconds("unknown", 1) == 0
+
+
 def test_while_its_donor_computes_a_borrower_spends_a_part_of_its_time(room, monkeypatch: pytest.MonkeyPatch) -> None:
     """So small a part that one page is enough for hours, but not for what is to be saved."""
     monkeypatch.setattr(pace, "REST_SECONDS", 1e6)
