@@ -295,8 +295,8 @@ def test_slots_of_an_ended_write_wait_for_their_own_units(silent) -> None:
     assert one.held() == [1, 1]
     assert one.stripes.free_units == 3, "the slot that device 1 still writes was given away"
     one.array.answer()
-    wait_for(lambda: one.stripes.free_units == 4)
-    assert one.held() == [0, 0]
+    wait_for(lambda: one.held() == [0, 0])
+    assert one.stripes.free_units == 4
     assert len(results) == 1
 
 
