@@ -90,7 +90,9 @@ class BorrowerChild:
     def __init__(self, options: dict[str, Any]) -> None:
         self.memory = Memory(options["memory"])
         self.lent: dict[LeaseKey, Extent] = {}
-        self.machine = borrower = Borrower(options["name"], PAGE, SystemRandom())
+        # It waits long for its first grant: what a slow machine lets come late would be returned, and not lent again.
+        timing = Timing(term=20.0)
+        self.machine = borrower = Borrower(options["name"], PAGE, SystemRandom(), timing=timing)
         self.service = LeaseService(borrower=borrower, on_borrower=self.on_effect)
         self.donors = options["donors"]
         self.connect()

@@ -16,9 +16,11 @@ from typing import Any, Self
 
 from swift_tiers.radix_tiering.leases import ipc_address
 
+from support.redis import wait_for
+
 PAGE = 4096
 #: A guard against hanging, not a measure.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Child:
@@ -58,10 +60,19 @@ class Child:
             self.heard += [json.loads(line) for line in lines]
 
     def stop(self) -> None:
+        """Have it do nothing more; every one of its threads has stopped when this returns."""
         self.process.send_signal(signal.SIGSTOP)
+        wait_for(self._stands_still, "a process to stop")
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+    def _stands_still(self) -> bool:
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        try:
+            return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+        except OSError:
+            return False  # a thread has just ended
 
     def kill(self) -> None:
         self.process.kill()

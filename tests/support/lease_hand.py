@@ -21,7 +21,7 @@ class Both:
         self.address = ipc_address(directory, LENDER)
         timing = Timing(term=60.0)
         self.donor = LeaseService(donor=Donor(LENDER, PAGE, Random(1), timing=timing), listen=self.address)
-        self.borrower = LeaseService(borrower=Borrower(BORROWER, PAGE, Random(2)))
+        self.borrower = LeaseService(borrower=Borrower(BORROWER, PAGE, Random(2), timing=timing))
         for run in range(1, 5):
             self.donor.stock(run, [Extent(0, run * PAGE, PAGE)])
             self.donor.fenced(run)

@@ -17,8 +17,8 @@ from support.lease_children import PAGE, Child, Children
 from support.redis import wait_for
 
 RUNS = 2
-#: A test waits for the end of terms.
-TIMING = {"term": 0.6, "recall_bound": 0.5, "silence": 1.0}
+#: A test waits for the end of terms; and no lease may end because a machine does something else for a moment.
+TIMING = {"term": 1.5, "recall_bound": 0.5, "silence": 1.0}
 
 
 class Pair:

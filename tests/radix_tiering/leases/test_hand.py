@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseService, RunState, ipc_address
+from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseService, RunState, Timing, ipc_address
 from swift_tiers.radix_tiering.leases.hand import ServiceHand
 
 from support.lease_hand import BORROWER, LENDER, PAGE, Both
@@ -41,11 +41,10 @@ def test_both_sides_show_the_same_leases(both: Both) -> None:
 
 
 def test_a_service_that_does_both_is_asked_once(directory: Path) -> None:
-    address = ipc_address(directory, LENDER)
-    service = LeaseService(
-        donor=Donor(LENDER, PAGE, Random(1)), listen=address, borrower=Borrower(LENDER, PAGE, Random(2))
-    )
-    other = LeaseService(borrower=Borrower(BORROWER, PAGE, Random(3)))
+    address, timing = ipc_address(directory, LENDER), Timing(term=60.0)
+    donor = Donor(LENDER, PAGE, Random(1), timing=timing)
+    service = LeaseService(donor=donor, listen=address, borrower=Borrower(LENDER, PAGE, Random(2)))
+    other = LeaseService(borrower=Borrower(BORROWER, PAGE, Random(3), timing=timing))
     try:
         service.stock(1, [Extent(0, 0, PAGE)])
         service.fenced(1)

@@ -13,7 +13,7 @@ from support.redis import wait_for
 #: So long that only the kernel's word can end a lease in a test.
 LONG = {"term": 300.0}
 #: So short that a test may wait for its end.
-SHORT = {"term": 1.5, "silence": 1.0}
+SHORT = {"term": 2.5, "silence": 1.0}
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def children() -> Iterator[Children]:
 def borrow(borrower: Child, pages: int = 2) -> None:
     """Have the borrower hold so many pages, and its bytes in them."""
     borrower.tell("want", pages * PAGE)
+    borrower.expect("DonorJoined")
     for _ in range(pages):
         borrower.expect("LeaseBegan")
     assert borrower.ask("store", answer="stored")["leases"] == pages
@@ -92,11 +93,12 @@ def test_a_borrower_that_sleeps_through_its_lease_serves_no_byte(children: Child
     borrower = children.borrower()
     borrow(borrower)
     if how == "stopped":
-        borrower.tell("read", 0.2)
+        # Not so short that it could be over before it is stopped.
+        borrower.tell("read", 2.0)
         borrower.expect("reading")
         borrower.stop()
     else:
-        borrower.tell("hog", 2.5 * SHORT["term"])
+        borrower.tell("hog", 2 * SHORT["term"])
     for run in (1, 2):
         donor.expect("Reclaimed", run=run, back="expired")
     if how == "stopped":
@@ -128,11 +130,11 @@ def test_both_stopped_at_once(children: Children) -> None:
     donor = children.donor(**SHORT)
     borrower = children.borrower()
     borrow(borrower)
-    borrower.tell("read", 0.2)
+    borrower.tell("read", 2.0)
     borrower.expect("reading")
     donor.stop()
     borrower.stop()
-    time.sleep(1.5 * SHORT["term"])  # nobody is left who could tell that the leases have ended
+    time.sleep(1.2 * SHORT["term"])  # nobody is left who could tell that the leases have ended
     borrower.resume()
     assert borrower.expect("read")["valid"] is False
     donor.resume()
@@ -154,7 +156,8 @@ def test_two_borrowers_share_one_donor(children: Children) -> None:
 
 
 def test_a_donor_that_closes_gets_its_memory_back_first(children: Children) -> None:
-    donor = children.donor(**LONG)
+    # Closing waits for a few recall bounds.
+    donor = children.donor(**LONG, recall_bound=1.0)
     borrower = children.borrower()
     borrow(borrower)
     assert donor.ask("close", answer="closed") == {"what": "closed", "clean": True}

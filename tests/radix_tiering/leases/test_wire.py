@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -33,7 +34,15 @@ from swift_tiers.radix_tiering.leases import (
     ipc_address,
 )
 from swift_tiers.radix_tiering.leases.curve import CurveKeys, load_keys
-from swift_tiers.radix_tiering.leases.effects import DonorJoined, DonorLeft, DonorRefused, LeaseBegan, LeaseEnded, Send
+from swift_tiers.radix_tiering.leases.effects import (
+    DonorJoined,
+    DonorLeft,
+    DonorRefused,
+    LeaseBegan,
+    LeaseEnded,
+    Reclaimed,
+    Send,
+)
 from swift_tiers.radix_tiering.leases.messages import (
     MAX_LETTER_BYTES,
     VERSION,
@@ -48,9 +57,11 @@ from swift_tiers.radix_tiering.leases.messages import (
 )
 from swift_tiers.radix_tiering.leases.wire import MAX_FRAME_BYTES, MAX_ROUTES, QUEUED_LETTERS, FromBorrower, Wire
 
-from support.redis import free_port, wait_for
+from support.redis import wait_for
 
 PAGE = 4096
+#: On either side so long that no lease ends, and no request is given up, because a machine is slow.
+TIMING = Timing(term=300.0)
 
 
 @pytest.fixture
@@ -68,7 +79,7 @@ class Servers:
         self.heard: dict[str, deque[Any]] = {}
 
     def donor(self, address: str, *, keys: CurveKeys | None = None, runs: int = 1, name: str = "d") -> LeaseService:
-        donor = Donor(name, PAGE, Random(os.urandom(8)), timing=Timing(term=60.0))
+        donor = Donor(name, PAGE, Random(os.urandom(8)), timing=TIMING)
         heard = self.heard.setdefault(name, deque())
         service = LeaseService(donor=donor, listen=address, keys=keys, on_donor=heard.append)
         self.running.append(service)
@@ -80,7 +91,7 @@ class Servers:
     def borrower(
         self, address: str, *, keys: CurveKeys | None = None, server_key: bytes | None = None, name: str = "b"
     ) -> LeaseService:
-        borrower = Borrower(name, PAGE, Random(os.urandom(8)))
+        borrower = Borrower(name, PAGE, Random(os.urandom(8)), timing=TIMING)
         heard = self.heard.setdefault(name, deque())
         service = LeaseService(borrower=borrower, keys=keys, on_borrower=heard.append)
         self.running.append(service)
@@ -120,7 +131,7 @@ class Stranger:
         self.socket.send_multipart(frames)
 
     def hear(self) -> bytes:
-        assert self.socket.poll(20_000), "nobody answers"
+        assert self.socket.poll(60_000), "nobody answers"
         return self.socket.recv()
 
 
@@ -149,16 +160,15 @@ def test_two_services_in_one_process(directory: Path, servers: Servers) -> None:
     wait_for(lambda: len(servers.told("b", DonorJoined)) == 2)
 
 
-def test_recall_takes_less_than_its_bound(directory: Path, servers: Servers) -> None:
-    """The bound is the promise; its tenfold is a guard against a machine that does nothing for a while."""
+def test_a_recalled_lease_is_returned_long_before_its_term_ends(directory: Path, servers: Servers) -> None:
+    """By the borrower's own clock, though nobody there does anything about it. How soon, the simulated world says."""
     address = ipc_address(directory, "d")
     donor = servers.donor(address)
     servers.borrower(address).want(PAGE)
     wait_for(lambda: servers.told("b", LeaseBegan))
-    start = time.monotonic()
     donor.withdraw(PAGE)
     wait_for(lambda: donor.bytes_in(RunState.LENT, RunState.RECALLED) == 0)
-    assert time.monotonic() - start < 10 * Timing().recall_bound
+    assert [effect.back.value for effect in servers.told("d", Reclaimed)] == ["returned"]
     assert [effect.ended.value for effect in servers.told("b", LeaseEnded)] == ["recalled"]
 
 
@@ -200,7 +210,7 @@ def test_nobody_speaks_in_another_process_name(directory: Path, servers: Servers
     forged = encode(Letter(view.borrower, view.donor.epoch, Return((view.lease,))))
     program = (
         "import sys, zmq\ncontext = zmq.Context()\nsocket = context.socket(zmq.DEALER)\n"
-        "socket.connect(sys.argv[1])\nsocket.send(bytes.fromhex(sys.argv[2]))\nsocket.close(1000)\ncontext.term()\n"
+        "socket.connect(sys.argv[1])\nsocket.send(bytes.fromhex(sys.argv[2]))\nsocket.close(60000)\ncontext.term()\n"
     )
     subprocess.run([sys.executable, "-c", program, address, forged.hex()], check=True)
     wait_for(lambda: count(donor, "strangers")() == 1)
@@ -365,11 +375,21 @@ def keys_in(directory: Path, *names: str) -> dict[str, CurveKeys]:
     return {name: load_keys(directory / f"{name}.key_secret", directory) for name in names}
 
 
-def test_tcp_with_keys(directory: Path, servers: Servers) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of the loopback that nobody else is given until the end of the test."""
+    with socket.socket() as kept:
+        # One that is bound and does not listen keeps nobody from listening who sets this too, as ZeroMQ does.
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
+
+
+def test_tcp_with_keys(directory: Path, servers: Servers, port: int) -> None:
     known = keys_in(directory, "donor", "friend")
     (directory / "elsewhere").mkdir()
     unknown = keys_in(directory / "elsewhere", "stranger")["stranger"]
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = f"tcp://127.0.0.1:{port}"
     donor = servers.donor(address, keys=known["donor"], runs=2)
     friend = servers.borrower(address, keys=known["friend"], server_key=known["donor"].public)
     friend.want(PAGE)
