@@ -177,9 +177,10 @@ class Loader:
                 logger.exception("swift-tiers: a load failed")
                 for load in loads:
                     self._count(load, 0.0, failed=True)
+                self._under_way.pop(index, None)
                 self.counter.fail(index, error)
             finally:
-                self._under_way.pop(index, None)
+                self._under_way.pop(index, None)  # where the thread dies of it
 
     def _copy_in(self, index: int, loads: list[Load], ready: list[Any]) -> None:
         broken = [load.rid for load in loads if load.restore is None]
@@ -195,9 +196,11 @@ class Loader:
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
         seconds = time.monotonic() - started
         self._count_link(slots, self._pool.geometry.page_bytes, seconds)
-        # Before the batch ends: its pins are given back then, and with them what is counted here.
+        # Before the batch ends: its pins are given back then, and with them what is counted here; and what is being
+        # copied to may be looked at.
         for load in loads:
             self._count(load, seconds, failed=False)
+        self._under_way.pop(index, None)
         self.counter.end(index)
 
     def _copy_layers(self, load: LayerLoad) -> None:

@@ -1,0 +1,44 @@
+"""Copies into the device, without a scheduler."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swift_tiers.radix_tiering.counters import LinkCounters
+from swift_tiers.sglang_ext.loads import Load, Loader
+
+LAYERS = 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bool) -> None:
+    """Whoever has waited for it may look at once what the device's pages are used for."""
+
+    def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
+        seen.append([page.tolist() for page in loader.pages_under_way()])
+        if fails:
+            raise OSError("injected")
+        for layer in range(LAYERS):
+            layer_done(layer, None)
+
+    def told(end: Any) -> Any:
+        return lambda *said: (seen.append(loader.pages_under_way()), end(*said))
+
+    pool: Any = SimpleNamespace(geometry=SimpleNamespace(layers=LAYERS, page_bytes=4096), copy_in=copy_in)
+    stack: Any = SimpleNamespace(
+        host=SimpleNamespace(slab=None, slots=8), links={"host-device": LinkCounters()},
+        restorer=SimpleNamespace(count_load=lambda *_, **__: None),
+    )  # fmt: skip
+    seen: list[Any] = []
+    loader, restore = Loader(pool, stack), SimpleNamespace()
+    loader.counter.end, loader.counter.fail = told(loader.counter.end), told(loader.counter.fail)  # type: ignore[method-assign]
+    try:
+        index = loader.start([Load("r", restore, 0, np.array([0, 1]), np.array([4, 5]))], list)  # type: ignore[arg-type]
+        assert loader.counter.finish(index) is not fails
+    finally:
+        loader.close()
+    assert seen == [[[4, 5]], []]
