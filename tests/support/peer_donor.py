@@ -23,7 +23,7 @@ OWN = 0xDD
 class LocalDonor:
     """`pages` pages of `page_bytes`, lent as runs of `run_pages`, each cut into as many extents as there are `planes`.
 
-    They lie in memory of the host, or of a fake `device`.
+    They lie in memory of the host, or of a fake `device`. Where no `timing` is given no lease ends by itself.
     What comes back is kept in `reclaimed`, and lent again only by `restock`; `on_reclaimed` may be set to hear of it,
     and is called under the lease service's lock.
     """
@@ -58,7 +58,7 @@ class LocalDonor:
         #: The donor's own view of its memory.
         self.memory = self.arena.array if isinstance(self.arena, SharedArena) else self.arena.memory.numpy()
         self.memory[:] = OWN
-        donor = Donor(name, page_bytes, SystemRandom(), timing=timing)
+        donor = Donor(name, page_bytes, SystemRandom(), timing=timing or Timing(term=60.0))
         self.party = donor.party
         self.service = LeaseService(donor=donor, listen=self.address, on_donor=self._on_effect)
         self.server = server(

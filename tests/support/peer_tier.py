@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_tiers.radix_tiering.config import PeerConfig
+from swift_tiers.radix_tiering.config import Duration, PeerConfig
 from swift_tiers.radix_tiering.leases import LeaseKey
 from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.peer import PeerTier
@@ -19,7 +19,7 @@ from support.peer_donor import PAGE
 from support.redis import wait_for
 
 #: A guard against hanging, not a measure.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Answer:
@@ -56,7 +56,8 @@ class Borrowing:
         self.page_bytes = page_bytes
         self.told: list[tuple[str, Any]] = []
         self.on_recall: Callable[[LeaseKey], None] = lambda key: None
-        self.tier = PeerTier(name, page_bytes, config or PeerConfig(borrow=True), **options)
+        # It waits long for its first grant: what a slow machine lets come late would be returned, and not lent again.
+        self.tier = PeerTier(name, page_bytes, config or PeerConfig(borrow=True, term=Duration(20.0)), **options)
         self.tier.watch(self)
 
     # What the tier tells

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -199,7 +199,7 @@ class SlowServer(ArenaServer):
 
     def _copy(self, *arguments: Any) -> None:
         self.begun.release()
-        assert self.go_on.acquire(timeout=30)
+        assert self.go_on.acquire(timeout=60)
         super()._copy(*arguments)
 
 
@@ -216,10 +216,9 @@ def slow(directory: Path, open_things: list[Any]) -> tuple[Donor, SlowServer, Ca
 
 def waiting_for_copy(server: ArenaServer) -> threading.Thread:
     """Somebody who waits for the copy under way."""
-    waiter = threading.Thread(target=server.wait_for_copy)
+    waiter, copying = threading.Thread(target=server.wait_for_copy), cast(Any, server._copying)
     waiter.start()
-    waiter.join(0.05)
-    assert waiter.is_alive(), "did not wait for the copy under way"
+    wait_for(lambda: copying._waiters, "somebody to wait for the copy under way")
     return waiter
 
 
@@ -229,11 +228,11 @@ def test_memory_that_came_back_changes_no_more_once_the_copy_under_way_has_ended
     donor, server, caller = slow
     server.wait_for_copy()  # none is under way
     caller.client.store([Store(number, 1, number, 0) for number in range(4)])
-    assert server.begun.acquire(timeout=30)
+    assert server.begun.acquire(timeout=60)
     donor.lent.clear()  # while it copies
     waiter = waiting_for_copy(server)
     server.go_on.release(4)
-    waiter.join(30)
+    waiter.join(60)
     assert not waiter.is_alive()
     # The memory is the donor's own again, whatever the borrower has asked for before.
     donor.arena.array[:] = OWN
@@ -245,11 +244,11 @@ def test_memory_that_came_back_changes_no_more_once_the_copy_under_way_has_ended
 def test_whoever_waits_for_a_copy_does_not_wait_for_the_next_one(slow: tuple[Donor, SlowServer, Caller]) -> None:
     _, server, caller = slow
     caller.client.store([Store(number, 1, number, 0) for number in range(2)])
-    assert server.begun.acquire(timeout=30)
+    assert server.begun.acquire(timeout=60)
     waiter = waiting_for_copy(server)
     server.go_on.release()
-    assert server.begun.acquire(timeout=30)
-    waiter.join(30)
+    assert server.begun.acquire(timeout=60)
+    waiter.join(60)
     assert not waiter.is_alive()
     assert not caller.answers
     server.go_on.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -77,6 +78,7 @@ def test_what_is_no_memory_of_a_device_or_out_of_reach_is_refused_and_its_descri
     far = FakeDeviceMemory("GPU-far", reaches=set())
     arena = DeviceArena(FakeDeviceMemory("GPU-a"), SIZE)
     host = SharedArena(SIZE)
+    gc.collect()  # mappings of former tests
     before = len(os.listdir("/proc/self/fd"))
     for fd, size, device, reason in (
         (arena.fd, SIZE, far, "reach"),
@@ -118,17 +120,17 @@ def test_a_read_under_way_in_another_thread_keeps_it_mapped(device: FakeDeviceMe
 
     def wait(what: str) -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
 
     device.on_copy = wait
     into = np.zeros(SIZE, np.uint8)
     reader = threading.Thread(target=attached.read, args=(table((0, 0, SIZE)), into))
     reader.start()
-    assert begun.wait(30)
+    assert begun.wait(60)
     attached.close()
     assert device.mapped == 1
     go_on.set()
-    reader.join(30)
+    reader.join(60)
     assert not reader.is_alive()
     assert (into == 5).all()
     assert device.mapped == 0
@@ -144,7 +146,7 @@ def test_many_threads_use_it_while_it_is_closed_and_it_is_released_once(device: 
 
         def read(attached: AttachedDevice = attached, start: threading.Barrier = start, wrong: list = wrong) -> None:
             into = np.zeros(16, np.uint8)
-            start.wait(30)
+            start.wait(60)
             try:
                 for _ in range(20):
                     attached.read(table((0, 0, 16)), into)
@@ -155,10 +157,10 @@ def test_many_threads_use_it_while_it_is_closed_and_it_is_released_once(device: 
         threads = [threading.Thread(target=read) for _ in range(4)]
         for thread in threads:
             thread.start()
-        start.wait(30)
+        start.wait(60)
         attached.close()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert not wrong
         assert device.mapped == 0
     assert device.calls["release"] == 50
@@ -181,6 +183,7 @@ def test_a_device_that_fails_leaves_nothing_used(device: FakeDeviceMemory, caplo
 
 
 def test_a_donors_arena_is_closed_once(device: FakeDeviceMemory) -> None:
+    gc.collect()  # mappings of former tests
     before = len(os.listdir("/proc/self/fd"))
     arena = DeviceArena(device, SIZE)
     arena.close()

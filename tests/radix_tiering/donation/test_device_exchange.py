@@ -202,18 +202,18 @@ def test_memory_that_came_back_changes_no_more_once_the_copy_under_way_has_ended
 
     def wait(what: str) -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
 
     donor.device.on_copy = wait
     caller.begin(0, 1, 2)
-    assert begun.wait(30)
+    assert begun.wait(60)
     donor.lent.clear()  # while it copies
     waiter = threading.Thread(target=donor.server.wait_for_copy)
     waiter.start()
-    waiter.join(0.05)
-    assert waiter.is_alive(), "did not wait for the copy under way"
+    copying: Any = donor.server._copying
+    wait_for(lambda: copying._waiters, "somebody to wait for the copy under way")
     go_on.set()
-    waiter.join(30)
+    waiter.join(60)
     assert not waiter.is_alive()
     donor.arena.memory[:] = OWN
     wait_for(lambda: caller.handle() and len(caller.answers) == 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import threading
@@ -16,6 +17,12 @@ from support.peer_tier import Borrowing
 from support.redis import wait_for
 
 OURS = ("swift-lease", "swift-arena", "swift-peer")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_of_former_tests() -> None:
+    """What they have left to be collected must not be closed in the middle of one that counts."""
+    gc.collect()
 
 
 @pytest.fixture

@@ -138,16 +138,16 @@ def test_what_was_damaged_before_it_was_stored_never_lands(room) -> None:
     page[7] ^= 1
     told = threading.Event()
     borrower.tier.write(place, page, lambda ok, why: told.set(), digest=digest)
-    assert told.wait(30)
+    assert told.wait(60)
     assert borrower.land(place) is None
     assert borrower.read(place, 1) is ReadOutcome.CHECKSUM
 
 
 def test_bytes_that_came_under_a_lease_that_ended_are_not_looked_at(room) -> None:
     """The donor takes its memory back, and writes to it, while it is being copied."""
-    donor = room.donor(pages=16, device=FakeDeviceMemory("GPU-a"), timing=Timing(term=0.3, recall_bound=0.02))
+    donor = room.donor(pages=16, device=FakeDeviceMemory("GPU-a"), timing=Timing(term=60.0, recall_bound=0.02))
     memory, accelerator = landing()
-    borrower = borrower_on_device(room, memory, timing=Timing(term=0.3, recall_bound=0.02))
+    borrower = borrower_on_device(room, memory)
     borrower.borrow({"d": donor.address}, 16)
     place = borrower.write(1)
     taken: list[int] = []
@@ -178,11 +178,11 @@ def test_jobs_that_wait_are_refused_when_their_lease_is_recalled(room) -> None:
     def stop() -> None:
         accelerator.before_copy = lambda: None
         reached.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
 
     accelerator.before_copy = stop
     first = borrower.land(places[0])
-    assert reached.wait(30)
+    assert reached.wait(60)
     rest = [borrower.land(place) for place in places[1:]]
     donor.recall(16 * PAGE)
     go_on.set()

@@ -23,7 +23,7 @@ from support.redis import wait_for
 #: So long that only the kernel's word can end a lease in a test.
 LONG = {"term": 300.0}
 #: So short that a test may wait for its end.
-SHORT = {"term": 0.6, "silence": 1.0}
+SHORT = {"term": 2.0, "silence": 1.0}
 
 
 @pytest.fixture(params=["host", "gpus"])
@@ -85,7 +85,7 @@ def test_a_donor_that_is_killed_under_reads_and_stores_is_replaced_and_leaves_no
     result = borrower.ask("rest")
     assert result["wrong"] == 0
     assert "read corrupt: checksum" not in result
-    assert result["write lease ended"] + result.get("read cancelled", 0) > 0
+    assert result.get("write lease ended", 0) + result.get("read cancelled", 0) > 0
     assert {one["threads"] for one in lives} == {lives[0]["threads"]}
     assert {one["descriptors"] for one in lives} == {lives[0]["descriptors"]}
     assert facts(borrower)["faults"] == 0
@@ -114,7 +114,7 @@ def test_a_borrower_in_the_middle_of_stores_changes_nothing_that_is_not_lent_any
     children: PeerChildren, how: str
 ) -> None:
     """Its stores wait at the donor, for its bandwidth, when the leases end, and are still there afterwards."""
-    donor = children.donor(pages=64, run_pages=64, bandwidth=40 * PAGE, timing=SHORT)
+    donor = children.donor(pages=64, run_pages=64, bandwidth=10 * PAGE, timing=SHORT)
     borrower = children.borrower()
     borrow(borrower, 64)
     borrower.ask("impolite")
@@ -129,7 +129,9 @@ def test_a_borrower_in_the_middle_of_stores_changes_nothing_that_is_not_lent_any
         assert donor.ask("intact")["value"] is True
         borrower.resume()
         answered = borrower.ask("answered")
-        assert answered["ok"] + answered["lease ended"] + answered.get("the donor refused", 0) == 64
+        # Of those that were stored it may not have heard before the end.
+        outcomes = ("ok", "lease ended", "the donor refused")
+        assert sum(answered.get(outcome, 0) for outcome in outcomes) == 64
         assert answered["lease ended"] > 0
     assert donor.ask("intact") == {"what": "intact", "runs": 1, "value": True}
     assert donor.ask("counters")["lent"] == 0
@@ -154,7 +156,7 @@ def test_both_stopped_in_the_middle_of_reads_and_stores(children: PeerChildren) 
     borrower = busy_borrower(children)
     donor.stop()
     borrower.stop()
-    time.sleep(2 * SHORT["term"])
+    time.sleep(1.2 * SHORT["term"])
     borrower.resume()
     has(borrower, lambda found: found["ended"] == 4, "the leases to end")
     donor.resume()
