@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,33 @@ class PublisherProcess:
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()
+
+
+@contextmanager
+def between_turns(told: MadeUp) -> Iterator[None]:
+    """Within it the publisher that `told` tells is about to ask Redis, and waits for no answer."""
+    reached, go_on, stack = threading.Event(), threading.Event(), told.stack
+
+    def wait() -> Any:
+        reached.set()
+        assert go_on.wait(PATIENCE)
+        return stack()
+
+    told.stack = wait  # type: ignore[method-assign]
+    try:
+        assert reached.wait(PATIENCE), "the publisher does nothing"
+        yield
+    finally:
+        told.stack = stack  # type: ignore[method-assign]
+        go_on.set()
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """A generous bound on what must not wait for the next publishing."""
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
 
 
 def publishes(redis: RealRedis, key: str = RANK) -> int:

@@ -55,7 +55,7 @@ def publish() -> Iterator[Publish]:
 
     yield start
     for one in started:
-        one.close(20)
+        one.close(60)
         assert not one.alive, "the publisher's thread goes on"
 
 

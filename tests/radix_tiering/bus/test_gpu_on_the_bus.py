@@ -124,6 +124,7 @@ def test_from_the_driver_to_a_reader(redis, publish) -> None:
     wait_for(lambda: said("nvlink_sent_bytes") == "0", "the first sample")
     one.links[1].sent_kib += 5
     wait_for(lambda: said("nvlink_sent_bytes") == "5120", "what was sent")
+    wait_for(lambda: [one.nvlink_sent_bytes for one in read(redis).reaches] == [5120], "and over which link")
     (reach,) = read(redis).reaches
     assert (reach.gpu, reach.nvlinks, reach.nvlink_sent_bytes, reach.pcie) == (other.uuid, 2, 5120, "system")
     one.failing = pynvml.NVML_ERROR_GPU_IS_LOST

@@ -15,7 +15,8 @@ import pytest
 from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.bus.reader import BusReader
 from swift_tiers.radix_tiering.bus.views import LeasesView
-from swift_tiers.radix_tiering.config import PeerConfig
+from swift_tiers.radix_tiering.config import Duration, PeerConfig
+from swift_tiers.radix_tiering.leases import Timing
 from swift_tiers.radix_tiering.leases.hand import LeaseHand, ServiceHand
 from swift_tiers.radix_tiering.page import page_digest
 from swift_tiers.radix_tiering.peer import PeerTier
@@ -28,6 +29,8 @@ from support.redis import RealRedis, wait_for
 from support.telemetry import MadeUp
 
 Publish = Callable[..., BusPublisher]
+#: Leases are renewed while a test looks on.
+TIMING = Timing(term=2.0)
 ALPHA, BETA = "alpha.dp0-tp0", "beta.dp0-tp0"
 
 
@@ -64,8 +67,10 @@ class Machine:
 
 @pytest.fixture
 def machine(own_redis: RealRedis, publish: Publish) -> Iterator[Machine]:
-    with tempfile.TemporaryDirectory(prefix="swift-lease-") as name, local_donor(Path(name), ALPHA) as donor:
-        tier = PeerTier(BETA, PAGE, PeerConfig(borrow=True))
+    directory = tempfile.TemporaryDirectory(prefix="swift-lease-")
+    with directory as name, local_donor(Path(name), ALPHA, timing=TIMING) as donor:
+        # It waits long for its first grant: what a slow machine lets come late is not lent again here.
+        tier = PeerTier(BETA, PAGE, PeerConfig(borrow=True, term=Duration(20.0)))
         try:
             tier.want(16 * PAGE)
             yield Machine(own_redis, publish, donor, tier)
@@ -79,7 +84,7 @@ def test_whoever_comes_first_they_agree_on_leases_and_both_say_so(machine: Machi
         machine.start(name)
         wait_published(machine.redis, f"swift:{name}:dp0-tp0:rank")
     wait_for(machine.agreed, "the leases")
-    assert machine.tier.capacity_bytes == 16 * PAGE
+    wait_for(lambda: machine.tier.capacity_bytes == 16 * PAGE, "the tier to have taken them in")
     lent = machine.said()["alpha", BETA]
     assert (lent.donor, lent.bytes, lent.recalled_bytes) == (ALPHA, 16 * PAGE, 0)
     assert lent.shortest_seconds is not None
@@ -105,15 +110,14 @@ def test_pages_are_read_under_renewed_leases_while_redis_is_stopped_or_gone(
     wait_for(machine.agreed, "the leases")
     before = {view.lease for view in machine.lending.leases()}
     data = np.arange(PAGE, dtype=np.uint64).astype(np.uint8)
-    place = machine.tier.reserve()
-    assert place is not None
+    place = wait_for(machine.tier.reserve, "a place")
     stored = Answer()
     machine.tier.write(place, data, stored, digest=page_digest(data))
     assert stored.wait() == (True, "")
     process = machine.redis.pid
     os.kill(process, how)
     try:
-        until = time.monotonic() + 2 * float(PeerConfig().term)
+        until = time.monotonic() + 2 * TIMING.term
         while time.monotonic() < until:
             answer, into = Answer(), np.zeros_like(data)
             machine.tier.read(place, into, page_digest(data), answer)

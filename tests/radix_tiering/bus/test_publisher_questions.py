@@ -19,7 +19,7 @@ from swift_tiers.radix_tiering.slot_map import TierMap
 from swift_tiers.radix_tiering.telemetry import NotYet, PageAnswer
 
 from support.publishing import RANK, bus_config, wait_published
-from support.redis import RealRedis, wait_for
+from support.redis import PATIENCE, RealRedis, wait_for
 from support.telemetry import FACTS, PAGE, MadeUp
 
 QUESTIONS = "swift:alpha:questions"
@@ -68,8 +68,8 @@ def test_a_page_by_the_beginning_of_its_key(redis, publish) -> None:
     publish(redis)
     wait_published(redis)
     with BusReader(redis.client()) as reader:
-        (found,), _ = reader.page(PAGE[:16])
-        (unknown,), _ = reader.page("0" * 18)
+        (found,), _ = reader.page(PAGE[:16], timeout=PATIENCE)
+        (unknown,), _ = reader.page("0" * 18, timeout=PATIENCE)
     assert (found.key, found.whole_key, found.held, found.host_slot) == (PAGE[:16], PAGE, True, 77)
     assert (unknown.key, unknown.whole_key, unknown.held) == ("0" * 18, "", False)
 
@@ -78,11 +78,11 @@ def test_maps_prefixes_and_nodes(redis, publish) -> None:
     publish(redis)
     wait_published(redis)
     with BusReader(redis.client()) as reader:
-        (striped,), _ = reader.map("ssd")
-        (none,), _ = reader.map("peer")
-        (prefix,), _ = reader.prefix(PAGE)
-        (unknown,), _ = reader.prefix(page(1))
-        (nodes,), _ = reader.nodes(2)
+        (striped,), _ = reader.map("ssd", timeout=PATIENCE)
+        (none,), _ = reader.map("peer", timeout=PATIENCE)
+        (prefix,), _ = reader.prefix(PAGE, timeout=PATIENCE)
+        (unknown,), _ = reader.prefix(page(1), timeout=PATIENCE)
+        (nodes,), _ = reader.nodes(2, timeout=PATIENCE)
     assert striped.cells == (("cached", 3), ("free", 5), ("out", 8))
     assert (striped.slots, [tuple(part) for part in striped.parts]) == (16, [("0", 8), ("1", 8)])
     assert (none.reason, none.slots) == ("there is no peer tier", None)
@@ -113,8 +113,10 @@ def test_a_question_that_the_engine_has_to_look_into_is_answered_when_it_has(red
     told.map = later  # type: ignore[method-assign]
     publish(bus_config(redis.url, interval="60s"), told)
     wait_for(lambda: redis.admin.exists(RANK), "the server")
-    redis.admin.xadd(QUESTIONS, {"map": "host"})
-    redis.admin.xadd(QUESTIONS, {"map": "ssd"})
+    pipeline = redis.admin.pipeline()  # so that both are read in one turn
+    pipeline.xadd(QUESTIONS, {"map": "host"})
+    pipeline.xadd(QUESTIONS, {"map": "ssd"})
+    pipeline.execute()
     wait_for(lambda: redis.admin.exists("swift:alpha:dp0-tp0:map:host"), "the answer")
     assert asked.index("ssd") == 1
     assert redis.admin.exists("swift:alpha:dp0-tp0:map:ssd")
@@ -166,7 +168,7 @@ def test_every_rank_answers_for_itself(redis, publish) -> None:
     for rank in ranks:
         wait_published(redis, f"swift:alpha:{rank}:rank")
     with BusReader(redis.client()) as reader:
-        found = reader.page(PAGE)
+        found = reader.page(PAGE, timeout=PATIENCE)
     assert found.silent == ()
     assert {one.rank: one.host_slot for one in found.answers} == {"dp0-tp0": 77, "dp0-tp1": None}
 
