@@ -11,8 +11,8 @@ from swift_tiers.radix_tiering.ssd.wrapping import WrappingArray
 
 #: Patience with devices in these tests, by the clock that the test holds.
 STALL = 100.0
-#: How long something may take that has to happen, seconds.
-WAIT = 20.0
+#: How long something may take that has to happen, seconds: a guard against hanging.
+WAIT = 60.0
 
 
 class SilentArray(WrappingArray):
@@ -38,6 +38,11 @@ class SilentArray(WrappingArray):
             self.inner.submit(requests)
 
     @property
+    def silent(self) -> set[int]:
+        """The devices that say nothing just now."""
+        return set(self._silent)
+
+    @property
     def in_flight(self) -> int:
         return self.inner.in_flight + len(self.swallowed)
 
@@ -46,8 +51,9 @@ class SilentArray(WrappingArray):
 
     def submit(self, requests: Sequence[Request]) -> None:
         with self._lock:
-            self.swallowed += [request for request in requests if self._swallows(request)]
+            # In this order: who sees what was swallowed finds in flight what was asked of other devices with it.
             self.inner.submit([request for request in requests if not self._swallows(request)])
+            self.swallowed += [request for request in requests if self._swallows(request)]
 
     def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
         end = None if timeout is None else time.monotonic() + timeout

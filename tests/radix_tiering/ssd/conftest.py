@@ -18,7 +18,7 @@ UNIT = 8192
 NAMESPACE = b"namespace-one..."
 OTHER = b"namespace-two..."
 SET_ID = b"set-id-for-tests"
-WAIT = 20.0
+WAIT = 60.0
 
 
 def key_of(number: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import os
 import tempfile
 import time
@@ -321,6 +322,7 @@ def test_a_kernel_short_of_memory_delays_requests_and_loses_none(
 @ENGINES
 def test_a_stripe_set_belongs_to_one_process(engine: str, tmp_path: Path) -> None:
     paths = paths_in(tmp_path)
+    gc.collect()  # what other tests have left must not go meanwhile
     handles = len(os.listdir("/proc/self/fd"))
     array = open_array(paths[1:], engine=engine)  # type: ignore[arg-type]
     with pytest.raises(StripeSetBusyError, match=r"device1: another server holds it; stop"):

@@ -127,5 +127,6 @@ def test_the_real_clock_gives_the_rate_asked_for() -> None:
     array.submit(requests(202) + requests(202, device=1))
     while array.in_flight:
         array.reap(1)
-    assert 0.1 <= time.monotonic() - started < 1.0  # 200 requests beyond the burst at 2000 a second
+    # 200 requests beyond the burst at 2000 a second; the upper bound guards against hanging, on a busy machine too.
+    assert 0.1 <= time.monotonic() - started < 30.0
     array.close()
