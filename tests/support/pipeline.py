@@ -24,8 +24,8 @@ PAGE_TOKENS = 8
 CHUNK = 4
 #: Whole pages of the prompt, and the tokens behind them.
 PAGES, TAIL = 24, 3
-#: KV comes up so slowly that the device computes some of it meanwhile: bytes a second.
-RATE = 300_000.0
+#: KV comes up so slowly that the device computes some of it meanwhile, on a busy machine too: bytes a second.
+RATE = 150_000.0
 FAST = 1e12
 DEVICES, DEVICE_BYTES, UNIT = 2, 2 * 2**20, 4096
 HOST_PAGES = 64
@@ -146,7 +146,8 @@ def open_stack(space: Namespace, paths: list[Path]) -> TierStack:
         if not path.exists():
             create_device_file(path, DEVICE_BYTES)
     ssd = SsdTier(ThrottledArray(open_array(paths), FAST), [path.name for path in paths], UNIT)
-    restore = {"strategy": "token-wise", "chunk": CHUNK * PAGE_TOKENS}
+    # What comes late, by estimates from the first loads, is waited for: nothing here is given up as lost in time.
+    restore = {"strategy": "token-wise", "chunk": CHUNK * PAGE_TOKENS, "behind": 1000}
     config = parse_config({"restore": restore, "policy": {"restore_deadline": f"{PATIENCE:g}s"}})
     return TierStack(space, config, HostTier(space.geometry, HOST_PAGES * space.geometry.stride_bytes), ssd)
 
