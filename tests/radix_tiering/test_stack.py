@@ -13,6 +13,7 @@ from swift_tiers.radix_tiering.request_restore import RestoreState
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
 from support.engine import (
+    WAIT,
     Clock,
     chain,
     check,
@@ -535,7 +536,7 @@ def test_a_silent_device_keeps_nobody_waiting():
     array.silent = True
     restore = stack.restore(old)
     put(stack, chain("new", *range(20)))
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + WAIT
     while stack.snapshot().devices[0].in_service and time.monotonic() < limit:
         clock.now += 1
         time.sleep(0.01)

@@ -29,7 +29,9 @@ from swift_tiers.radix_tiering.steering import carry_out
 from support.model_peer import ModelPeer
 
 #: How long a thread that has been told to end may take.
-THREAD_SECONDS = 10.0
+THREAD_SECONDS = 60.0
+#: How long something may take that has to happen, seconds: a guard against hanging.
+WAIT = 60.0
 #: 4 KiB pages: 2 layers x (K, V) x 4 tokens x 256 bytes.
 GEOMETRY = PageGeometry(layers=2, planes=2, tokens=4, row_bytes=256)
 
@@ -164,7 +166,7 @@ def put(stack: TierStack, keys: Sequence[bytes], parent: bytes = ROOT_KEY, depth
 
 def settle(stack: TierStack, restore: Restore) -> Restore:
     """Wait for a restore, whatever threads it takes."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + WAIT
     while not stack.restorer.poll(restore):
         assert time.monotonic() < limit, "the restore does not settle"
         time.sleep(0.0005)
@@ -191,14 +193,16 @@ def get(stack: TierStack, keys: Sequence[bytes]) -> int:
 
 def check(stack: TierStack) -> None:
     """Every rule of the page table, and nothing leaked once all is quiet."""
-    stack.wait_written(20)
+    stack.wait_written(WAIT)
     stack.restorer.flush()
-    assert stack.errands.wait_idle(20)
+    assert stack.errands.wait_idle(WAIT)
+    if isinstance(stack.peer, ModelPeer):
+        stack.peer.settle()  # what lands for nobody any more holds its page until it has
     _wait_read(stack)
     if stack.direct is not None:
         stack.direct.settle()
     with stack.table.lock:
-        assert stack.sharer is None or stack.sharer.wait_idle(20), "copies at peers never end"
+        assert stack.sharer is None or stack.sharer.wait_idle(WAIT), "copies at peers never end"
         stack.table.check()
         assert stack.table.pinned_pages == stack.table.operator_pins.kept_pages
         assert stack.table.writing_bytes == 0
@@ -214,7 +218,7 @@ def check(stack: TierStack) -> None:
 
 
 def wait_until(there: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + WAIT
     while not there():
         assert time.monotonic() < until, what
         time.sleep(0.001)
@@ -222,7 +226,7 @@ def wait_until(there: Callable[[], bool], what: str) -> None:
 
 def _wait_read(stack: TierStack) -> None:
     """Reads go on for whoever no longer waits for them: a slot is taken until nothing writes to it any more."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + WAIT
     while (words := slot_words(stack, "host")).count(SlotState.LOADING.word):
         assert time.monotonic() < until, f"reads never end: {words}"
         time.sleep(0.001)
@@ -278,7 +282,7 @@ def obey(stack: TierStack, command: AnyCommand) -> str | CommandError:
         told.set()
 
     carry_out(stack, command, done)
-    assert told.wait(20), "a command was never answered"
+    assert told.wait(WAIT), "a command was never answered"
     assert len(outcomes) == 1
     return outcomes[0]
 

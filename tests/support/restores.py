@@ -10,7 +10,7 @@ from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.ssd import ReadOutcome
 from swift_tiers.radix_tiering.stack import TierStack
 
-from support.engine import Clock, chain, make_stack, memory_ssd, put
+from support.engine import WAIT, Clock, chain, make_stack, memory_ssd, put
 
 
 class Link:
@@ -38,7 +38,7 @@ class Link:
         stored, block, done = self.kept.pop(number % len(self.kept))
         came = threading.Event()
         self.read(stored, block, lambda outcome: (done(outcome), came.set())[0])
-        assert came.wait(20)
+        assert came.wait(WAIT)
 
     def fail(self, number: int) -> None:
         *_, done = self.kept.pop(number % len(self.kept))
