@@ -52,7 +52,7 @@ def test_settling_waits_for_a_state_of_now_without_writes_under_way(bus: DemoBus
     def write() -> None:
         for queued in (3, 1, 0):
             time.sleep(0.1)
-            writer.state(queued, time.time() + 1)
+            writer.state(queued, time.time() + 60)
             said.append(queued)
 
     thread = threading.Thread(target=write)

@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from swift_tiers.ops.demo import replay
 from swift_tiers.ops.demo.replay import ReplayError, ask, read_answer
 from swift_tiers.ops.demo.servers import Server, ServerError, free_ports, log_tail
 
@@ -57,10 +59,10 @@ def test_answers_that_make_no_sense_are_errors(first: float, used: dict[str, Any
 
 
 class CannedServer(http.server.BaseHTTPRequestHandler):
-    """Answers every request with `script`: lines, or seconds to wait."""
+    """Answers every request with the lines of `script`."""
 
     status = 200
-    script: Sequence[str | float] = ()
+    script: Sequence[str] = ()
     bodies: list[dict[str, Any]]
 
     def do_POST(self) -> None:
@@ -71,11 +73,8 @@ class CannedServer(http.server.BaseHTTPRequestHandler):
         self.send_response(self.status)
         self.end_headers()
         for line in self.script:
-            if isinstance(line, float):
-                time.sleep(line)
-            else:
-                self.wfile.write(line.encode())
-                self.wfile.flush()
+            self.wfile.write(line.encode())
+            self.wfile.flush()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -97,20 +96,28 @@ def event(**content: object) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 
-def test_a_stream_is_timed_and_read(canned: tuple[int, type[CannedServer]]) -> None:
+def test_a_stream_is_timed_and_read(canned: tuple[int, type[CannedServer]], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, stream = 0.0, replay.stream
+
+    def slow(*words: Any) -> Iterator[dict[str, Any]]:
+        """Each event takes a quarter of a second to come."""
+        nonlocal now
+        for one in stream(*words):
+            now += 0.25
+            yield one
+
+    monkeypatch.setattr(replay, "stream", slow)
+    monkeypatch.setattr(replay, "time", SimpleNamespace(perf_counter=lambda: now))
     port, handler = canned
     handler.script = (
-        0.2,
         event(choices=[{"delta": {"role": "assistant", "content": ""}}]),
-        0.3,
         event(choices=[{"delta": {"content": "x"}}]),
         event(choices=[], sglext={"output_ids": [[7, 8]], "cached_tokens_details": {"device": 0, "host": 64}}),
         event(choices=[], usage=usage(90, 80)),
         "data: [DONE]\n\n",
     )
     answer = ask(port, "hello", 2, "turn-1")
-    assert 0.2 <= answer.ttft_seconds < 0.45
-    assert answer.total_seconds >= 0.5
+    assert (answer.ttft_seconds, answer.total_seconds) == (0.25, 1.0)
     assert (answer.host, answer.ssd, answer.recomputed, answer.token_ids) == (64, 16, 10, (7, 8))
     (body,) = handler.bodies
     assert body["temperature"] == 0
@@ -157,7 +164,7 @@ def alive(process: int) -> bool:
         return False
 
 
-def wait_for(condition: Any, seconds: float = 20) -> None:
+def wait_for(condition: Any, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
@@ -38,6 +39,7 @@ def test_what_can_be_lent_has_been_lent() -> None:
 
 
 def test_descriptors_are_closed() -> None:
+    gc.collect()  # what other tests have left must not go meanwhile
     before = os.listdir("/proc/self/fd")
     try_gpus(lambda number: FakeDeviceMemory(), 3)
     assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -24,7 +24,7 @@ from swift_tiers.radix_tiering.bus.redis_binary import SERVER_VARIABLE, bundled,
 #: Certificates; see the folder's README.
 TLS = Path(__file__).with_name("tls")
 #: A guard against hanging, not a measure.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def server_binaries() -> list[Path]:
@@ -255,7 +255,7 @@ def tls_proxy(server: RealRedis, certificate: str = "server", *, client_authorit
         loop.close()
 
 
-def outliving(word: str, seconds: float = 5.0) -> list[int]:
+def outliving(word: str, seconds: float = 20.0) -> list[int]:
     """The processes with `word` in their command line that do not end by themselves soon: one whose parent was killed
     is told so by the kernel, and may take a moment."""
     deadline = time.monotonic() + seconds
