@@ -87,7 +87,7 @@ def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, 
     loader.close()
     stack.restorer.release(restore)
     stack.restorer.flush()
-    assert landing.used_slots == 0
+    wait_for(lambda: landing.used_slots == 0, "landing memory to be given back")
     check(stack)
     stack.close()
     donor.close()

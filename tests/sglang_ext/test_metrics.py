@@ -50,7 +50,7 @@ def stack():
     stack = make_stack(host_pages=4, ssd=memory_ssd())
     for name in "abc":
         put(stack, chain(name, 1, 2))
-        stack.wait_written(10)
+        assert stack.wait_written(60)
     restore = settle(stack, stack.restore(chain("a", 1, 2)))
     stack.restorer.count_load(restore, 0, restore.pages, 0.003, failed=False)
     stack.links["host-device"].count(3, 3 * 4096, 0.003)
@@ -245,7 +245,7 @@ def test_the_updater_goes_on_after_an_error_and_says_the_last(stack, metrics, re
 
     updater = MetricsUpdater(metrics, snapshot, leases, gpu)
     updater.start()
-    assert recovered.wait(10)
+    assert recovered.wait(60)
     assert len([record for record in caplog.records if "/metrics" in record.message]) == 1
     stack.events.emit("the last")
     updater.close()

@@ -38,8 +38,8 @@ def test_a_thread_adopts_the_device_before_it_waits_for_an_event_of_it() -> None
     offloader = Offloader(device, SimpleNamespace(events=SimpleNamespace(emit=lambda *_, **__: None)))  # type: ignore[arg-type]
     try:
         offloader.submit(Offload(["00"], torch.zeros(1, dtype=torch.int64), [device], None, 1))
-        assert device.answered.wait(10)
-        assert offloader.wait(10)
+        assert device.answered.wait(60)
+        assert offloader.wait(60)
         assert not offloader.take_answer()
     finally:
         offloader.close()

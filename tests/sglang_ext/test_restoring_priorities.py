@@ -111,7 +111,10 @@ def an_urgent_one_comes_while_another_is_on_its_course(s):
 
 
 def retracted(s):
-    """Retracted in the middle of decoding, and its pages are on ssd alone by then: it waits for them whole."""
+    """Retracted in the middle of decoding, and its pages are on ssd alone by then: it waits for them whole.
+
+    SGLang retracts none that decodes alone: both have their pages before one begins.
+    """
     import sglang.srt.managers.scheduler as module
 
     from swift_tiers.sglang_ext.request_facts import RequestFacts
@@ -122,6 +125,7 @@ def retracted(s):
     module.TEST_RETRACT = True
     try:
         reqs = [s.add(question, 12) for question in questions]
+        s.await_restores()
         s.run()
     finally:
         module.TEST_RETRACT = False
@@ -140,7 +144,7 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory):
         "ssd": {
             "directories": [str(tmp_path_factory.mktemp("ssd"))], "size_per_device": "64MiB", "stripe_unit": "8KiB"
         },
-        "policy": {"restore_deadline": "20s"},
+        "policy": {"restore_deadline": "60s"},
         "restore": {"strategy": "token-wise", "chunk": CHUNK},
         "bus": {"enabled": False},
     }  # fmt: skip

@@ -7,6 +7,7 @@ scheduler per process: SGLang publishes its configuration once.
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from array import array
 from collections import deque
@@ -16,6 +17,9 @@ from typing import Any
 os.environ.setdefault("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1")
 os.environ.setdefault("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1")
 os.environ.setdefault("SGLANG_CHECK_KV_PAGE_INVARIANTS", "1")
+
+#: A guard against hanging, not a measure.
+PATIENCE = 60.0
 
 
 class StepScheduler:
@@ -101,16 +105,17 @@ class StepScheduler:
             scheduler.invariant_checker.self_check_during_busy()
         return batch
 
-    def run(self, until: Callable[[], bool] | None = None, max_steps: int = 20000) -> None:
+    def run(self, until: Callable[[], bool] | None = None) -> None:
         """Step until every request is done (or `until` holds)."""
-        for _ in range(max_steps):
+        limit = time.monotonic() + PATIENCE  # not so many steps: how many pass while pages come up says nothing
+        while time.monotonic() < limit:
             batch = self.step()
             scheduler = self.scheduler
             if until is not None and until():
                 return
             if until is None and batch is None and not scheduler.waiting_queue and scheduler.chunked_req is None:
                 return
-        raise AssertionError(f"not done after {max_steps} steps")
+        raise AssertionError(f"not done after {PATIENCE:g} s")
 
     def generate(self, token_ids: list[int], max_new_tokens: int = 4, **fields: Any) -> list[int]:
         """The output token ids of one request."""
@@ -118,13 +123,34 @@ class StepScheduler:
         self.run()
         return list(req.output_ids)
 
+    def settle(self) -> None:
+        """Wait until nothing moves that requests have left behind: their pages are in host memory and on ssd, and hold
+        no room there by being copied or by having been restored."""
+        assert self.linker.wait_offloads(PATIENCE)
+        assert self.linker.stack.wait_written(PATIENCE)
+        self.linker.stack.restorer.flush()
+
+    def await_restores(self) -> None:
+        """Wait, without a step, until no page is on its way up to a request that waits any more."""
+        limit = time.monotonic() + PATIENCE
+        while any(claim.restore.ended is None for claim in self.linker.claims.values()):
+            assert time.monotonic() < limit, "restores do not end"
+            time.sleep(0.001)
+
     def empty_memory(self) -> None:
         """From now on pages are on ssd alone, where `policy.flush_cache` is "host"."""
         self.run()
-        assert self.linker.wait_offloads()
-        assert self.linker.stack.wait_written(20)
+        self.settle()
         assert self.scheduler.flush_cache()
         self.linker.stack.restorer.flush()
+
+    def empty_device(self) -> None:
+        """From now on pages are below the device alone. No request may be there."""
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        self.settle()
+        self.step()  # SGLang hears of it, and unlocks what it has locked for being copied out
+        self.cache.evict(EvictParams(num_tokens=self.scheduler.max_total_num_tokens))
 
     def details(self, req: Any) -> dict[str, int]:
         """`cached_tokens_details` as in the response, without SGLang's own words for the same."""

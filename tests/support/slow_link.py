@@ -6,7 +6,11 @@ These functions run in the scheduler's process; `s` is its `StepScheduler`.
 from __future__ import annotations
 
 import random
+import time
 from typing import ClassVar
+
+#: A guard against hanging, not a measure.
+PATIENCE = 60.0
 
 
 def prompt(seed: int, tokens: int = 1000) -> list[int]:
@@ -23,9 +27,7 @@ def to_ssd(s, *prompts: list[int]) -> list[list[int]]:
 
 def quiet(s) -> None:
     """Wait until nothing moves, then require that nothing is kept for any request."""
-    assert s.linker.wait_offloads()
-    assert s.linker.stack.wait_written(20)
-    s.linker.stack.restorer.flush()
+    s.settle()
     assert not s.linker.claims, "claims leaked"
     assert not s.cache.linker.arrivals, "arrivals leaked"
     assert not s.cache.linker.courses, "courses leaked"
@@ -40,7 +42,14 @@ class Unknown:
     """What costs are, so that nothing depends on how fast this machine is today."""
 
     compute = compute_at_worst = None
+    together = 1.0
     sources: ClassVar[dict[str, object]] = {}
+
+
+def costs_are_unknown(s) -> None:
+    """And stay so: what can be loaded is waited for, and given up for its deadline alone. By what it costs, more of it
+    is recomputed the busier this machine is."""
+    s.linker.stack.planner.costs = Unknown()
 
 
 class Link:
@@ -51,21 +60,27 @@ class Link:
         self.planner, self.costs = s.linker.stack.planner, s.linker.stack.costs
         self.restorer = s.linker.stack.restorer
         self.behind = 1e9 if patient else self.restorer.behind
+        self.deadline = 1e9 if patient else self.restorer._deadline_seconds
         self.kept: list = []
         self.stripes = s.linker.stack.stripes
         self.read = self.stripes.read
 
     def __enter__(self):
-        self.restorer.behind, self.behind = self.behind, self.restorer.behind
+        self._swap()
         self.planner.costs = Unknown()
         self.stripes.read = lambda stored, block, done: self.kept.append((stored, block, done))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.restorer.behind = self.behind
+        self._swap()
         self.planner.costs = self.costs
         self.stripes.read = self.read
         self.deliver(len(self.kept))
+
+    def _swap(self) -> None:
+        """How long pages are waited for, then and now."""
+        self.restorer.behind, self.behind = self.behind, self.restorer.behind
+        self.restorer._deadline_seconds, self.deadline = self.deadline, self.restorer._deadline_seconds
 
     def deliver(self, pages: int) -> int:
         """Let the first `pages` of those asked for come in; how many did."""
@@ -80,7 +95,7 @@ class Link:
                 there.set()
 
             self.read(stored, block, came)
-            assert there.wait(20)
+            assert there.wait(PATIENCE)
         return len(now)
 
     def fail(self, pages: int) -> int:
@@ -92,10 +107,11 @@ class Link:
         return len(now)
 
 
-def extends(s, link: Link | None, pages_a_step: int, until=lambda: False, steps: int = 4000) -> list[tuple[int, int]]:
+def extends(s, link: Link | None, pages_a_step: int, until=lambda: False) -> list[tuple[int, int]]:
     """Run to the end, with so many pages arriving at each step: (prefix, extend) of each forward over prompts."""
     log = []
-    for _ in range(steps):
+    limit = time.monotonic() + PATIENCE
+    while time.monotonic() < limit:
         if link is not None:
             link.deliver(pages_a_step)
         batch = s.step()
@@ -103,14 +119,7 @@ def extends(s, link: Link | None, pages_a_step: int, until=lambda: False, steps:
             log += list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
         if until() or (batch is None and not s.scheduler.waiting_queue and s.scheduler.chunked_req is None):
             return log
-    raise AssertionError(f"not done after {steps} steps: {log[-5:]}")
-
-
-def device_only(s) -> None:
-    """Evict the device's tree, and leave host memory as it is."""
-    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
-    s.cache.evict(EvictParams(num_tokens=s.scheduler.max_total_num_tokens))
+    raise AssertionError(f"not done after {PATIENCE:g} s: {log[-5:]}")
 
 
 def told_the_same(s, questions, reqs, answers, aborted: set[str]) -> None:
