@@ -217,6 +217,7 @@ async def test_a_cursor_at_the_newest_follows_and_another_one_stays() -> None:
         await until(pilot, lambda: app.grid.row != seen)
         assert app.grid.cursor == 0
         await pilot.press("down", "down")
+        await until(pilot, lambda: app.grid.cursor >= 2)
         stayed, at = app.grid.row, app.grid.cursor
         await until(pilot, lambda: app.grid.cursor > at)
         assert app.grid.row == stayed

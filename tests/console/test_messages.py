@@ -94,10 +94,13 @@ async def test_a_message_leaves_the_cursor_in_sight() -> None:
         key = app.grid.row.key
         app.tell("a message " * 20)
         await until(pilot, lambda: app.grid.size.height < height)
-        await pilot.pause(0.1)
+
+        def in_sight() -> bool:
+            top = app.grid.scroll_offset.y
+            return top <= app.grid.cursor < top + app.grid.size.height - 1
+
+        await until(pilot, in_sight)
         assert app.grid.row.key == key
-        top = app.grid.scroll_offset.y
-        assert top <= app.grid.cursor < top + app.grid.size.height - 1
 
 
 async def test_an_export_that_fails_asks_again_with_what_was_typed(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ async def test_a_recording_is_played_stepped_and_put_back(tape: Path) -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await shows(pilot, "RECORDING", "00:00/00:29 paused x1", "1 warning", without=("WRONG",))
         await pilot.press("space")
+        await until(pilot, lambda: feed.player.playing)
         clock.now += 21
         await shows(pilot, "00:21/00:29 playing x1", "is out of service")
         await pilot.press("comma")

@@ -14,7 +14,7 @@ from swift_tiers.console.feeds.feed import Feed
 from support.console_world import World, WorldFeed
 
 #: A guard against hanging, not a measure.
-PATIENCE = 10.0
+PATIENCE = 60.0
 SIZE = (120, 40)
 
 
@@ -40,6 +40,8 @@ async def shows(pilot: Pilot[Any], *words: str, without: tuple[str, ...] = ()) -
 
     def there() -> bool:
         nonlocal text
+        if pilot.app.screen._compositor.size != pilot.app.size:
+            return False  # it was opened just now, and has not been laid out
         text = screen_text(app)  # type: ignore[arg-type]
         return all(word in text for word in words) and not any(word in text for word in without)
 
