@@ -15,6 +15,7 @@ from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.promotion import DROPPED, Promotions, Source
 from swift_tiers.radix_tiering.request_restore import Restore
 from swift_tiers.radix_tiering.restore.batch import Batch
+from swift_tiers.radix_tiering.restore.plan import Strategy
 from swift_tiers.radix_tiering.restore.planner import Planner
 
 #: What a source has under way takes it about so long, seconds: a restore waits no longer for a page that it needs.
@@ -31,10 +32,12 @@ SAMPLE_SECONDS = 0.1
 Waiter = tuple[Restore, int, Source | None]
 
 
-class SourceCosts(Protocol):
-    """Learns what loading takes; `LiveCosts` is one."""
+class LearnsCosts(Protocol):
+    """Learns what loading takes, and whole restores; `LiveCosts` is one."""
 
     def loaded(self, source: str, nbytes: int, seconds: float) -> None: ...
+
+    def restored(self, estimated_seconds: float | None, real_seconds: float | None) -> None: ...
 
 
 class Channel:
@@ -52,7 +55,7 @@ class PageReads:
     """Used under the page table's lock."""
 
     def __init__(
-        self, planner: Planner, costs: SourceCosts, clock: Callable[[], float], *, by_age: bool = False
+        self, planner: Planner, costs: LearnsCosts, clock: Callable[[], float], *, by_age: bool = False
     ) -> None:
         """`by_age`: see `Batch`."""
         self._planner = planner
@@ -84,6 +87,16 @@ class PageReads:
     def remove(self, restore: Restore) -> None:
         """Read nothing more for it."""
         self.batch.remove(restore)
+
+    def ended(self, restore: Restore) -> None:
+        """What it took is told to the costs, if something was expected of it when it began."""
+        if restore.estimate is None:
+            return
+        story = restore.story.told()
+        if story.strategy == Strategy.LOAD.value:
+            self._costs.restored(None, None)
+        elif story.strategy == Strategy.TOKEN_WISE.value and not (story.late or story.lost_pages):
+            self._costs.restored(restore.estimate, story.waited_seconds)
 
     def pump(self) -> None:
         """Give the sources what to do."""

@@ -191,6 +191,7 @@ class Restorer:
             if restore.released:
                 return
             restore.released = True
+            self._reads.ended(restore)
             restore.story.flight = None
             self._pacing.goes_on(restore)
             self._reads.remove(restore)

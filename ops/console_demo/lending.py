@@ -231,6 +231,10 @@ class LentMemory:
         """There is no landing memory."""
         return False
 
+    def paced_seconds(self, donor: str, pages: int) -> float:
+        """Nobody sets a pace."""
+        return 0.0
+
     def send(self, nbytes: float, done: Callable[[], None]) -> None:
         """Load a page of this length for a restore."""
         self._copy("peer-host", done)

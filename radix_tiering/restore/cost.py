@@ -68,3 +68,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     def compute_at_worst(self) -> ComputeCost:
         """A model by itself leaves no doubt; `LiveCosts` does."""
         return self.compute
+
+    @property
+    def together(self) -> float:
+        """Likewise: computing and loading do not slow each other down."""
+        return 1.0

@@ -37,6 +37,11 @@ REFIT_EVERY = 16
 #: Two samples in a row that are off by this factor, to the same side: the speed has changed, and what was sampled
 #: before must not be fitted together with what comes now.
 CHANGED_SPEED = 1.5
+#: So many times its estimate at most a restore that does both is believed to take: where it would still be by far the
+#: best, it is done again, and this is learned anew.
+MOST_TOGETHER = 1.5
+#: What is left of that belief after a restore that did only one of both, as a logarithm: one in a dozen tries again.
+BELIEF_KEPT = 0.95
 
 
 class Correction:
@@ -228,6 +233,7 @@ class LiveCosts:
         self._compute = _FollowingCompute(None if profile is None else profile.compute)
         self._sources = {name: _following_source(cost) for name, cost in (profile.sources if profile else {}).items()}
         self._known: _Known | None = None  # None: something has changed since
+        self._together = 0.0  # the logarithm
 
     def now(self) -> CostModel | None:
         """The costs to plan with; None while computing is of unknown cost. A source is in it once its cost is known."""
@@ -248,6 +254,25 @@ class LiveCosts:
     def sources(self) -> Mapping[str, SourceCost]:
         """Those that are known."""
         return self._look().sources
+
+    @property
+    def together(self) -> float:
+        """How many times its estimate a restore that computes and loads at once takes, by what the last ones took.
+
+        What each costs alone is known of each; this is what they cost each other: the processors that both need, a
+        forward more, a device that is busy with others. From 1 to `MOST_TOGETHER`.
+        """
+        return math.exp(self._together)
+
+    def restored(self, estimated_seconds: float | None, real_seconds: float | None) -> None:
+        """A restore has ended that was to compute and load at once, or, if nothing was estimated, one that was to load
+        alone. Nonsense is left out, and what is not known (`real_seconds` None)."""
+        with self._lock:
+            if estimated_seconds is None:
+                self._together *= BELIEF_KEPT
+            elif real_seconds is not None and 0 < estimated_seconds < math.inf and 0 < real_seconds < math.inf:
+                seen = min(max(math.log(real_seconds / estimated_seconds), 0.0), math.log(MOST_TOGETHER))
+                self._together += (seen - self._together) / 2
 
     @property
     def factors(self) -> Mapping[str, float]:

@@ -45,6 +45,10 @@ class Costs(Protocol):
     @property
     def sources(self) -> Mapping[str, SourceCost]: ...
 
+    @property
+    def together(self) -> float:
+        """How many times its estimate a restore that computes and loads at once takes; 1 or more."""
+
 
 class Decision(NamedTuple):
     """What to do, and why."""
@@ -127,13 +131,14 @@ class Planner:
         return Decision(True, True, plan.lead // self._page_tokens, plan, why)
 
     def _unless_in_doubt(self, mixed: RestorePlan, prefix: Prefix, costs: CostModel) -> tuple[RestorePlan, str]:
-        """A plan that does both, if it is still the best where computing costs as much as it may; else the better of
-        the others, and why."""
+        """A plan that does both, if it is still the best where computing costs as much as it may, and where both at
+        once take as much longer as they did before; else the better of the others, and why."""
         worst = self.costs.compute_at_worst
         assert worst is not None, "computing is of known cost"
         at_worst = CostModel(compute=worst, sources=costs.sources)
         forward = self.forward_tokens or self.chunk * self._page_tokens
-        doubtful = priced(mixed, prefix, at_worst, forward).first_token_seconds
+        both = priced(mixed, prefix, at_worst, forward)
+        doubtful = both.seconds * self.costs.together + both.behind_seconds
         if all(doubtful < plan.first_token_seconds for plan in pure_plans(prefix, at_worst, forward)):
             return mixed, ""
         plan = min(pure_plans(prefix, costs, forward), key=lambda plan: plan.first_token_seconds)

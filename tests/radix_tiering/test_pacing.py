@@ -146,3 +146,61 @@ def test_a_step_that_is_asked_for_early_counts_from_when_the_device_is_done(laun
                 arrive(link, clock, 1, 1.0)
     stack.restorer.release(restore)
     check(stack)
+
+
+def drive(stack: TierStack, clock: Clock, keys: list[bytes], *, load: float, compute: float) -> Restore:
+    """A restore from its beginning to its end: a page comes every `load` s, and one takes `compute` s to compute."""
+    with Link(stack) as link:
+        restore = stack.restore(keys, can_compute=True)
+        stack.restorer.flush()
+        next_page = clock.now + load
+
+        def passes(until: float) -> None:
+            nonlocal next_page
+            while next_page <= until:
+                clock.now = next_page
+                if link.kept:
+                    link.deliver(0)
+                next_page += load
+            clock.now = until
+
+        while stack.restorer.poll(restore) is Readiness.WAIT:
+            passes(next_page)
+        front = 0
+        while restore.outcome != "completed" and front < len(keys):
+            step = take(stack, restore, front)
+            if step.end == front:
+                passes(next_page)
+            passes(clock.now + (step.end - step.jump) * compute)
+            front = step.end
+        if restore.outcome != "completed":
+            stack.restorer.split(restore)
+    stack.restorer.release(restore)
+    check(stack)
+    stack.flush(host=True, ssd=False)
+    return restore
+
+
+def test_computing_that_slows_loading_down_is_given_up_until_it_is_tried_again() -> None:
+    """By what each takes alone, both at once take 0.8 of loading. They disturb each other, and take longer."""
+    stack, clock, keys = on_ssd(PAGES)
+    tokens, nbytes = stack.planner._page_tokens, stack.planner._page_bytes
+    model = CostModel(
+        compute=ComputeCost(fixed_seconds=0.0, token_seconds=4 / tokens, pair_seconds=0.0),
+        sources={"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=nbytes)},
+    )
+    costs = LiveCosts(model)
+    stack.planner.costs = stack.restorer._reads._costs = costs
+    strategies = []
+    for _ in range(40):
+        # As if costs alone were measured in between: only what both take together is learned.
+        costs._sources = LiveCosts(model)._sources
+        costs._known = None
+        both = stack.planner.decide(0, ["ssd"] * PAGES, 1).compute
+        restore = drive(stack, clock, keys, load=1.3 if both else 1.0, compute=5.2)
+        strategies.append(restore.story.told().strategy)
+    assert strategies[0] == "token-wise"
+    assert "load" in strategies[1:4]
+    again = strategies.index("load")
+    assert "token-wise" in strategies[again:], "it is never tried again"
+    assert strategies.count("load") > 4 * strategies.count("token-wise")

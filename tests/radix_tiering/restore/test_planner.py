@@ -30,7 +30,9 @@ COST = ComputeCost(fixed_seconds=0.1, token_seconds=1.2e-3, pair_seconds=0.0)
 class Known:
     """Costs that do not change; `fixed_at_worst` seconds may be what a forward costs whatever it computes."""
 
-    def __init__(self, load_seconds: float, tokens: int, fixed_at_worst: float = COST.fixed_seconds) -> None:
+    def __init__(
+        self, load_seconds: float, tokens: int, fixed_at_worst: float = COST.fixed_seconds, together: float = 1.0
+    ) -> None:
         """`load_seconds`: for so many tokens from ssd."""
         self.compute = COST
         self.compute_at_worst = ComputeCost(
@@ -38,6 +40,7 @@ class Known:
         )
         rate = tokens * TOKEN_BYTES / load_seconds
         self.sources = {"ssd": SourceCost(latency_seconds=0.0, bytes_per_second=rate)}
+        self.together = together
 
 
 def decide(
@@ -177,3 +180,15 @@ def test_the_worst_that_is_risked_is_no_worse_than_the_better_of_the_others(
         assert risked < min(pure.first_token_seconds for pure in pure_plans(prefix, worst, 2048))
     pure = min(one.first_token_seconds for one in pure_plans(prefix, believed, 2048))
     assert plan.first_token_seconds <= pure + 1e-12
+
+
+def test_what_doing_both_took_before_counts() -> None:
+    """Loading takes 0.5 s, doing both by the costs alone a fifth less: not worth it where it took a third more."""
+    alone, _ = decide(0.5)
+    assert alone.strategy is Strategy.TOKEN_WISE
+    assert plan_of(alone).seconds < 0.5 / 1.15
+    as_before, _ = decide(0.5, together=1.35)
+    assert as_before.strategy is Strategy.LOAD
+    assert as_before.why.startswith("loading takes 500 ms; doing both would save")
+    # Where it is by far the best it is done all the same.
+    assert decide(1.2, together=1.35)[0].strategy is Strategy.TOKEN_WISE

@@ -24,6 +24,7 @@ class Known:
     def __init__(self, compute: ComputeCost | None, **sources: SourceCost) -> None:
         self.compute = self.compute_at_worst = compute
         self.sources = sources
+        self.together = 1.0
 
 
 #: 1 ms for each token; a page from ssd takes as long as one that is computed, one from a peer a quarter of that.
