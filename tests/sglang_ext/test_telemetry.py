@@ -585,4 +585,4 @@ def test_the_tree_is_known_without_a_walk(tmp_path_factory):
     with SchedulerProcess(arguments(tmp_path_factory), environment) as process:
         process(nobody_else_listens)
         process(no_sampling_is_cut_short)
-        process(the_tree_is_known_without_a_walk, timeout=240)
+        process(the_tree_is_known_without_a_walk)

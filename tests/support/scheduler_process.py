@@ -65,7 +65,7 @@ class SchedulerProcess:
         theirs.close()
         self._receive(START_SECONDS)
 
-    def __call__(self, function: Callable[..., Any], *values: Any, timeout: float = 120) -> Any:
+    def __call__(self, function: Callable[..., Any], *values: Any, timeout: float = 280) -> Any:
         """Run `function(scheduler, *values)` there; its result, or its exception as an AssertionError."""
         self._connection.send((inspect.getfile(function), function.__name__, values))
         return self._receive(timeout)
