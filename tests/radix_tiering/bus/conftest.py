@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from swift_tiers.radix_tiering.bus import connection
 from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.config import BusConfig
 
@@ -42,8 +43,12 @@ def own_redis() -> Iterator[RealRedis]:
 
 
 @pytest.fixture
-def publish() -> Iterator[Publish]:
-    """Start a publisher, with the arguments of `support.publishing.make_publisher`; it is closed in the end."""
+def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Publish]:
+    """Start a publisher, with the arguments of `support.publishing.make_publisher`; it is closed in the end.
+
+    It waits for an answer for longer than a machine does something else. Where that is the matter, a test sets it back.
+    """
+    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 20.0)
     started: list[BusPublisher] = []
 
     def start(where: RealRedis | BusConfig, *args: Any, **options: Any) -> BusPublisher:

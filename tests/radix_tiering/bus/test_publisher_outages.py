@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from swift_tiers.radix_tiering.bus import publisher
+from swift_tiers.radix_tiering.bus import connection, publisher
 from swift_tiers.radix_tiering.bus.connection import PASSWORD_VARIABLE
 from swift_tiers.radix_tiering.bus.outage import LONGEST_PAUSE, Outage
 from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
@@ -199,13 +199,20 @@ def test_one_key_removed(redis, publish, key: str) -> None:
     wait_whole(redis)
 
 
+@pytest.fixture
+def _impatient(publish, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As servers are."""
+    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 1.0)
+
+
+@pytest.mark.usefixtures("_impatient")
 def test_asleep(own_redis, publish, events, caplog) -> None:
     """It takes what is sent, and does not answer for a while."""
     one = publish(own_redis, events=events)
     events.emit("test")
     wait_whole(own_redis)
     with one_outage(events, caplog, "no answer within"):
-        own_redis.sleep(2.5)
+        own_redis.sleep(4)
         wait_tries(events, 1, one)
         events.emit("test")
         wait_whole(own_redis)
@@ -213,11 +220,12 @@ def test_asleep(own_redis, publish, events, caplog) -> None:
     assert set(range(1, events.emitted + 1)) == set(sequences)
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_paused(own_redis, publish, events, caplog) -> None:
     one = publish(own_redis, events=events)
     wait_whole(own_redis)
     with one_outage(events, caplog, "no answer within"):
-        own_redis.pause(2.5)
+        own_redis.pause(4)
         wait_tries(events, 1, one)
         wait_whole(own_redis)
 
@@ -437,9 +445,10 @@ def test_an_embedded_redis_that_cannot_be_started(directory, publish, events, ca
         patched.undo()
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_the_end_does_not_wait_for_a_redis_that_does_not_answer(own_redis, publish) -> None:
     one = publish(own_redis)
     wait_whole(own_redis)
-    own_redis.sleep(3)
+    own_redis.sleep(100)
     one.close(60)
     assert not one.alive

@@ -566,6 +566,13 @@ def test_a_page_that_is_not_held(reader: BusReader, alpha: HandWritten) -> None:
     assert first.held is False
 
 
+@pytest.fixture
+def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written by hand is an answer to what is asked next, however long that takes."""
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.FRESH_SECONDS", 25.0)
+
+
+@pytest.mark.usefixtures("_slow")
 def test_ranks_that_do_not_answer_are_named(reader: BusReader, alpha: HandWritten) -> None:
     alpha.hash("page", {"held": 1}, "dp0-tp1", key=PAGE)
     alpha.hash("page", {"held": 1}, "dp0-tp0", key=PAGE, ago=30)
@@ -768,6 +775,7 @@ def test_nodes_are_read_with_what_is_not_known_of_them(reader: BusReader, alpha:
     )
 
 
+@pytest.mark.usefixtures("_slow")
 def test_an_answer_to_who_wanted_fewer_nodes_is_waited_past(reader: BusReader, alpha: HandWritten) -> None:
     """It is as new as ours would be, and says less."""
     few = {**NODES, "listed": 1, "table": "7::1024:4096:3:1:12.5:"}
@@ -795,6 +803,7 @@ def test_what_no_server_would_answer_is_not_asked(redis: RealRedis, reader: BusR
     assert not redis.admin.exists(alpha.key("questions"))
 
 
+@pytest.mark.usefixtures("_slow")
 @pytest.mark.parametrize("said", ["free", "free x", "free -1", "free 1 cached", "12 free 3"])
 def test_cells_that_cannot_be_read_are_none(reader: BusReader, alpha: HandWritten, said: str) -> None:
     alpha.hash("map", {**MAPS["ssd"], "cells": said}, tier="ssd")
@@ -802,6 +811,7 @@ def test_cells_that_cannot_be_read_are_none(reader: BusReader, alpha: HandWritte
     assert [one.cells for one in reader.map("ssd", timeout=0.3).answers] == [(), ()]
 
 
+@pytest.mark.usefixtures("_slow")
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
