@@ -42,11 +42,12 @@ def value(found: dict[str, list], name: str, **labels: str) -> float:
 def test_a_scrape_says_what_the_server_says(server):
     for seed in range(4):
         generate(server, prompt(seed))
+        wait_written(server)
     fill_device(server, 1)
     for seed in range(4):
         generate(server, prompt(seed))
     wait_written(server)
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     # Each rank brings its series up to date every second, in its own time.
     while wrong := differences(found := scrape(server), snapshot(server)) + differing_ranks(found):
         assert time.monotonic() < limit, wrong

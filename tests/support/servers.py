@@ -45,8 +45,11 @@ def generate(server: Server, token_ids: list[int], tokens: int = 6) -> tuple[lis
 
 
 def fill_device(server: Server, seed: int) -> None:
+    """Requests enough to evict everything else from the device; what they and others have left behind is on ssd."""
+    wait_written(server)
     for number in range(4):
         generate(server, prompt(1000 * seed + number), 1)
+        wait_written(server)
 
 
 def snapshot(server: Server) -> dict[str, Any]:
@@ -55,9 +58,19 @@ def snapshot(server: Server) -> dict[str, Any]:
 
 
 def wait_written(server: Server) -> None:
-    limit = time.monotonic() + 30
-    while snapshot(server)["write_queue_pages"]:
-        assert time.monotonic() < limit
+    """Wait until nothing moves to host memory, or on to ssd, any more: what is not there yet may be lost where others
+    take its room. As far as can be seen from outside: nothing is to be written, and nothing has moved since the look
+    before."""
+    limit = time.monotonic() + 120
+    before = None
+    while True:
+        state = snapshot(server)
+        links = [link["pages"] for link in state["links"].values()]
+        now = state["write_queue_pages"], state["tiers"]["host"]["pinned_pages"], links
+        if not now[0] and now == before:
+            return
+        before = now
+        assert time.monotonic() < limit, now
         time.sleep(0.05)
 
 
@@ -88,5 +101,6 @@ class Site:
         return {
             "host": {"size": host},
             "ssd": {"directories": named, "size_per_device": "32MiB", "stripe_unit": "8KiB"},
+            "policy": {"restore_deadline": "60s"},
             "bus": {"directory": str(self.bus)},
         }
