@@ -49,7 +49,7 @@ def slow_tiers(site, page_tokens: int) -> dict:
 
 def from_ssd(server) -> None:
     wait_written(server)
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     while snapshot(server)["tiers"]["host"]["pages"]:
         call(server, "/flush_cache", {})
         assert time.monotonic() < limit
@@ -103,7 +103,7 @@ def test_the_same_tokens_under_every_plan(site, prompts, answers) -> None:
     site.directories[0] = site.root / name
     site.directories[0].mkdir()
     tiers = slow_tiers(site, 16)
-    tiers["ssd"]["throttle"] = "4MiB"
+    tiers["ssd"]["throttle"] = "2MiB"  # so that a busy machine begins to compute before the last page has come
     tiers["bus"] |= {"control": True, "server": name}
     short = len(prompts)  # fits in one forward, so that it can be computed layer by layer
     asked = [*prompts, prompts[0][:450]]
@@ -139,7 +139,7 @@ def test_the_same_tokens_under_every_plan(site, prompts, answers) -> None:
 
 def story_of(reader: BusReader, server: str, rid: str):
     """What is told of a request that has ended."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 60
     while True:
         for view in reader.request(rid, server):
             if not view.live and view.restore_story is not None:
