@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 #: Tokens of the donor's pool: 4 MiB.
 POOL = 8192
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Neighbours:
@@ -116,10 +116,13 @@ def test_tokens_are_served_from_the_neighbour(pair):
 
 def test_an_operator_sees_the_leases_and_recalls_them(pair, capsys):
     borrow_something(pair)
-    code, out = pair.lease_command(capsys, "list", "--json")
-    assert code == 0
-    assert "donor.dp0-tp0" in out
-    assert "borrower.dp0-tp0" in out
+
+    def both_are_listed() -> bool:
+        code, out = pair.lease_command(capsys, "list", "--json")
+        assert code == 0
+        return "donor.dp0-tp0" in out and "borrower.dp0-tp0" in out
+
+    assert wait_for(lambda: both_are_listed() or None, PATIENCE)
     before = borrowed(pair)
     code, out = pair.lease_command(capsys, "recall", "donor", "all")
     assert code == 0, out
