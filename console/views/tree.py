@@ -31,7 +31,7 @@ HOME = (Column("server", widest=20, rank=9), Column("rank", rank=2))
 COLUMNS = (
     Column("node", widest=36, rank=9),
     Column("subtree", right=True, rank=9),
-    Column("share", rank=8),
+    Column("share", rank=8, widest=WIDE_BAR),
     Column("tokens", right=True, rank=8),
     Column("hits", right=True, rank=8),
     Column("locks", right=True, rank=7),
