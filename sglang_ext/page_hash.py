@@ -71,7 +71,7 @@ def page_hashes(
         units = min(step, length - start)
         first, last = (start, start + units) if is_bigram else (start * unit_width, (start + units) * unit_width)
         reach = last + 1 if is_bigram and units else last
-        is_wide = wide and int(words[first:reach].max()) >= 2**32
+        is_wide = wide and int(words[first:reach].max(initial=0)) >= 2**32
         source = words if is_wide else narrow
         piece = np.stack([source[first:last], source[first + 1 : last + 1]], 1) if is_bigram else source[first:last]
         digest = hashlib.sha256(digest + (_WIDE_TAG if is_wide else b"") + piece.tobytes()).digest()

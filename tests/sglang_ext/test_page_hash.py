@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.sglang_ext import page_hash
@@ -21,6 +21,7 @@ WIDE = st.integers(0, 2**62)
     prior=st.one_of(st.none(), st.binary(min_size=32, max_size=32)),
     is_bigram=st.booleans(),
 )
+@example(tokens=[2**32], page_size=None, prior=None, is_bigram=True)  # no pair at all, and a token that is wide
 def test_equal_to_the_compiled_one(tokens, page_size, prior, is_bigram):
     from sglang.srt.mem_cache.cpp_utils.native_hash import _load_native_hash_module
 

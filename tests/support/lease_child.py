@@ -95,6 +95,7 @@ class BorrowerChild:
         self.machine = borrower = Borrower(options["name"], PAGE, SystemRandom(), timing=timing)
         self.service = LeaseService(borrower=borrower, on_borrower=self.on_effect)
         self.donors = options["donors"]
+        self.finished = threading.Event()
         self.connect()
 
     def on_effect(self, effect: Any) -> None:
@@ -124,18 +125,24 @@ class BorrowerChild:
         for key in list(self.lent):
             self.service.release(key)
 
-    def use(self, use: str, seconds: str) -> None:
-        """Use every lease for so long, beside everything else."""
+    def use(self, use: str) -> None:
+        """Use every lease until `finish`, beside everything else."""
         tickets = [self.service.check_before(key, Use[use]) for key in list(self.lent)]
+        finished = self.finished
 
         def end() -> None:
-            time.sleep(float(seconds))
+            finished.wait()
             for ticket in tickets:
                 if ticket is not None:
                     self.service.check_after(ticket)
 
         threading.Thread(target=end, daemon=True).start()
         say("use", uses=len(tickets))
+
+    def finish(self) -> None:
+        """End the uses under way."""
+        self.finished.set()
+        self.finished = threading.Event()
 
     def store(self) -> None:
         """Fill everything that is lent."""
