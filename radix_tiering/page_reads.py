@@ -37,7 +37,9 @@ class LearnsCosts(Protocol):
 
     def loaded(self, source: str, nbytes: int, seconds: float) -> None: ...
 
-    def restored(self, estimated_seconds: float | None, real_seconds: float | None) -> None: ...
+    def restored_together(self, estimated_seconds: float, real_seconds: float) -> None: ...
+
+    def restored_by_loading(self) -> None: ...
 
 
 class Channel:
@@ -94,9 +96,11 @@ class PageReads:
             return
         story = restore.story.told()
         if story.strategy == Strategy.LOAD.value:
-            self._costs.restored(None, None)
-        elif story.strategy == Strategy.TOKEN_WISE.value and not (story.late or story.lost_pages):
-            self._costs.restored(restore.estimate, story.waited_seconds)
+            self._costs.restored_by_loading()
+        elif story.strategy != Strategy.TOKEN_WISE.value or story.late or story.lost_pages:
+            return
+        elif story.waited_seconds is not None:
+            self._costs.restored_together(restore.estimate, story.waited_seconds)
 
     def pump(self) -> None:
         """Give the sources what to do."""

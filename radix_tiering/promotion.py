@@ -96,7 +96,8 @@ class Promotions(Generic[Waiter]):
         self._table.begin_fill(page, slot)
         # In time for the answer, which needs the lock that is held here.
         self._waiting[page] = [waiter]
-        if (at_peer and self._read_from_peer(page)) or self._read_from_ssd(page) or self._read_from_peer(page):
+        ways = (self._read_from_peer, self._read_from_ssd)
+        if any(read(page) for read in (ways if at_peer else reversed(ways))):
             return self._sources[page]
         del self._waiting[page]
         self._table.end_fill(page, complete=False)

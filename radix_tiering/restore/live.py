@@ -264,15 +264,18 @@ class LiveCosts:
         """
         return math.exp(self._together)
 
-    def restored(self, estimated_seconds: float | None, real_seconds: float | None) -> None:
-        """A restore has ended that was to compute and load at once, or, if nothing was estimated, one that was to load
-        alone. Nonsense is left out, and what is not known (`real_seconds` None)."""
+    def restored_together(self, estimated_seconds: float, real_seconds: float) -> None:
+        """A restore has ended that was to compute and load at once. Nonsense is left out."""
+        if not (0 < estimated_seconds < math.inf and 0 < real_seconds < math.inf):
+            return
+        seen = min(max(math.log(real_seconds / estimated_seconds), 0.0), math.log(MOST_TOGETHER))
         with self._lock:
-            if estimated_seconds is None:
-                self._together *= BELIEF_KEPT
-            elif real_seconds is not None and 0 < estimated_seconds < math.inf and 0 < real_seconds < math.inf:
-                seen = min(max(math.log(real_seconds / estimated_seconds), 0.0), math.log(MOST_TOGETHER))
-                self._together += (seen - self._together) / 2
+            self._together += (seen - self._together) / 2
+
+    def restored_by_loading(self) -> None:
+        """A restore has ended that was to load alone."""
+        with self._lock:
+            self._together *= BELIEF_KEPT
 
     @property
     def factors(self) -> Mapping[str, float]:

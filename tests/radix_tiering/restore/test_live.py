@@ -390,27 +390,27 @@ def test_what_doing_both_at_once_takes_is_learned() -> None:
     live = LiveCosts()
     assert live.together == 1
     for _ in range(6):
-        live.restored(0.4, 0.5)
+        live.restored_together(0.4, 0.5)
     assert live.together == pytest.approx(1.25, rel=0.01)
-    live.restored(0.4, 0.2)
+    live.restored_together(0.4, 0.2)
     assert 1 < live.together < 1.13, "sooner than estimated is no more than as estimated"
     for _ in range(20):
-        live.restored(0.01, 3600.0)
+        live.restored_together(0.01, 3600.0)
     assert live.together == pytest.approx(MOST_TOGETHER)
     for nonsense in (-1.0, 0.0, math.nan, math.inf):
-        live.restored(nonsense, 1.0)
-        live.restored(1.0, nonsense)
+        live.restored_together(nonsense, 1.0)
+        live.restored_together(1.0, nonsense)
     assert live.together == pytest.approx(MOST_TOGETHER)
 
 
 def test_and_forgotten_as_long_as_it_is_not_done() -> None:
     live, restores = LiveCosts(), 0
     for _ in range(20):
-        live.restored(1.0, 2.0)
+        live.restored_together(1.0, 2.0)
     while live.together > 1.2:
-        live.restored(None, None)
+        live.restored_by_loading()
         restores += 1
     assert 5 < restores < 30
     for _ in range(1000):
-        live.restored(None, None)
+        live.restored_by_loading()
     assert live.together == pytest.approx(1.0)
