@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,18 @@ from hypothesis import settings
 # `tests` is not installed: its helpers are found beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support.redis import only_the_bundled
+
 # A machine that does something else for a moment fails no test: pytest-timeout sees to those that hang.
 settings.register_profile("swift", deadline=None)
 settings.load_profile("swift")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test file is read, since some of them look for Redis."""
+    decoys = tempfile.TemporaryDirectory(prefix="swift-decoys-")
+    only_the_bundled(Path(decoys.name))
+    config.add_cleanup(decoys.cleanup)
 
 
 @pytest.fixture

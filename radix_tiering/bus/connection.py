@@ -58,6 +58,7 @@ def connect(config: BusConfig, server: str) -> redis.Redis:
         db=address.database,
         credential_provider=_credentials(config),
         client_name=f"swift-tiers:{server}",
+        redis_connect_func=_introduce,
         protocol=2,
         decode_responses=True,
         encoding_errors="backslashreplace",
@@ -109,6 +110,16 @@ def bus_errors(config: BusConfig) -> Iterator[None]:
     except (RedisError, OSError) as error:
         what, remedy = _explain(error, config)
         raise BusError(f"{describe(config)}: {what}; {remedy}") from None
+
+
+def _introduce(connection: Any) -> None:
+    """What redis-py does on every new connection, less CLIENT SETINFO, with which it says its own name and version.
+
+    A Redis before 7.2 does not know that command, so no right to it can be granted there, and the attempt is an entry
+    of its ACL LOG at each connection. The names of the attributes differ from version to version of redis-py.
+    """
+    connection.driver_info = connection.lib_name = connection.lib_version = None
+    connection.on_connect()
 
 
 class _Password(CredentialProvider):

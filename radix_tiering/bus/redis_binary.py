@@ -50,8 +50,10 @@ def find_server() -> Path:
 
 
 def find_cli() -> Path | None:
-    """`redis-cli` on PATH, else the wheel's; None where there is neither."""
-    path = shutil.which("redis-cli") or bundled("redis-cli")
+    """The `redis-cli` beside $SWIFT_REDIS_SERVER, else the one on PATH, else the wheel's; None where there is none."""
+    named = os.environ.get(SERVER_VARIABLE)
+    beside = shutil.which("redis-cli", path=str(Path(named).absolute().parent)) if named else None
+    path = beside or shutil.which("redis-cli") or bundled("redis-cli")
     return Path(path) if path else None
 
 

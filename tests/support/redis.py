@@ -17,22 +17,47 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
 import redis
 
 from swift_tiers.radix_tiering.bus.redis_binary import SERVER_VARIABLE, bundled, find_server, parse_version
 
 #: Certificates; see the folder's README.
 TLS = Path(__file__).with_name("tls")
+#: The variable that keeps PATH as it was before the suite began.
+OWN_PATH = "SWIFT_TESTS_PATH"
 #: A guard against hanging, not a measure.
 PATIENCE = 60.0
 
 
-def server_binaries() -> list[Path]:
-    """Every Redis that is to be tested with: the named one alone, else PATH's and the wheel's."""
-    if os.environ.get(SERVER_VARIABLE):
-        return [find_server()]
-    found = [find_server(), bundled("redis-server")]
-    return list(dict.fromkeys(path for path in found if path))
+def redis_programs() -> list[Any]:
+    """Parameters of a fixture: every Redis that the contract is tested with. Whatever is on PATH, they are the same
+    two; where there is none on PATH, its tests are skipped, and say so."""
+    on_path = shutil.which("redis-server", path=os.environ[OWN_PATH])
+    missing = pytest.mark.skipif(on_path is None, reason="no redis-server on PATH to try the contract on as well")
+    return [
+        pytest.param(find_server(), id="bundled"),
+        pytest.param(Path(on_path or "none"), id="path", marks=missing),
+    ]
+
+
+def only_the_bundled(decoys: Path) -> None:
+    """From here on the suite uses the wheel's Redis, or the one that $SWIFT_REDIS_SERVER names, and no other.
+
+    A program of Redis that somebody has installed would make tests pass here that fail elsewhere. So the first folder
+    of PATH, `decoys`, has programs of these names that work for nobody. Processes that are started inherit that.
+    """
+    if OWN_PATH in os.environ:
+        return  # in a process of pytest-xdist, whose parent has done it
+    os.environ[OWN_PATH] = os.environ.get("PATH", os.defpath)
+    os.environ[SERVER_VARIABLE] = str(find_server() if os.environ.get(SERVER_VARIABLE) else bundled("redis-server"))
+    for name in ("redis-server", "redis-cli", "redis-benchmark"):
+        decoy = decoys / name
+        decoy.write_text(
+            f"#!/bin/sh\necho 'a test has started {name} from PATH, which not every machine has' >&2\nexit 97\n"
+        )
+        decoy.chmod(0o755)
+    os.environ["PATH"] = f"{decoys}:{os.environ[OWN_PATH]}"
 
 
 def wait_for(condition: Callable[[], Any], what: str = "the condition") -> Any:
@@ -67,8 +92,12 @@ class RealRedis:
     `admin` keeps being able to.
     """
 
-    def __init__(self, *, tcp: bool = False, maxmemory: int = 0, arguments: Sequence[str] = ()) -> None:
-        """`maxmemory` in bytes, 0 for no limit; `arguments` go to the server as they are."""
+    def __init__(
+        self, program: Path | None = None, *, tcp: bool = False, maxmemory: int = 0, arguments: Sequence[str] = ()
+    ) -> None:
+        """`program` is the server's, the suite's own unless named; `maxmemory` in bytes, 0 for no limit; `arguments` go
+        to the server as they are."""
+        self._program = program or find_server()
         self.directory = Path(tempfile.mkdtemp(prefix="swift-redis-"))
         self.socket = self.directory / "redis.sock"
         self.port = free_port() if tcp else 0
@@ -115,11 +144,18 @@ class RealRedis:
     def start(self, *arguments: str) -> None:
         """Start, and return when it answers. `arguments` are for this run only."""
         assert self._process is None, "it runs"
-        binary = find_server()
-        version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+        version = subprocess.run([self._program, "--version"], capture_output=True, text=True, check=True).stdout
         if parse_version(version.partition("v=")[2]) >= (7,):
             arguments += ("--enable-debug-command", "yes")
-        command = [str(binary), "--port", str(self.port), "--unixsocket", str(self.socket), "--bind", "127.0.0.1"]
+        command = [
+            str(self._program),
+            "--port",
+            str(self.port),
+            "--unixsocket",
+            str(self.socket),
+            "--bind",
+            "127.0.0.1",
+        ]
         command += ["--dir", str(self.directory), "--aclfile", str(self._users), "--save", "", "--appendonly", "no"]
         command += ["--maxmemory", str(self._maxmemory), *self._arguments, *arguments]
         with open(self.directory / "log", "ab") as log:

@@ -23,8 +23,14 @@ Publish = Callable[..., BusPublisher]
 
 
 @pytest.fixture(scope="module")
-def shared_redis() -> Iterator[RealRedis]:
-    with RealRedis() as server:
+def redis_program() -> Path | None:
+    """The server's program; None: the suite's own. Tests of the contract name others as well."""
+    return None
+
+
+@pytest.fixture(scope="module")
+def shared_redis(redis_program: Path | None) -> Iterator[RealRedis]:
+    with RealRedis(redis_program) as server:
         yield server
 
 
@@ -36,9 +42,9 @@ def redis(shared_redis: RealRedis) -> RealRedis:
 
 
 @pytest.fixture
-def own_redis() -> Iterator[RealRedis]:
+def own_redis(redis_program: Path | None) -> Iterator[RealRedis]:
     """For tests that kill it, fill it, or change its users."""
-    with RealRedis() as server:
+    with RealRedis(redis_program) as server:
         yield server
 
 

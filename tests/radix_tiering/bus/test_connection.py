@@ -135,6 +135,16 @@ def test_the_embedded_one_has_no_password(tmp_path_factory, monkeypatch):
         embedded.close()
 
 
+def test_a_new_connection_sends_what_every_redis_knows_and_no_more(fresh):
+    """What it may send is a part of the rights that docs/bus.md lists. redis-py would add CLIENT SETINFO, which cannot
+    be granted before Redis 7.2 and is logged as a denial there."""
+    fresh.admin.config_set("slowlog-log-slower-than", 0)
+    connect(bus(url=fresh.url), "one").close()
+    fresh.admin.config_set("slowlog-log-slower-than", -1)
+    sent = [entry["command"] for entry in fresh.admin.slowlog_get(100) if entry["client_name"] == b"swift-tiers:one"]
+    assert sent == [b"HELLO 2", b"CLIENT SETNAME swift-tiers:one"]
+
+
 # ---- passwords ----
 
 

@@ -20,8 +20,15 @@ from swift_tiers.radix_tiering.counters import DEVICE_LINKS
 from swift_tiers.radix_tiering.events import EventLog
 
 from support.publishing import bus_config, wait_published
-from support.redis import PATIENCE, RealRedis, wait_for
+from support.redis import PATIENCE, RealRedis, redis_programs, wait_for
 from support.telemetry import PAGE, MadeUp, ended, engine, gpu, request, stack
+
+
+@pytest.fixture(scope="module", params=redis_programs())
+def redis_program(request: pytest.FixtureRequest) -> Path:
+    """Rights, types and times to live are a Redis's own: the contract holds with each."""
+    return request.param
+
 
 TYPES = {Kind.STRING: "string", Kind.HASH: "hash", Kind.SORTED_SET: "zset", Kind.STREAM: "stream"}
 DOCUMENT = Path(__file__).parents[3] / "docs" / "bus.md"

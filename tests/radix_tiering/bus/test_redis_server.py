@@ -24,7 +24,7 @@ from swift_tiers.radix_tiering.bus.redis_binary import SERVER_VARIABLE, bundled,
 from swift_tiers.radix_tiering.bus.redis_server import FILE_BYTES, MEMORY_BYTES, EmbeddedRedis, default_directory
 from swift_tiers.radix_tiering.errors import BusError, ConfigError, SwiftTiersError
 
-from support.redis import outliving, processes_with, server_binaries, wait_for
+from support.redis import outliving, processes_with, redis_programs, wait_for
 
 #: A participant in a process of its own. It answers each line of its input; "fork" makes a child that only waits.
 PARTICIPANT = """
@@ -70,7 +70,7 @@ class Participant:
             stream.close()
 
 
-@pytest.fixture(params=server_binaries(), ids=str)
+@pytest.fixture(params=redis_programs())
 def binary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(SERVER_VARIABLE, str(request.param))
     return request.param

@@ -7,8 +7,9 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,16 +28,22 @@ from swift_tiers.radix_tiering.restore.story import RestoreStory
 
 from support.bus import PAGE, HandWritten, documented_fields
 from support.publishing import wait_published
-from support.redis import RealRedis, wait_for
+from support.redis import RealRedis, redis_programs, wait_for
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "bus.md"
 TEXT = DOCUMENT.read_text()
 
 
+@pytest.fixture(scope="module", params=redis_programs())
+def redis_program(request: pytest.FixtureRequest) -> Path:
+    """What is documented holds with each."""
+    return request.param
+
+
 @pytest.fixture
-def redis() -> Iterator[RealRedis]:
-    with RealRedis() as server:
-        yield server
+def redis(own_redis: RealRedis) -> RealRedis:
+    """The tests of rights change its users."""
+    return own_redis
 
 
 # ---- the table ----
@@ -193,6 +200,12 @@ def test_every_command_is_documented_with_json_that_is_one() -> None:
 # ---- rights ----
 
 
+def denials(redis: RealRedis) -> list[dict[str, str]]:
+    """What users were not allowed to do."""
+    entries: Any = redis.admin.execute_command("ACL", "LOG")
+    return [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in entries]
+
+
 def grant(redis: RealRedis, name: str) -> BusConfig:
     """Give the user the rights that the document says, and take all from the default user."""
     (line,) = re.findall(rf"^ *ACL SETUSER ({name} .*)$", TEXT, re.M)
@@ -221,7 +234,7 @@ def test_the_rights_of_a_server_suffice(redis: RealRedis, publish: Callable[...,
     redis.admin.flushall()
     wait_for(lambda: redis.admin.exists("swift:alpha:dp0-tp0:rank"), "the publisher's return")
     told[0].close(20)
-    assert redis.admin.execute_command("ACL", "LOG") == []
+    assert denials(redis) == []
     found = doctor_bus.remote(config)
     assert found.status in ("ok", "warning"), found
 
@@ -238,6 +251,8 @@ def test_the_rights_of_a_reader_suffice_and_do_not_steer(redis: RealRedis) -> No
         with pytest.raises(BusError, match="not permitted"):
             reader.page(PAGE)
     assert redis.admin.exists(alpha.key("control"), alpha.key("questions")) == 0
+    denied = {entry["object"] for entry in denials(redis)}
+    assert denied == {"xadd"}, "only what a reader may not do was tried in vain"
 
 
 def test_the_rights_of_an_operator_suffice(redis: RealRedis) -> None:
@@ -246,6 +261,7 @@ def test_the_rights_of_an_operator_suffice(redis: RealRedis) -> None:
         assert reader.command("alpha", "me", Flush()).state == "done"
         assert reader.page(PAGE).answers
         assert reader.snapshot().servers
+    assert denials(redis) == []
 
 
 @pytest.mark.parametrize("name", ["swift-server", "swift-reader", "swift-operator"])
