@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -54,15 +55,51 @@ def run(options: argparse.Namespace) -> int:
 
     console = Console(highlight=False, markup=False)
     results = []
-    for paths in group_by_set(find_devices(options.paths)):
+    devices = find_devices(options.paths)
+    remains = find_remains(options.paths, devices)
+    for path, what in remains.items():
+        if options.repair:
+            _remove(path)
+        outcome = f"repaired: {path}: removed" if options.repair else f"warning: {path}: {what}; --repair removes it"
+        console.print(outcome, soft_wrap=True)
+    for paths in group_by_set([path for path in devices if path not in remains]):
         result = check_set(paths, repair_it=options.repair, payloads=not options.headers_only)
         show(result, console)
         results.append(result)
-    sound = all(result.sound for result in results)
+    sound = all(result.sound for result in results) and (options.repair or not remains)
     if options.json is not None:
-        content = {"sound": sound, "stripe_sets": [describe(result) for result in results]}
+        content = {
+            "sound": sound,
+            "stripe_sets": [describe(result) for result in results],
+            "remains": {str(path): what for path, what in remains.items()},
+        }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0 if sound else FOUND
+
+
+def find_remains(paths: Sequence[Path], devices: Sequence[Path]) -> dict[Path, str]:
+    """Files of this user in or below `paths`, or among `devices`, that are no device any more, or not yet; and why."""
+    from swift_tiers.radix_tiering.ssd.files import half_made, is_empty_file
+
+    remains: dict[Path, str] = {}
+    folders = {one.parent for path in paths if path.is_dir() for one in path.rglob(f"{PATTERN}*")}
+    for folder in sorted(folders):
+        remains.update((_real(one), "half-made, by a server that was killed") for one, _ in half_made(folder))
+    for path in devices:
+        if is_empty_file(path) and path.lstat().st_uid == os.geteuid():
+            remains[path] = "is empty: nothing of it is left, and the next start makes it anew"
+    return remains
+
+
+def _remove(path: Path) -> None:
+    """Remove what is left of a device. Raises StripeSetBusyError where a server has it by now."""
+    from swift_tiers.radix_tiering.ssd.files import open_device_file
+
+    device = open_device_file(path)
+    try:
+        path.unlink(missing_ok=True)
+    finally:
+        device.close()
 
 
 def find_devices(paths: Sequence[Path]) -> list[Path]:
@@ -71,14 +108,19 @@ def find_devices(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir():
             below = sorted(path.rglob(PATTERN))
-            if not below:
+            if not below and not any(path.rglob(f"{PATTERN}*")):
                 raise CommandError(f"{path}: no {PATTERN} in or below it; name the directories of the servers' SSDs")
-            found.update((one.resolve(), None) for one in below)
+            found.update((_real(one), None) for one in below)
         elif path.exists():
             found[path.resolve()] = None
         else:
             raise CommandError(f"{path}: does not exist", USAGE)
     return list(found)
+
+
+def _real(path: Path) -> Path:
+    """By one name however it was reached; a symbolic link in its place stays one, and is refused."""
+    return path.parent.resolve() / path.name
 
 
 def group_by_set(paths: Sequence[Path], seconds: float | None = None) -> list[list[Path]]:

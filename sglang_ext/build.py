@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from swift_tiers.kernels.cuda_runtime import cuda_runtime
 from swift_tiers.radix_tiering.config import RestoreConfig, SsdConfig, TiersConfig, parse_config
-from swift_tiers.radix_tiering.device_files import SMALLEST_DEVICE, DeviceFiles, new_device_size
+from swift_tiers.radix_tiering.device_files import DeviceFiles, check_directories, device_files_in
 from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.landing import Landing
@@ -26,7 +25,7 @@ from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, ProfileError, find_profile, load_profile
 from swift_tiers.radix_tiering.ssd.direct import find_kvikio
-from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array, open_device_file
+from swift_tiers.radix_tiering.ssd.files import open_array, open_device_file
 from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
@@ -215,9 +214,7 @@ def open_ssd(config: SsdConfig, rank: Rank) -> SsdTier | None:
         return None
     files = DeviceFiles(rank.name, rank.total, config)
     paths = files.paths()
-    for path in paths[: len(config.directories)]:
-        if not path.exists():
-            create_device_file(path, files.size_in(path.parent))
+    files.make_missing()
     array: Any = open_array(paths, engine=config.engine)
     if config.throttle is not None:
         array = ThrottledArray(array, float(config.throttle))
@@ -252,7 +249,7 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
             )
     if config.ssd.gpu_direct == "on":
         find_kvikio("on")
-    _check_directories(config.ssd, ranks)
+    check_directories(config.ssd, ranks)
     for index, device in enumerate(config.ssd.devices):
         if ranks > 1:
             raise ConfigError(
@@ -261,7 +258,7 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
             )
         if not os.access(device, os.R_OK | os.W_OK):
             raise ConfigError(f"ssd.devices[{index}]: {device!r} is missing or not writable for this user")
-    for path in _existing_devices(config.ssd, ranks):
+    for path in _existing_devices(config.ssd):
         try:
             open_device_file(path).close()
         except StripeSetBusyError as error:
@@ -289,34 +286,8 @@ def check_donor(config: TiersConfig, *, tensor_size: int, page_size: int, memory
         raise ConfigError("peer.donate: needs pages of several tokens; use for example --page-size 16, or remove it")
 
 
-def _existing_devices(config: SsdConfig, ranks: int) -> list[Path]:
+def _existing_devices(config: SsdConfig) -> list[Path]:
     candidates = [Path(device) for device in config.devices]
     for directory in config.directories:
-        candidates += sorted(Path(directory).glob("swift-tiers-*.stripe"))
-    return [path for path in candidates if path.exists()]
-
-
-def _check_directories(config: SsdConfig, ranks: int) -> None:
-    names: Sequence[str] = config.directories
-    if len({os.path.realpath(name) for name in names}) != len(names):
-        raise ConfigError("ssd.directories: the same directory is named twice; name each once")
-    for index, name in enumerate(names):
-        field = f"ssd.directories[{index}]"
-        if not os.path.isdir(name):
-            raise ConfigError(f"{field}: {name!r} is not a directory; make it, mount its device, or remove it")
-        if not os.access(name, os.W_OK | os.X_OK):
-            raise ConfigError(f"{field}: {name!r} is not writable for this user; change its owner or mode")
-        missing = ranks - len(list(Path(name).glob("swift-tiers-*.stripe")))
-        if missing <= 0:
-            continue
-        size, free = new_device_size(config, Path(name), ranks), shutil.disk_usage(name).free
-        if size < SMALLEST_DEVICE:
-            raise ConfigError(
-                f"ssd.size_per_device: {format_size(size)} in {name!r} is too small; it takes at least "
-                f"{format_size(SMALLEST_DEVICE)}"
-            )
-        if size * missing > free:
-            raise ConfigError(
-                f"ssd.size_per_device: {missing} x {format_size(size)} do not fit in {name!r}, "
-                f"{format_size(free)} are free; make it smaller"
-            )
+        candidates += device_files_in(Path(directory))
+    return candidates

@@ -143,7 +143,7 @@ def _about_disks(text: str, disks: Sequence[Disk]) -> Finding:
 
 
 def _space(config: SsdConfig, name: str, ranks: int) -> Finding:
-    from swift_tiers.sglang_ext.build import new_device_size
+    from swift_tiers.radix_tiering.device_files import new_device_size
 
     return space(_missing_files(name, ranks), new_device_size(config, Path(name), ranks), _free(name))
 
@@ -159,7 +159,7 @@ def _free(name: str) -> int:
 
 def space(missing: int, size: int, free: int) -> Finding:
     """Room for the device files still to be made: `missing` of `size` bytes each."""
-    from swift_tiers.sglang_ext.build import SMALLEST_DEVICE
+    from swift_tiers.radix_tiering.device_files import SMALLEST_DEVICE
 
     if not missing:
         return ok(f"device files are there, {format_size(free)} free")

@@ -13,12 +13,16 @@ from typing import NamedTuple
 from swift_tiers.ops.doctor.finding import Check, Finding, Status, combined, note, ok, warning, wrong
 from swift_tiers.ops.fsck import PATTERN
 from swift_tiers.radix_tiering.config import SsdConfig
+from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.ssd.device_file import check_owner
 from swift_tiers.radix_tiering.ssd.layout import SUPERBLOCK_OFFSETS, Defect, Superblock, decode_superblock
+from swift_tiers.radix_tiering.ssd.members import EMPTY
 
 #: What the only rank of a server calls its device file; whole block devices join that one's stripe set.
 ONLY_RANK = "swift-tiers-dp0-tp0.stripe"
 _GIVE_UP = "name another, or, to give up what it holds, delete it (a block device: zero its first 8 KiB)"
+_CHECK = "check its owner, its mode and its device"
 
 
 class Content(NamedTuple):
@@ -59,7 +63,8 @@ def stripe_set(contents: Sequence[Content]) -> Finding:
     for content in contents:
         path = content.path
         if content.state == "unreadable":
-            return wrong(f"{path}: cannot be used: {content.detail}", "check its owner, its mode and its device")
+            found, _, remedy = content.detail.rpartition("; ")
+            return wrong(f"{path}: cannot be used: {found or remedy}", remedy if found else _CHECK)
         if content.state == "foreign":
             return wrong(f"{path}: holds something that is not of a stripe set", _GIVE_UP)
         if content.state == "version":
@@ -102,9 +107,12 @@ def read_content(path: Path) -> Content:
     """Look at one device, without writing, and without getting in the way of a server that is about to open it."""
     exclusive = os.O_EXCL if path.is_block_device() else 0  # refused while it is mounted, or a server has it
     try:
+        check_owner(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | exclusive)
     except OSError as error:
         return Content(path, "busy" if error.errno == errno.EBUSY else "unreadable", error.strerror or str(error))
+    except ConfigError as error:
+        return Content(path, "unreadable", str(error).removeprefix(f"{path}: "))
     try:
         if not exclusive and _locked(descriptor):
             return Content(path, "busy")
@@ -132,7 +140,7 @@ def _locked(descriptor: int) -> bool:
 def _judge(path: Path, size: int, blocks: Sequence[bytes]) -> Content:
     """As a server does when it opens the set (`ssd.members.probe`)."""
     if any(len(block) < BLOCK_BYTES for block in blocks):
-        return Content(path, "damaged", f"only {size} bytes long")
+        return Content(path, "damaged", f"only {size} bytes long" if size else EMPTY)
     copies = [decode_superblock(block) for block in blocks]
     defects = [copy for copy in copies if isinstance(copy, Defect)]
     whole = [copy for copy in copies if isinstance(copy, Superblock)]

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.ssd.device_file import DeviceFile, create_device_file, open_device_file
+from swift_tiers.radix_tiering.ssd.device_file import (
+    DeviceFile,
+    check_owner,
+    create_device_file,
+    half_made,
+    is_empty_file,
+    open_device_file,
+    remove_half_made,
+)
 from swift_tiers.radix_tiering.ssd.file_array import FileArray
 from swift_tiers.radix_tiering.ssd.thread_array import ThreadArray
 from swift_tiers.radix_tiering.ssd.uring import probe
@@ -19,9 +27,13 @@ __all__ = [
     "FileArray",
     "ThreadArray",
     "UringArray",
+    "check_owner",
     "create_device_file",
+    "half_made",
+    "is_empty_file",
     "open_array",
     "open_device_file",
+    "remove_half_made",
 ]
 
 Engine = Literal["auto", "io_uring", "threads"]

@@ -36,6 +36,9 @@ from swift_tiers.radix_tiering.ssd.layout import (
 from swift_tiers.radix_tiering.ssd.layout import decode_superblock as decode
 from swift_tiers.radix_tiering.ssd.namespaces import NamespaceTable
 
+#: Why a device of 0 bytes is not used.
+EMPTY = "is empty, nothing of it is left: remove it, and the next start makes it anew"
+
 
 class Standing(Enum):
     MEMBER = "member"
@@ -85,7 +88,8 @@ def _judge(
     """What the errno and the content of both superblock copies say; None for a device that could not be asked."""
     if answers is None:
         if array.present(device):
-            return Probe(device, Standing.DAMAGED, f"only {array.sizes[device]} bytes long", (), None, False)
+            reason = f"only {array.sizes[device]} bytes long" if array.sizes[device] else EMPTY
+            return Probe(device, Standing.DAMAGED, reason, (), None, False)
         return Probe(device, Standing.ABSENT, "not present", (), None, False)
     if any(error == errno.ETIMEDOUT for error, _ in answers):
         return Probe(device, Standing.SILENT, patience.no_answer, (), None, False)

@@ -51,31 +51,37 @@ class Opened(NamedTuple):
 
 
 def all_blank(array: DeviceArray, patience: Patience) -> bool:
-    """Whether nothing was ever written to any of the devices. Raises FormatError as `open_set` does."""
-    return all(one.standing is Standing.BLANK for one in probe_all(array, patience))
+    """Whether there are devices to which nothing was ever written, and of all others nothing is left.
+
+    Raises FormatError as `open_set` does.
+    """
+    probes = [one for one in probe_all(array, patience) if array.sizes[one.device]]
+    return bool(probes) and all(one.standing is Standing.BLANK for one in probes)
 
 
 def create_set(
     array: DeviceArray, unit_bytes: int, patience: Patience, *, set_id: bytes | None = None, overwrite: bool = False
 ) -> None:
-    """Make the devices of an array a new, empty stripe set.
+    """Make the devices of an array a new, empty stripe set. One of 0 bytes is left out.
 
     Raises FormatError where a device is not blank (unless `overwrite`), does not answer or cannot be written,
     ConfigError where it is too small. Slots are left as they are: a header of another stripe set never counts.
     """
     set_id = os.urandom(16) if set_id is None else set_id
-    count = len(array.sizes)
-    geometries = [Geometry.of(size, unit_bytes) for size in array.sizes]
-    for device in silent_devices(array, range(count), patience):
+    devices = [device for device, size in enumerate(array.sizes) if size]
+    if not devices:
+        raise FormatError("every device is empty: give one a size, or remove them, and the next start makes them anew")
+    geometries = {device: Geometry.of(array.sizes[device], unit_bytes) for device in devices}
+    for device in silent_devices(array, devices, patience):
         raise FormatError(f"device {device} does not answer ({patience.no_answer}): check it, or leave it out")
     if not overwrite:
         for one in probe_all(array, patience):
-            if one.standing is not Standing.BLANK:
+            if one.device in geometries and one.standing is not Standing.BLANK:
                 raise FormatError(
                     f"device {one.device} is {one.standing.value} of a stripe set: open it, or zero its first 8 KiB"
                 )
-    for device, geometry in enumerate(geometries):
-        superblock = Superblock(set_id, 1, device, count, geometry, next_generation=1)
+    for index, (device, geometry) in enumerate(geometries.items()):
+        superblock = Superblock(set_id, 1, index, len(devices), geometry, next_generation=1)
         error = write_table(array, device, NamespaceTable().encode(), patience)
         for copy in range(len(SUPERBLOCK_OFFSETS)):
             error = error or write_superblock(array, device, copy, superblock._replace(sequence=1 + copy), patience)

@@ -409,8 +409,21 @@ def test_another_format_version(tmp_path: Path) -> None:
 
 def test_a_device_file_of_somebody_else(open_folder: Path) -> None:
     (path,) = make_set(open_folder, 1)
-    path.chmod(0o000)
-    assert_finding(as_user(lambda: device_files(config_of([path]))), "wrong", "Permission denied", "its owner")
+    finding = as_user(lambda: device_files(config_of([path])))
+    assert_finding(finding, "wrong", "belongs to uid 0, not to", "remove it, or name another directory")
+
+
+def test_a_symbolic_link_where_a_device_file_should_be(tmp_path: Path) -> None:
+    (path,) = make_set(tmp_path, 1)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert_finding(device_files(config_of([path])), "wrong", "is a symbolic link", "remove it")
+
+
+def test_an_empty_device_file(tmp_path: Path) -> None:
+    paths = make_set(tmp_path)
+    os.truncate(paths[0], 0)
+    assert_finding(device_files(config_of(paths)), "warning", "is empty, nothing of it is left", "fsck --repair")
 
 
 def test_one_bad_set_among_good_ones(tmp_path: Path) -> None:

@@ -1,0 +1,192 @@
+"""Starts of a server with an ssd tier: what does not fit, what was killed, what others left, and what is damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from swift_tiers.ops import cli
+from swift_tiers.radix_tiering.config import SsdConfig, TiersConfig
+from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.units import Size
+from swift_tiers.sglang_ext.build import Rank, check_machine, open_ssd
+
+from support.engine import chain, close, get, make_stack, put
+
+SIZE = 16 * 2**20
+NAME = "swift-tiers-dp0-tp0.stripe"
+RANK = Rank(0, 1, 0, 1)
+
+
+@pytest.fixture
+def folders(tmp_path) -> list[Path]:
+    folders = [tmp_path / f"ssd{number}" for number in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    return folders
+
+
+def config_of(folders: list[Path], size: int | None = SIZE) -> SsdConfig:
+    return SsdConfig(
+        directories=tuple(map(str, folders)),
+        size_per_device=None if size is None else Size(size),
+        stripe_unit=Size(4096),
+        engine="threads",
+    )
+
+
+def check(config: SsdConfig, ranks: int = 1) -> None:
+    check_machine(TiersConfig(ssd=config), ranks)
+
+
+def start(config: SsdConfig):
+    """As a server does: what can be found out before the model is loaded, then the tier."""
+    check(config)
+    tier = open_ssd(config, RANK)
+    assert tier is not None
+    return tier
+
+
+def with_free(monkeypatch, free: int) -> None:
+    """Let every file system have so many bytes free."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 2**40 - free, free))
+
+
+def test_directories_on_one_file_system_must_fit_together(folders, monkeypatch) -> None:
+    with_free(monkeypatch, 3 * SIZE - 1)
+    check(config_of(folders[:2]))
+    with pytest.raises(ConfigError, match=r"ssd\.size_per_device: the 48MiB .* share a file system: .* smaller"):
+        check(config_of(folders))
+    with pytest.raises(ConfigError, match=r"ssd\.size_per_device: the 64MiB of new device files do not fit"):
+        check(config_of(folders[:2]), ranks=2)
+    assert not any(os.listdir(folder) for folder in folders)
+
+
+def test_sizes_that_are_not_configured_fit_together(folders, monkeypatch) -> None:
+    with_free(monkeypatch, 12 * SIZE)
+    check(config_of(folders, None), ranks=2)
+
+
+def test_a_start_that_does_not_fit_leaves_nothing_and_a_smaller_one_fits(folders, monkeypatch) -> None:
+    allocate, calls = os.posix_fallocate, []
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        calls.append(length)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(descriptor, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        start(config_of(folders, 2 * SIZE))
+    assert not any(os.listdir(folder) for folder in folders)
+    stack = make_stack(ssd=start(config_of(folders)))
+    put(stack, chain(*range(10)))
+    assert get(stack, chain(*range(10))) == 10
+    close(stack)
+
+
+def test_what_a_killed_start_left_is_room_for_the_next_one(folders, monkeypatch) -> None:
+    new = folders[0] / f"{NAME}.new"
+    new.write_bytes(b"x" * SIZE)
+    with_free(monkeypatch, SIZE)
+    close(make_stack(ssd=start(config_of(folders[:1]))))
+    assert os.listdir(folders[0]) == [NAME]
+
+
+def test_empty_files_that_an_earlier_start_left_are_made_anew(folders) -> None:
+    for folder in folders:
+        (folder / NAME).touch()
+    stack = make_stack(ssd=start(config_of(folders)))
+    assert [device.in_service for device in stack.snapshot().devices] == [True] * 3
+    close(stack)
+
+
+def test_an_empty_file_beside_a_blank_one_is_left_out(folders) -> None:
+    """As a start that was killed left them, before device files were made under another name."""
+    close(make_stack(ssd=start(config_of(folders[:1]))))
+    shutil.copy(folders[0] / NAME, folders[1] / NAME)
+    with open(folders[1] / NAME, "r+b") as file:
+        file.write(bytes(SIZE))
+    (folders[2] / NAME).touch()
+    stack = make_stack(ssd=start(config_of(folders[1:])))
+    one, other = stack.snapshot().devices
+    assert one.in_service
+    assert not other.in_service
+    close(stack)
+
+
+@pytest.mark.parametrize("left", [0, 5, 4096, SIZE // 2])
+def test_a_device_file_cut_short_is_left_out_and_the_others_serve(folders, left) -> None:
+    stack = make_stack(ssd=start(config_of(folders)))
+    put(stack, chain(*range(10)))
+    stack.wait_written(10)
+    close(stack)
+    os.truncate(folders[1] / NAME, left)
+    stack = make_stack(ssd=start(config_of(folders)))
+    assert [device.in_service for device in stack.snapshot().devices] == [True, False, True]
+    reason = stack.snapshot().devices[1].reason
+    assert ("is empty, nothing of it is left: remove it" in reason) is (left == 0), reason
+    put(stack, chain("new", *range(10)))
+    stack.wait_written(10)
+    close(stack)
+    assert os.path.getsize(folders[1] / NAME) == left, "nothing is written to it"
+
+
+def test_fsck_looks_at_the_others_and_removes_an_empty_one(folders, capsys) -> None:
+    close(make_stack(ssd=start(config_of(folders))))
+    os.truncate(folders[1] / NAME, 0)
+    (folders[2] / "swift-tiers-dp0-tp1.stripe.new").write_bytes(b"x" * 5000)
+    names = [str(folder) for folder in folders]
+    assert cli.main(["fsck", *names]) == 3
+    text = capsys.readouterr().out
+    assert f"warning: {folders[1] / NAME}: is empty: nothing of it is left" in text
+    assert "swift-tiers-dp0-tp1.stripe.new: half-made, by a server that was killed; --repair removes it" in text
+    assert "2 device(s), 1 missing" in text
+    assert cli.main(["fsck", "--repair", *names]) == 3, "one of the set's devices is gone for good"
+    text = capsys.readouterr().out
+    assert f"repaired: {folders[1] / NAME}: removed" in text
+    assert [os.listdir(folder) for folder in folders] == [[NAME], [], [NAME]]
+    # The next start makes it anew, and it joins.
+    stack = make_stack(ssd=start(config_of(folders)))
+    assert [device.in_service for device in stack.snapshot().devices] == [True] * 3
+    close(stack)
+
+
+def test_fsck_of_what_a_killed_start_left_alone(folders, capsys) -> None:
+    (folders[0] / NAME).touch()
+    (folders[0] / f"{NAME}.new").write_bytes(b"x" * 5000)
+    assert cli.main(["fsck", str(folders[0])]) == 3
+    assert cli.main(["fsck", "--repair", str(folders[0])]) == 0
+    assert os.listdir(folders[0]) == []
+    capsys.readouterr()
+
+
+def test_fsck_leaves_an_empty_file_that_a_server_holds(folders, capsys) -> None:
+    tier = start(config_of(folders[:2]))
+    os.truncate(folders[0] / NAME, 0)
+    assert cli.main(["fsck", "--repair", str(folders[0])]) == 1
+    assert "another server holds it" in capsys.readouterr().err
+    assert (folders[0] / NAME).exists()
+    tier.close([])
+
+
+@pytest.mark.parametrize("kind", ["link", "stranger", "folder"])
+def test_what_is_not_ours_is_refused_before_a_model_is_loaded(folders, kind, monkeypatch) -> None:
+    path = folders[0] / NAME
+    if kind == "link":
+        (folders[1] / "victim").write_bytes(bytes(SIZE))
+        path.symlink_to(folders[1] / "victim")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(bytes(SIZE))
+        monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    with pytest.raises(SwiftTiersError, match="; ") as refusal:
+        check(config_of(folders[:1]))
+    assert "remove it" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
