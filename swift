@@ -89,6 +89,7 @@ def test(arguments: "list[str]") -> None:
     run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
     # One process for the tests that start servers, which wait for most of their time, and one for all others.
     arguments = arguments or ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    os.chdir(ROOT)
     os.execv(python, [python, "-m", "pytest", *arguments])
 
 
@@ -98,7 +99,6 @@ def main() -> None:
         print(__doc__)
         return
     setup()
-    os.chdir(ROOT)
     command, rest = arguments[0], arguments[1:]
     if command == "setup":
         return
@@ -107,7 +107,8 @@ def main() -> None:
     elif command == "python":
         os.execv(str(PYTHON), [str(PYTHON), *rest])
     else:
-        os.execv(str(PYTHON), [str(PYTHON), "-m", "swift_tiers.ops", *arguments])
+        # In the caller's directory, in which relative names are meant; -P: but no module is taken from there.
+        os.execv(str(PYTHON), [str(PYTHON), "-P", "-m", "swift_tiers.ops", *arguments])
 
 
 if __name__ == "__main__":
