@@ -29,15 +29,15 @@ from swift_tiers.radix_tiering.bus.commands import (
     Unpin,
     UnpinLease,
 )
-from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.bus.policy_values import limit_bytes, policy_value, section_of
 from swift_tiers.radix_tiering.errand_thread import ENDING, Errand
-from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.held_page import Page
 from swift_tiers.radix_tiering.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.units import Size, format_size
+from swift_tiers.radix_tiering.units import format_size
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
         case SetPolicy(field=field, value=value):
             return _set_policy(stack, field, value)
         case CapTier(tier=tier, limit=limit):
-            size = None if limit is None else _size(limit)
+            size = None if limit is None else limit_bytes(limit)
             return _cap_host(stack, size) if tier == "host" else _cap_ssd(stack, _ssd(stack), size)
         case RecallLeases() | PinLease() | UnpinLease() | CapLending():
             return _of_leases(stack, command)
@@ -156,13 +156,8 @@ def _unpin(stack: TierStack, page: Page) -> Errand:
 
 def _set_policy(stack: TierStack, field: str, value: str | float) -> str | Errand:
     """At once, but for the order of eviction: pages take their new places one after the other."""
-    name, _, field_name = field.rpartition(".")
-    name = name or "policy"
-    section = getattr(stack.config, name)
-    try:
-        new = getattr(getattr(parse_config({name: {field_name: value}}), name), field_name)
-    except ConfigError as error:
-        raise CommandError(str(error)) from None
+    name, field_name = section_of(field)
+    section, new = getattr(stack.config, name), policy_value(field, value)
     old = getattr(section, field_name)
     if new == old:
         return f"{field} was {old!s} already"
@@ -193,13 +188,6 @@ def _throttle(stack: TierStack, bytes_per_second: float) -> None:
 def _requeue(stack: TierStack, text: str) -> Errand:
     yield from sweeps.requeue(stack.table)
     return text
-
-
-def _size(limit: str | int) -> int:
-    try:
-        return int(Size.parse(limit))  # a `Size` would stand on the bus as "8MiB"
-    except ValueError as error:
-        raise CommandError(f"limit: {error}") from None
 
 
 def _cap_host(stack: TierStack, limit: int | None) -> Errand:
@@ -291,7 +279,7 @@ def _of_leases(stack: TierStack, command: RecallLeases | PinLease | UnpinLease |
         case UnpinLease(lease=lease):
             return _pin_lease(stack, hand, lease, pinned=False)
         case CapLending(limit=limit):
-            return _cap_lending(stack, hand, None if limit is None else _size(limit))
+            return _cap_lending(stack, hand, None if limit is None else limit_bytes(limit))
         case _:
             assert_never(command)
 

@@ -11,6 +11,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_serving
 
 from swift_tiers.radix_tiering.bus.commands import CommandError, Order, SetPolicy
+from swift_tiers.radix_tiering.bus.policy_values import section_of
 from swift_tiers.radix_tiering.bus.publisher import BusPublisher
 from swift_tiers.radix_tiering.bus.records import ServerInfo
 from swift_tiers.radix_tiering.config import BusConfig, dump_config
@@ -97,5 +98,6 @@ class RankPublisher:
 
     def _told(self, order: Order, outcome: str | CommandError, *, for_group: bool = False) -> None:
         if isinstance(order.command, SetPolicy):
-            self._configuration["policy"] = dump_config(self._stack.config)["policy"]
+            section, _ = section_of(order.command.field)
+            self._configuration[section] = dump_config(self._stack.config)[section]
         self._publisher.report(order.id, outcome, for_group=for_group)

@@ -25,6 +25,7 @@ from swift_tiers.console.views.measures import (
     total,
     total_fill,
 )
+from swift_tiers.console.views.policy_words import policy_prompt
 from swift_tiers.console.views.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.command_words import make_command
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, size, text
@@ -139,7 +140,8 @@ class Overview(View):
             Offer(
                 "P", "policy", server, f"change a policy value of {server}",
                 "It holds until the server ends; no answer changes.",
-                lambda typed: make_command("set-policy", typed.split(None, 1)), "FIELD VALUE",
+                lambda typed: make_command("set-policy", typed.split(None, 1)),
+                policy_prompt(state.server, scene.height),
             ),
             Offer(
                 "C", "cap tier", server, f"limit a tier of {server}",

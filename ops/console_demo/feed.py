@@ -135,7 +135,8 @@ class DemoFeed(Feed):
                 state, reason = "done", ""
             except CommandError as error:
                 said, state, reason = f"refused: {error}", "refused", str(error)
-            found.events.emit(f"command.{state}", id=identifier, author="demo", type=kind)
+            why = {"reason": reason} if reason else {}
+            found.events.emit(f"command.{state}", id=identifier, author="demo", type=kind, **why)
             return CommandView(
                 server=server, id=identifier, state=state, author="demo", type=kind, reason=reason,
                 ranks={found.rank: said},

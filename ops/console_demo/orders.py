@@ -24,10 +24,9 @@ from swift_tiers.radix_tiering.bus.commands import (
     Unpin,
     UnpinLease,
 )
-from swift_tiers.radix_tiering.config import parse_config
-from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.bus.policy_values import limit_bytes, policy_value
 from swift_tiers.radix_tiering.held_page import Page
-from swift_tiers.radix_tiering.units import Size, format_size
+from swift_tiers.radix_tiering.units import format_size
 
 #: What a policy value changes in the simulation.
 SIMULATED = ("eviction", "ssd_admission", "admission_uses", "admission_tokens")
@@ -67,10 +66,7 @@ def _flush(server: DemoServer, *, everywhere: bool) -> str:
 def _set_policy(server: DemoServer, field: str, value: str | float) -> str:
     if field not in SIMULATED:
         raise CommandError(f"{field}: the demo simulates {', '.join(SIMULATED)} only; a real server obeys")
-    try:
-        new = getattr(parse_config({"policy": {field: value}}).policy, field)
-    except ConfigError as error:
-        raise CommandError(str(error)) from None
+    new = policy_value(field, value)
     old = getattr(server.tiers.policy, field)
     if new == old:
         return f"{field} was {old!s} already"
@@ -80,10 +76,7 @@ def _set_policy(server: DemoServer, field: str, value: str | float) -> str:
 
 
 def _size(limit: str | int | None) -> int | None:
-    try:
-        return None if limit is None else int(Size.parse(limit))
-    except ValueError as error:
-        raise CommandError(f"limit: {error}") from None
+    return None if limit is None else limit_bytes(limit)
 
 
 def _held(server: DemoServer, key: str) -> Page:

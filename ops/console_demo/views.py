@@ -25,6 +25,7 @@ from swift_tiers.radix_tiering.bus.views import (
     TierView,
     TreeView,
 )
+from swift_tiers.radix_tiering.config import TiersConfig, dump_config
 from swift_tiers.radix_tiering.counters import LatencyHistogram, TierCounters
 from swift_tiers.radix_tiering.leases import LeaseView, RunState
 from swift_tiers.radix_tiering.restore.story import COMPUTED
@@ -52,7 +53,10 @@ class ServerViews:
             address=f"{server.plan.host}:30000", pid=server.pid, started=server.started,
             up_seconds=now - server.started, version="0.1.0", sglang_version="0.5.23", model=server.plan.model,
             ranks=(server.rank,), interval_seconds=0.5, clock_offset_seconds=0.0, control=True,
-            configuration={"demo": "simulated: nothing here runs anywhere"},
+            configuration={
+                "demo": "simulated: nothing here runs anywhere",
+                "policy": dump_config(TiersConfig(policy=server.tiers.policy))["policy"],
+            },
         )  # fmt: skip
         return ServerState(server=view, ranks=(self._rank(),))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 from swift_tiers.radix_tiering.bus.commands import COMMANDS, AnyCommand, Command, CommandError
+from swift_tiers.radix_tiering.bus.policy_values import check_values
+
+_NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 
 
 def name_of(kind: type[Command]) -> str:
@@ -26,7 +30,7 @@ def usage(kind: type[Command]) -> str:
 
 
 def make_command(name: str, values: Sequence[str]) -> AnyCommand:
-    """The command from its words. Raises CommandError, which says how it is written."""
+    """The command from its words. Raises CommandError, which says how it is written, or what its values may be."""
     kind: Any = next((kind for kind in COMMANDS if name_of(kind) == name), None)
     if kind is None:
         raise CommandError(f"{name[:40]}: is no command; there are {', '.join(map(name_of, COMMANDS))}")
@@ -38,19 +42,32 @@ def make_command(name: str, values: Sequence[str]) -> AnyCommand:
         try:
             content[field.name] = _convert(value, field.type)
         except msgspec.ValidationError as error:
-            what = str(error)[0].lower() + str(error)[1:]
+            what = _allowed(field.type) or str(error)[0].lower() + str(error)[1:]
             raise CommandError(
                 f"{name}: {field.name} {value[:80]!r}: {what}; usage: control SERVER {usage(kind)}"
             ) from None
     command: AnyCommand = kind(**content)
+    try:
+        check_values(command)
+    except CommandError as error:
+        raise CommandError(f"{name}: {error}") from None
     return command
+
+
+def _allowed(kind: Any) -> str:
+    """Why a value is none for a field that takes one of several names; empty for other fields."""
+    kinds = (kind,) if get_origin(kind) is Literal else get_args(kind)
+    choices = [choice for one in kinds if get_origin(one) is Literal for choice in get_args(one)]
+    if not choices:
+        return ""
+    return f"is none of {', '.join(choices)}" if kinds == (kind,) else f"is no number, and not {', '.join(choices)}"
 
 
 def _convert(value: str, kind: Any) -> object:
     """As a number where it is one and one is wanted."""
-    if value.isdecimal():
+    if _NUMBER.fullmatch(value):
         try:
-            return msgspec.convert(int(value), kind)
+            return msgspec.convert(float(value) if "." in value else int(value), kind)
         except msgspec.ValidationError:
             pass  # the key of a page may have decimal digits only
     return msgspec.convert(value, kind)

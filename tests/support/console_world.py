@@ -35,6 +35,7 @@ from swift_tiers.radix_tiering.bus.views import (
     TierView,
     TreeView,
 )
+from swift_tiers.radix_tiering.config import dump_config, parse_config
 from swift_tiers.radix_tiering.errors import BusError
 from swift_tiers.radix_tiering.restore.story import RestoreStory
 
@@ -44,6 +45,8 @@ START = 1_763_700_000.0
 MIB, GIB = 2**20, 2**30
 PAGE_BYTES = 368_640
 KEY = "5e" * 32
+#: Of every server.
+CONFIGURATION = dump_config(parse_config({"host": {"size": "64GiB"}, "policy": {"eviction": "lfu"}}))
 GPUS = ("GPU-00000000-1111-2222-3333-444455556666", "GPU-00000001-1111-2222-3333-444455556666")
 
 
@@ -84,7 +87,7 @@ class World:
             up_seconds=86_400.0 + number * 3600 + 0.5 * self.ticks, version="0.1.0", sglang_version="0.5.23",
             model=("/models/Llama-3.1-8B-Instruct", "/models/Qwen3-32B", "/models/SmolLM2-135M")[number % 3],
             ranks=("dp0-tp0",), interval_seconds=0.5, clock_offset_seconds=_off(number), control=True,
-            configuration={"host": {"size": 64 * GIB}},
+            configuration=CONFIGURATION,
         )  # fmt: skip
         return ServerState(server=view, ranks=(self._rank(number),))
 
