@@ -13,6 +13,7 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from swift_tiers.console.model.actions import SPELLINGS
 from swift_tiers.console.screens.help import Section
 from swift_tiers.console.views import VIEWS
+from swift_tiers.radix_tiering.bus.figures import text
 
 if TYPE_CHECKING:
     from swift_tiers.console.app import ConsoleApp
@@ -71,7 +72,7 @@ def key_line(app: ConsoleApp, width: int) -> Text:
 
 def help_sections(app: ConsoleApp) -> list[Section]:
     """Everything that can be pressed or typed just here."""
-    offers = [(offer.key, f"{offer.what}: {offer.effect}") for offer in app.offers()]
+    offers = [(offer.key, text(f"{offer.what}: {offer.effect}")) for offer in app.offers()]
     sections: list[Section] = [(f"{app.view.TITLE}: {app.view.QUESTION}", _here(app))]
     if offers:
         sections.append(("Steer: each asks before it does anything", offers))
@@ -130,10 +131,10 @@ class CommandsProvider(Provider):
             yield f"View {view.TITLE}", view.QUESTION, partial(app.action_view, view.NAME)
         for state in app.moment.servers:
             name = state.server.server
-            yield f"Server {name}", "show this one only", partial(app.typed.line, f"server {name}")
+            yield f"Server {text(name)}", "show this one only", partial(app.typed.line, f"server {name}")
         yield "All servers", "show all of them", partial(app.typed.line, "server all")
         for offer in app.offers():
-            yield offer.what[0].upper() + offer.what[1:], offer.effect, partial(app.steering.begin, offer)
+            yield text(offer.what[0].upper() + offer.what[1:]), text(offer.effect), partial(app.steering.begin, offer)
         for kind in ("csv", "json", "svg"):
             yield f"Export {kind}", "what is shown", partial(app.typed.line, f"export {kind}")
         yield "Keys", "those that live here", app.action_help

@@ -16,7 +16,6 @@ from swift_tiers.console.screens.outcome import OutcomeScreen
 from swift_tiers.console.views.view import Offer
 from swift_tiers.radix_tiering.bus.command_words import make_command, name_of, usage
 from swift_tiers.radix_tiering.bus.commands import COMMANDS, AnyCommand, CommandError
-from swift_tiers.radix_tiering.bus.figures import text
 from swift_tiers.radix_tiering.bus.views import CommandView
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 
@@ -121,14 +120,15 @@ class Steering:
 
     def show(self, became: Became) -> None:
         """What was acknowledged in full is a word; what was not stays on the screen until it was read."""
+        self._app.said.silence()  # that it was sent
         outcome = became.outcome
         if outcome is None:
-            self._app.push_screen(OutcomeScreen(f"NOT DONE: {became.what}", [text(became.problem)], bad=True))
+            self._app.push_screen(OutcomeScreen(f"NOT DONE: {became.what}", [became.problem], bad=True))
             return
-        lines = [f"{text(rank)}: {text(said)}" for rank, said in sorted(outcome.ranks.items())]
+        lines = [f"{rank}: {said}" for rank, said in sorted(outcome.ranks.items())]
         if outcome.state == "done":
             self._app.tell(f"done: {became.what}{'; ' + '; '.join(lines) if lines else ''}")
             return
-        reason = [text(outcome.reason)] if outcome.reason else []
+        reason = [outcome.reason] if outcome.reason else []
         title = f"{outcome.state.upper()}: {became.what}"
         self._app.push_screen(OutcomeScreen(title, [*reason, *lines], bad=True))

@@ -6,10 +6,11 @@ Subcommands import what is slow to import (torch, sglang, numpy) only when they 
 from __future__ import annotations
 
 import argparse
+import select
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from swift_tiers.ops import (
     bench_command,
@@ -28,6 +29,7 @@ from swift_tiers.ops import (
 )
 from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from swift_tiers.ops.model import ModelError
+from swift_tiers.radix_tiering.bus.figures import text
 from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
 
 #: Each has SUMMARY, `add_arguments(parser)` and `run(options) -> exit code`.
@@ -73,8 +75,7 @@ class Parser(argparse.ArgumentParser):
             self.intermixed = True
 
     def error(self, message: str) -> NoReturn:
-        print(f"swift-tiers: error: {message} (see `{self.prog} --help`)", file=sys.stderr)
-        raise SystemExit(USAGE)
+        raise SystemExit(_fail(f"{message} (see `{self.prog} --help`)", USAGE, verbose=False))
 
 
 class _Version(argparse.Action):
@@ -109,32 +110,56 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Only argparse itself exits by SystemExit."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # what has no reader is noticed here, not when Python ends
+    except BrokenPipeError:
+        # Who read our output has seen enough (`| head`); Python must not try to flush it once more.
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
+
+
+def _run(argv: Sequence[str] | None) -> int:
     options = make_parser().parse_args(argv)
     try:
         code: int = options.run(options)
         return code
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED, options.verbose)
-    except BrokenPipeError:
-        # Who read our output has seen enough (`| head`); Python must not try to flush it once more.
-        sys.stdout = None  # type: ignore[assignment]
-        return FAILURE
     except CommandError as error:
-        if error.detail:
-            print(error.detail, file=sys.stderr)
+        for line in error.detail.splitlines():
+            print(text(line), file=sys.stderr)
         return _fail(str(error), error.code, options.verbose)
     except ConfigError as error:
         return _fail(str(error), USAGE, options.verbose)
     except (SwiftTiersError, ModelError) as error:
         return _fail(str(error), FAILURE, options.verbose)
-    except Exception as error:  # noqa: BLE001 - the promise is one line, whatever happens
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and has_no_reader(sys.stdout):
+            raise
         detail = " ".join(str(error).split())
         hint = "" if options.verbose else " (-v shows where)"
         return _fail(f"{type(error).__name__}: {detail}{hint}", FAILURE, options.verbose)
 
 
 def _fail(message: str, code: int, verbose: bool) -> int:
-    if verbose:
-        traceback.print_exc()
-    print(f"swift-tiers: error: {message}", file=sys.stderr)
+    """One line, and `code`. What is in the message may be anybody's words: a name on the bus, a path, a server's."""
+    for line in traceback.format_exc().splitlines() if verbose else ():
+        print(text(line), file=sys.stderr)
+    line = " ".join(message.splitlines())
+    print(f"swift-tiers: error: {text(line)}", file=sys.stderr)
     return code
+
+
+def has_no_reader(stream: TextIO) -> bool:
+    """Whether it is a pipe whose other end is closed; a pipe to a child of ours may have broken instead."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))

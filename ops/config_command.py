@@ -43,9 +43,9 @@ def _check(name: str, ranks: int) -> int:
 
 def _explain() -> int:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    from swift_tiers.ops.terminal import Terminal
     from swift_tiers.radix_tiering.config import explain
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
@@ -59,6 +59,6 @@ def _explain() -> int:
             table.add_section()
         section = field.section
         table.add_row(f"{field.section}.{field.name}", field.kind, field.default, field.description)
-    Console(highlight=False, markup=False).print(table)
+    Terminal().print(table)
     print('Give it to a server with --swift-tiers-config \'{"host": {"size": "8GiB"}}\' or @FILE (TOML or JSON).')
     return 0

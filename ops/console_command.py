@@ -8,6 +8,8 @@ first, and need bus.control = true at the server. --record writes down what the 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +84,18 @@ def check(options: argparse.Namespace) -> None:
         raise CommandError("--json is what --once prints; the screen has `e` to export what it shows", USAGE)
     if options.view is not None:
         view_named(options.view)
+    if not options.once and not has_screen():
+        raise CommandError(
+            "this is no terminal: its input or output is a file or a pipe. --once prints one look, --once --json for "
+            "programs; over ssh, -t makes a terminal",
+            USAGE,
+        )
+
+
+def has_screen() -> bool:
+    """Whether there is a terminal to draw on and to read keys from, or a browser's stand-in for one (textual serve)."""
+    streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    return bool(os.environ.get("TEXTUAL_DRIVER")) or all(one is not None and one.isatty() for one in streams)
 
 
 def show(feed: Feed, options: argparse.Namespace) -> int:

@@ -23,13 +23,12 @@ APART = 1.0
 
 def print_once(feed: Feed, options: argparse.Namespace) -> int:
     """The exit code. Raises CommandError, BusError."""
-    from rich.console import Console
-
     from swift_tiers.console import plain
     from swift_tiers.console.model.glyphs import ASCII, UNICODE
     from swift_tiers.console.model.palette import Palette
     from swift_tiers.console.model.place import Place
     from swift_tiers.console.views.view import Scene
+    from swift_tiers.ops.terminal import Terminal
 
     view = view_named(options.view or "overview")()
     moment = plain.watch(feed, max(APART, options.interval))
@@ -45,7 +44,7 @@ def print_once(feed: Feed, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(plain.data(feed, view, scene), indent=1, default=str))
         return 0
-    console = Console(highlight=False, markup=False, emoji=False, width=scene.width)
+    console = Terminal(width=scene.width)
     lines = [plain.heading(feed, scene), *plain.plain(view, scene).drawn(scene)]
     for line in lines:
         # Into a file or another program goes all that there is to say; a terminal gets what it has room for.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swift_tiers.ops.errors import FOUND, USAGE, CommandError
 from swift_tiers.ops.progress import progress
+from swift_tiers.radix_tiering.bus.figures import text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from rich.console import Console
+    from swift_tiers.ops.terminal import Terminal
 
-    console = Console(highlight=False, markup=False)
+    console = Terminal()
     results = []
     devices = find_devices(options.paths)
     remains = find_remains(options.paths, devices)
@@ -286,7 +287,7 @@ def show(result: Checked, console: Console) -> None:
     for path, device in zip(result.paths, report.devices, strict=True):
         closed = "in order" if device.clean else "no"
         counts = (device.slots, device.used, device.free, device.torn, device.corrupt)
-        table.add_row(str(path), device.standing.value, closed, *(str(count) for count in counts))
+        table.add_row(text(str(path)), device.standing.value, closed, *(str(count) for count in counts))
     console.print(table)
     if result.before is not None and result.repaired is not None:
         for line in _problem_lines(result.paths, result.before):
@@ -302,5 +303,5 @@ def show(result: Checked, console: Console) -> None:
 
 def _problem_lines(paths: Sequence[Path], report: Report) -> Iterator[str]:
     for problem in report.problems:
-        where = "" if problem.device is None else f"{paths[problem.device]}: "
+        where = "" if problem.device is None else f"{text(str(paths[problem.device]))}: "
         yield f"{problem.severity.value}: {where}{problem.what}; {problem.remedy}"

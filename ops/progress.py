@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from swift_tiers.radix_tiering.bus import figures
+
 #: Seconds between two lines about the same work where there is no terminal.
 LINE_INTERVAL = 15.0
 
@@ -31,7 +33,7 @@ def progress(text: str, total: float | None = None, unit: str = "") -> Iterator[
 
 def note(text: str) -> None:
     """One line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(figures.text(text), file=sys.stderr, flush=True)
 
 
 class _Lines:

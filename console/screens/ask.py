@@ -10,6 +10,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
+from swift_tiers.radix_tiering.bus.figures import text
+
 
 class AskScreen(ModalScreen[str | None]):
     """Gives what was typed; None: the operator went back."""
@@ -26,11 +28,11 @@ class AskScreen(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Label(self._question, classes="dialog--title", markup=False)
+            yield Label(text(self._question), classes="dialog--title", markup=False)
             yield Label(self._hint, classes="dialog--text", markup=False)
             yield Input(value=self._value, select_on_focus=False, compact=True)
             if self._problem:
-                yield Label(self._problem, classes="dialog--problem", markup=False)
+                yield Label(text(self._problem), classes="dialog--problem", markup=False)
             yield Label("enter: go on    esc: back", classes="dialog--keys")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

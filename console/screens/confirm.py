@@ -10,6 +10,8 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, Label
 
+from swift_tiers.radix_tiering.bus.figures import text
+
 
 class ConfirmScreen(ModalScreen[bool]):
     """True if it is to be done. Enter alone does nothing: `y`, or the button, does."""
@@ -28,9 +30,9 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Label(f"{self._what}?", classes="dialog--title", markup=False)
-            yield Label(self._effect, classes="dialog--text", markup=False)
-            yield Label(self._command, classes="dialog--command", markup=False)
+            yield Label(f"{text(self._what)}?", classes="dialog--title", markup=False)
+            yield Label(text(self._effect), classes="dialog--text", markup=False)
+            yield Label(text(self._command), classes="dialog--command", markup=False)
             with Horizontal(classes="dialog--buttons"):
                 yield Button("No (n)", id="no", compact=True)
                 yield Button("Yes (y)", id="yes", variant="error", compact=True)

@@ -10,6 +10,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Label
 
+from swift_tiers.radix_tiering.bus.figures import text
+
 
 class OutcomeScreen(ModalScreen[None]):
     """Stays until it was read."""
@@ -24,7 +26,7 @@ class OutcomeScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -bad" if self._bad else "dialog -good"):
-            yield Label(self._title, classes="dialog--title", markup=False)
+            yield Label(text(self._title), classes="dialog--title", markup=False)
             for line in self._lines:
-                yield Label(line, classes="dialog--text", markup=False)
+                yield Label(text(line), classes="dialog--text", markup=False)
             yield Label("enter: back", classes="dialog--keys")

@@ -8,6 +8,8 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Static
 
+from swift_tiers.radix_tiering.bus import figures
+
 #: How long a word stays, seconds: good news, and what somebody has to read before he goes on.
 STAYS, STAYS_BAD = 8.0, 15.0
 #: Lines that it takes at most; as in the style sheet.
@@ -34,8 +36,9 @@ class Said(Static):
         return min(MOST, len(Text(self._text).wrap(self.app.console, max(1, width)))) if self._text else 0
 
     def say(self, text: str, style: Style, bad: bool = False, stays: bool = False) -> None:
-        """`stays`: until something else is said, or `silence`."""
+        """`stays`: until something else is said, or `silence`. Names of others may be in it, and errors."""
         self._stop()
+        text = figures.text(text)
         self._text = text
         self.update(Text(text, style))
         self.set_class(bool(text), "-open")

@@ -59,7 +59,7 @@ class Replay(NamedTuple):
 
 def run_demo(options: argparse.Namespace) -> int:
     """See the package; `options` are its arguments. Returns the exit code. Raises CommandError, ModelError."""
-    from rich.console import Console
+    from swift_tiers.ops.terminal import Terminal
 
     started = time.monotonic()
     if not 1 <= options.devices <= 16:
@@ -94,7 +94,7 @@ def run_demo(options: argparse.Namespace) -> int:
             with progress("ending the servers"):
                 children.close()
         report = make_report(replay, model.name, sizes, start_seconds, time.monotonic() - started)
-        console = Console(highlight=False)
+        console = Terminal(markup=True)
         show(report, console)
         show_lines(tried, console)
         if options.json is not None:

@@ -16,6 +16,7 @@ from swift_tiers.ops.doctor.finding import Check, Finding, Status
 from swift_tiers.ops.doctor.isolation import run_checks
 from swift_tiers.ops.errors import FOUND, USAGE, CommandError
 from swift_tiers.ops.progress import progress
+from swift_tiers.ops.terminal import Terminal
 from swift_tiers.radix_tiering.config import TiersConfig, load_config
 
 #: A check that takes longer than this is named while it runs, seconds.
@@ -46,7 +47,7 @@ def run_doctor(source: str | None, ranks: int, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(describe(lines), indent=1))
     else:
-        show(lines, Console(highlight=False, markup=False))
+        show(lines, Terminal())
     return 0 if sound(lines) else FOUND
 
 

@@ -28,6 +28,7 @@ from swift_tiers.ops.inspect.restores import show_restore
 from swift_tiers.ops.inspect.states import SUBJECTS, Subject
 from swift_tiers.ops.inspect.tables import Look
 from swift_tiers.ops.progress import note
+from swift_tiers.ops.terminal import Terminal
 from swift_tiers.radix_tiering.bus.asking import Answers
 from swift_tiers.radix_tiering.bus.event_tail import EventTail, Item, as_json, line
 from swift_tiers.radix_tiering.bus.figures import text
@@ -195,7 +196,7 @@ def _show(bus: Bus, look: Looker, options: argparse.Namespace) -> None:
 
 def _console() -> Console:
     fixed = WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None
-    return Console(highlight=False, markup=False, emoji=False, width=fixed)
+    return Terminal(width=fixed)
 
 
 def _print(look: Look, console: Console | None) -> None:

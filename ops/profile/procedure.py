@@ -35,7 +35,7 @@ LONGEST_CROSSOVER = 32_768
 
 def run_profile(options: argparse.Namespace) -> int:
     """See the package; `options` are its arguments. Returns the exit code. Raises CommandError, SwiftTiersError."""
-    from rich.console import Console
+    from swift_tiers.ops.terminal import Terminal
 
     if not 1 <= options.seconds <= 3600:
         raise CommandError(f"--seconds: {options.seconds:g} is not between 1 and 3600", USAGE)
@@ -45,7 +45,7 @@ def run_profile(options: argparse.Namespace) -> int:
         profile, left_out = _measure(setting, options)
     path = options.out or profile_path(profile.model, profile.hardware)
     save_profile(profile, path)
-    show(profile, {**setting.left_out, **left_out}, Console(highlight=False))
+    show(profile, {**setting.left_out, **left_out}, Terminal(markup=True))
     print(f"saved: {path}")
     return 0
 

@@ -88,6 +88,49 @@ async def test_what_cannot_be_understood_is_not_asked_about() -> None:
         assert feed.sent == []
 
 
+async def test_a_value_that_can_only_be_refused_is_not_asked_about() -> None:
+    feed = WorldFeed()
+    async with console(feed).run_test(size=SIZE, notifications=True) as pilot:
+        app = await at_alpha(pilot)
+        await pilot.press("colon", *"control alpha set-policy eviction mru", "enter")
+        await until(pilot, lambda: 'policy.eviction: \'mru\' is not one of "lru" | "lfu"' in told(app))
+        assert app.entry.is_open, "what was typed is there to be mended"
+        await pilot.press("escape", "C", *"host much", "enter")
+        await shows(pilot, "limit: 'much' is not a size")
+        assert isinstance(app.screen, AskScreen)
+        assert feed.sent == []
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+async def test_fields_of_the_policy_are_listed_with_what_they_are_now(size: tuple[int, int]) -> None:
+    async with console().run_test(size=size, notifications=True) as pilot:
+        await at_alpha(pilot)
+        await pilot.press("P")
+        text = await shows(pilot, "change a policy value of alpha", "FIELD VALUE", "enter: go on")
+        words = " ".join(text.replace("│", " ").split())
+        for now in ("eviction lfu", "write through", "restore.strategy auto", "ssd.throttle ?"):
+            assert now in words, words
+        await pilot.press(*"eviction mru", "enter")
+        await shows(pilot, "is not one of")
+
+
+async def test_names_of_others_do_not_steer_the_terminal() -> None:
+    feed = WorldFeed()
+    feed.outcome = CommandView(
+        server="", id="c-2", state="refused", reason="no\x1b[31m", ranks={"dp0-\x07tp0": "refused: \x1b]0;pwned\x07"}
+    )
+    async with console(feed).run_test(size=SIZE) as pilot:
+        app = await at_alpha(pilot)
+        await pilot.press("C", *"host 8GiB", "enter", "y")
+        text = await shows(pilot, "REFUSED", "no\\x1b[31m", "dp0-\\x07tp0: refused: \\x1b]0;pwned\\x07")
+        assert not {"\x1b", "\x07"} & set(text)
+        assert told(app) == "", "that it was sent is no news any more"
+        await pilot.press("enter")
+        app.tell("there are \x1b[2Jall")
+        text = await shows(pilot, "there are \\x1b[2Jall")
+        assert "\x1b" not in text
+
+
 async def test_typed_commands() -> None:
     feed = WorldFeed()
     async with console(feed).run_test(size=SIZE, notifications=True) as pilot:

@@ -14,6 +14,7 @@ import pytest
 
 from swift_tiers.console.feeds.recording import RecordingFeed
 from swift_tiers.console.views import VIEWS
+from swift_tiers.ops import console_command
 from swift_tiers.ops.cli import main
 
 from support.bus import HandWritten
@@ -22,6 +23,12 @@ from support.console_world import WorldFeed
 from support.redis import RealRedis, free_port
 
 Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused here would be refused in a terminal, too."""
+    monkeypatch.setattr(console_command, "has_screen", lambda: True)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from swift_tiers.console.model.watching import Watcher
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.view import Scene
 from swift_tiers.console.views.wires import wires
+from swift_tiers.ops import console_command
 from swift_tiers.ops.console_demo import DemoFeed
 from swift_tiers.ops.console_demo.script import ROUND
 from swift_tiers.ops.console_demo.server import DemoServer
@@ -366,6 +367,8 @@ def test_a_policy_is_changed() -> None:
     check(demo.servers["gamma"])
     demo.look = demo.feed.look()
     assert demo.rank("gamma").tiers
+    (gamma,) = (state.server for state in demo.look.snapshot.servers if state.server.server == "gamma")
+    assert (gamma.configuration["policy"]["eviction"], gamma.configuration["policy"]["write"]) == ("lfu", "through")
 
 
 @pytest.mark.parametrize(
@@ -384,6 +387,8 @@ def test_what_is_not_simulated_or_makes_no_sense_is_refused(server: str, command
     outcome = demo.do(server, command)
     assert outcome.startswith("refused: ")
     assert said in outcome
+    (event,) = (event for event in demo.servers[server].events.since(0) if event.kind == "command.refused")
+    assert outcome == f"refused: {event.fields['reason']}", "the audit says why, as a server's does"
 
 
 def test_a_server_that_is_gone_hears_nothing() -> None:
@@ -408,7 +413,8 @@ def test_one_look_of_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("swift-tiers DEMO, all simulated: ")
 
 
-def test_it_looks_at_no_bus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_looks_at_no_bus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_command, "has_screen", lambda: True)
     code, out, err = run_command(capsys, "console", "--demo", "--url", "redis://10.0.0.1:6379")
     assert (code, out) == (2, "")
     assert "--demo looks at no bus" in err
