@@ -189,29 +189,45 @@ def tiny_model(
         raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
     if vocab < 256 + len(SPECIAL_TOKENS):
         raise ValueError(f"vocab is {vocab}; the byte-level tokenizer needs at least {256 + len(SPECIAL_TOKENS)}")
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    def build(**special_ids: int) -> Any:
+        config = Qwen3Config(
+            vocab_size=vocab,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=context,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+            **special_ids,
+        )
+        return Qwen3ForCausalLM(config)
+
+    return write_random_model(directory, build, context=context, dtype=dtype, seed=seed)
+
+
+def write_random_model(
+    directory: Path, build: Callable[..., Any], *, context: int = 8192, dtype: str = "float32", seed: int = 0
+) -> Path:
+    """Writes a model with random weights, and a byte-level tokenizer, into `directory`. Returns it.
+
+    :param build: makes the model, given the tokenizer's special ids by keyword as a configuration takes them.
+    """
+    import torch
 
     directory = Path(directory)
     tokenizer = byte_tokenizer(context)
-    config = Qwen3Config(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=context,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+        model = build(
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
     model.to(getattr(torch, dtype)).save_pretrained(directory)
     _save_tokenizer(tokenizer, directory)
     return directory

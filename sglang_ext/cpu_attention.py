@@ -37,4 +37,18 @@ def _create(model_runner: Any) -> Any:
         raise ValueError(f"--attention-backend {NAME} is for --device cpu, not {model_runner.device}")
     from swift_tiers.sglang_ext.cpu_attention_backend import CpuAttentionBackend
 
+    if model_runner.use_mla_backend:
+        _attend_to_latent_rows()
     return CpuAttentionBackend(model_runner)
+
+
+def _attend_to_latent_rows() -> None:
+    """Multi-head latent attention (MLA): every forward attends to the latent rows, which the pool holds.
+
+    SGLang's models choose for each backend how they compute. For one that they do not know they take Triton's way, in
+    which a prompt without a prefix hands keys and values of all heads to the backend.
+    """
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    AttentionBackendRegistry.register(NAME, lambda attention, forward_batch: AttnForwardMethod.MLA)

@@ -354,6 +354,7 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
         self._plans: dict[Any, Any] = {}
         self._planned_for: Any = None
         self._layer_in_window_pool = False
+        self._kv_heads = 0  # of the layer that is computed
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
@@ -373,6 +374,7 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
         return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
 
     def _enter(self, layer: Any, forward_batch: Any) -> None:
+        self._kv_heads = layer.tp_k_head_num
         if self._planned_for is not forward_batch:
             self._plans.clear()
             self._planned_for = forward_batch
@@ -380,6 +382,22 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
         self._layer_in_window_pool = (
             self.use_sliding_window_kv_pool and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]
         )
+
+    def _check_pool(
+        self, query: torch.Tensor, output: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> None:
+        """Raises ValueError where the pool does not hold the keys and values that these queries are for.
+
+        SGLang has ways of computing attention in which a layer hands its keys and values to the backend and keeps
+        something else in the pool. This backend reads the pool; what is narrower it would pad with zeros, and answer.
+        """
+        wanted = self._kv_heads, query.shape[-1], output.shape[-1]
+        held = k_cache.shape[1], k_cache.shape[-1], v_cache.shape[-1]
+        if wanted != held:
+            raise ValueError(
+                f"swift_cpu reads KV from the pool, which holds heads x key x value dimensions {held}; this layer "
+                f"computes with {wanted}, which that backend cannot do: choose another --attention-backend or model"
+            )
 
     def _translate(self, slots: torch.Tensor) -> torch.Tensor:
         if not self._layer_in_window_pool:
@@ -405,6 +423,7 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
         """Shapes as in SGLang's; `extend_prefix_lens` follows from the other lengths and is not read."""
+        self._check_pool(query, output, k_cache, v_cache)
         window = sliding_window_size if sliding_window_size is not None and sliding_window_size > -1 else None
         causal = causal or window is not None
         kind = ("extend", is_cross_attn, causal, window is not None, self._layer_in_window_pool)
@@ -444,6 +463,7 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
         """Shapes as in SGLang's. A decoding token is its sequence's last, so a window only shortens the keys."""
+        self._check_pool(query, output, k_cache, v_cache)
         window = sliding_window_size if sliding_window_size is not None and sliding_window_size > -1 else None
         kind = ("decode", is_cross_attn, window, self._layer_in_window_pool)
         plan = self._plans.get(kind)

@@ -357,8 +357,8 @@ def donor_hooks() -> tuple[Hook, ...]:
 
 
 def overrides() -> tuple[Override, ...]:
-    """What `RestoringAdder` overrides, beside `add_one_req`, which is among the hooks, and what a forward that is ended
-    early is made of."""
+    """What `RestoringAdder` overrides, beside `add_one_req`, which is among the hooks; what a forward that is ended
+    early is made of; and, where that is the platform, what the portable CPU platform's attention is made of."""
     runner, layers = "sglang.srt.model_executor.model_runner.ModelRunner", "compute a chunk layer by layer"
     adder, reason = "sglang.srt.managers.schedule_policy.PrefillAdder", "cut chunks where pages have arrived"
     shape = (
@@ -378,7 +378,41 @@ def overrides() -> tuple[Override, ...]:
             f"{runner}.forward_split_prefill", ("self", "forward_batch", "reinit_attn_backend", "forward_count"), layers
         ),
         Override("sglang.srt.layers.layer_boundary.residual.batch.clear", ("forward_batch",), layers),
+        *(cpu_overrides() if _on_portable_cpu() else ()),
     )
+
+
+def cpu_overrides() -> tuple[Override, ...]:
+    """What `CpuAttentionBackend` overrides, and where models are told how to compute with it."""
+    backend = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+    handlers = "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry"
+    reason = "compute attention on a CPU over the new tokens only"
+    forward = ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache")
+    decode = (
+        "self", "query", "output", "k_cache", "v_cache", "req_to_token", "req_pool_indices", "seq_lens", "encoder_lens",
+        "scaling", "enable_gqa", "causal", "is_cross_attn", "sliding_window_size",
+    )  # fmt: skip
+    extend = (*decode[:8], "extend_prefix_lens", "extend_seq_lens", *decode[8:])
+    return (
+        Override(f"{backend}.init_forward_metadata", ("self", "forward_batch"), reason),
+        Override(f"{backend}.forward_extend", forward, reason),
+        Override(f"{backend}.forward_decode", forward, reason),
+        Override(f"{backend}._run_sdpa_forward_extend", extend, reason),
+        Override(f"{backend}._run_sdpa_forward_decode", decode, reason),
+        Override(
+            f"{handlers}.register",
+            ("backend_name", "handler_func"),
+            "have latent attention (MLA) read the pool: for a backend that it does not know, SGLang takes Triton's way",
+        ),
+    )
+
+
+def _on_portable_cpu() -> bool:
+    from sglang.srt.platforms import current_platform
+
+    from swift_tiers.sglang_ext.cpu_platform import PortableCpuPlatform
+
+    return isinstance(current_platform, PortableCpuPlatform)
 
 
 def check_hook(hook: Hook | Override) -> None:

@@ -315,6 +315,45 @@ def test_a_window_layer_reads_its_own_pool_at_translated_slots(decode: bool) -> 
         torch.testing.assert_close(forward.run(attention, decode).view_as(expected), expected)
 
 
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize(
+    ("held", "asked"),
+    [
+        ({"kv_heads": 1, "dim": 48, "value_dim": 32}, {"qk_head_dim": 32, "v_head_dim": 16}),
+        ({"dim": 16}, {"qk_head_dim": 8, "v_head_dim": 8}),
+        ({"dim": 16}, {"v_head_dim": 8}),
+        ({"kv_heads": 1, "group": 4, "dim": 16}, {"tp_k_head_num": 4}),
+        ({"kv_heads": 3, "dim": 16}, {"tp_k_head_num": 1}),
+    ],
+    ids=["keys and values of all heads over latent rows", "narrower", "narrower values", "more heads", "fewer heads"],
+)
+def test_a_pool_of_something_else_is_refused(decode: bool, held: dict[str, int], asked: dict[str, int]) -> None:
+    """SGLang has layers that hand their keys and values over and keep something else in the pool: what would fit if it
+    were padded is no answer."""
+    forward = Case([20, 3], [1, 1] if decode else [4, 9], **held).build()
+    vars(forward.layer).update(asked)
+    forward.runner.token_to_kv_pool.set_kv_buffer = lambda *_: None
+    query = torch.zeros(len(forward.tensors[0]), forward.layer.tp_q_head_num * forward.layer.qk_head_dim)
+    with pytest.raises(ValueError, match=r"swift_cpu reads KV from the pool, .*: choose another") as refused:
+        forward._replace(tensors=(query, *forward.tensors[1:])).run(CpuAttentionBackend(forward.runner), decode)
+    assert "\n" not in str(refused.value)
+
+
+def test_every_override_is_among_the_checked_reaches_into_sglang() -> None:
+    from swift_tiers.sglang_ext.hooks import check_hook, cpu_overrides
+
+    base = f"{TorchNativeAttnBackend.__module__}.{TorchNativeAttnBackend.__name__}"
+    ours = {
+        f"{base}.{name}"
+        for name, value in vars(CpuAttentionBackend).items()
+        if callable(value) and name != "__init__" and hasattr(TorchNativeAttnBackend, name)
+    }
+    table = {override.target: override for override in cpu_overrides()}
+    assert ours == {target for target in table if target.startswith(base)}
+    for override in table.values():
+        check_hook(override)
+
+
 def test_registered_as_a_choice_and_in_the_registry() -> None:
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS

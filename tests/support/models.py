@@ -1,0 +1,121 @@
+"""Tiny models of other kinds than `ops.model.tiny_model`: random weights that make greedy answers depend on all KV."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from swift_tiers.ops.model import write_random_model
+
+CONTEXT, VOCABULARY, HIDDEN = 8192, 512, 64
+#: Tokens that a window layer of `tiny_gemma` looks back.
+WINDOW = 128
+
+
+def tiny_mla(directory: Path, *, seed: int = 0) -> Path:
+    """A DeepSeek-V2 of four dense layers: one latent row a token, 32 values and 16 rotary ones."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    def build(**special_ids: int) -> Any:
+        config = DeepseekV2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            moe_intermediate_size=32,
+            num_hidden_layers=4,
+            first_k_dense_replace=4,
+            n_routed_experts=4,
+            n_shared_experts=1,
+            num_experts_per_tok=2,
+            topk_method="greedy",
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            q_lora_rank=24,
+            kv_lora_rank=32,
+            qk_rope_head_dim=16,
+            qk_nope_head_dim=16,
+            v_head_dim=16,
+            head_dim=16,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+            **special_ids,
+        )
+        return DeepseekV2ForCausalLM(config)
+
+    write_random_model(directory, build, context=CONTEXT, seed=seed)
+    # SGLang's CPU code knows these models with YaRN only, as DeepSeek publishes them. A factor of 1 changes no angle.
+    yarn = {
+        "type": "yarn", "rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": CONTEXT,
+        "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+    return _configure(directory, moe_layer_freq=1, rope_parameters=None, rope_theta=10000.0, rope_scaling=yarn)
+
+
+def reference_answer(directory: Path, token_ids: list[int], tokens: int) -> list[int]:
+    """The greedy answer of a model by transformers, computed without any KV cache: it shares no code with SGLang."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    sequence = list(token_ids)
+    with torch.no_grad():
+        for _ in range(tokens):
+            logits = model(torch.tensor([sequence]), use_cache=False).logits
+            sequence.append(int(logits[0, -1].argmax()))
+    return sequence[len(token_ids) :]
+
+
+def tiny_gemma(directory: Path, *, own_pool: bool = False, seed: int = 0) -> Path:
+    """A Gemma 3 of four layers, two of which look back `WINDOW` tokens.
+
+    :param own_pool: under an architecture for which SGLang keeps those two layers' KV in a pool of their own.
+    """
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    def build(**special_ids: int) -> Any:
+        config = Gemma3TextConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=CONTEXT,
+            sliding_window=WINDOW,
+            sliding_window_pattern=2,
+            initializer_range=0.3,
+            query_pre_attn_scalar=16,
+            tie_word_embeddings=True,
+            **special_ids,
+        )
+        model = Gemma3ForCausalLM(config)
+        with torch.no_grad():
+            # The residual stream must not drown what attention adds to it.
+            model.model.embed_tokens.weight.mul_(0.05)
+            for name, parameter in model.named_parameters():
+                if "post_attention_layernorm" in name:
+                    parameter.add_(3.0)
+                elif "post_feedforward" in name:
+                    parameter.add_(-0.7)
+                if "norm" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        return model
+
+    write_random_model(directory, build, context=CONTEXT, seed=seed)
+    if own_pool:
+        _configure(
+            directory, architectures=["TinyWindowedForCausalLM"], is_hybrid_swa=True, hybrid_layer_pattern=[1, 0, 1, 0]
+        )
+    return directory
+
+
+def _configure(directory: Path, **changes: Any) -> Path:
+    """Change entries of a model's `config.json`; None takes one out."""
+    path = directory / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}, indent=1))
+    return directory
