@@ -118,9 +118,12 @@ class IdentityConfig(Section, frozen=True):
     """How the namespace of the pages is found: pages of other models or weights are never used."""
 
     weights: Annotated[
-        Literal["sampled", "full"],
-        Meta(description="Digest of the weights: file times and samples of every tensor (fast), or every byte (slow)"),
-    ] = "sampled"
+        Literal["content", "full"],
+        Meta(
+            description="Digest of the weights' bytes. content: a file whose content is known, by the hub cache's name "
+            "or from an earlier start, is not read again; full: every file is read at every start"
+        ),
+    ] = "content"
 
 
 class BusConfig(Section, frozen=True):
@@ -291,6 +294,12 @@ def parse_config(content: dict[str, Any]) -> TiersConfig:
 
     Raises ConfigError.
     """
+    identity = content.get("identity")
+    if isinstance(identity, dict) and identity.get("weights") == "sampled":
+        raise ConfigError(
+            'identity.weights: "sampled" is no longer offered, since it missed changed bits; use "content", which '
+            "reads each file once, or remove the field"
+        )
     try:
         config = msgspec.convert(content, TiersConfig, dec_hook=_decode)
     except msgspec.ValidationError as error:

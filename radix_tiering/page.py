@@ -71,6 +71,7 @@ class Namespace(msgspec.Struct, frozen=True):
     rank: str  # which part of the model this is: "tp0/2 pp0/1 dp0/1 cp0/1"
     quantization: str = ""
     loading: str = ""  # digest of how the weights are loaded, of KV scales, and of adapters
+    software: str = ""  # that computes it, with versions
     format_version: int = FORMAT_VERSION
     #: Of a boundary page, the dtype of its activations. Left out of the digest where it is not set, so that those of KV
     #: are what they were before there were pages of another kind.

@@ -126,7 +126,15 @@ def _check(view: Any) -> None:
         ("--enable-flexkv", view.enable_flexkv, "use one of the two"),
         ("--enable-unified-cache-external-linker", view.enable_unified_cache_external_linker, "use one of the two"),
         ("--pp-size", view.pp_size > 1, "pipeline stages are not supported: use --tp-size"),
+        # What splits KV otherwise than by heads over all tensor-parallel ranks: a rank's number would not say which KV
+        # it has (`Rank.identity`). Groups of experts (--ep-size, --moe-dp-size, --dwdp-size) split the MLPs alone.
         ("--enable-dp-attention", view.enable_dp_attention, "it is not supported: use --dp-size alone"),
+        ("--attn-dp-size", view.attn_dp_size > 1, "it is not supported: use --dp-size alone"),
+        ("--attn-cp-size", view.attn_cp_size > 1, "it is not supported: use --tp-size alone"),
+        ("--enable-prefill-cp", view.enable_prefill_cp, "it is not supported: use --tp-size alone"),
+        ("--dcp-size", view.dcp_size > 1, "it is not supported: use --tp-size alone"),
+        ("--enable-kv-cache-sharding", view.enable_kv_cache_sharding, "it is not supported: remove it"),
+        ("--enable-dsa-cache-layer-split", view.enable_dsa_cache_layer_split, "it is not supported: remove it"),
         ("--speculative-algorithm", view.speculative_algorithm is not None, "draft models are not supported"),
         ("--disaggregation-mode", view.disaggregation_mode != "null", "it is not supported: remove one of the two"),
     ):

@@ -70,10 +70,19 @@ class Rank(NamedTuple):
 
 
 def current_rank() -> Rank:
-    """The rank of this scheduler process."""
+    """The rank of this scheduler process. Raises ConfigError where `Rank.identity` would not say which KV it has.
+
+    Whatever a user asks for, a model may have SGLang split its attention in more ways than `--tp-size` says.
+    """
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
+    heads, tokens = getattr(parallel, "attn_tp_size", parallel.tp_size), getattr(parallel, "attn_dcp_size", 1)
+    if heads != parallel.tp_size or tokens != 1:
+        raise ConfigError(
+            f"--enable-swift-tiers: SGLang splits KV otherwise than by heads over all {parallel.tp_size} ranks here "
+            f"(attention: {heads} ranks by heads, {tokens} by tokens), which is not supported; use --tp-size alone"
+        )
     return Rank(parallel.tp_rank, parallel.tp_size, getattr(parallel, "dp_rank", None) or 0, parallel.dp_size)
 
 

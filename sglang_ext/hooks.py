@@ -53,6 +53,16 @@ def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> 
     return original(ctx, cache_class=SwiftRadixCache)
 
 
+def before_scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Before the model is loaded."""
+    if get_memory().enable_swift_tiers:
+        from swift_tiers.radix_tiering.config import parse_config, read_source
+        from swift_tiers.sglang_ext.identity import begin_loading
+
+        server_args = args[0] if args else kwargs["server_args"]
+        begin_loading(server_args, parse_config(read_source(get_memory().swift_tiers_config)).identity.weights)
+
+
 def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     linker = swift_linker(self)
     if linker is not None:
@@ -224,6 +234,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             around_create_cache,
             ("ctx", "cache_class"),
             "give the tree its tiers: a subclass, as SGLang does for LMCache, has no flag of its own",
+        ),
+        Hook(
+            f"{_SCHEDULER}.Scheduler.__init__",
+            HookType.BEFORE,
+            before_scheduler_init,
+            ("self", "server_args", "port_args"),
+            "know what the model is loaded from before it is: files that change meanwhile have no name",
         ),
         Hook(
             f"{_SCHEDULER}.Scheduler.__init__",

@@ -34,11 +34,11 @@ from swift_tiers.sglang_ext.build import build_tiers
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
 from swift_tiers.sglang_ext.forward_times import ForwardTimes
 from swift_tiers.sglang_ext.guard import never_raises
-from swift_tiers.sglang_ext.identity import unnamed_weights
 from swift_tiers.sglang_ext.loads import Load, Loader
 from swift_tiers.sglang_ext.offloads import QUIESCE_SECONDS, Offload, Offloader
 from swift_tiers.sglang_ext.reporting import Reporting
 from swift_tiers.sglang_ext.request_facts import Runs, runs_of, tell_forward
+from swift_tiers.sglang_ext.weights import unnamed_weights
 
 if TYPE_CHECKING:
     from swift_tiers.sglang_ext.peer_side import PeerSide

@@ -85,6 +85,7 @@ def test_command_lines(model, tmp_path):
         "no bus": [*ours, *bus(enabled=False, url="redis://x", password_file=str(tmp_path / "missing"))],
         "named": [*ours, *bus(server="alpha")],
         "donor": [*ours, *donor, "--dp-size", "2"],
+        "experts": [*ours, "--tp-size", "2", "--ep-size", "2"],
         "two machines": [*ours, "--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "10.0.0.1:20000"],
     }
     refused = {
@@ -98,6 +99,13 @@ def test_command_lines(model, tmp_path):
         "--page-size": [*ours, "--page-size", "48", "--chunked-prefill-size", "1024"],
         "--disable-radix-cache": [*ours, "--disable-radix-cache"],
         "--enable-hierarchical-cache": [*ours, "--enable-hierarchical-cache"],
+        "--attn-dp-size": [*ours, "--tp-size", "2", "--attn-dp-size", "2"],
+        "--attn-cp-size": [*ours, "--tp-size", "2", "--attn-cp-size", "2"],
+        "--enable-prefill-cp": [*ours, "--tp-size", "2", "--enable-prefill-cp"],
+        "--dcp-size": [*ours, "--tp-size", "2", "--dcp-size", "2"],
+        "--enable-kv-cache-sharding": [*ours, "--tp-size", "2", "--enable-kv-cache-sharding"],
+        "--enable-dsa-cache-layer-split": [*ours, "--tp-size", "2", "--enable-dsa-cache-layer-split"],
+        "identity.weights": [*ours, "--swift-tiers-config", '{"identity": {"weights": "sampled"}}'],
         "bus.password_file": [*ours, *bus(url="redis://x", password_file=str(tmp_path / "missing"))],
         "bus.url": [*ours, *bus(url="http://x")],
         "bus.directory": [*ours, *bus(directory=str(file))],

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from swift_tiers.ops.model import tiny_model
-from swift_tiers.sglang_ext.identity import config_digest, loading_digest, weights_digest
+from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.sglang_ext import identity
+from swift_tiers.sglang_ext.build import Rank, current_rank
+from swift_tiers.sglang_ext.content_names import ContentNames
+from swift_tiers.sglang_ext.identity import config_digest, loading_digest, software
+from swift_tiers.sglang_ext.weights import LoadedFiles, Source
 
+from support.clocks import file_clock_moved
 from support.engine import GEOMETRY, namespace
 
 
@@ -20,93 +29,277 @@ def model(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def test_the_digest_of_equal_weights_is_equal_wherever_they_lie(model, tmp_path):
-    copy = tmp_path / "elsewhere"
-    shutil.copytree(model, copy)
-    for mode in ("sampled", "full"):
-        assert weights_digest(str(model), "auto", mode) == weights_digest(str(copy), "auto", mode)
+@pytest.fixture
+def copy(model, tmp_path):
+    return Path(shutil.copytree(model, tmp_path / "copy"))
 
 
-def test_a_change_of_any_tensor_changes_the_sampled_digest(model, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    reference = weights_digest(str(model), "auto", "sampled")
-    (path,) = model.glob("*.safetensors")
-    tensors = load_file(path)
-    for name in tensors:
-        changed = {key: value.clone() for key, value in tensors.items()}
-        changed[name] += 1e-3
-        directory = tmp_path / name
-        directory.mkdir()
-        save_file(changed, directory / path.name, metadata={"format": "pt"})
-        assert weights_digest(str(directory), "auto", "sampled") != reference, name
+@pytest.fixture
+def names(tmp_path):
+    """Remembers at once: files of tests are younger than those of servers."""
+    return ContentNames(tmp_path / "cache" / "names", clock=lambda: 2e10)
 
 
-def test_a_file_written_anew_changes_the_sampled_digest_and_not_the_full_one(model, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(model, copy)
-    before = {mode: weights_digest(str(copy), "auto", mode) for mode in ("sampled", "full")}
+def digest(place, names, load_format: str = "auto", **more) -> str:
+    source = Source(str(place), load_format, **more)
+    return LoadedFiles([source], names).digest(source)
+
+
+def flip_bit(path: Path) -> None:
+    """Change one bit, and nothing else that can be set: size and times are restored."""
+    file_clock_moved(path)
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[len(content) * 2 // 3] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+# ---- weights ----
+
+
+def test_equal_bytes_agree_wherever_they_lie_and_whenever_they_were_written(model, copy, names):
+    for path in copy.iterdir():
+        os.utime(path, ns=(1, 1))
+    assert digest(model, names) == digest(copy, names)
+    assert digest(model, names) == digest(copy, ContentNames(None)) == digest(copy, ContentNames(None, read_all=True))
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_one_changed_bit_is_another_identity_though_size_and_time_stay(copy, names, remembered):
+    names = names if remembered else ContentNames(None)
+    before = digest(copy, names)
     (path,) = copy.glob("*.safetensors")
-    os.utime(path, ns=(1, 1))
-    assert weights_digest(str(copy), "auto", "sampled") != before["sampled"]
-    assert weights_digest(str(copy), "auto", "full") == before["full"]
+    flip_bit(path)
+    assert digest(copy, names) != before
+    flip_bit(path)
+    assert digest(copy, names) == before
 
 
-def test_a_revision_of_the_hub_counts(tmp_path):
-    """Two revisions in the local hub cache: the digest is of the one that the server loads."""
-    repository = tmp_path / "hub" / "models--owner--name"
-    for revision, seed in (("a" * 40, b"one"), ("b" * 40, b"two")):
+def test_a_name_of_the_files_counts(copy, names):
+    before = digest(copy, names)
+    (path,) = copy.glob("*.safetensors")
+    path.rename(copy / "other.safetensors")
+    assert digest(copy, names) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("hf_quant_config.json", '{"kv_cache_quant_algo": "FP8"}', '{"kv_cache_quant_algo": null}'),
+        ("quantize_config.json", '{"bits": 4, "group_size": 128}', '{"bits": 4, "group_size": 32}'),
+        ("modeling_mine.py", "def f(): 1", "def f(): 2"),
+        ("tokenizer.model", "1", "2"),
+    ],
+)
+def test_configurations_and_code_beside_the_weights_count(copy, names, name, one, other):
+    seen = {digest(copy, names)}
+    for content in (one, other):
+        file_clock_moved(max(copy.iterdir(), key=lambda path: path.stat().st_ctime_ns))
+        (copy / name).write_text(content)
+        seen.add(digest(copy, names))
+    assert len(seen) == 3
+
+
+def make_hub(folder: Path, revisions: dict[str, str]) -> Path:
+    """A hub cache: a revision's only weight file is a link to a blob that is called as it says."""
+    repository = folder / "hub" / "models--owner--name"
+    (repository / "blobs").mkdir(parents=True)
+    for revision, blob in revisions.items():
+        (repository / "blobs" / blob).write_bytes(revision.encode() * 100)
         snapshot = repository / "snapshots" / revision
         snapshot.mkdir(parents=True)
-        (snapshot / "model.bin").write_bytes(seed * 5000)
+        (snapshot / "model.bin").symlink_to(f"../../blobs/{blob}")
     (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("a" * 40)
+    (repository / "refs" / "main").write_text(next(iter(revisions)))
+    return repository
+
+
+def test_a_revision_of_the_hub_counts_and_is_not_read(tmp_path, names):
+    """Two revisions in the local hub cache: the digest is of the one that the server loads."""
+    make_hub(tmp_path, {"a" * 40: "1" * 64, "b" * 40: "2" * 64})
     digests = {
-        revision: weights_digest("owner/name", "auto", "full", revision=revision, download_dir=str(tmp_path / "hub"))
+        revision: digest("owner/name", names, revision=revision, download_dir=str(tmp_path / "hub"))
         for revision in (None, "a" * 40, "b" * 40, "c" * 40)
     }
     assert digests[None] == digests["a" * 40] != digests["b" * 40]
     assert digests["c" * 40].startswith("unnamed-"), "a revision that is not there is not another one"
+    assert names.bytes_read == 0
 
 
-def test_how_weights_are_loaded_counts(tmp_path):
-    def digest(**changes):
+def test_a_folder_and_the_hub_agree_about_equal_bytes(tmp_path, names):
+    import hashlib
+
+    revision = "a" * 40
+    sha256 = hashlib.sha256(revision.encode() * 100).hexdigest()
+    repository = make_hub(tmp_path, {revision: sha256})
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.bin").write_bytes(revision.encode() * 100)
+    assert digest(folder, names) == digest(repository / "snapshots" / revision, names)
+    assert names.bytes_read == len(revision) * 100, "the folder's file alone was read"
+
+
+def test_a_blob_that_was_written_through_its_link_is_read(tmp_path, names):
+    """As a tool does that saves a model in the folder that it was loaded from."""
+    revision = "a" * 40
+    snapshot = make_hub(tmp_path, {revision: "1" * 64}) / "snapshots" / revision
+    before = digest(snapshot, names)
+    flip_bit(snapshot / "model.bin")
+    assert digest(snapshot, names) != before
+    assert names.bytes_read
+
+
+def test_full_believes_no_name(tmp_path):
+    revision = "a" * 40
+    snapshot = make_hub(tmp_path, {revision: "1" * 64}) / "snapshots" / revision
+    names = ContentNames(tmp_path / "cache", read_all=True)
+    for _ in range(2):
+        digest(snapshot, names)
+    assert names.bytes_read == 2 * len(revision) * 100
+
+
+def test_weights_that_no_file_describes_are_never_shared(model, tmp_path, names):
+    assert digest(model, names, "dummy") != digest(model, names, "dummy")
+    assert digest(tmp_path, names) != digest(tmp_path, names)
+
+
+def test_sampled_is_refused_with_the_remedy():
+    with pytest.raises(ConfigError, match=r'^identity\.weights: "sampled" is no longer offered.*use "content"'):
+        parse_config({"identity": {"weights": "sampled"}})
+    assert parse_config({}).identity.weights == "content"
+    assert parse_config({"identity": {"weights": "full"}}).identity.weights == "full"
+
+
+# ---- while they are loaded ----
+
+
+@pytest.mark.parametrize("change", ["bit", "removed", "added", "replaced"])
+def test_files_that_change_while_they_are_loaded_have_no_name(copy, names, caplog, change):
+    source = Source(str(copy))
+    loaded = LoadedFiles([source], names)
+    loaded._reader.join()
+    (path,) = copy.glob("*.safetensors")
+    if change == "bit":
+        flip_bit(path)
+    elif change == "removed":
+        path.unlink()
+        path.with_name("other.bin").write_bytes(b"x")
+    elif change == "added":
+        (copy / "more.safetensors").write_bytes(b"x")
+    else:
+        shutil.copy(path, copy / "new")
+        (copy / "new").rename(path)
+    assert loaded.digest(source).startswith("unnamed-")
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "its pages serve this process only" in line
+    assert not digest(copy, names).startswith("unnamed-"), "the next start knows them"
+
+
+def test_files_that_loading_fetches_into_the_hubs_cache_have_names(tmp_path, names):
+    hub = tmp_path / "hub"
+    source = Source("owner/name", download_dir=str(hub))
+    loaded = LoadedFiles([source], names)
+    loaded._reader.join()
+    make_hub(tmp_path, {"a" * 40: "1" * 64})
+    assert loaded.digest(source) == digest("owner/name", names, download_dir=str(hub))
+
+
+def test_a_hub_that_moves_while_it_is_loaded_has_no_name(tmp_path, names):
+    repository = make_hub(tmp_path, {"a" * 40: "1" * 64, "b" * 40: "2" * 64})
+    source = Source("owner/name", download_dir=str(tmp_path / "hub"))
+    loaded = LoadedFiles([source], names)
+    (repository / "refs" / "main").write_text("b" * 40)
+    assert loaded.digest(source).startswith("unnamed-")
+
+
+def test_a_server_looks_before_it_loads(copy, names, monkeypatch):
+    """What `server_namespace` says is of the files that `begin_loading` saw."""
+    arguments = SimpleNamespace(model_path=str(copy), load_format="auto", revision=None, download_dir=None)
+    monkeypatch.setattr(identity, "_loaded", None)
+    monkeypatch.setattr(identity, "cache_directory", lambda: None)
+    identity.begin_loading(arguments, "content")
+    (path,) = copy.glob("*.safetensors")
+    flip_bit(path)
+    assert identity._loaded is not None
+    assert identity._loaded.digest(identity.sources_of(arguments)[0]).startswith("unnamed-")
+
+
+# ---- which part of the model ----
+
+
+def test_ranks_that_compute_different_parts_of_the_model_share_no_page():
+    """The device files have the rank in their names; the pages that servers lend each other have not."""
+    parts = [Rank(tensor, size, 0, 1).identity for size in (1, 2, 4) for tensor in range(size)]
+    assert len({namespace(rank=part).digest() for part in parts}) == len(parts)
+    assert Rank(1, 2, 0, 2).identity == Rank(1, 2, 1, 2).identity, "data-parallel ranks compute the same"
+
+
+@pytest.mark.parametrize("split", [{"attn_tp_size": 2}, {"attn_dcp_size": 2}])
+def test_a_rank_whose_kv_is_not_split_by_heads_alone_is_refused(monkeypatch, split):
+    import sglang.srt.runtime_context
+
+    sizes = {"tp_rank": 1, "tp_size": 4, "dp_rank": 0, "dp_size": 1, "attn_tp_size": 4, "attn_dcp_size": 1}
+    monkeypatch.setattr(sglang.srt.runtime_context, "get_parallel", lambda: SimpleNamespace(**sizes))
+    assert current_rank() == Rank(1, 4, 0, 1)
+    sizes.update(split)
+    with pytest.raises(ConfigError, match=r"otherwise than by heads.*use --tp-size alone"):
+        current_rank()
+
+
+# ---- how they are loaded ----
+
+
+def test_how_weights_are_loaded_counts(tmp_path, names):
+    def loading(**changes):
         arguments = {"load_format": "auto", "quantization": None, "lora_paths": None, **changes}
-        return loading_digest(SimpleNamespace(**arguments), "full")
+        return loading_digest(SimpleNamespace(**arguments), LoadedFiles([], names))
 
     scales, adapter = tmp_path / "scales.json", tmp_path / "adapter"
     adapter.mkdir()
-    seen = {digest(), digest(quantization="fp8"), digest(torchao_config="int4wo"), digest(rl_quant_profile="x")}
+    seen = {loading(), loading(quantization="fp8"), loading(torchao_config="int4wo"), loading(rl_quant_profile="x")}
     for content in ("1", "2"):
+        file_clock_moved(adapter)
         scales.write_text(content)
-        seen.add(digest(quantization_param_path=str(scales)))
+        seen.add(loading(quantization_param_path=str(scales)))
         # Trained anew in its place: SGLang's own name for it stays the same.
         (adapter / "adapter_model.bin").write_bytes(content.encode() * 100)
         for form in ([f"a={adapter}"], [{"lora_name": "a", "lora_path": str(adapter)}], {"a": str(adapter)}):
-            seen.add(digest(lora_paths=form))
+            seen.add(loading(lora_paths=form))
     assert len(seen) == 4 + 2 + 2 * 2  # "a=path" is a name of its own; the two mappings mean the same
-    assert digest() in seen
+    assert loading() in seen
 
 
-def test_the_full_digest_sees_a_single_byte(model, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(model, copy)
-    (path,) = copy.glob("*.safetensors")
-    content = bytearray(path.read_bytes())
-    content[len(content) * 2 // 3] ^= 1
-    path.write_bytes(content)
-    assert weights_digest(str(model), "auto", "full") != weights_digest(str(copy), "auto", "full")
+def test_how_an_adapter_is_scaled_counts(tmp_path, names):
+    """The KV of an adapter of q, k or v is scaled by lora_alpha over its rank."""
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100)
+    given = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "k_proj", "v_proj"]}
+    seen = set()
+    for changes in ({}, {"lora_alpha": 64}, {"use_rslora": True}, {"r": 16}, {}):
+        path = tmp_path / "adapter_config.json"
+        path.write_text(json.dumps({**given, **changes}))
+        file_clock_moved(path)
+        arguments = SimpleNamespace(lora_paths=[f"mine={tmp_path}"])
+        seen.add(loading_digest(arguments, LoadedFiles([], names)))
+    assert len(seen) == 4
 
 
-def test_weights_that_no_file_describes_are_never_shared(model, tmp_path):
-    assert weights_digest(str(model), "dummy", "sampled") != weights_digest(str(model), "dummy", "sampled")
-    assert weights_digest(str(tmp_path), "auto", "sampled") != weights_digest(str(tmp_path), "auto", "sampled")
+def test_the_versions_of_sglang_and_of_swift_tiers_count(monkeypatch):
+    seen = {software()}
+    for changed in ("sglang", "swift-tiers"):
+        monkeypatch.setattr(identity, "version", lambda name, changed=changed: "9.9" if name == changed else "1.0")
+        seen.add(software())
+    assert len(seen) == 3
+    assert namespace(software="sglang 1.0").digest() != namespace(software="sglang 2.0").digest()
 
 
 def test_configuration_that_changes_no_kv_is_left_out():
     config = {"hidden_size": 64, "rope_theta": 1e4, "_name_or_path": "/a", "transformers_version": "5"}
     assert config_digest(config) == config_digest({**config, "_name_or_path": "/b", "transformers_version": "6"})
     assert config_digest(config) != config_digest({**config, "rope_theta": 1e6})
+    parts = [{"text_config": {**config, "_name_or_path": name}, "x": 1} for name in ("/a", "/b")]
+    assert config_digest(parts[0]) == config_digest(parts[1])
 
 
 def test_every_field_of_the_namespace_counts():
@@ -114,6 +307,7 @@ def test_every_field_of_the_namespace_counts():
     changes = [
         {"model": "other"}, {"weights": "other"}, {"dtype": "bfloat16"}, {"first_layer": 4}, {"kv_heads": 1},
         {"head_dim": 64}, {"rank": "tp1/2"}, {"quantization": "fp8"}, {"format_version": 2}, {"loading": "fp8"},
+        {"software": "sglang 2.0"},
         {"geometry": msgspec.structs.replace(GEOMETRY, tokens=8)},
         {"geometry": msgspec.structs.replace(GEOMETRY, layers=3)},
     ]  # fmt: skip
