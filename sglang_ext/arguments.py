@@ -8,10 +8,12 @@ keeps what the user gave.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
@@ -21,6 +23,7 @@ from sglang.srt.server_args import ServerArgs
 from swift_tiers.radix_tiering.config import dump_config, parse_config, read_source
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.sglang_ext.build import check_donor, check_machine
+from swift_tiers.sglang_ext.supported import check_model, check_modes, check_speculation, check_windows
 
 #: Tokens of a page unless `--page-size` says otherwise: with SGLang's default of 1, everything is per token.
 DEFAULT_PAGE_SIZE = 16
@@ -66,13 +69,45 @@ class SwiftServerArgs(ServerArgs, dict=True):  # type: ignore[call-arg]  # msgsp
 
 def check_arguments(server_args: Any, previous: Any) -> None:
     """Resolution step, the first one: refuse what cannot work before anything is loaded."""
-    try:
+    with _refusing(server_args):
         _check(resolving_view(server_args))
+    previous(server_args)
+
+
+def check_model_arguments(server_args: Any, previous: Any) -> None:
+    """Resolution step in which SGLang adjusts its arguments to the model: refuse those that cannot be carried."""
+    view = resolving_view(server_args)
+    if not view.enable_swift_tiers:
+        previous(server_args)
+        return
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+
+    with _refusing(server_args):
+        check_model(model_config_of(server_args), parse_config(read_source(view.swift_tiers_config)))
+    previous(server_args)
+    with _refusing(server_args):
+        check_windows(view, model_config_of(server_args))
+
+
+def check_modes_arguments(server_args: Any, previous: Any) -> None:
+    """Resolution step, the last one that decides about modes: SGLang switches some on for a model by itself."""
+    view = resolving_view(server_args)
+    if view.enable_swift_tiers:
+        with _refusing(server_args):
+            check_modes(view)
+            check_speculation(view)
+    previous(server_args)
+
+
+@contextlib.contextmanager
+def _refusing(server_args: Any) -> Iterator[None]:
+    """A ConfigError within ends a command line with one line, and is raised to others."""
+    try:
+        yield
     except ConfigError as error:
         if getattr(server_args, "_from_command_line", False):
             _exit(error)
         raise
-    previous(server_args)
 
 
 def translate_arguments(server_args: Any, previous: Any) -> None:
@@ -117,29 +152,11 @@ def _check(view: Any) -> None:
             raise ConfigError("--swift-tiers-config: has no effect without --enable-swift-tiers; add that flag")
         return
     config = parse_config(read_source(view.swift_tiers_config))
-    for flag, is_set, remedy in (
-        ("--disable-radix-cache", view.disable_radix_cache, "remove it: the tiers lie beneath the radix tree"),
-        ("--enable-hierarchical-cache", view.enable_hierarchical_cache, "use one of the two"),
-        ("--hicache-storage-backend", view.hicache_storage_backend is not None, "use one of the two"),
-        ("--radix-cache-backend", view.radix_cache_backend is not None, "use one of the two"),
-        ("--enable-lmcache", view.enable_lmcache, "use one of the two"),
-        ("--enable-flexkv", view.enable_flexkv, "use one of the two"),
-        ("--enable-unified-cache-external-linker", view.enable_unified_cache_external_linker, "use one of the two"),
-        ("--pp-size", view.pp_size > 1, "pipeline stages are not supported: use --tp-size"),
-        # What splits KV otherwise than by heads over all tensor-parallel ranks: a rank's number would not say which KV
-        # it has (`Rank.identity`). Groups of experts (--ep-size, --moe-dp-size, --dwdp-size) split the MLPs alone.
-        ("--enable-dp-attention", view.enable_dp_attention, "it is not supported: use --dp-size alone"),
-        ("--attn-dp-size", view.attn_dp_size > 1, "it is not supported: use --dp-size alone"),
-        ("--attn-cp-size", view.attn_cp_size > 1, "it is not supported: use --tp-size alone"),
-        ("--enable-prefill-cp", view.enable_prefill_cp, "it is not supported: use --tp-size alone"),
-        ("--dcp-size", view.dcp_size > 1, "it is not supported: use --tp-size alone"),
-        ("--enable-kv-cache-sharding", view.enable_kv_cache_sharding, "it is not supported: remove it"),
-        ("--enable-dsa-cache-layer-split", view.enable_dsa_cache_layer_split, "it is not supported: remove it"),
-        ("--speculative-algorithm", view.speculative_algorithm is not None, "draft models are not supported"),
-        ("--disaggregation-mode", view.disaggregation_mode != "null", "it is not supported: remove one of the two"),
-    ):
-        if is_set:
-            raise ConfigError(f"{flag}: cannot be combined with --enable-swift-tiers; {remedy}")
+    if view.enable_unified_cache_external_linker:
+        raise ConfigError(
+            "--enable-unified-cache-external-linker: cannot be combined with --enable-swift-tiers; use one of the two"
+        )
+    check_modes(view)
     page_size = DEFAULT_PAGE_SIZE if view.page_size is None else view.page_size
     if page_size < 1:
         raise ConfigError(f"--page-size: {page_size} is not a number of tokens; use for example {DEFAULT_PAGE_SIZE}")

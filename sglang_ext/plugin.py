@@ -24,7 +24,13 @@ def _install() -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
     from swift_tiers.sglang_ext import cpu_attention
-    from swift_tiers.sglang_ext.arguments import SwiftServerArgs, check_arguments, translate_arguments
+    from swift_tiers.sglang_ext.arguments import (
+        SwiftServerArgs,
+        check_arguments,
+        check_model_arguments,
+        check_modes_arguments,
+        translate_arguments,
+    )
     from swift_tiers.sglang_ext.hooks import Hook, apply_hooks, install_scheduler_hooks
 
     arguments = Hook(
@@ -33,6 +39,8 @@ def _install() -> None:
     apply_hooks([arguments])
     register_resolution_hook("handle_hardware_runtime_validation")(check_arguments)
     register_resolution_hook("handle_missing_default_values")(translate_arguments)
+    register_resolution_hook("handle_model_specific_adjustments")(check_model_arguments)
+    register_resolution_hook("handle_speculative_decoding")(check_modes_arguments)
     engine = sys.modules.get("sglang.srt.entrypoints.engine")
     if engine is not None:
         # A class attribute, which replacing a class in modules does not reach.

@@ -12,12 +12,44 @@ import pytest
 
 from swift_tiers.ops.model import tiny_model
 
+from support.models import tiny_gemma, tiny_mla
+
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return str(tiny_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """One of each kind that is no plain one, by name: its path. Only what says so about itself is there, no weights."""
+    from transformers import FalconH1Config, Gemma3TextConfig, MllamaConfig, WhisperConfig
+
+    root = tmp_path_factory.mktemp("models")
+    made = {"mla": tiny_mla(root / "mla"), "own pool": tiny_gemma(root / "windows", own_pool=True)}
+    made["gemma"] = tiny_gemma(root / "gemma")
+    for name, config, architecture in (
+        ("whisper", WhisperConfig(), "WhisperForConditionalGeneration"),
+        ("mllama", MllamaConfig(), "MllamaForConditionalGeneration"),
+        ("states", FalconH1Config(num_hidden_layers=2), "FalconH1ForCausalLM"),
+        ("two rows", Gemma3TextConfig(num_hidden_layers=6), "Gemma4ForCausalLM"),
+    ):
+        config.architectures = [architecture]
+        config.save_pretrained(root / name)
+        made[name] = root / name
+    sparse = json.loads((made["mla"] / "config.json").read_text())
+    sparse |= {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "index_topk": 2048,
+        "index_head_dim": 16,
+        "index_n_heads": 4,
+    }
+    (root / "sparse").mkdir()
+    (root / "sparse" / "config.json").write_text(json.dumps(sparse))
+    made["sparse"] = root / "sparse"
+    return {name: str(path) for name, path in made.items()}
 
 
 #: Runs many command lines in one process, since each start of SGLang's imports takes ten seconds and more.
@@ -144,6 +176,41 @@ def test_command_lines(model, tmp_path):
         assert len(lines) == 1, (field, result)
         assert field in lines[0], (field, lines)
     assert not list(good.iterdir()), "checking made files"
+
+
+def test_models_and_modes(model, models):
+    """What the tiers cannot carry is refused in one line that names a remedy, where there is one."""
+    on = ["--enable-swift-tiers", "--model-path"]
+    donor = ["--swift-tiers-config", '{"peer": {"donate": true}}']
+    ngram = ["--speculative-algorithm", "NGRAM"]
+    accepted = {
+        "mla": [*on, models["mla"]],
+        "gemma": [*on, models["gemma"]],
+        "own pool": [*on, models["own pool"], "--disable-hybrid-swa-memory"],
+        "ngram": [*on, model, *ngram, "--speculative-ngram-max-bfs-breadth", "1"],
+        "ngram on flashinfer": [*on, model, *ngram, "--attention-backend", "flashinfer"],
+        "without tiers": ["--model-path", models["own pool"]],
+    }
+    refused = {
+        "MllamaForConditionalGeneration has an encoder": [*on, models["mllama"]],
+        "WhisperForConditionalGeneration has an encoder": [*on, models["whisper"]],
+        "TinyWindowedForCausalLM keeps .*: add --disable-hybrid-swa-memory": [*on, models["own pool"]],
+        "Gemma4ForCausalLM keeps KV of several kinds": [*on, models["two rows"]],
+        "FalconH1ForCausalLM has layers that keep a state": [*on, models["states"]],
+        "DeepseekV32ForCausalLM keeps an index": [*on, models["sparse"]],
+        "peer.donate: DeepseekV2ForCausalLM keeps latent KV": [*on, models["mla"], *donor],
+        "--speculative-algorithm: eagle3 .* use NGRAM": [*on, model, "--speculative-algorithm", "eagle3"],
+        "--speculative-algorithm: STANDALONE .* use NGRAM": [*on, model, "--speculative-algorithm", "STANDALONE"],
+        "--speculative-ngram-max-bfs-breadth: with pages of 16 .* add .*breadth 1": [*on, model, *ngram],
+    }
+    results = resolve([*accepted.values(), *refused.values()])
+    for name, result in zip(accepted, results, strict=False):
+        assert result["code"] == 0, (name, result)
+    for pattern, result in zip(refused, results[len(accepted) :], strict=True):
+        assert result["code"] == 2, (pattern, result)
+        lines = [line for line in result["errors"].splitlines() if line.startswith("swift-tiers: error: ")]
+        assert len(lines) == 1, (pattern, result)
+        assert re.search(pattern, lines[0]), (pattern, lines)
 
 
 def test_help_shows_the_flags():

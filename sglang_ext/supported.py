@@ -1,0 +1,102 @@
+"""Which models and modes of SGLang the tiers can carry. Others are refused in one line before a weight is loaded.
+
+What is not refused here and may not be carried either is refused by `device_pool.layer_planes`, which sees the pool
+itself. docs/models.md says of each kind whether it works, and which test holds that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swift_tiers.radix_tiering.config import TiersConfig
+from swift_tiers.radix_tiering.errors import ConfigError
+
+#: The remedy for a model whose layers with a sliding window have a pool of their own.
+PLAIN_WINDOWS = "add --disable-hybrid-swa-memory (its window layers then keep the KV of all tokens)"
+
+
+def check_modes(view: Any) -> None:
+    """`view`: SGLang's arguments as they are resolved so far. Raises ConfigError."""
+    for flag, is_set, remedy in (
+        ("--disable-radix-cache", view.disable_radix_cache, "remove it: the tiers lie beneath the radix tree"),
+        ("--enable-hierarchical-cache", view.enable_hierarchical_cache, "use one of the two"),
+        ("--hicache-storage-backend", view.hicache_storage_backend is not None, "use one of the two"),
+        ("--radix-cache-backend", view.radix_cache_backend is not None, "use one of the two"),
+        ("--enable-lmcache", view.enable_lmcache, "use one of the two"),
+        ("--enable-flexkv", view.enable_flexkv, "use one of the two"),
+        ("--pp-size", view.pp_size > 1, "pipeline stages are not supported: use --tp-size"),
+        # What splits KV otherwise than by heads over all tensor-parallel ranks: a rank's number would not say which KV
+        # it has (`Rank.identity`). Groups of experts (--ep-size, --moe-dp-size, --dwdp-size) split the MLPs alone.
+        ("--enable-dp-attention", view.enable_dp_attention, "it is not supported: use --dp-size alone"),
+        ("--attn-dp-size", view.attn_dp_size > 1, "it is not supported: use --dp-size alone"),
+        ("--attn-cp-size", view.attn_cp_size > 1, "it is not supported: use --tp-size alone"),
+        ("--enable-prefill-cp", view.enable_prefill_cp, "it is not supported: use --tp-size alone"),
+        ("--dcp-size", view.dcp_size > 1, "it is not supported: use --tp-size alone"),
+        ("--enable-kv-cache-sharding", view.enable_kv_cache_sharding, "it is not supported: remove it"),
+        ("--enable-dsa-cache-layer-split", view.enable_dsa_cache_layer_split, "it is not supported: remove it"),
+        ("--disaggregation-mode", view.disaggregation_mode != "null", "it is not supported: remove one of the two"),
+    ):
+        if is_set:
+            raise ConfigError(f"{flag}: cannot be combined with --enable-swift-tiers; {remedy}")
+    algorithm = view.speculative_algorithm
+    if algorithm is not None and algorithm.upper() != "NGRAM":
+        raise ConfigError(
+            f"--speculative-algorithm: {algorithm} cannot be combined with --enable-swift-tiers; the KV of its draft "
+            "is not kept in the tiers, and behind a restored prefix it would draft from rows of others: "
+            "use NGRAM, which has none, or remove it"
+        )
+
+
+def check_speculation(view: Any) -> None:
+    """What SGLang says of NGRAM in other words than a user's; our default of pages leads there. Raises ConfigError."""
+    breadth = view.speculative_ngram_max_bfs_breadth
+    is_ngram = view.speculative_algorithm is not None and view.speculative_algorithm.upper() == "NGRAM"
+    if is_ngram and breadth > 1 and view.page_size > 1 and view.attention_backend != "flashinfer":
+        raise ConfigError(
+            f"--speculative-ngram-max-bfs-breadth: with pages of {view.page_size} tokens SGLang drafts trees on the "
+            f"flashinfer backend only, not on {view.attention_backend}; add --speculative-ngram-max-bfs-breadth 1"
+        )
+
+
+def check_model(model_config: Any, config: TiersConfig) -> None:
+    """What no argument makes fit. `model_config`: SGLang's. Raises ConfigError."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.configs.model_config import AttentionArch, is_deepseek_dsa
+
+    name = _name(model_config)
+    if model_config.is_encoder_decoder:
+        raise ConfigError(
+            f"--enable-swift-tiers: {name} has an encoder, whose KV belongs to no token of a prompt; "
+            "such models are not supported: remove the flag"
+        )
+    if model_config.is_hybrid_swa and (model_config.is_hybrid_swa_compress or model_config.is_deepseek_v4_arch):
+        raise ConfigError(
+            f"--enable-swift-tiers: {name} keeps KV of several kinds in a pool each, which is not supported: "
+            "remove the flag"
+        )
+    if mambaish_config(model_config) is not None:
+        raise ConfigError(
+            f"--enable-swift-tiers: {name} has layers that keep a state in place of KV, which is not supported: "
+            "remove the flag"
+        )
+    if is_deepseek_dsa(model_config.hf_config):
+        raise ConfigError(
+            f"--enable-swift-tiers: {name} keeps an index beside its KV, which is not supported: remove the flag"
+        )
+    if config.peer.donate and model_config.attention_arch == AttentionArch.MLA:
+        raise ConfigError(
+            f"peer.donate: {name} keeps latent KV (MLA), whose memory cannot be lent so far; remove peer.donate"
+        )
+
+
+def check_windows(view: Any, model_config: Any) -> None:
+    """`view`: SGLang's arguments, adjusted to the model: for some it keeps all KV by itself. Raises ConfigError."""
+    if model_config.is_hybrid_swa and not view.disable_hybrid_swa_memory:
+        raise ConfigError(
+            f"--enable-swift-tiers: {_name(model_config)} keeps the KV of layers with a sliding window in a pool of "
+            f"their own, which is not supported: {PLAIN_WINDOWS}, or remove the flag"
+        )
+
+
+def _name(model_config: Any) -> str:
+    return (model_config.hf_config.architectures or ["the model"])[0]
