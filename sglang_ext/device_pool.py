@@ -17,24 +17,28 @@ from swift_tiers.kernels.copy_queue import Accelerator, Mark
 from swift_tiers.kernels.page_copy import copy_in, copy_out
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import PageGeometry
+from swift_tiers.sglang_ext.supported import PLAIN_WINDOWS
 
 #: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
 LayerDone = Callable[[int, Mark | None], None]
 
 
 def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
-    """The K and V buffer of every layer of SGLang's pool, `[rows, heads, head_dim]` each.
+    """The buffers of every layer of SGLang's pool: K and V, `[rows, heads, head_dim]` each; or, of multi-head latent
+    attention (MLA), the one of its latent rows, `[rows, 1, latent + rotary]`, whose first part is V.
 
-    Raises ConfigError for a pool whose bytes mean more than K and V rows: scaled, vectorised, latent, hybrid ones.
+    Raises ConfigError for a pool whose bytes mean more than that: scaled, vectorised, hybrid ones, parts of one.
     """
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
     from swift_tiers.sglang_ext.shared_pool import LentKVPool
 
+    if type(kvcache) is MLATokenToKVPool:
+        return _latent_planes(kvcache)
     if type(kvcache) is not MHATokenToKVPool and not isinstance(kvcache, LentKVPool):
         raise ConfigError(
-            f"--enable-swift-tiers: the model's KV pool is a {type(kvcache).__name__}; "
-            "only plain multi-head and grouped-query attention (MHATokenToKVPool) is supported: remove the flag"
+            f"--enable-swift-tiers: the model's KV pool is a {type(kvcache).__name__}; only those of plain attention "
+            f"(multi-head, grouped-query, latent) are supported: {_remedy(kvcache)}"
         )
     scaled = [name for name in ("k_scale_buffer", "native_k_scale_buffer") if getattr(kvcache, name, None) is not None]
     if scaled or kvcache.kv_cache_layout != "nhd":
@@ -43,6 +47,22 @@ def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
             "choose another --kv-cache-dtype or attention backend, or remove the flag"
         )
     return [[key, value] for key, value in zip(kvcache.k_buffer, kvcache.v_buffer, strict=True)]
+
+
+def _latent_planes(kvcache: Any) -> list[list[torch.Tensor]]:
+    if kvcache.kv_scale_buffer is not None or kvcache.layer_shard_enabled:
+        raise ConfigError(
+            "--enable-swift-tiers: the pool of latent KV is scaled, or its layers are spread over ranks; "
+            "choose another --kv-cache-dtype or parallelism, or remove the flag"
+        )
+    return [[latent] for latent in kvcache.kv_buffer]
+
+
+def _remedy(kvcache: Any) -> str:
+    """What helps where `kvcache` is of a kind that is not supported."""
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, SWAKVPool) else "remove the flag"
 
 
 def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> PageGeometry:
@@ -54,6 +74,15 @@ def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> P
             "remove the flag"
         )
     return PageGeometry(layers=len(layers), planes=len(layers[0]), tokens=page_size, row_bytes=row_bytes.pop())
+
+
+def row_shape(kvcache: Any) -> tuple[int, int]:
+    """(heads, dimensions of one) of a token's row in a plane; latent rows are one head, which all share."""
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    if isinstance(kvcache, MLATokenToKVPool):
+        return 1, kvcache.kv_cache_dim
+    return kvcache.head_num, kvcache.head_dim
 
 
 def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ import xxhash
 
 from swift_tiers.radix_tiering.page import Namespace, PageGeometry
 from swift_tiers.sglang_ext.content_names import ContentNames, cache_directory
+from swift_tiers.sglang_ext.device_pool import row_shape
 from swift_tiers.sglang_ext.weights import LoadedFiles, Source, adapters_of, sources_of
 
 logger = logging.getLogger(__name__)
@@ -60,14 +61,15 @@ def server_namespace(
     model_config = model_config_of(server_args)
     model, *_ = sources_of(server_args)
     files = _loaded or LoadedFiles([model], content_names(mode))
+    kv_heads, head_dim = row_shape(kvcache)
     return Namespace(
         model=config_digest(model_config.hf_config.to_dict()),
         weights=files.digest(model),
         dtype=f"{kvcache.dtype} of {model_config.dtype}",
         geometry=geometry,
         first_layer=kvcache.start_layer,
-        kv_heads=kvcache.head_num,
-        head_dim=kvcache.head_dim,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         rank=ranks,
         quantization=str(getattr(model_config, "quantization", None) or ""),
         loading=loading_digest(server_args, files),

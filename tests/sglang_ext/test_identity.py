@@ -310,6 +310,7 @@ def test_every_field_of_the_namespace_counts():
         {"software": "sglang 2.0"},
         {"geometry": msgspec.structs.replace(GEOMETRY, tokens=8)},
         {"geometry": msgspec.structs.replace(GEOMETRY, layers=3)},
+        {"geometry": msgspec.structs.replace(GEOMETRY, planes=1, row_bytes=2 * GEOMETRY.row_bytes)},
     ]  # fmt: skip
     for change in changes:
         digests.add(namespace(**change).digest())

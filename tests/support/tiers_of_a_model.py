@@ -1,0 +1,150 @@
+"""What a model answers from each tier, in SGLang's real scheduler: the same, if its pages are all that a prefix is.
+
+Functions whose first parameter is a `StepScheduler` run in its process.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.slow_link import Link, costs_are_unknown, extends, prompt, quiet, to_ssd
+
+PAGE = 16
+DEVICE_TOKENS = 4096
+ANSWER = 12
+
+_QUESTION = prompt(1, 400)
+QUESTIONS = {
+    "a question": _QUESTION,
+    "its next turn": _QUESTION + prompt(2, 120),
+    "a branch": _QUESTION[:250] + prompt(3, 100),
+    "in two chunks": prompt(4, 700),
+}
+PLACES = ("device", "host", "ssd")
+
+
+def cached(question: list[int]) -> int:
+    """Tokens of a question that are in whole pages before its last token."""
+    return (len(question) - 1) // PAGE * PAGE
+
+
+def arguments_of(model: Path, *more: str) -> list[str]:
+    """Of a server that computes in chunks shorter than some of the questions."""
+    return [
+        "--model-path", str(model), "--dtype", "float32", "--max-total-tokens", str(DEVICE_TOKENS), "--page-size",
+        str(PAGE), "--max-running-requests", "8", "--chunked-prefill-size", "512", *more,
+    ]  # fmt: skip
+
+
+def with_tiers(directory: Path, **changes: Any) -> list[str]:
+    """More arguments: tiers that hold all pages of all questions, on SSD beyond the server's end."""
+    config = {
+        "host": {"size": "32MiB"},
+        "ssd": {"directories": [str(directory)], "size_per_device": "64MiB", "stripe_unit": "8KiB"},
+        "policy": {"restore_deadline": "60s"},
+        "restore": {"chunk": 64},
+        "bus": {"enabled": False},
+        **changes,
+    }
+    return ["--enable-swift-tiers", "--swift-tiers-config", json.dumps(config)]
+
+
+def answers_of(s) -> dict[str, list[int]]:
+    """Each question's answer where nothing of it is cached anywhere."""
+    found = {}
+    for name, question in QUESTIONS.items():
+        forget(s)
+        req = s.add(question, ANSWER)
+        s.run()
+        assert req.cached_tokens == 0
+        found[name] = list(req.output_ids)
+    return found
+
+
+def forget(s) -> None:
+    """On the device, and in the tiers if there are any."""
+    has_tiers = getattr(s.cache, "linker", None) is not None
+    if has_tiers:
+        s.settle()
+    s.step()  # SGLang sees that it has nothing to do
+    assert s.scheduler.flush_cache()
+    if has_tiers:
+        s.linker.stack.flush(host=True, ssd=True)
+
+
+def answered_from(s, place: str) -> dict[str, tuple[list[int], dict[str, int]]]:
+    """Each question's answer, and where its prefix came from, where all of it is in one tier at most."""
+    found = {}
+    for name, question in QUESTIONS.items():
+        s.generate(question, ANSWER)
+        if place != "device":
+            s.empty_device()
+        if place == "ssd":
+            s.linker.stack.flush(host=True, ssd=False)
+        req = s.add(question, ANSWER)
+        s.run()
+        found[name] = list(req.output_ids), s.details(req)
+    quiet(s)
+    return found
+
+
+def answered_over_zeros(s) -> list[int]:
+    """The question's answer where what is loaded is zeroed: another one, if it depends on that at all."""
+    question, pool = QUESTIONS["a question"], s.linker.pool
+    s.generate(question, ANSWER)
+    s.empty_device()
+    copy_in = pool.copy_in
+
+    def zeroed(pages, slab, slots, layer_done, after=()):
+        def zero(layer, mark):
+            for plane in pool._arrays[layer]:
+                plane[pages] = 0
+            layer_done(layer, mark)
+
+        copy_in(pages, slab, slots, zero, after)
+
+    pool.copy_in = zeroed
+    try:
+        req = s.add(question, ANSWER)
+        s.run()
+    finally:
+        pool.copy_in = copy_in
+    assert s.details(req)["host"] == cached(question)
+    forget(s)  # what was computed over zeros must not be found by others
+    return list(req.output_ids)
+
+
+def met_in_the_middle(s, question: list[int], pages_a_step: int) -> tuple[list[tuple[int, int]], dict[str, int]]:
+    """A question that is computed from the front while its pages come up from the back: its forwards, and where its
+    prefix came from."""
+    planner = s.linker.stack.planner
+    (answer,) = to_ssd(s, question)
+    choice, planner.choice = planner.choice, "token-wise"
+    try:
+        with Link(s) as link:
+            req = s.add(question)
+            s.linker.stack.restorer.flush()
+            log = extends(s, link, pages_a_step)
+    finally:
+        planner.choice = choice
+        costs_are_unknown(s)  # a link puts back those that have been learnt
+    assert list(req.output_ids) == answer
+    quiet(s)
+    return log, s.details(req)
+
+
+def check_meeting(process: Any, pages_a_step: int) -> None:
+    """It is answered as ever, and neither of both does everything."""
+    question = prompt(50 + pages_a_step, 600)
+    log, details = process(met_in_the_middle, question, pages_a_step)
+    assert 0 < details["ssd"] < cached(question)
+    assert sum(length for _, length in log) + details["ssd"] == len(question)
+
+
+def check_place(process: Any, place: str, expected: dict[str, list[int]]) -> None:
+    """Every question is answered as expected where its prefix is in that tier, and from there alone."""
+    for name, (answer, details) in process(answered_from, place).items():
+        assert answer == expected[name], (place, name)
+        assert details == {"device": 0, "host": 0, "ssd": 0, place: cached(QUESTIONS[name])}, (place, name, details)
