@@ -179,8 +179,8 @@ class PeerConfig(Section, frozen=True):
     donate: Annotated[
         bool | str,
         Meta(
-            description="Lend idle memory of the device pool to other servers: true (all but what the last minute "
-            'needed), or a range of the pool such as "0..60%"'
+            description="Lend idle memory of the device pool to other servers: true (all but what peer.window and "
+            'peer.keep hold back), or a range of the pool such as "0..60%"; its lower end goes before peer.keep'
         ),
     ] = False
     borrow: Annotated[bool, Meta(description="Keep pages in memory that other servers of this machine lend")] = False
@@ -188,8 +188,16 @@ class PeerConfig(Section, frozen=True):
         Size | None, Meta(description="The most that each rank borrows, from all donors together; unset: no limit")
     ] = None
     window: Annotated[
-        Duration, Meta(description="A donor lends what it has not needed for so long (t of SwiftCache's Algorithm 1)")
+        Duration,
+        Meta(description="A donor lends what its requests have not needed for so long (t of SwiftCache's Algorithm 1)"),
     ] = Duration(60.0)
+    keep: Annotated[
+        Duration | None,
+        Meta(
+            description="A donor keeps a cached prefix for so long after its last use, to 24h, and lends the memory of "
+            'others; unset: as long as peer.window; "0s": what no request uses at the moment is idle, cached or not'
+        ),
+    ] = None
     term: Annotated[Duration, Meta(description="How long a lease lasts without being renewed")] = Duration(2.0)
     recall_bound: Annotated[
         Duration, Meta(description="How soon a borrower gives back what its donor recalls, 10ms to 5s")
@@ -332,6 +340,8 @@ def _check_peer(config: TiersConfig) -> None:
         )
     if not 0 < peer.window <= 3600:
         raise ConfigError(f'peer.window: {peer.window} is not above zero and up to 1h; use for example "60s"')
+    if peer.keep is not None and peer.keep > 86_400:
+        raise ConfigError(f'peer.keep: {peer.keep!s} is above 24h; use for example "10min", or remove it')
     if peer.bandwidth is not None and peer.bandwidth < 2**20:
         raise ConfigError('peer.bandwidth: below 1MiB per second is unusable; use for example "2GiB", or remove it')
 

@@ -17,11 +17,11 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
-from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from swift_tiers.radix_tiering.promotion import Source
 from swift_tiers.radix_tiering.request_restore import Readiness
 from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.sglang_ext.keeping_cache import KeepingRadixCache
 from swift_tiers.sglang_ext.layer_wise import LayerWise
 from swift_tiers.sglang_ext.linker import SwiftLinker
 from swift_tiers.sglang_ext.request_facts import RequestFacts
@@ -42,6 +42,7 @@ class Arrival:
     __slots__ = (
         "agreed",
         "can_compute",
+        "device_node",
         "device_pages",
         "evictions",
         "facts",
@@ -52,10 +53,13 @@ class Arrival:
         "tails",
     )
 
-    def __init__(self, key: Any, facts: RequestFacts, device_pages: int, evictions: int, can_compute: bool) -> None:
+    def __init__(
+        self, key: Any, facts: RequestFacts, device_pages: int, device_node: int, evictions: int, can_compute: bool
+    ) -> None:
         self.key = key
         self.facts = facts
         self.device_pages = device_pages  # of its prefix, on the device when it arrived
+        self.device_node = device_node  # where they end in the tree
         self.evictions = evictions  # device evictions until then
         self.can_compute = can_compute  # with a part of its pages, while the rest comes up
         self.agreed = False  # every rank has settled its restore
@@ -101,7 +105,9 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         bigram, _ = key.maybe_to_bigram_view(self.cache.tree_core.is_eagle)
         device_length = result.device_prefix_len
         page = self.cache.page_size
-        arrival = Arrival(key, facts, device_length // page, self.cache.device_evictions, not facts.whole)
+        arrival = Arrival(
+            key, facts, device_length // page, result.last_device_node, self.cache.device_evictions, not facts.whole
+        )
         self.arrivals[rid] = arrival
         tail = self._tail(arrival, bigram, result, device_length)
         prefix: list[str] = []
@@ -273,7 +279,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         self.courses.clear()
 
 
-class SwiftRadixCache(UnifiedRadixCache):
+class SwiftRadixCache(KeepingRadixCache):
     """The tree SGLang is given when swift-tiers is on."""
 
     def __init__(self, params: Any) -> None:
@@ -389,12 +395,12 @@ class SwiftRadixCache(UnifiedRadixCache):
 
     # ---- telemetry of the device ----
 
-    def _evict_device_leaf(self, node_id: Any, tracker: Any) -> Any:
+    def evict_leaf(self, node_id: Any, tracker: Any) -> Any:
         self.device_evictions += 1
         if self.sampler is None:
-            return super()._evict_device_leaf(node_id, tracker)
+            return super().evict_leaf(node_id, tracker)
         self.sampler.leaving(node_id)
         before = tracker.get(ComponentType.FULL, 0)
-        result = super()._evict_device_leaf(node_id, tracker)
+        result = super().evict_leaf(node_id, tracker)
         self.sampler.evicted(tracker.get(ComponentType.FULL, 0) - before)
         return result

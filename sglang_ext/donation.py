@@ -21,6 +21,7 @@ from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.leases.effects import DonorEffect
 from swift_tiers.radix_tiering.leases.service import LeaseService
 from swift_tiers.sglang_ext.guard import never_raises
+from swift_tiers.sglang_ext.kept_prefixes import KeptPrefixes
 from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
 
 #: Tokens for which a request that runs has memory at least. To generate them takes longer than to have memory back from
@@ -49,8 +50,12 @@ class SchedulerPool:
         # SGLang admits nobody to a batch that it once found full before one of its requests has ended.
         self._scheduler.running_batch.batch_is_full = False
 
-    def evict(self, pages: int) -> None:
-        self._scheduler.tree_cache.evict(EvictParams(num_tokens=pages * self._allocator.page_size))
+    def evict(self, pages: int, *, kept: bool = False) -> None:
+        tree, tokens = self._scheduler.tree_cache, pages * self._allocator.page_size
+        if kept:
+            tree.evict(EvictParams(num_tokens=tokens))
+        else:
+            tree.evict_for_others(tokens)
 
 
 class Demand:
@@ -60,6 +65,8 @@ class Demand:
     limit for such estimates; one that has begun with the part of it that SGLang expects (`new_token_ratio`), unless it
     may not end early. But never with less than `AHEAD_TOKENS`: SGLang retracts requests when it has expected too
     little, and memory that is lent must not be the reason for that.
+
+    Where cached prefixes are kept, those of waiting requests count there, and not here again.
     """
 
     def __init__(self, scheduler: Any, allocator: LendingAllocator) -> None:
@@ -80,8 +87,14 @@ class Demand:
         for req in scheduler.waiting_queue[:room]:
             if tokens >= total:
                 break
-            tokens += self._growth(req, 1.0)
+            tokens += self._growth(req, 1.0) - self._kept_for(req)
         return min(tokens, total)
+
+    def _kept_for(self, req: Any) -> int:
+        """The tokens of a waiting request's prefix that are kept, or in use, already."""
+        tree = self._scheduler.tree_cache
+        arrival = tree.linker.arrivals.get(req.rid) if tree.kept is not None else None
+        return tree.kept.wait_for(arrival.device_node) if arrival is not None else 0
 
     @property
     def is_any(self) -> bool:
@@ -128,18 +141,21 @@ class Donation:
         layout: PoolLayout,
         bounds: DonationBounds,
         window_seconds: float,
+        keep_seconds: float,
         service: LeaseService,
         effects: deque[DonorEffect],
         server: ArenaServer,
     ) -> None:
         """`effects`: where the service puts what it tells. `stack`: whose events say what was taken back, and what
-        went wrong."""
+        went wrong. `keep_seconds`: how long cached prefixes are kept after their last use; 0: none are."""
         self.stack = stack
         self._tick_at = 0.0
         self._scheduler = scheduler
         self._server = server
         self._allocator: LendingAllocator = scheduler.token_to_kv_pool_allocator
         self._demand = Demand(scheduler, self._allocator)
+        self._kept = KeptPrefixes(scheduler.tree_cache, keep_seconds, stack) if keep_seconds else None
+        scheduler.tree_cache.kept = self._kept
         pages = self._allocator.num_pages
         sizer = ElasticSizer(
             pages,
@@ -157,6 +173,7 @@ class Donation:
             demand=self._demand,
             fence=self._fence,
             wait_for_copy=server.wait_for_copy,
+            kept=lambda: self._kept.tokens() if self._kept is not None else 0,
             taken_back=lambda pages, seconds: stack.events.emit(
                 "lending.taken_back", pages=pages, seconds=round(seconds, 4)
             ),

@@ -125,6 +125,7 @@ class PeerSide:
             self._layout,
             bounds,
             float(self._peer.window),
+            float(self._peer.window if self._peer.keep is None else self._peer.keep),
             self.service,
             self._effects,
             self._server,

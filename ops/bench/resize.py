@@ -87,7 +87,7 @@ class _Pool:
     def free_pages(self) -> int:
         return int(self.allocator.available_size()) // BLOCK_TOKENS
 
-    def evict(self, pages: int) -> None:
+    def evict(self, pages: int, *, kept: bool = False) -> None:
         raise AssertionError("half of the pool is free")
 
 

@@ -64,7 +64,7 @@ class DevicePool(HostTier):
             for slot in range(span.first, span.first + span.pages):
                 self.free(slot)
 
-    def evict(self, pages: int) -> None:
+    def evict(self, pages: int, *, kept: bool = False) -> None:
         assert self.table is not None
         before = self.limit_slots
         self.limit_slots = max(0, self.used_slots - pages)

@@ -51,8 +51,9 @@ class PagePool(Protocol):
         """Spans that were taken are the pool's again."""
         ...
 
-    def evict(self, pages: int) -> None:
-        """Free so many pages of cached prefixes that no request uses, least valuable first; or all there are."""
+    def evict(self, pages: int, *, kept: bool = False) -> None:
+        """Free so many pages of cached prefixes that no request uses, least valuable first; or all there are. `kept`:
+        of those that are kept, too."""
         ...
 
 
@@ -73,6 +74,7 @@ class Sized(NamedTuple):
 
     decision: str  # "grow": lend more, "shrink": take back
     peak_bytes: int  # that the server's own requests needed at most, within the window
+    kept_bytes: int  # of cached prefixes that no request uses, and that are kept
     free_bytes: int  # of its pool, that nobody has
     from_bytes: int  # lent before
     to_bytes: int  # to be lent
@@ -105,11 +107,13 @@ class Lender:
         demand: Callable[[], int],
         fence: Callable[[], Callable[[], bool]],
         wait_for_copy: Callable[[], None],
+        kept: Callable[[], int] = lambda: 0,
         taken_back: Callable[[int, float], None] = lambda pages, seconds: None,
         sized: Callable[[Sized], None] = lambda sized: None,
     ) -> None:
         """`effects`: where the lease service puts what it tells (`on_donor=effects.append`).
         `demand`: the tokens that running and waiting requests need together, now.
+        `kept`: the tokens of cached prefixes that no request uses, and that count as needed all the same, now.
         `fence`: called when pages have left the pool; gives a function that says whether everything that had begun to
         use them by then has ended.
         `wait_for_copy`: returns when no store into memory that is not lent any more is under way (`ArenaServer`).
@@ -123,6 +127,7 @@ class Lender:
         self._lending = lending
         self._effects = effects
         self._demand = demand
+        self._kept = kept
         self._fence = fence
         self._wait_for_copy = wait_for_copy
         self._bound = sizer.most_lent
@@ -141,6 +146,7 @@ class Lender:
         self._aim: int | None = None  # pages that are to be left to borrowers, while some are taken back
         #: The largest demand of the window, bytes, as of the last look. Any thread may read it.
         self.peak_bytes = 0
+        self._kept_bytes = 0
         self._refused = self._rest = self._closed = False
 
     # ---- the scheduler's thread ----
@@ -266,7 +272,9 @@ class Lender:
             self._sizer.rest(now)
         tokens = self._sizer.total_pages * self._sizer.page_tokens if self._refused else self._demand()
         self._refused = False
-        pages = self._sizer.demand(tokens, now)
+        kept = self._kept()
+        pages = self._sizer.demand(tokens, now, kept)
+        self._kept_bytes = self._bytes_of(kept)
         self.peak_bytes = self._bytes_of(self._sizer.peak_tokens(now))
         self._missing = pages > 0
         if not pages:
@@ -316,14 +324,16 @@ class Lender:
 
     def _tell(self, decision: str, before: int, after: int) -> None:
         page = self._layout.page_bytes
-        self._sized(Sized(decision, self.peak_bytes, self._pool.free_pages * page, before * page, after * page))
+        free = self._pool.free_pages * page
+        self._sized(Sized(decision, self.peak_bytes, self._kept_bytes, free, before * page, after * page))
 
     def _bytes_of(self, tokens: int) -> int:
         return pages_for(tokens, self._sizer.page_tokens) * self._layout.page_bytes
 
     def _gather(self, spans: int, span_pages: int) -> list[Span]:
         """Free spans; where there are not enough, cached prefixes are evicted. If their pages are scattered, as many
-        again are evicted, and no more: a cache is not given away for a few pages that happen to be neighbours."""
+        again are evicted, and no more: a cache is not given away for a few pages that happen to be neighbours. What is
+        kept is evicted only for what is promised to be lent."""
         pages = spans * span_pages
         found: list[Span] = []
         for factor in (1, 2):
@@ -332,7 +342,11 @@ class Lender:
                 self._pool.evict(short)
             found += self._pool.take(spans - len(found))
             if len(found) == spans:
-                break
+                return found
+        promised = min(spans, self._sizer.promised_pages // span_pages) - len(found)
+        if promised > 0:
+            self._pool.evict(promised * span_pages, kept=True)
+            found += self._pool.take(promised)
         return found
 
     def _stock(self, spans: list[Span]) -> None:

@@ -4,7 +4,8 @@
 own server, keeps to bounds, and does not follow every wave.
 
 Demand is in tokens, all that must fit at one time: the paper takes the longest single request; a server that runs
-several at once has to hold them together, so here it is what running and waiting requests need.
+several at once has to hold them together, so here it is what running and waiting requests need. The paper counts
+requests alone, so that a worker gives its cached prefixes away; here what is kept of them counts, too.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def scale_down(pages: int, page_tokens: int, unit: ElasticUnit, longest_tokens: 
 class ElasticSizer:
     """Decides how many pages a donor lends. Pure: it is told the time and what is needed, and says what to change.
 
-    *Bounds.* It never lends more than `most_lent` pages. Up to `least_lent` it lends whatever is not needed right now;
-    beyond, what has not been needed for a whole window.
+    *Bounds.* It never lends more than `most_lent` pages. Up to `least_lent` it lends whatever requests do not need
+    right now, cached prefixes or not; beyond, what requests have not needed for a whole window, and what is not kept.
     *Hysteresis.* It takes back at once, and gives only what is worth it: at least `step_units` units. `reserve` of what
     the window needed stays on top, so that an ordinary wave takes nothing back. After something was taken back nothing
     is given before a window has passed.
@@ -98,7 +99,7 @@ class ElasticSizer:
         self.lent = 0  # pages
         self._reserve = reserve
         self._step_units = step_units
-        self._needed = 0  # tokens, as last told
+        self._needed = self._kept = 0  # tokens, as last told
         self._window = WindowMaximum(window_seconds)
         self._taken_back_at: float | None = None
 
@@ -116,14 +117,22 @@ class ElasticSizer:
         """What the donor has for itself."""
         return self.total_pages - self.lent
 
-    def demand(self, tokens: int, now: float) -> int:
-        """So many tokens must fit now: pages to take back for them, in whole units, at most all that are lent.
+    @property
+    def promised_pages(self) -> int:
+        """That may still be lent of what is kept: up to `least_lent`."""
+        return max(0, min(self.least_lent, self.most_lent) - self.lent)
+
+    def demand(self, tokens: int, now: float, kept: int = 0) -> int:
+        """So many tokens must fit now, and beside them cached prefixes of `kept` tokens, which no request uses: pages
+        to take back for them, in whole units, at most all that are lent.
 
         The caller takes them back, and says so when they are there. Asked again before that, the answer is the same.
         """
-        self._needed = tokens
+        self._needed, self._kept = tokens, kept
         self._window.observe(tokens, now)
-        pages = min(self.lent, missing_pages(self.own_pages, self.page_tokens, self.unit_pages, tokens))
+        with_kept = min(tokens + kept, (self.total_pages - min(self.least_lent, self.most_lent)) * self.page_tokens)
+        wanted = max(tokens, with_kept)
+        pages = min(self.lent, missing_pages(self.own_pages, self.page_tokens, self.unit_pages, wanted))
         if pages:
             self._taken_back_at = now
         return pages
@@ -134,11 +143,13 @@ class ElasticSizer:
         if self._taken_back_at is not None and now - self._taken_back_at < self._window.seconds:
             return 0
         unit, own = self.unit_pages, self.own_pages
-        kept_tokens = int(self._window.maximum(now) * (1 + self._reserve))
-        idle = min(spare_pages(own, self.page_tokens, unit, kept_tokens), self.most_lent - self.lent)
-        least = min(self.least_lent, self.most_lent)
-        if self.lent < least:
-            promised = min(spare_pages(own, self.page_tokens, unit, self._needed), least - self.lent)
+        needed = self._window.maximum(now)
+        if self._kept:  # What a request of the window has left behind is among it, so the larger of both counts.
+            needed = max(needed, self._needed + self._kept)
+        own_tokens = int(needed * (1 + self._reserve))
+        idle = min(spare_pages(own, self.page_tokens, unit, own_tokens), self.most_lent - self.lent)
+        if self.promised_pages:
+            promised = min(spare_pages(own, self.page_tokens, unit, self._needed), self.promised_pages)
             return max(idle, promised) // unit * unit
         idle = max(0, idle) // unit * unit
         return idle if idle >= self._step_units * unit else 0

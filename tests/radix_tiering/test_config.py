@@ -96,6 +96,7 @@ def test_what_is_dumped_is_read_back():
         ({"bus": {"interval": "2min"}}, "bus.interval"),
         ({"bus": {"requests_interval": "1ms"}}, "bus.requests_interval"),
         ({"bus": {"requests_interval": "2min"}}, "bus.requests_interval"),
+        ({"peer": {"keep": "25h"}}, "peer.keep"),
         ({"bus": {"events": 0}}, "bus.events"),
         ({"bus": {"control": "yes"}}, "bus.control"),
     ],
@@ -141,6 +142,11 @@ def test_a_bus_with_everything():
     config = parse_config({"bus": content})
     assert (config.bus.interval, config.bus.requests_interval) == (60, 0)
     assert parse_config(json.loads(json.dumps(dump_config(config)))) == config
+
+
+def test_how_long_a_donor_keeps_what_it_used():
+    kept = [parse_config({"peer": peer}).peer.keep for peer in ({}, {"keep": "0s"}, {"keep": "24h"})]
+    assert kept == [None, 0, 86_400]
 
 
 @pytest.mark.parametrize("source", ["{", "[1]", "@/does/not/exist", "host"])

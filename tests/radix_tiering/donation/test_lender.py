@@ -25,6 +25,8 @@ from swift_tiers.radix_tiering.leases.timing import Timing
 from support.lease_pair import Pair
 
 PAGE_BYTES, PAGE_TOKENS, PAGES = 256, 16, 200
+#: What changes hands: more than any run here.
+RUN = 6 * PAGE_BYTES
 FREE, CACHED, IN_USE, LENT = "free", "cached", "in use", "lent"
 
 
@@ -35,6 +37,7 @@ class ModelPool:
         self.pages = pages
         self.owner = dict.fromkeys(range(1, pages + 1), FREE)
         self.cache: deque[list[int]] = deque()  # prefixes, least valuable first
+        self.kept = 0  # prefixes, the most valuable ones
         self.evicted = 0
         self.searches = 0
         self._spans: FreeSpans | None = None
@@ -64,8 +67,8 @@ class ModelPool:
         others = self._spans.put(spans) if self._spans is not None else spans
         self._list += [page for span in others for page in range(span.first, span.first + span.pages)]
 
-    def evict(self, pages: int) -> None:
-        while pages > 0 and self.cache:
+    def evict(self, pages: int, *, kept: bool = False) -> None:
+        while pages > 0 and len(self.cache) > (0 if kept else self.kept):
             prefix = self.cache.popleft()
             self._move(prefix, CACHED, FREE)
             self._list += prefix
@@ -77,7 +80,7 @@ class ModelPool:
     def alloc(self, pages: int) -> list[int] | None:
         """For a request; evicts for it as SGLang does."""
         if pages > self.free_pages:
-            self.evict(pages - self.free_pages)
+            self.evict(pages - self.free_pages, kept=True)
         if pages > self.free_pages:
             return None
         if pages > len(self._list):
@@ -94,6 +97,12 @@ class ModelPool:
             self.cache.append(pages)
         else:
             self._list = [*pages, *self._list]
+
+    @property
+    def kept_tokens(self) -> int:
+        """Of the prefixes that are kept and still there."""
+        first = max(0, len(self.cache) - self.kept)
+        return sum(len(prefix) for prefix in list(self.cache)[first:]) * PAGE_TOKENS
 
     def flush(self) -> None:
         """/flush_cache: all that is not lent is free."""
@@ -208,6 +217,7 @@ class Server:
             demand=lambda: self.needed,
             fence=self._fence,
             wait_for_copy=self._wait_for_copy,
+            kept=lambda: self.pool.kept_tokens,
             taken_back=lambda pages, seconds: self.taken_back.append((pages, seconds)),
             sized=self.sized.append,
         )
@@ -379,6 +389,52 @@ def test_cached_prefixes_are_evicted_for_what_is_wanted_least_valuable_first_and
     server.borrow(1000 * PAGE_BYTES)
     server.run(20)
     assert all(server.pool.owner[page] == IN_USE for page in used)
+    server.check()
+
+
+def cached(server: Server, prefixes: int, pages: int = 20) -> list[list[int]]:
+    found = [server.pool.alloc(pages) for _ in range(prefixes)]
+    for prefix in found:
+        assert prefix is not None
+        server.pool.finish(prefix, keep=True)
+    return list(server.pool.cache)[-prefixes:]
+
+
+def test_what_is_kept_of_the_cache_is_not_lent_and_memory_comes_back_for_more_of_it() -> None:
+    server = Server(window=1.0)
+    prefixes = cached(server, 10)
+    server.pool.kept = 6
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(5)
+    assert 80 * PAGE_BYTES - RUN < server.held() <= 80 * PAGE_BYTES
+    assert list(server.pool.cache) == prefixes[4:]
+    assert server.sized[-1].kept_bytes == 120 * PAGE_BYTES
+    # What a request computes becomes a cached prefix that is kept; all others still are.
+    server.needed = 20 * PAGE_TOKENS
+    server.lender.arrived()
+    server.tick()
+    server.tick(Timing().recall_bound)
+    cached(server, 1)
+    server.pool.kept, server.needed = 7, 0
+    server.run(5)
+    assert list(server.pool.cache)[:6] == prefixes[4:]
+    assert server.lender.lent_pages <= 60
+    # When none is kept any more, all goes.
+    server.pool.kept = 0
+    server.run(5)
+    assert server.held() > PAGES * PAGE_BYTES - RUN
+    server.check()
+
+
+def test_the_lower_bound_is_lent_though_it_takes_what_is_kept() -> None:
+    server = Server(least=50)
+    prefixes = cached(server, 10)
+    server.pool.kept = 10
+    server.borrow(1000 * PAGE_BYTES)
+    server.run(5)
+    # Of three prefixes, 60 pages, what is left over is idle.
+    assert 50 * PAGE_BYTES - RUN < server.held() <= 60 * PAGE_BYTES
+    assert list(server.pool.cache) == prefixes[3:], "the least valuable ones, and no more than it takes"
     server.check()
 
 
@@ -680,6 +736,10 @@ class Lending(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.server.pool.flush()
+
+    @rule(prefixes=st.integers(0, 6))
+    def keeps(self, prefixes: int) -> None:
+        self.server.pool.kept = prefixes
 
     @rule(name=st.sampled_from("bce"), page=st.sampled_from([256, 320, 96, 1536]), pages=st.integers(0, 300))
     def wants(self, name: str, page: int, pages: int) -> None:

@@ -139,6 +139,35 @@ def test_the_lower_bound_is_lent_unless_it_is_needed_now() -> None:
     assert donor.spare(now=3.0) == 40
 
 
+def test_what_is_kept_is_neither_lent_nor_missing_and_counts_for_no_longer_than_it_is_kept() -> None:
+    donor = sizer()
+    assert donor.demand(100 * 16, now=0.0, kept=500 * 16) == 0
+    assert donor.spare(now=0.0) == 400
+    donor.gave(400)
+    assert donor.demand(100 * 16, now=1.0, kept=540 * 16) == 40
+    donor.came_back(40)
+    assert donor.demand(0, now=61.5, kept=0) == 0
+    assert donor.spare(now=61.5) == 640, "prefixes that are not kept any more are of no window"
+
+
+def test_what_requests_used_and_left_behind_counts_once() -> None:
+    donor = sizer()
+    donor.demand(600 * 16, now=0.0, kept=0)
+    donor.demand(0, now=1.0, kept=600 * 16)
+    assert donor.spare(now=1.0) == 400
+
+
+def test_the_lower_bound_goes_before_what_is_kept() -> None:
+    donor = sizer(least_lent=100)
+    donor.demand(100 * 16, now=0.0, kept=900 * 16)
+    assert (donor.spare(now=0.0), donor.promised_pages) == (100, 100)
+    donor.gave(100)
+    assert donor.promised_pages == 0
+    assert donor.spare(now=0.0) == 0
+    assert donor.demand(100 * 16, now=1.0, kept=900 * 16) == 0, "it would be lent again at once"
+    assert donor.demand(940 * 16, now=2.0, kept=60 * 16) == 40  # requests go before it
+
+
 def test_what_is_left_of_another_unit_is_taken_back_too() -> None:
     donor = sizer()
     donor.gave(12)
@@ -168,13 +197,14 @@ class Sizing(RuleBasedStateMachine):
     def wait(self, pause: float) -> None:
         self.now += pause
 
-    @rule(tokens=st.integers(0, 20_000))
-    def need(self, tokens: int) -> None:
-        pages = self.sizer.demand(tokens, self.now)
+    @rule(tokens=st.integers(0, 20_000), kept=st.integers(0, 20_000))
+    def need(self, tokens: int, kept: int) -> None:
+        pages = self.sizer.demand(tokens, self.now, kept)
         if pages:
             self.sizer.came_back(pages)
             self.last_taken = self.now
         assert self.sizer.own_pages >= min(pages_for(tokens, 16), 997) or self.sizer.lent == 0
+        assert self.sizer.own_pages >= min(pages_for(tokens + kept, 16), 997 - 40) or self.sizer.lent == 0
 
     @rule()
     def lend(self) -> None:
