@@ -75,7 +75,7 @@ def _borrow(pipe: Connection, bus_directory: str) -> None:
 
     tier = PeerTier("busy", PAGE_BYTES, PeerConfig(borrow=True))
     try:
-        addresses = _donors(bus_directory)
+        addresses = find_donors(bus_directory)
         if addresses:
             tier.neighbours(addresses)
             tier.want(2**40)
@@ -89,7 +89,7 @@ def _borrow(pipe: Connection, bus_directory: str) -> None:
         tier.close()
 
 
-def _donors(bus_directory: str) -> dict[str, str]:
+def find_donors(bus_directory: str) -> dict[str, str]:
     """Who lends, by lease name with the address; empty if nobody does for long."""
     from swift_tiers.radix_tiering.bus.neighbours import lease_name
     from swift_tiers.radix_tiering.bus.reader import BusReader
