@@ -20,7 +20,6 @@ from swift_tiers.radix_tiering.leases import LeaseKey
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_copies import PeerCopy
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.ssd import ReadOutcome
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.stack import TierStack
@@ -47,14 +46,16 @@ class PeerWriter:
         counters: TierCounters,
         events: EventLog,
         most_bytes: int | None,
+        save: Callable[[Page, Callable[[bool], None]], bool],
     ) -> None:
-        """`most_bytes`: what is borrowed at most; None: no limit."""
+        """`most_bytes`: what is borrowed at most; None: no limit. `save`: see `Promotions.save`."""
         self._table = table
         self._host = host
         self._peer = peer
         self._counters = counters
         self._events = events
         self._most_bytes = math.inf if most_bytes is None else most_bytes
+        self._save_page = save
         self._wanted = 0
         self._queue: deque[Page] = deque()
         self._queued: set[Page] = set()
@@ -121,34 +122,9 @@ class PeerWriter:
 
     def _save(self, page: Page, key: LeaseKey) -> bool:
         """Read a page that is nowhere else into host memory; False if there is no room for it that is worth less."""
-        if page.host is not HostState.NONE or page.stored is not None:
-            return False
-        assert page.peer is not None
-        place, digest = page.peer
-        # Pinned first: making room must not take it along.
-        self._table.pin(page)
-        slot = self._table.take_slot(None if page.kept else page.last_use)
-        if slot is not None:
-            self._table.begin_fill(page, slot)
-        self._table.unpin(page)
-        if slot is None:
-            return False
-
-        def done(outcome: ReadOutcome) -> None:
-            with self._table.lock:
-                self._table.end_fill(page, complete=outcome is ReadOutcome.OK, digest=digest)
-                if outcome is ReadOutcome.OK:
-                    self._counters.bytes_read += page.length
-                self._saved(key)
-
-        self._saving[key] += 1
-        try:
-            self._peer.read(place, self._host.page(slot), digest, done, demote=True)
-        except RuntimeError:  # it was closed meanwhile
-            self._saving[key] -= 1
-            self._table.end_fill(page, complete=False)
-            return False
-        return True
+        saving = self._save_page(page, lambda saved: self._saved(key))
+        self._saving[key] += saving
+        return saving
 
     def _saved(self, key: LeaseKey) -> None:
         """One less to wait for before the lease is returned."""

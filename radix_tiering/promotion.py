@@ -71,6 +71,7 @@ class Promotions(Generic[Waiter]):
         self._direct = direct
         self._waiting: dict[Page, list[Waiter]] = {}
         self._sources: dict[Page, Source] = {}
+        self._saving: set[Page] = set()  # see `save`: on their way as long as they are in it
 
     def join(self, page: Page, waiter: Waiter) -> Source | None:
         """Wait with the others for `page`; None if it is not on its way."""
@@ -103,6 +104,45 @@ class Promotions(Generic[Waiter]):
         self._table.end_fill(page, complete=False)
         return None
 
+    def save(self, page: Page, ended: Callable[[bool], None]) -> bool:
+        """Bring a page that lent memory alone has to host memory, before its lease is returned. False where there is
+        no room that is worth less. Else `ended(saved)` follows, under the lock; until then `join` finds the page."""
+        copy, peer = page.peer, self._peer
+        if copy is None or peer is None or page.host is not HostState.NONE or page.stored is not None:
+            return False
+        # Pinned first: making room must not take it along.
+        self._table.pin(page)
+        slot = self._table.take_slot(None if page.kept else page.last_use)
+        if slot is not None:
+            self._table.begin_fill(page, slot)
+        self._table.unpin(page)
+        if slot is None:
+            return False
+
+        def done(outcome: ReadOutcome) -> None:
+            with self._table.lock:
+                complete = outcome is ReadOutcome.OK and not page.dropped
+                self._table.end_fill(page, complete=complete, digest=copy.digest)
+                if complete:
+                    self._counters[Source.PEER].bytes_read += page.length
+                self._saving.discard(page)
+                self._tell(page, "" if complete else _failure(outcome))
+                ended(complete)
+
+        try:
+            peer.read(copy.place, self._host.page(slot), copy.digest, done, demote=True)
+        except RuntimeError:  # it was closed meanwhile
+            self._table.end_fill(page, complete=False)
+            return False
+        self._saving.add(page)
+        self._on_its_way(page)
+        return True
+
+    def _on_its_way(self, page: Page) -> None:
+        """Let whoever wants a page that is being saved wait for it."""
+        self._waiting.setdefault(page, [])
+        self._sources.setdefault(page, Source.PEER)
+
     def abandon(self, page: Page) -> bool:
         """`page` is being read from a device that has gone: whoever waits for it goes on without.
 
@@ -120,6 +160,8 @@ class Promotions(Generic[Waiter]):
         source = self._sources.pop(page, Source.SSD)
         for waiter in self._waiting.pop(page, ()):
             self._settled(waiter, source, failure)
+        if page in self._saving:
+            self._on_its_way(page)
 
     def _read_from_ssd(self, page: Page) -> bool:
         if page.stored is None or self._stripes is None:
@@ -185,7 +227,7 @@ class Promotions(Generic[Waiter]):
                     landing.give_back(slot)
                 elif not page.dropped:
                     lost(outcome)
-                    if self._fill_from_ssd(page):
+                    if self._fill_from_ssd(page) or page in self._saving:
                         self._table.unpin(page)
                         return
                 self._tell(page, "" if complete else _failure(outcome))

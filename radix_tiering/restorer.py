@@ -330,6 +330,10 @@ class Restorer:
         """See `Promotions.learn`. Lock held."""
         self._promotions.learn(page)
 
+    def save(self, page: Page, ended: Callable[[bool], None]) -> bool:
+        """See `Promotions.save`. Lock held."""
+        return self._promotions.save(page, ended)
+
     def abandon(self, page: Page) -> bool:
         """See `Promotions.abandon`. Lock held."""
         return self._promotions.abandon(page)

@@ -156,6 +156,7 @@ class TierStack:
                 counters=self.peer_counters,
                 events=self.events,
                 most_bytes=config.peer.borrow_limit,
+                save=lambda page, ended: self.restorer.save(page, ended),
             )
         geometry, restoring = namespace.geometry, config.restore
         #: What recomputing and loading cost, as far as is known: from a profile, or learnt.

@@ -22,6 +22,7 @@ from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.peer_writer import PeerWriter
 from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.promotion import Promotions
 from swift_tiers.radix_tiering.restore.planner import HERE
 from swift_tiers.radix_tiering.slot_map import SlotState
 from swift_tiers.radix_tiering.ssd import StripeSet
@@ -134,9 +135,15 @@ class DemoTiers:
             )  # fmt: skip
         self.sharer: PeerWriter | None = None
         if peer is not None:
+            promotions: Promotions[Claim] = Promotions(
+                self.table, host, None, peer, host_counters=self.host_counters, ssd_counters=self.ssd_counters,
+                peer_counters=self.peer_counters, link=LinkCounters(), events=events, clock=lambda: clock.now,
+                settled=lambda claim, source, failure: None,
+            )  # fmt: skip
             self.sharer = PeerWriter(
-                self.table, host, peer, counters=self.peer_counters, events=events, most_bytes=None
-            )
+                self.table, host, peer, counters=self.peer_counters, events=events, most_bytes=None,
+                save=promotions.save,
+            )  # fmt: skip
 
     # ---- requests ----
 

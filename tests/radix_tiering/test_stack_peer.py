@@ -126,6 +126,54 @@ def test_what_is_only_there_is_saved_when_the_lease_is_recalled() -> None:
     check(stack)
 
 
+def recalled_under(stack, peer, key, keys):
+    """A restore of `keys` whose lease is recalled between its claim and its first read; nothing is copied yet."""
+    claim = stack.restorer._claims.claim
+
+    def then_recalled(restore, now):
+        claim(restore, now)
+        peer.hold(True)
+        stack.sharer.recall(key)
+
+    stack.restorer._claims.claim = then_recalled
+    restore = stack.restore(keys)
+    stack.restorer.flush()
+    del stack.restorer._claims.claim
+    return restore
+
+
+def test_a_page_that_is_being_saved_is_joined_by_a_restore_that_wants_it() -> None:
+    stack, peer, key = lent(slots=16, host_pages=32)
+    keys = leave_with_peers(stack, peer, chain(*range(8)))
+    before = stack.snapshot().tiers["peer"].bytes_read
+    restore = recalled_under(stack, peer, key, keys)
+    peer.hold(False)
+    assert settle(stack, restore).pages == 8
+    assert stack.snapshot().tiers["peer"].bytes_read - before == 8 * PAGE, "each is read once"
+    for page_key, slot in zip(keys, restore.slots, strict=True):
+        assert np.array_equal(stack.host.page(int(slot)), content(page_key))
+    stack.restorer.release(restore)
+    quiet(stack, peer)
+    assert stack.host.used_slots == 8, "each takes one slot"
+    assert peer.returned == [key]
+    assert get(stack, keys) == 8
+    check(stack)
+
+
+def test_a_page_that_could_not_be_saved_is_lost_to_the_restore_that_waits_for_it() -> None:
+    stack, peer, key = lent(slots=16, host_pages=32)
+    keys = leave_with_peers(stack, peer, chain(*range(8)))
+    peer.damage(stack.table.find(stack.digest, keys[3]).peer.place)
+    restore = recalled_under(stack, peer, key, keys)
+    peer.hold(False)
+    assert settle(stack, restore).pages == 3
+    stack.restorer.release(restore)
+    quiet(stack, peer)
+    assert get(stack, keys) == 3
+    assert stack.host.used_slots == 3
+    check(stack)
+
+
 def test_what_cannot_be_saved_in_time_is_lost_and_never_served() -> None:
     stack, peer, key = lent(host_pages=4)
     keys = leave_with_peers(stack, peer, chain(*"abcd"))
