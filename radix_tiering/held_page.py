@@ -31,6 +31,8 @@ class Page:
         "device_digest",
         "digest",
         "dropped",
+        "held",
+        "held_children",
         "host",
         "keep",
         "kept_children",
@@ -75,6 +77,8 @@ class Page:
         self.pins = 0  # requests that are about to read it, and writes from it
         self.keep = False  # an operator pinned it; see `OperatorPins`
         self.kept_children = 0  # children that are kept
+        self.held = False  # it, or a page behind it, is in host memory or pinned; see `PageTable._note_held`
+        self.held_children = 0  # children that are held
         self.last_use = 0
         self.uses = 0
         self.dropped = False  # no longer in the table; its slot goes with the last pin

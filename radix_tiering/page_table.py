@@ -117,7 +117,6 @@ class PageTable:
         page.uses = 1
         if parent is not None:
             parent.children.add(page)
-            self.reconsider(parent)
         self._spaces.setdefault(record.namespace, {})[record.key] = page
         self._directory.enter(page)
         return page
@@ -132,9 +131,12 @@ class PageTable:
         return page
 
     def use(self, page: Page, now: int, reach: int = 0) -> None:
-        """Count a use of `page` at logical time `now` by a request of `reach` whole pages."""
+        """Count a use of `page` at logical time `now` by a request of `reach` whole pages.
+
+        Requests interleave: a use at an earlier time than the last one counts, and sets no clock back.
+        """
         if page.last_use != now:
-            page.last_use = now
+            page.last_use = max(page.last_use, now)
             page.uses += 1
             page.reach = max(page.reach, reach)
             self.reconsider(page)
@@ -142,7 +144,7 @@ class PageTable:
     def refresh(self, page: Page, now: int) -> None:
         """`page` and the prefix before it were written again or relied upon: as recent as `now`, but not a use."""
         current: Page | None = page
-        while current is not None and current.last_use != now:
+        while current is not None and current.last_use < now:
             current.last_use = now
             self.reconsider(current)
             current = current.parent
@@ -151,6 +153,8 @@ class PageTable:
 
     def pin(self, page: Page) -> None:
         page.pins += 1
+        if page.pins == 1:
+            self._note_held(page)
         if page.pins == 1 and not page.keep and not page.kept_children:
             self.pinned_pages += 1
             self._host_queue.remove(page)
@@ -170,6 +174,7 @@ class PageTable:
         if page.dropped:
             self._free_slot(page)
         else:
+            self._note_held(page)
             self._changed(page)
             self.reconsider(page)
         if self._limited and self.over_limit and not self._shed_asked_for:
@@ -208,11 +213,16 @@ class PageTable:
         """
         slot = self.host.allocate()
         if slot is None and self.host.used_slots <= self.host.limit_slots:
-            victim = self._host_queue.peek()
+            victim = self.host_victim()
             if victim is not None and (now is None or victim.last_use < now):
                 self._evict_from_host(victim)
                 slot = self.host.allocate()
         return slot
+
+    def host_victim(self) -> Page | None:
+        """The page that leaves host memory next, or None if none may. There is one whenever a page is there and none
+        is pinned."""
+        return self._host_queue.peek()
 
     def _evict_from_host(self, victim: Page) -> None:
         self.host_counters.evictions += 1
@@ -372,7 +382,7 @@ class PageTable:
         """Evict up to `count` pages of tiers that hold more than they may; how many that were."""
         evicted = 0
         while evicted < count:
-            if self.host.used_slots > self.host.limit_slots and (victim := self._host_queue.peek()) is not None:
+            if self.host.used_slots > self.host.limit_slots and (victim := self.host_victim()) is not None:
                 self._evict_from_host(victim)
             elif not self.ssd_may_take(0) and (victim := self._ssd_queue.peek()) is not None:
                 self.evict_stored(victim)
@@ -421,7 +431,26 @@ class PageTable:
     def _may_leave_host(self, page: Page) -> bool:
         if page.pins or page.host is not HostState.RESIDENT or page.keep or page.kept_children or page.dropped:
             return False
-        return page.saved or not page.children
+        # What has no other copy takes along what is behind it, which may be in lent memory: as long as nothing there is
+        # in host memory or wanted, nothing is lost that is worth more. The last page there can always leave.
+        return page.saved or not page.held_children
+
+    def _note_held(self, page: Page) -> None:
+        """Tell the pages before `page` whether it, or what is behind it, is in host memory or pinned; as far up as
+        that is new to them."""
+        current = page
+        while not current.dropped:
+            held = current.host is not HostState.NONE or current.pins > 0 or current.held_children > 0
+            if held == current.held:
+                return
+            current.held = held
+            parent = current.parent
+            if parent is None:
+                return
+            parent.held_children += 1 if held else -1
+            if parent.host is HostState.RESIDENT:
+                self.reconsider(parent)
+            current = parent
 
     def _may_leave_ssd(self, page: Page) -> bool:
         # What follows it in memory alone goes with it, if it has no copy there itself: it is no more recent.
@@ -450,6 +479,7 @@ class PageTable:
         if page.slot >= 0:
             self.host.free(page.slot)
         page.host, page.slot, page.digest = HostState.NONE, -1, None
+        self._note_held(page)
         self._changed(page)
 
     def _forget_stored(self, page: Page) -> None:
@@ -482,7 +512,10 @@ class PageTable:
             self.host.mark(page.slot, SlotState.PRIVATE)
         if page.parent is not None:
             page.parent.children.discard(page)
+            if page.held:
+                page.parent.held_children -= 1
             if not page.parent.dropped:
+                self._note_held(page.parent)
                 self.reconsider(page.parent)
 
     def check(self) -> None:

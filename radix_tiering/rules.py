@@ -24,6 +24,8 @@ def check_rules(table: PageTable) -> None:
         assert page.parent is None or (not page.parent.dropped and page in page.parent.children)
         assert page.stored_children == sum(child.stored is not None for child in page.children)
         assert page.host is not HostState.NONE or page.saved, "a page without a copy"
+        assert page.held_children == sum(child.held for child in page.children)
+        assert page.held == (page.host is not HostState.NONE or page.pins > 0 or page.held_children > 0)
         if page.stored is not None and page.parent is not None:
             assert page.parent.stored is not None or page.parent.writing, "unreachable after a restart"
         if page.slot >= 0:
@@ -38,6 +40,8 @@ def check_rules(table: PageTable) -> None:
         pinned += page.pinned
     assert stored == table.stored_pages
     assert stored_bytes == table.stored_bytes
+    if resident and not table.pinned_pages:
+        assert table.host_victim() is not None, "nothing may leave host memory, and nothing can come in"
     table.peer_copies.check()
     # Pages that were dropped keep their slots, and are written to their end, while they are pinned.
     assert resident <= table.resident_pages
