@@ -51,6 +51,8 @@ from swift_tiers.radix_tiering.write_behind import WriteBehind
 WRITE_BACK_RESERVE = 0.25
 #: Pages that write-back looks at in one step: bounds how long the page table is locked.
 WRITE_BACK_STEP = 64
+#: Why pages are refused that came of weights which are gone.
+WEIGHTS_CHANGED = "the weights changed"
 #: How long the end of a stack waits for one step of what an operator has commanded.
 ERRAND_SECONDS = 5.0
 
@@ -207,17 +209,22 @@ class TierStack:
         with self.table.lock:
             return self.table.tick()
 
-    def begin_put(self, keys: Sequence[bytes], parent: bytes, depth: int, now: int | None = None) -> Put:
+    def begin_put(
+        self, keys: Sequence[bytes], parent: bytes, depth: int, now: int | None = None, namespace: bytes | None = None
+    ) -> Put:
         """Take slots for the pages of a chain that are not held yet.
 
         `keys` follow each other in one sequence, the first one after page `parent` (ROOT_KEY for none), at position
         `depth` (from 1). The caller fills the slots, then calls `commit_put` or `abort_put`; until then the pages are
         invisible. Pages whose prefix is not held, or for which there is no room, are refused together with all
-        behind them.
+        behind them; and all of them where they are of another `namespace` (its digest) than the one served now.
         """
         put = Put([], [], [], 0)
         length = self.host.geometry.page_bytes
         with self.table.lock:
+            if namespace is not None and namespace != self.digest:
+                self.host_counters.refuse(WEIGHTS_CHANGED, len(keys))
+                return put._replace(refused=len(keys))
             now = self.table.tick() if now is None else now
             anchor = self.table.find(self.digest, parent)
             if anchor is not None:
@@ -268,6 +275,11 @@ class TierStack:
         with self.table.lock:
             for page in reversed(put.pages):
                 self.table.end_fill(page, complete=False)
+
+    def refuse_stale(self, pages: int) -> None:
+        """So many pages that the device offers are not taken in: they may come of weights that are gone."""
+        with self.table.lock:
+            self.host_counters.refuse(WEIGHTS_CHANGED, pages)
 
     # ---- up ----
 

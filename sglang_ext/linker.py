@@ -131,6 +131,7 @@ class SwiftLinker(UnifiedCacheLinker):
         self.loader = Loader(pool, stack)
         self.layer_done_counter = self.loader.counter
         self.resets = 0
+        self.stale_device = False  # the device still has KV of weights that are gone: nothing is taken from it
         self._queued: dict[str, Load] = {}
         self._running: dict[int, list[Load]] = {}
         self._ahead = _Ahead()
@@ -335,10 +336,13 @@ class SwiftLinker(UnifiedCacheLinker):
                 hashes = [*ahead.prefix_hashes, *hashes]
                 rows = torch.cat([ahead.prefix_rows, rows])
                 parent, depth = None, 1
-            job = Offload(hashes, rows, self.record_offload_ready(), parent, depth)
+            # Bound now: the weights may change before it is copied, and what is computed with the next ones is another
+            # namespace's.
+            namespace = None if self.stale_device else self.stack.digest
+            job = Offload(hashes, rows, self.record_offload_ready(), parent, depth, namespace)
         except Exception:
             logger.exception("swift-tiers: an offload cannot be queued")
-            job = Offload([], torch.empty(0, dtype=torch.int64), [], None, 1)
+            job = Offload([], torch.empty(0, dtype=torch.int64), [], None, 1, None)
         self.offloader.submit(job)
         return True
 
@@ -358,11 +362,12 @@ class SwiftLinker(UnifiedCacheLinker):
         self.resets += 1
         level = self.stack.config.policy.flush_cache
         self.stack.flush(host=level != "device", ssd=level == "all")
-        if self.offloader.stale_device:
+        if self.stale_device:
             # What the device computed with weights that are gone is gone as well; whatever of it might have slipped
             # through is in a namespace that is left now.
             self.stack.change_namespace(_unnamed(self.stack.namespace))
-            self.offloader.stale_device = False
+            self.stale_device = False
+            self.stack.events.emit("offload.resumed")
 
     @never_raises(lambda: None)
     def close(self) -> None:
@@ -402,9 +407,11 @@ class SwiftLinker(UnifiedCacheLinker):
         """The model computes other KV from now on: nothing that came before may be found again.
 
         Unless the device was emptied with the update, its tree still has KV of the old weights, and nothing is taken
-        from it until it is (`reset`).
+        from it until it is (`reset`). What is on its way out of it by now is of the old ones, and stays so.
         """
-        self.offloader.stale_device = not device_emptied
+        self.stale_device = not device_emptied
+        if self.stale_device:
+            self.stack.events.emit("offload.paused", reason="the weights changed, and the device was not flushed")
         self.wait_offloads()
         for rid in list(self.claims):
             self.depart(rid)

@@ -27,14 +27,23 @@ QUIESCE_SECONDS = 10.0
 class Offload:
     """Pages of one tree node on their way to host memory. Compared by identity."""
 
-    __slots__ = ("depth", "hashes", "parent", "ready", "rows")
+    __slots__ = ("depth", "hashes", "namespace", "parent", "ready", "rows")
 
-    def __init__(self, hashes: list[str], rows: torch.Tensor, ready: list[Any], parent: str | None, depth: int) -> None:
+    def __init__(
+        self,
+        hashes: list[str],
+        rows: torch.Tensor,
+        ready: list[Any],
+        parent: str | None,
+        depth: int,
+        namespace: bytes | None,
+    ) -> None:
         self.hashes = hashes
         self.rows = rows  # of the device pool: int64 [pages * page_size]
         self.ready = ready  # events after which the device pages may be read
         self.parent = parent  # hash of the page before the first one
         self.depth = depth  # position of the first one, in pages from 1
+        self.namespace = namespace  # digest; whose KV it is, however late it is copied. None: of weights that are gone
 
 
 class Offloader:
@@ -45,7 +54,6 @@ class Offloader:
     """
 
     def __init__(self, pool: DevicePool, stack: TierStack) -> None:
-        self.stale_device = False  # the device still has KV of weights that are gone: nothing is taken from it
         self._pool = pool
         self._stack = stack
         self._jobs: queue.SimpleQueue[Offload | None] = queue.SimpleQueue()
@@ -138,7 +146,8 @@ class Offloader:
 
     def _copy_out(self, job: Offload) -> bool:
         """Take the pages into host memory; True if every one of them is held afterwards."""
-        if self.stale_device:
+        if job.namespace is None:
+            self._stack.refuse_stale(len(job.hashes))
             return False
         pool_pages = self._pool.page_indices(job.rows)
         now = self._stack.tick()
@@ -146,7 +155,7 @@ class Offloader:
         parent = bytes.fromhex(job.parent) if job.parent else ROOT_KEY
         for start in range(0, len(keys), STEP_PAGES):
             step = keys[start : start + STEP_PAGES]
-            put = self._stack.begin_put(step, parent, job.depth + start, now)
+            put = self._stack.begin_put(step, parent, job.depth + start, now, job.namespace)
             try:
                 source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
                 if put.slots:

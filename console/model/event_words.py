@@ -46,6 +46,8 @@ KINDS = {
     "namespace.changed": Kind(Mark.NOTE, "the weights changed: pages of before are of another namespace"),
     "offload.failed": Kind(Mark.WARNING, "pages could not be copied from the device"),
     "offload.given_up": Kind(Mark.WARNING, "copies from the device were not awaited any longer"),
+    "offload.paused": Kind(Mark.WARNING, "the weights changed without a flush: no page is kept until /flush_cache"),
+    "offload.resumed": Kind(Mark.OK, "the device was flushed: pages are kept again"),
     "page.corrupt": Kind(Mark.WRONG, "a page was not what was written: dropped, never served"),
     "page.unreadable": Kind(Mark.WARNING, "a page could not be read: it is a miss"),
     "policy.changed": Kind(Mark.NOTE, "an operator has changed a value"),

@@ -377,9 +377,15 @@ def new_weights_hide_old_pages(s):
     quiet(s)
     # An update that leaves the device as it is: what was computed before must not come down under the new name.
     update(flush=False)
+    assert len(events(s, "offload.paused")) == 1
+    s.generate(question + prompt(177, 64))  # what is new is offered with the prefix before it, of the old weights
     fill_device(s, 17)
-    assert s.linker.stack.snapshot().tiers["host"].pages == 0
+    assert s.linker.stack.table.listed(s.linker.stack.digest) == []
+    host = s.linker.stack.snapshot().tiers["host"]
+    assert host.pages == 0
+    assert host.refusals["the weights changed"] > 0, "nothing is kept, and nothing says so"
     assert s.scheduler.flush_cache()
+    assert len(events(s, "offload.resumed")) == 1
     assert serve_again(s, question)[1] == {}
     fill_device(s, 17)
     req, details = serve_again(s, question)
@@ -428,7 +434,7 @@ def offloads_that_take_too_long_publish_nothing(s):
         plane[:] = 0xFF  # the device pages are used by others
     going_on.set()
     offloader = s.linker.offloader
-    offloader.submit(Offload([], torch.empty(0, dtype=torch.int64), [], None, 1))  # behind all of them
+    offloader.submit(Offload([], torch.empty(0, dtype=torch.int64), [], None, 1, None))  # behind all of them
     assert s.linker.wait_offloads(60)
     assert s.linker.stack.snapshot().tiers["host"].pages == 0
     assert s.linker.num_completed_offloads() == 1, "late answers would be taken for others'"
