@@ -121,7 +121,12 @@ def chosen_platform(resolve: Callable[[], str]) -> Finding:
         return wrong(_one_line(error), "set SGLANG_PLATFORM to the one that is meant, or unset it")
 
 
-def scheduler_import(load: Callable[[], Any], required: str | None) -> Finding:
+def scheduler_import(
+    load: Callable[[], Any],
+    required: str | None,
+    modules: Callable[[], Iterable[Any]] = lambda: list(sys.modules.values()),
+) -> Finding:
+    """`modules`: what is imported then."""
     start = time.perf_counter()
     try:
         load()
@@ -129,12 +134,15 @@ def scheduler_import(load: Callable[[], Any], required: str | None) -> Finding:
         remedy = f"unless a line above says why, {_REINSTALL.format(required or 'VERSION')}"
         return wrong(f"cannot be imported: {type(error).__name__}: {_one_line(error)}", remedy)
     seconds = time.perf_counter() - start
-    slow = (
-        "; PYTHONDONTWRITEBYTECODE is set, so every start compiles it anew"
-        if sys.dont_write_bytecode and seconds > 5
-        else ""
-    )
+    anew = uncompiled(modules()) if sys.dont_write_bytecode else 0
+    slow = f"; every start compiles {anew} modules anew: PYTHONDONTWRITEBYTECODE is set" if anew else ""
     return ok(f"imported in {seconds:.1f} s{slow}")
+
+
+def uncompiled(modules: Iterable[Any]) -> int:
+    """How many of them lie on disk as source alone."""
+    files = [getattr(module, "__cached__", None) for module in modules]
+    return sum(isinstance(file, str) and not os.path.exists(file) for file in files)
 
 
 def after_import(load: Callable[[], Any], look: Callable[[], Finding]) -> Finding:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -356,6 +357,24 @@ def test_importing_the_scheduler() -> None:
 
     assert_finding(software.scheduler_import(lambda: None, "0.5.23"), "ok", "imported in")
     assert_finding(software.scheduler_import(fail, "0.5.23"), "wrong", "no module named flash", "sglang==0.5.23")
+
+
+def test_starts_compile_anew_only_what_has_no_compiled_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Environments are compiled when they are installed: PYTHONDONTWRITEBYTECODE alone makes no start slow."""
+    there = tmp_path / "there.pyc"
+    there.write_bytes(b"")
+    compiled = SimpleNamespace(__cached__=str(there))
+    source = SimpleNamespace(__cached__=str(tmp_path / "missing.pyc"))
+    others = [SimpleNamespace(__cached__=None), SimpleNamespace()]
+
+    def said(*modules: SimpleNamespace) -> str:
+        return software.scheduler_import(lambda: None, "0.5.23", lambda: [*modules, *others]).found
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert "anew" not in said(compiled, compiled)
+    assert "every start compiles 2 modules anew: PYTHONDONTWRITEBYTECODE is set" in said(compiled, source, source)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert "anew" not in said(source)
 
 
 def test_what_needs_sglang_is_not_known_without_it() -> None:
