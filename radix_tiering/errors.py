@@ -19,3 +19,8 @@ class StripeSetBusyError(SwiftTiersError):
 
 class BusError(SwiftTiersError):
     """The bus cannot be used just now. Serving goes on without it; the message names the remedy."""
+
+
+class NotHeldError(SwiftTiersError):
+    """A page was to be copied to the device that has not come up, or is held nowhere: a defect of ours. The load fails,
+    and nothing is answered from it."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from swift_tiers.radix_tiering.errors import NotHeldError
 from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.slot_map import SlotState
 from swift_tiers.radix_tiering.ssd import StoredPage
@@ -113,6 +117,35 @@ class Page:
     def saved(self) -> bool:
         """Whether a copy is left when the one in host memory goes."""
         return self.stored is not None or self.peer is not None
+
+
+class Places:
+    """Where pages lie that are to be copied to the device: slots of host memory, or, numbered from where those end, of
+    landing memory. There is none for a page that is held in neither."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        """`numbers`: int64 [pages]. Raises NotHeldError if one of them is no place."""
+        if len(numbers) and numbers.min() < 0:
+            raise NotHeldError(
+                f"{int((numbers < 0).sum())} of {len(numbers)} pages are neither in host memory nor landed"
+            )
+        self.numbers = numbers
+
+    @classmethod
+    def of_pages(cls, pages: Sequence[Page]) -> Places:
+        """Those of pages that are pinned. Raises NotHeldError if one of them is held in neither."""
+        places = (page.slot if page.host is HostState.RESIDENT else page.landing for page in pages)
+        return cls(np.fromiter(places, dtype=np.int64, count=len(pages)))
+
+    @classmethod
+    def none(cls) -> Places:
+        """Of no page."""
+        return cls(np.empty(0, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 def host_slot_state(page: Page) -> SlotState:

@@ -86,9 +86,12 @@ class HostTier:
         return np.frombuffer(bytes(self._states), dtype=np.uint8)
 
     def page(self, slot: int) -> np.ndarray:
-        """The page's bytes in `slot`: uint8 [page_bytes], a view."""
-        return self.slab[slot, : self.geometry.page_bytes]
+        """The page's bytes in `slot`: uint8 [page_bytes], a view. Raises IndexError where there is no such slot."""
+        return self.block_run(slot)[: self.geometry.page_bytes]
 
     def block_run(self, slot: int) -> np.ndarray:
-        """The whole slot in whole 4 KiB blocks, for direct I/O: uint8 [stride_bytes], a view."""
+        """The whole slot in whole 4 KiB blocks, for direct I/O: uint8 [stride_bytes], a view. Raises IndexError where
+        there is no such slot."""
+        if slot < 0:  # which numpy would take for the last one
+            raise IndexError(f"host memory has no slot {slot}")
         return self.slab[slot]

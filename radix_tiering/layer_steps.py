@@ -32,7 +32,7 @@ class LayerSteps:
         """The device, which has the first `front` pages, computes those up to `end` layer by layer. What is missing of
         them still comes up: `arrived` says when the upper layers can be copied instead."""
         with self._table.lock:
-            restore.flight.has(front)
+            restore.flight.begin(front)
             restore.computing = True
             self._pacing.goes_on(restore)
             restore.story.computed(front, end)

@@ -72,8 +72,22 @@ class Pacing:
         self._reads.batch.set_computing(restore, decision.compute)
 
     def compute_or_wait(self, restore: Restore, now: float) -> Readiness:
+        """What it may do. It is told to wait for one deadline at a time at most, whatever was decided, and for nothing
+        once nothing is left to come."""
         if restore.state is not RestoreState.RUNNING:
             return self.readiness_of_settled(restore)
+        if restore.waits_since is None:
+            restore.waits_since = now
+        if self._waits(restore, now):
+            return Readiness.WAIT
+        restore.waits_since = None
+        return Readiness.COMPUTE
+
+    def _waits(self, restore: Restore, now: float) -> bool:
+        if restore.flight.done:
+            return (
+                False  # all of it is there, or on the device: nothing is to be computed, and nothing to be waited for
+            )
         if not restore.late and now >= restore.replan:
             self.plan(restore)
         decision = restore.decision
@@ -84,16 +98,17 @@ class Pacing:
             if restore.estimate is not None and waited > self.behind * restore.estimate + SLACK_SECONDS:
                 self._fell_behind(restore, restore.flight.absent, "loading takes longer than estimated")
             elif now >= restore.deadline:
+                restore.flight.abandon_loading()  # what is under way is waited for no longer, either
                 self._fell_behind(restore, restore.flight.absent, "its deadline passed")
             else:
-                return Readiness.WAIT
+                return True
             restore.flight.steer(0, self._planner.island)
             self._reads.batch.set_computing(restore, True)
         if self.by_layers(restore):
-            return Readiness.COMPUTE
+            return False
         restore.flight.reserve(0)  # whoever asks again has not taken the last step
         step = self.next_step(restore)
-        return Readiness.COMPUTE if step.end > step.jump else Readiness.WAIT
+        return step.end == step.jump
 
     @staticmethod
     def by_layers(restore: Restore) -> bool:
@@ -125,11 +140,14 @@ class Pacing:
         return step
 
     def _held_too_long(self, restore: Restore) -> bool:
-        """Whether nothing has come for longer than what is under way should take, or all of it takes too long."""
+        """Whether nothing has come for longer than what is under way should take, or all of it takes too long: longer
+        than should be, or than the deadline."""
         now, arrived, held = self._clock(), restore.flight.present, restore.held
         if held is None:
             restore.story.holds(now)
-            held = Held(now, arrived, now + self._patience(self._reads.left_seconds(restore)))
+            waits_since = now if restore.waits_since is None else restore.waits_since
+            patience = self._patience(self._reads.left_seconds(restore))
+            held = Held(now, arrived, min(now + patience, waits_since + self._deadline_seconds()))
         elif held.arrived != arrived:
             held = held._replace(since=now, arrived=arrived)
         restore.held = held

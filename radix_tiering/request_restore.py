@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.held_page import HostState, Page
+from swift_tiers.radix_tiering.errors import NotHeldError
+from swift_tiers.radix_tiering.held_page import Page, Places
 from swift_tiers.radix_tiering.promotion import Source
-from swift_tiers.radix_tiering.restore.flight import Flight, Unit
+from swift_tiers.radix_tiering.restore.flight import Flight
 from swift_tiers.radix_tiering.restore.planner import Decision
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
@@ -80,6 +81,7 @@ class Restore:
         "started",
         "state",
         "story",
+        "waits_since",
     )
 
     def __init__(
@@ -117,6 +119,7 @@ class Restore:
         self.estimate: float | None = None  # seconds that the first decision expected it to take
         self.computing = False  # the device computes what is missing
         self.busy_until = float("-inf")  # about when the device will have computed what it was given
+        self.waits_since: float | None = None  # when it was told to wait, and has been since; before it is admitted
         self.held: Held | None = None  # the device waits for pages
         self.late = ""  # why it fell behind its estimate, if it did
         self.story = Storyteller(
@@ -136,15 +139,14 @@ class Restore:
 
     @property
     def usable(self) -> int:
-        """Pages from the start of the chain that have come, verified."""
-        count = 0
-        while (
-            count < len(self.claimed)
-            and self.flight[count] in (Unit.PRESENT, Unit.DONE)
-            and not self.claimed[count].dropped
-        ):
-            count += 1
-        return count
+        """Pages from the start of the chain that have come, verified, and are held."""
+        come = self.claimed[: self.flight.arrived_from(0)]
+        return next((unit for unit, page in enumerate(come) if page.dropped), len(come))
+
+    @property
+    def all_there(self) -> bool:
+        """Whether its whole chain has come up, or is on the device already, before anything of it was computed."""
+        return self.complete and not self.computing and not self.short and len(self.flight) > 0 and self.flight.done
 
     def by_source(self) -> dict[str, int]:
         """Claimed pages that were found in each source, by its name; those without any are left out."""
@@ -152,15 +154,16 @@ class Restore:
 
     @property
     def slots(self) -> np.ndarray:
-        """The places of its `pages`, until it is released."""
-        return self.places(0, self.pages)
+        """The places of its `pages`, until it is released; see `places`."""
+        return self.places(0, self.pages).numbers
 
-    def places(self, first: int, end: int) -> np.ndarray:
-        """Where pages `[first, end)`, which have come, lie: int64. Slots of host memory, or, numbered from where those
-        end, of landing memory."""
-        pages = self.claimed[first:end]
-        return np.fromiter(
-            (page.slot if page.host is HostState.RESIDENT else page.landing for page in pages),
-            dtype=np.int64,
-            count=len(pages),
-        )
+    def places(self, first: int, end: int) -> Places:
+        """Where pages `[first, end)` lie, to be copied to the device. Raises NotHeldError where one of them has not
+        come up, or is held nowhere: whoever asks for it has been promised what nobody has."""
+        if first == end:
+            return Places.none()
+        if not 0 <= first <= end <= len(self.claimed):
+            raise NotHeldError(f"pages [{first}, {end}) of {len(self.claimed)}")
+        if not self.flight.arrived_all(first, end):
+            raise NotHeldError(f"not all of pages [{first}, {end}) have come up")
+        return Places.of_pages(self.claimed[first:end])

@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.claims import PAGES_PER_HOLD, Claims
 from swift_tiers.radix_tiering.counters import LinkCounters, RestoreSnapshot, TierCounters
 from swift_tiers.radix_tiering.direct_reads import DirectReads
 from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.held_page import Page
+from swift_tiers.radix_tiering.held_page import Page, Places
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.landing import LandingSlots
 from swift_tiers.radix_tiering.layer_steps import LayerSteps
@@ -185,6 +185,11 @@ class Restorer:
                 self._finish(restore)
         return Readiness.READY
 
+    def settled(self, restore: Restore) -> bool:
+        """Whether nothing is to be waited for, computed or decided any more, without beginning to wait."""
+        ended = restore.state in (RestoreState.READY, RestoreState.CANCELLED)
+        return ended and self._pacing.readiness_of_settled(restore) is Readiness.READY
+
     def release(self, restore: Restore) -> None:
         """The request has its pages on the device, or ended: nothing is pinned for it any more. Idempotent."""
         with self._table.lock:
@@ -196,14 +201,17 @@ class Restorer:
             self._pacing.goes_on(restore)
             self._reads.remove(restore)
             if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
-                self._end(restore, "cancelled")
+                self._end(restore, "completed" if restore.all_there else "cancelled")
                 restore.state = RestoreState.CANCELLED
             claimed, restore.claimed = restore.claimed, []
         if claimed:
             self._jobs.put(lambda: self._give_back(claimed))
 
-    def count_load(self, restore: Restore, first: int, pages: int, seconds: float, *, failed: bool) -> None:
-        """Account for a copy of `pages` pages, from the restore's page `first` (from 0), to the device."""
+    def count_load(
+        self, restore: Restore, first: int, pages: int, seconds: float, *, failed: bool, landed: int = 0
+    ) -> None:
+        """Account for a copy of `pages` pages, from the restore's page `first` (from 0), to the device; `landed` of
+        them were copied from landing memory."""
         with self._table.lock:
             if failed:
                 self._counts["failed_loads"] += 1
@@ -215,7 +223,6 @@ class Restorer:
             self._host_counters.hits += by_source[Source.HOST]
             self._ssd_counters.hits += by_source[Source.SSD]
             self._peer_counters.hits += by_source[Source.PEER]
-            landed = sum(place >= self._host.slots for place in restore.places(first, first + pages).tolist())
             self._host_counters.bytes_read += (pages - landed) * length
             self._host_counters.read_latency.observe(seconds)
             restore.story.copy_seconds += seconds
@@ -232,7 +239,7 @@ class Restorer:
         with self._table.lock:
             flight = restore.flight
             flight.computed()
-            flight.has(front)
+            flight.observe(front)
             flight.reserve(0)
             step = self._pacing.next_step(restore)
             flight.reserve(step.end)
@@ -251,10 +258,20 @@ class Restorer:
             self._reads.pump()
 
     def present(self, restore: Restore, front: int) -> int:
-        """How many pages from the start can be copied to the device now, which has the first `front` of them."""
+        """How many pages from the start the device could have at once, which has the first `front` of them now: behind
+        those, what lies verified and pinned in host memory. Any number of looks, in any order, changes nothing of it.
+
+        Where the device may compute a part meanwhile, what it has now is not loaded as long as it has it.
+        """
         with self._table.lock:
-            restore.flight.has(front)
-            return restore.flight.step(1).jump
+            if restore.can_compute:
+                restore.flight.observe(min(front, len(restore.flight)))  # the device may have what nobody else has
+            return front + restore.flight.arrived_from(front)
+
+    def places(self, restore: Restore, first: int, end: int) -> Places:
+        """See `Restore.places`."""
+        with self._table.lock:
+            return restore.places(first, end)
 
     def split(self, restore: Restore) -> None:
         """The device has computed or taken every page of it, or is about to. What it took stays pinned until it is

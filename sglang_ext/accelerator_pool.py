@@ -118,8 +118,8 @@ class AcceleratorPool(DevicePool):
 
     # ---- to the device ----
 
-    def copy_in(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
+    def _copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
     ) -> None:
         with self._copying(after) as side:
             pages, slots = self._take_landed(side, pages, slab, slots, range(self.geometry.layers))
@@ -134,8 +134,8 @@ class AcceleratorPool(DevicePool):
                     if is_last:
                         layer_done(layer, side.kernels.mark())
 
-    def copy_layer(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
+    def _copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
     ) -> None:
         with self._copying(after) as side:
             pages, slots = self._take_landed(side, pages, slab, slots, range(layer, layer + 1))
@@ -189,7 +189,7 @@ class AcceleratorPool(DevicePool):
 
     # ---- from the device ----
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
+    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
         with self._copying(after) as side:
             whole = torch.from_numpy(slab)
             if not self.accelerator.page_locked(whole):

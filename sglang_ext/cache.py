@@ -19,8 +19,8 @@ from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 
 from swift_tiers.radix_tiering.promotion import Source
-from swift_tiers.radix_tiering.request_restore import Readiness
 from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.sglang_ext.admission import Admission, Arrival
 from swift_tiers.sglang_ext.keeping_cache import KeepingRadixCache
 from swift_tiers.sglang_ext.layer_wise import LayerWise
 from swift_tiers.sglang_ext.linker import SwiftLinker
@@ -32,41 +32,6 @@ logger = logging.getLogger(__name__)
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
 MAX_RESTARTS = 3
-#: Waiting requests whose restores are waited for in one scheduling round.
-MAX_ASKED = 8
-
-
-class Arrival:
-    """A waiting request, as far as every rank agrees on it."""
-
-    __slots__ = (
-        "agreed",
-        "can_compute",
-        "device_node",
-        "device_pages",
-        "evictions",
-        "facts",
-        "key",
-        "layer_wise",
-        "pages",
-        "restarts",
-        "tails",
-    )
-
-    def __init__(
-        self, key: Any, facts: RequestFacts, device_pages: int, device_node: int, evictions: int, can_compute: bool
-    ) -> None:
-        self.key = key
-        self.facts = facts
-        self.device_pages = device_pages  # of its prefix, on the device when it arrived
-        self.device_node = device_node  # where they end in the tree
-        self.evictions = evictions  # device evictions until then
-        self.can_compute = can_compute  # with a part of its pages, while the rest comes up
-        self.agreed = False  # every rank has settled its restore
-        self.layer_wise = False  # every rank would compute it layer by layer
-        self.pages = 0  # of its prefix below the device, of which every rank knows
-        self.restarts = 0
-        self.tails: dict[tuple[int, int], Sequence[str]] = {}  # (device length, key length) -> page hashes
 
 
 class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
@@ -77,39 +42,61 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def __init__(self, cache: SwiftRadixCache, cache_linker: SwiftLinker) -> None:
         super().__init__(cache, cache_linker)
         self.arrivals: dict[str, Arrival] = {}
+        self.admission = Admission(self, cache_linker)
         self.courses: dict[str, Course] = {}
         self.computes = False  # SGLang computes prompts in chunks, so that pages may come up between two of them
         self.layer_wise: LayerWise | None = None  # None: until the scheduler is complete
         self._matching: Arrival | None = None  # the request that match() is working on
 
+    def owns(self, req: Any) -> bool:
+        """Whether what is kept under the request's id is the request's own.
+
+        Clients choose ids, and SGLang refuses one that is in use in each tokenizer process alone: with several of them
+        two requests of one id may live at once. All of SGLang's linker interface goes by the id, so only the first of
+        them is served from below the device; the other one is computed.
+        """
+        arrival = self.arrivals.get(req.rid)
+        return arrival is not None and arrival.req is req
+
+    def arrival_of(self, handle: Any) -> Arrival | None:
+        """The waiting request of SGLang's `CacheRequestHandle`, which belongs to one request; None if it is unknown."""
+        arrival = self.arrivals.get(handle.rid)
+        return arrival if arrival is not None and arrival.req.cache_request_handle is handle else None
+
     def match(self, key: Any, req: Any, result: Any) -> Any:
+        if req.rid in self.arrivals and not self.owns(req):
+            return result
         if req.rid not in self.arrivals:
             facts = RequestFacts.of(req)
             facts.whole = why_not(req) if self.computes else "SGLang computes prompts in one piece"
             if self.layer_wise is not None:
                 facts.no_layers = self.layer_wise.why_not(req)
-            self._arrive(key, req.rid, facts, result)
+            self._arrive(req, key, facts, result)
         # A marker of an earlier round must not outlive a round that finds nothing.
         self.hit_markers.pop(req.rid, None)
         self._matching = self.arrivals[req.rid]
         return super().match(key, req, result)
 
     def load_back(self, req: Any) -> Any:
+        if not self.owns(req):
+            return 0, req.last_node
         loaded = super().load_back(req)
         runs = self.cache_linker.served.pop(req.rid, ())
         if not req.retracted_stain:  # SGLang's own count of cached tokens stays as it was, too
             RequestFacts.of(req).runs = runs
         return loaded
 
-    def _arrive(self, key: Any, rid: str, facts: RequestFacts, result: Any) -> None:
+    def _arrive(self, req: Any, key: Any, facts: RequestFacts, result: Any) -> None:
         bigram, _ = key.maybe_to_bigram_view(self.cache.tree_core.is_eagle)
         device_length = result.device_prefix_len
         page = self.cache.page_size
         arrival = Arrival(
-            key, facts, device_length // page, result.last_device_node, self.cache.device_evictions, not facts.whole
-        )
+            req, key, facts, device_length // page, result.last_device_node, self.cache.device_evictions,
+            not facts.whole,
+        )  # fmt: skip
+        rid = req.rid
         self.arrivals[rid] = arrival
-        tail = self._tail(arrival, bigram, result, device_length)
+        arrival.tail = tail = self._tail(arrival, bigram, result, device_length)
         prefix: list[str] = []
         if device_length:
             node = result.last_device_node
@@ -121,7 +108,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
                 claim.restore.story.whole = facts.whole
                 facts.follow(claim.restore)
 
-    def restart(self, rid: str, arrival: Arrival) -> bool:
+    def restart(self, arrival: Arrival) -> bool:
         """Begin anew if the device has lost pages that the request counted on; True if so.
 
         The tree is the same on every rank, so every rank decides alike.
@@ -133,26 +120,34 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         result = self.cache._match_tree(MatchPrefixParams(key=arrival.key))
         if result.device_prefix_len // self.cache.page_size >= arrival.device_pages:
             return False
-        self._arrive(arrival.key, rid, arrival.facts, result)
-        self.arrivals[rid].restarts = arrival.restarts + 1
+        self._arrive(arrival.req, arrival.key, arrival.facts, result)
+        self.arrivals[arrival.req.rid].restarts = arrival.restarts + 1
         return True
 
     # ---- requests that are computed while their pages come up ----
 
     def course_of(self, req: Any) -> Course | None:
         """The course that a request which is about to be admitted would take; None if it needs none."""
-        arrival, claim = self.arrivals.get(req.rid), self.cache_linker.claims.get(req.rid)
-        if arrival is None or claim is None or not (claim.computes or arrival.layer_wise):
+        arrival = self.arrivals.get(req.rid)
+        if arrival is None or not self.owns(req) or not (arrival.computes or arrival.layer_wise):
             return None
+        claim = self.cache_linker.claims.get(req.rid)
         return Course(
-            req.rid, claim.restore, arrival.device_pages, arrival.pages, computes=claim.computes,
-            by_layers=arrival.layer_wise,
+            req.rid, None if claim is None else claim.restore, arrival.device_pages, arrival.pages,
+            computes=arrival.computes, by_layers=arrival.layer_wise,
         )  # fmt: skip
+
+    def course_under_way(self, req: Any) -> Course | None:
+        """The course that an admitted request is on, if any."""
+        return self.courses.get(req.rid) if self.owns(req) else None
 
     def agree(self, course: Course, front: int) -> Step:
         """The next step that every rank can take, of which the device has the first `front` pages."""
         try:
-            mine = self.cache_linker.stack.restorer.step(course.restore, front)
+            if course.restore is None:
+                mine = Step(front, course.pages)
+            else:
+                mine = self.cache_linker.stack.restorer.step(course.restore, front)
         except Exception as error:  # noqa: BLE001 - must not end the server
             self._went_wrong(course, error)
             mine = Step(front, course.pages)  # what is computed is right, whatever came up
@@ -169,6 +164,8 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def not_by_layers(self, course: Course, why: str) -> None:
         """It is restored in another way, since it cannot be computed layer by layer now."""
+        if course.restore is None:
+            return
         try:
             self.cache_linker.stack.restorer.layers.refuse(course.restore, why)
         except Exception as error:  # noqa: BLE001 - must not end the server
@@ -185,16 +182,19 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         assert self.layer_wise is not None
         self.courses[course.rid] = course
         self.cache_linker.begin_course(course.rid)
+        # On every rank, whatever goes wrong on this one: the forward agrees with the others before each layer.
+        self.layer_wise.expect(course, req.prefix_len, front)
         try:
-            self.cache_linker.stack.restorer.layers.take(course.restore, front, course.pages)
-            self.layer_wise.expect(course, req.prefix_len, front)
+            if course.restore is not None:
+                self.cache_linker.stack.restorer.layers.take(course.restore, front, course.pages)
         except Exception as error:  # noqa: BLE001 - must not end the server
             self._went_wrong(course, error)
 
     def advanced(self, course: Course, step: Step) -> None:
         """The device takes `step`."""
         try:
-            self.cache_linker.stack.restorer.take(course.restore, step)
+            if course.restore is not None:
+                self.cache_linker.stack.restorer.take(course.restore, step)
         except Exception as error:  # noqa: BLE001 - must not end the server
             self._went_wrong(course, error)
         if step.end == course.pages:
@@ -206,7 +206,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         next chunk is computed. False where the device has no room for them."""
         if end <= front:
             return True
-        hashes = self.cache_linker.claims[req.rid].hashes[front:end]
+        hashes = self.arrivals[req.rid].tail[front:end]
         transfer = self._components[0].build_external_linker_transfer(LinkerTransferPhase.LOAD, None, hashes)
         if transfer is None:
             return False
@@ -227,8 +227,13 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     # ---- ends ----
 
+    def forget_own(self, req: Any) -> None:
+        """The request was admitted or has ended; what is kept under its id for another one stays."""
+        if self.owns(req):
+            self.forget(req.rid)
+
     def forget(self, rid: str) -> None:
-        """The request was admitted or has ended."""
+        """A request of this id was admitted or has ended."""
         if self.courses.pop(rid, None) is not None:
             self.cache_linker.end_course(rid, whole=False)
         arrival = self.arrivals.pop(rid, None)
@@ -285,7 +290,6 @@ class SwiftRadixCache(KeepingRadixCache):
     def __init__(self, params: Any) -> None:
         self.device_evictions = 0
         self.sampler: Sampler | None = None
-        self._asked_this_round = 0
         #: Whether SGLang is computing some request in chunks already; it can follow one only.
         self.chunk_taken: Callable[[], bool] = lambda: True
         super().__init__(params)
@@ -297,10 +301,10 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def check_hicache_events(self) -> None:
         """SGLang calls this once at the beginning of each scheduling round."""
-        self._asked_this_round = 0
         super().check_hicache_events()
         if self.linker is not None:
             self.linker.cache_linker.begin_round()
+            self.linker.admission.begin_round()
         if self.sampler is not None:
             self.sampler.tick()
 
@@ -308,37 +312,16 @@ class SwiftRadixCache(KeepingRadixCache):
         """Nothing to do: the match that SGLang makes right before this call has begun the restore."""
 
     def check_prefetch_progress(self, request: Any) -> bool:
-        """Whether the request may be admitted now; False lets others pass.
-
-        The collective below is entered by every rank alike: arrivals, `agreed` and the count of those asked for are
-        the same on all of them. Only the first few waiting requests are asked for in one round: SGLang asks for all of
-        them in each, and with all of them the deadlines would start together, and the pins would fill host memory.
-        """
-        rid = request.rid
-        arrival = self.linker.arrivals.get(rid)
+        """Whether the request may be admitted now; False lets others pass."""
+        arrival = self.linker.arrival_of(request)
         if arrival is None:
             return True
-        if not arrival.agreed:
-            if self._asked_this_round >= MAX_ASKED:
-                return False
-            self._asked_this_round += 1
-            claim = self.linker.cache_linker.claims.get(rid)
-            known = len(claim.restore.flight) if claim is not None else 0
-            readiness = self.linker.cache_linker.readiness(rid)
-            ready = torch.tensor([readiness, known, self.linker.cache_linker.by_layers(rid)], dtype=torch.int)
-            self._all_reduce_attn_groups(ready, torch.distributed.ReduceOp.MIN)
-            readiness, arrival.pages, arrival.layer_wise = Readiness(int(ready[0])), int(ready[1]), bool(ready[2])
-            arrival.agreed = readiness is Readiness.READY
-            if claim is not None:
-                claim.computes = readiness is Readiness.COMPUTE
-            if readiness is Readiness.WAIT or (readiness is Readiness.COMPUTE and self.chunk_taken()):
-                return False
-        return not self.linker.restart(rid, arrival)
+        return self.linker.admission.may_enter(arrival, self.chunk_taken) and not self.linker.restart(arrival)
 
     def pop_prefetch_loaded_span(self, request: Any) -> tuple[int, int | None]:
         """Tokens that came up from ssd for this request and where they begin, for SGLang's own accounting."""
+        arrival = self.linker.arrival_of(request)
         claim = self.linker.cache_linker.claims.get(request.rid)
-        arrival = self.linker.arrivals.get(request.rid)
         if claim is None or arrival is None:
             return 0, None
         sources = claim.restore.sources[: claim.restore.pages]
@@ -354,8 +337,8 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint(req, up_to=up_to, **kwargs)
-        if self.linker is not None and req.rid not in self.linker.courses:
-            self.linker.forget(req.rid)
+        if self.linker is not None and self.linker.course_under_way(req) is None:
+            self.linker.forget_own(req)
         if self.sampler is not None:
             self.sampler.entered(req)
 
@@ -363,7 +346,7 @@ class SwiftRadixCache(KeepingRadixCache):
         super().on_release(req, checkpointed=checkpointed)
         if self.linker is not None:
             # Requests whose load failed are released without a checkpoint.
-            self.linker.forget(req.rid)
+            self.linker.forget_own(req)
         self._tell_end(req)
 
     def claim_kv_row(self, req: Any) -> bool:
@@ -380,7 +363,7 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def finish(self, handle: Any, outcome: Any) -> None:
         super().finish(handle, outcome)
-        if self.linker is not None:
+        if self.linker is not None and self.linker.arrival_of(handle) is not None:
             self.linker.forget(handle.rid)
 
     def clear_storage_backend(self) -> bool:

@@ -132,25 +132,52 @@ class DevicePool(ABC):
         """What the calling thread asks of CUDA is asked of this pool's device from now on. To be called first by a
         thread that copies: one that waits for an event takes a part of GPU 0 otherwise, whichever it is of."""
 
-    @abstractmethod
     def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
-        """Pool pages to slab rows, once the device's events `after` have come; complete when it returns or raises. Not
-        on the scheduler's thread."""
+        """Pool pages to slab rows, once the device's events `after` have come; complete when it returns or raises.
+        Raises IndexError, and copies nothing, if a page or a slot is none. Not on the scheduler's thread."""
+        self._require(pages, slots, len(slab))
+        self._copy_out(pages, slab, slots, after)
 
-    @abstractmethod
     def copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
     ) -> None:
         """Slab rows to pool pages, once the device's events `after` have come; `layer_done` for each layer, from 0.
         Where the pool has landing memory, `slots` go on there after the slab's. Nothing is written any more when it
-        returns or raises. Not on the scheduler's thread."""
+        returns or raises. Raises IndexError, and copies nothing, if a page or a slot is none. Not on the scheduler's
+        thread."""
+        self._require(pages, slots, len(slab) + (0 if self.landing is None else len(self.landing)))
+        self._copy_in(pages, slab, slots, layer_done, after)
 
-    @abstractmethod
     def copy_layer(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
     ) -> None:
         """One layer of slab rows to pool pages; it may be read when this returns, and is not written any more when
-        this raises. Not on the scheduler's thread."""
+        this raises. Raises IndexError, and copies nothing, if a page or a slot is none. Not on the scheduler's thread.
+        """
+        self._require(pages, slots, len(slab) + (0 if self.landing is None else len(self.landing)))
+        self._copy_layer(pages, slab, slots, layer, after)
+
+    def _require(self, pages: np.ndarray, slots: np.ndarray, slots_end: int) -> None:
+        """Once for each copy: what numpy takes for the last row, and a kernel for memory of others, is an error."""
+        for what, numbers, end in (("pool page", pages, self.pool_pages), ("slot", slots, slots_end)):
+            if len(numbers) and not (numbers.min() >= 0 and numbers.max() < end):
+                raise IndexError(f"a {what} of {int(numbers.min())} to {int(numbers.max())} is none of {end}")
+
+    @abstractmethod
+    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+        """`copy_out` of pages and slots that there are."""
+
+    @abstractmethod
+    def _copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
+    ) -> None:
+        """`copy_in` of pages and slots that there are."""
+
+    @abstractmethod
+    def _copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
+    ) -> None:
+        """`copy_layer` of pages and slots that there are."""
 
 
 class HostMemoryPool(DevicePool):
@@ -161,20 +188,20 @@ class HostMemoryPool(DevicePool):
         self._arrays = [[as_pages(plane, page_size).numpy() for plane in planes] for planes in layers]
         self._flat = [plane for planes in self._arrays for plane in planes]
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
+    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
         _wait(after)
         copy_out(self._flat, pages, slab, slots)
 
-    def copy_in(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
+    def _copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
     ) -> None:
         _wait(after)
         for layer in range(self.geometry.layers):
-            self.copy_layer(pages, slab, slots, layer)
+            self._copy_layer(pages, slab, slots, layer, ())
             layer_done(layer, None)
 
-    def copy_layer(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
+    def _copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
     ) -> None:
         _wait(after)
         copy_in(self._arrays[layer], pages, slab, slots, layer * self.geometry.layer_bytes)
@@ -189,27 +216,27 @@ class BlockMajorPool(DevicePool):
         # A row as one element: numpy then copies it in one go.
         self._table = table.numpy().view(f"V{self.geometry.row_bytes}")[..., 0]
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
+    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
         _wait(after)
         for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
             self._rows_of(slab[slot])[...] = self._table[page].T
 
-    def copy_in(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
+    def _copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
     ) -> None:
         _wait(after)
         pairs = self._pairs(pages, slab, slots)
         for layer in range(self.geometry.layers):
-            self._copy_layer(pairs, layer)
+            self._copy_rows(pairs, layer)
             layer_done(layer, None)
 
-    def copy_layer(
-        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
+    def _copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
     ) -> None:
         _wait(after)
-        self._copy_layer(self._pairs(pages, slab, slots), layer)
+        self._copy_rows(self._pairs(pages, slab, slots), layer)
 
-    def _copy_layer(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], layer: int) -> None:
+    def _copy_rows(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], layer: int) -> None:
         part = slice(layer * self.geometry.planes, (layer + 1) * self.geometry.planes)
         for page, rows in pairs:
             page[part] = rows[part]

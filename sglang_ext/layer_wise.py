@@ -161,24 +161,28 @@ class Copying:
 
     def _begin_if_arrived(self) -> None:
         restore, end = self._course.restore, self._course.pages
+        if restore is None:
+            self._waiting = False
+            return
         arrived = self._linker.stack.restorer.layers.arrived(restore, self._front, end)
         if arrived is False:
             return
         self._waiting = False
         if arrived:
             pages = self._linker.pool.page_indices(self._rows)
-            slots = restore.places(self._front, end)
-            if len(pages) != len(slots):
-                raise RuntimeError(f"{len(slots)} pages have come for {len(pages)} of the device")
-            self._linker.loader.start_layers(LayerLoad(self._layers, slots, pages, self._ready))
+            places = self._linker.stack.restorer.places(restore, self._front, end)
+            if len(pages) != len(places):
+                raise RuntimeError(f"{len(places)} pages have come for {len(pages)} of the device")
+            self._linker.loader.start_layers(LayerLoad(self._layers, places, pages, self._ready))
 
     def end(self) -> None:
         """Both have met, or the forward has failed. Nothing is copied any more when this returns."""
         self._layers.close()
         course, layers = self._course, self._layers
-        self._linker.stack.restorer.layers.count(
-            course.restore, course.pages - self._front, layers.computed, layers.layers
-        )
+        if course.restore is not None:
+            self._linker.stack.restorer.layers.count(
+                course.restore, course.pages - self._front, layers.computed, layers.layers
+            )
 
 
 class Pace:

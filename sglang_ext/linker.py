@@ -27,8 +27,9 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from swift_tiers.radix_tiering.held_page import Places
 from swift_tiers.radix_tiering.page import Namespace
-from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
+from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.build import build_tiers
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
@@ -53,14 +54,13 @@ def _no_lengths() -> list[int]:
 class Claim:
     """What one request has below the device, from its arrival until it is admitted or gone. Scheduler's thread."""
 
-    __slots__ = ("computes", "hashes", "loading", "restore", "under_way")
+    __slots__ = ("hashes", "loading", "restore", "under_way")
 
     def __init__(self, hashes: Sequence[str], restore: Restore) -> None:
         self.hashes = hashes  # SGLang's page hashes of the tail that the device did not have
         self.restore = restore
         self.loading = False
-        self.computes = False  # it may be admitted with a part of its pages, and compute what is missing
-        self.under_way = False  # it was, and is not done
+        self.under_way = False  # it was admitted with a part of its pages, and computes what is missing
 
     def offset_of(self, page_hash: str) -> int | None:
         """Where in the chain a tail begins now: the device may have gained pages since the request arrived."""
@@ -191,6 +191,17 @@ class SwiftLinker(UnifiedCacheLinker):
             logger.exception("swift-tiers: the restore of request %s failed; it is recomputed", rid)
             return Readiness.READY
 
+    @never_raises(lambda: False)
+    def settled(self, rid: str) -> bool:
+        """Whether `rid` has nothing to wait for, without beginning to wait: its pages are all up, or none is held."""
+        claim = self.claims.get(rid)
+        return claim is None or self.stack.restorer.settled(claim.restore)
+
+    def known_pages(self, rid: str) -> int:
+        """How many pages of the request's tail are held below the device, as far as that is known now."""
+        claim = self.claims.get(rid)
+        return len(claim.restore.flight) if claim is not None else 0
+
     @never_raises(lambda: None)
     def depart(self, rid: str) -> None:
         """The request is admitted without a load, or has ended: nothing is kept for it any more."""
@@ -210,7 +221,8 @@ class SwiftLinker(UnifiedCacheLinker):
 
     def begin_course(self, rid: str) -> None:
         """The device computes the request while its pages come up: several loads may follow each other."""
-        self.claims[rid].under_way = True
+        if (claim := self.claims.get(rid)) is not None:
+            claim.under_way = True
 
     def end_course(self, rid: str, *, whole: bool) -> None:
         """It has computed or taken every page (`whole`), or the request has ended before. Pages that are being copied
@@ -226,7 +238,8 @@ class SwiftLinker(UnifiedCacheLinker):
 
     @never_raises(_no_lengths)
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
-        """Every restorable length of the tail `transfers`, in pages: all of them up to what is verified and pinned."""
+        """Every restorable length of the tail `transfers`, in pages: all of them up to what is verified and pinned now.
+        SGLang asks anew in every round, and the device may have lost pages since the last one."""
         hashes = _keys(transfers)
         claim = self.claims.get(rid)
         if claim is None:
@@ -235,11 +248,8 @@ class SwiftLinker(UnifiedCacheLinker):
         offset = claim.covers(hashes)
         if offset is None:
             return []
-        if claim.computes:
-            pages = self.stack.restorer.present(claim.restore, offset)
-        else:
-            pages = claim.restore.pages if claim.restore.state is RestoreState.READY else 0
-        return list(range(1, min(len(hashes), pages - offset) + 1))
+        pages = self.stack.restorer.present(claim.restore, offset) - offset
+        return list(range(1, min(len(hashes), pages) + 1))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue the copy of promised pages into device slots. Always accepted: ranks must answer alike."""
@@ -250,20 +260,19 @@ class SwiftLinker(UnifiedCacheLinker):
             if offset is None:
                 raise RuntimeError("the pages asked for are not the ones promised")
             last = offset + len(transfer.keys)
-            slots = claim.restore.places(offset, last)
+            places = self.stack.restorer.places(claim.restore, offset, last)
             pool_pages = self.pool.page_indices(transfer.device_indices)
-            if len(slots) != len(pool_pages):
-                raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(slots)} promised")
+            if len(places) != len(pool_pages):
+                raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(places)} promised")
             claim.loading = True
-            self._queued[rid] = Load(rid, claim.restore, offset, slots, pool_pages)
+            self._queued[rid] = Load(rid, claim.restore, offset, places, pool_pages)
             self.served[rid] = runs = runs_of(claim.restore.sources[offset:last])
             claim.restore.story.loaded(offset, runs)
         except Exception as error:
             # Refusing here could split the ranks; a load that fails is answered by SGLang with 503 on all of them.
             logger.exception("swift-tiers: the load of request %s cannot be queued", rid)
             self.stack.events.emit("linker.error", where="load", error=repr(error))
-            nothing = np.empty(0, dtype=np.int64)
-            self._queued[rid] = Load(rid, None, 0, nothing, nothing)
+            self._queued[rid] = Load(rid, None, 0, Places.none(), np.empty(0, dtype=np.int64))
         return True
 
     @never_raises(lambda: False)

@@ -14,6 +14,7 @@ import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter
 
 from swift_tiers.kernels.copy_queue import Mark
+from swift_tiers.radix_tiering.held_page import Places
 from swift_tiers.radix_tiering.request_restore import Restore
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
 from swift_tiers.radix_tiering.stack import TierStack
@@ -94,7 +95,7 @@ class Load(NamedTuple):
     rid: str
     restore: Restore | None  # None: it could not be queued, and fails with its batch
     first: int  # of the restore's pages, from 0
-    slots: np.ndarray  # where they lie, see `Restore.places`: int64 [pages]
+    places: Places  # where they lie
     pool_pages: np.ndarray  # int64 [pages]
 
 
@@ -102,7 +103,7 @@ class LayerLoad(NamedTuple):
     """The upper layers of the pages of one request, into slots of its own whose lower layers are being computed."""
 
     course: LayerCourse
-    slots: np.ndarray  # where they lie, see `Restore.places`: int64 [pages]
+    places: Places  # where they lie
     pool_pages: np.ndarray  # int64 [pages]
     ready: list[Any]  # events after which the device slots may be written
 
@@ -192,7 +193,7 @@ class Loader:
             self.counter.complete(index, layer, mark)
 
         pool_pages = np.concatenate([load.pool_pages for load in loads])
-        slots = np.concatenate([load.slots for load in loads])
+        slots = np.concatenate([load.places.numbers for load in loads])
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
         seconds = time.monotonic() - started
         self._count_link(slots, self._pool.geometry.page_bytes, seconds)
@@ -208,7 +209,7 @@ class Loader:
         try:
             while (layer := load.course.next_load()) is not None:
                 # Every time: to wait for what has long come costs nothing.
-                self._pool.copy_layer(load.pool_pages, self._stack.host.slab, load.slots, layer, load.ready)
+                self._pool.copy_layer(load.pool_pages, self._stack.host.slab, load.places.numbers, layer, load.ready)
                 load.course.landed(layer)
                 copied += 1
         except Exception as error:
@@ -216,7 +217,7 @@ class Loader:
             self._stack.events.emit("linker.error", where="layers", error=repr(error))
             load.course.failed(repr(error))
         if copied:
-            self._count_link(load.slots, self._pool.geometry.layer_bytes * copied, time.monotonic() - started)
+            self._count_link(load.places.numbers, self._pool.geometry.layer_bytes * copied, time.monotonic() - started)
 
     def _count_link(self, slots: np.ndarray, nbytes: int, seconds: float) -> None:
         """`nbytes` of each page. What had landed on the device came by another link, and was counted there."""
@@ -226,4 +227,7 @@ class Loader:
 
     def _count(self, load: Load, seconds: float, *, failed: bool) -> None:
         if load.restore is not None:
-            self._stack.restorer.count_load(load.restore, load.first, len(load.slots), seconds, failed=failed)
+            landed = int((load.places.numbers >= self._stack.host.slots).sum())
+            self._stack.restorer.count_load(
+                load.restore, load.first, len(load.places), seconds, failed=failed, landed=landed
+            )

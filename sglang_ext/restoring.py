@@ -26,10 +26,10 @@ class Course:
     __slots__ = ("by_layers", "computes", "first_page", "pages", "restore", "rid")
 
     def __init__(
-        self, rid: str, restore: Restore, first_page: int, pages: int, *, computes: bool, by_layers: bool
+        self, rid: str, restore: Restore | None, first_page: int, pages: int, *, computes: bool, by_layers: bool
     ) -> None:
         self.rid = rid
-        self.restore = restore
+        self.restore = restore  # None: an error on this rank alone has left it without; the others decide
         self.first_page = first_page  # of its prompt: the restore's page 0
         self.pages = pages  # that every rank knows of: some may know of more
         self.computes = computes  # it does not have to wait for its pages
@@ -136,7 +136,7 @@ class RestoringAdder(PrefillAdder):
 
     def add_chunked_req(self, req: Any) -> Any:
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
-        course = wrapper.courses.get(req.rid)
+        course = wrapper.course_under_way(req)
         if course is None:
             left = len(req.full_untruncated_fill_ids) - req.prefix_len
             limit = self._with_room(min(left, self.rem_chunk_tokens or left), 0)

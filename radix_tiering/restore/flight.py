@@ -6,9 +6,14 @@ A flight is made of units: pages of a prefix if it is restored token-wise, layer
     ABSENT --take_load--> LOADING --arrived--> PRESENT --take--> DONE
                           LOADING --failed, abandon--> ABSENT, and never loaded again
 
-PRESENT is where a unit can be copied to the device at once, DONE where the device has it. A plan says where the two
-pointers are expected to meet; here they meet where they do. No unit is both computed and waited for: one that is being
-loaded when the compute pointer reaches it is waited for until it is there, has failed, or is abandoned.
+PRESENT is where a unit can be copied to the device at once, DONE where it has been given to the request for good. A
+plan says where the two pointers are expected to meet; here they meet where they do. No unit is both computed and waited
+for: one that is being loaded when the compute pointer reaches it is waited for until it is there, has failed, or is
+abandoned.
+
+Until the request begins (its first `take`, or `begin`), nothing on the device is its own: what the device has of its
+units is what others left there, and goes when the device needs the room. So that is no state of a unit, but a remark
+(`observe`), of which the last one counts.
 """
 
 from __future__ import annotations
@@ -48,6 +53,8 @@ class Flight:
         #: By source: 1 where a unit is absent and can be loaded from it; what lies behind its end cannot.
         self._wanted: dict[str, bytearray] = {}
         self._reserved = 0
+        self._begun = False  # the request has device memory of its own
+        self._observed = 0  # units from the start that the device has, until it begins
         for source in sources:
             self.append(source)
         self.steer(lead, island)
@@ -85,18 +92,18 @@ class Flight:
 
     @property
     def front(self) -> int:
-        """Units from the start that the device has, or computes now."""
-        return len(self) - len(self._state.lstrip(_DONE_OR_COMPUTING))
+        """Units from the start that the device has, or computes now. It may lose them until the request begins."""
+        return max(self._observed, len(self) - len(self._state.lstrip(_DONE_OR_COMPUTING)))
 
     @property
     def done(self) -> bool:
         """Nothing is left to be computed or loaded; what is PRESENT has yet to be copied in."""
-        return not self._state.strip(_DONE_OR_PRESENT)
+        return not self._state[self._observed :].strip(_DONE_OR_PRESENT)
 
     @property
     def absent(self) -> int:
         """Units that are neither there nor on their way."""
-        return self._state.count(Unit.ABSENT)
+        return self._state.count(Unit.ABSENT, self._observed)
 
     @property
     def loading(self) -> int:
@@ -118,7 +125,7 @@ class Flight:
     @property
     def absent_span(self) -> tuple[int, int]:
         """From the first absent unit to behind the last one; (0, 0) without any."""
-        first = self._state.find(Unit.ABSENT)
+        first = self._state.find(Unit.ABSENT, self._observed)
         return (first, self._state.rfind(Unit.ABSENT) + 1) if first >= 0 else (0, 0)
 
     def source(self, unit: int) -> str | None:
@@ -131,6 +138,10 @@ class Flight:
             here if state == Unit.PRESENT else source
             for state, source in zip(self._state[start:], self._sources[start:], strict=True)
         ]
+
+    def arrived_from(self, start: int) -> int:
+        """How many units from `start` on can be copied to the device, one after the other."""
+        return self._run(start, Unit.PRESENT)
 
     def arrived_all(self, start: int, end: int) -> bool:
         """Whether every one of these units can be copied to the device."""
@@ -149,7 +160,7 @@ class Flight:
 
     def absent_from(self, source: str) -> int:
         """Absent units that this source can bring."""
-        return self._wanted.get(source, b"").count(1)
+        return self._wanted.get(source, b"").count(1, self._observed)
 
     # ---- the compute pointer ----
 
@@ -180,7 +191,7 @@ class Flight:
             raise ValueError(f"not all units of [{front}, {step.jump}) have arrived")
         if self._state[step.jump : step.end].strip(_ABSENT_OR_PRESENT):
             raise ValueError(f"not all units of [{step.jump}, {step.end}) can be computed")
-        self._set(front, step.jump, Unit.DONE)
+        self.begin(step.jump)
         self._set(step.jump, step.end, Unit.COMPUTING)
         self._reserved = 0
 
@@ -188,11 +199,21 @@ class Flight:
         """What was being computed is done."""
         self._state = self._state.replace(_COMPUTING, _DONE)
 
-    def has(self, units: int) -> None:
-        """The device has the first `units`, wherever they came from. Raises ValueError where there are not so many."""
-        if not 0 <= units <= len(self):
-            raise ValueError(f"{units} of {len(self)} units")
-        self._set(0, units, Unit.DONE)
+    def observe(self, front: int) -> None:
+        """The device has the first `front` units now, wherever they came from: they are neither computed nor loaded
+        while that is so. It may lose them again until the request begins: then the next remark says so, and they are
+        what they were. Raises ValueError where there are not so many."""
+        if not 0 <= front <= len(self):
+            raise ValueError(f"{front} of {len(self)} units")
+        if self._begun:
+            self._set(0, front, Unit.DONE)
+        else:
+            self._observed = front
+
+    def begin(self, front: int) -> None:
+        """The request has device memory of its own from now on, and in it the first `front` units."""
+        self._begun, self._observed = True, 0
+        self.observe(front)
 
     # ---- the I/O pointer ----
 
@@ -202,12 +223,13 @@ class Flight:
         wanted = self._wanted.get(source)
         if wanted is None:
             return range(0)
-        first = wanted.find(1, 0, self._lead)
+        first = wanted.find(1, self._observed, self._lead)
         if first >= 0:
             end = min(first + most, self._lead)
             return range(first, first + len(wanted[first:end]) - len(wanted[first:end].lstrip(b"\1")))
-        end = wanted.rfind(1, self._reserved) + 1
-        part = wanted[max(self._reserved, end - most) : end]
+        least = max(self._reserved, self._observed)
+        end = wanted.rfind(1, least) + 1
+        part = wanted[max(least, end - most) : end]
         return range(end - (len(part) - len(part.rstrip(b"\1"))), end)
 
     def take_load(self, units: range) -> None:

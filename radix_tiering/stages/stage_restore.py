@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from swift_tiers.radix_tiering.held_page import Places
 from swift_tiers.radix_tiering.request_restore import Readiness
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.stack import TierStack
@@ -52,6 +53,7 @@ class StageRestore:
         self._inputs = None if boundary is None else BoundaryInputs(boundary, keys, self._chunk)
         self._kv = kv.restore(keys, can_compute=True)
         self._begun = not keys
+        self._places = Places.none()  # of the pages that the last move copies
         if not keys:
             self._end(StageState.DONE)
 
@@ -74,12 +76,13 @@ class StageRestore:
         if move.end == front:
             return None
         if front < claimed:
+            self._places = self._stack.restorer.places(self._kv, front, move.jump)
             self._stack.restorer.take(self._kv, Step(move.jump, move.end))
         return move
 
     def kv_slots(self, move: Move) -> np.ndarray:
-        """Where the pages to be copied lie in the host memory of the KV's stack: int64."""
-        return self._kv.places(move.front, move.jump)
+        """Where the pages that the last move copies lie in the host memory of the KV's stack: int64."""
+        return self._places.numbers[: move.jump - move.front]
 
     def boundary_slots(self, move: Move) -> np.ndarray:
         """Where the activations of the pages to be computed lie in the host memory of theirs: int64; not for the first

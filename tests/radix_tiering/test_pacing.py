@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from swift_tiers.radix_tiering.errors import NotHeldError
 from swift_tiers.radix_tiering.request_restore import Readiness, Restore
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
@@ -25,11 +26,11 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def restoring(
-    *, fixed: float, load: float, chunk: int = 8, follows: bool = False
+    *, fixed: float, load: float, chunk: int = 8, follows: bool = False, deadline: str = "1000s"
 ) -> tuple[TierStack, Clock, Restore, Link]:
     """Under way: a page takes 1 s to compute, every forward `fixed` s more, and a page `load` s to load. `follows`:
     what is believed of that follows what happens."""
-    stack, clock, keys = on_ssd(PAGES, restore={"strategy": "token-wise"})
+    stack, clock, keys = on_ssd(PAGES, restore={"strategy": "token-wise"}, policy={"restore_deadline": deadline})
     tokens, nbytes = stack.planner._page_tokens, stack.planner._page_bytes
     stack.planner.chunk = chunk
     model = CostModel(
@@ -90,6 +91,36 @@ def test_what_does_not_come_is_not_waited_for_however_little_it_would_have_taken
         assert stack.restorer.poll(restore) is Readiness.COMPUTE
         assert restore.story.told().late == "a page that the device waited for did not come in time"
         assert restore.flight.absent == PAGES - 5
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_nothing_is_waited_for_beyond_the_deadline_however_well_it_comes() -> None:
+    """Loading would be sooner, and is as fast as was thought: the operator's bound is a bound."""
+    stack, clock, restore, link = restoring(fixed=30.0, load=1.0, deadline="5s")
+    with link:
+        assert stack.restorer.poll(restore) is Readiness.WAIT
+        arrive(link, clock, 4, 1.0)
+        assert stack.restorer.poll(restore) is Readiness.WAIT
+        arrive(link, clock, 2, 1.0)
+        assert stack.restorer.poll(restore) is Readiness.COMPUTE
+        assert restore.story.told().late == "a page that the device waited for did not come in time"
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_what_the_device_has_by_itself_is_not_waited_for() -> None:
+    """Behind another restore, which has the source, nothing of this one comes; then the device has all of its pages,
+    and loses them again before there is room for the request."""
+    stack, _, restore, link = restoring(fixed=0.0, load=1.0)
+    with link:
+        assert stack.restorer.present(restore, PAGES) == PAGES
+        assert stack.restorer.poll(restore) is Readiness.COMPUTE, "nothing is left to wait for"
+        assert stack.restorer.present(restore, 0) == 0, "nothing has come up"
+        assert stack.restorer.step(restore, 0) == Step(0, 8), "all of it is to be computed or loaded again"
+        assert stack.restorer.places(restore, 0, 0).numbers.size == 0
+        with pytest.raises(NotHeldError, match="not all of pages"):
+            stack.restorer.places(restore, 0, 1)
     stack.restorer.release(restore)
     check(stack)
 

@@ -51,6 +51,7 @@ class Watch:
         """Whatever the loading thread has been told is done when it comes to this."""
         import threading
 
+        from swift_tiers.radix_tiering.held_page import Places
         from swift_tiers.sglang_ext.loads import LayerLoad
 
         done = threading.Event()
@@ -59,7 +60,7 @@ class Watch:
             def next_load(self):
                 done.set()
 
-        self.loader.start_layers(LayerLoad(Last(), [], [], []))
+        self.loader.start_layers(LayerLoad(Last(), Places.none(), [], []))
         assert done.wait(60)
 
     def _ended(self, copying: Any) -> None:

@@ -152,6 +152,13 @@ class StepScheduler:
         self.step()  # SGLang hears of it, and unlocks what it has locked for being copied out
         self.cache.evict(EvictParams(num_tokens=self.scheduler.max_total_num_tokens))
 
+    def on_device(self, token_ids: list[int]) -> int:
+        """Tokens from the start that the device has now, without looking any further."""
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        return int(self.cache._match_tree(MatchPrefixParams(key=RadixKey(array("q", token_ids)))).device_prefix_len)
+
     def details(self, req: Any) -> dict[str, int]:
         """`cached_tokens_details` as in the response, without SGLang's own words for the same."""
         details = dict(self.scheduler.output_streamer.get_cached_tokens_details(req) or {})

@@ -110,7 +110,7 @@ def test_a_step_of_another_rank_that_has_less_can_be_taken() -> None:
 def test_the_device_may_have_gained_units_meanwhile() -> None:
     one = Flight(["ssd"] * 6)
     load(one, "ssd", 5)
-    one.has(3)
+    one.begin(3)
     assert one.front == 3
     arrive(one, *range(1, 6))
     assert one.step(8) == Step(6, 6)

@@ -1,0 +1,121 @@
+"""Ranks take part in the same collectives, whatever goes wrong on one of them alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from swift_tiers.radix_tiering.request_restore import Readiness
+from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.sglang_ext.admission import Admission, Arrival
+from swift_tiers.sglang_ext.cache import SwiftLinkerWrapper
+from swift_tiers.sglang_ext.layer_wise import LayerWise
+from swift_tiers.sglang_ext.request_facts import RequestFacts
+
+PAGES, PAGE = 4, 16
+
+
+class Rank:
+    """One rank's wrapper over a linker that answers what is set here, or raises."""
+
+    def __init__(self, readiness: Readiness, *, by_layers: bool = False, claim: bool = True, broken: str = "") -> None:
+        self.collectives: list[tuple[str, int]] = []
+        self.others: list[list[int]] = []  # what the other rank says, for each collective
+        self.broken = broken
+        self.req = SimpleNamespace(rid="r", prefix_len=0, cache_request_handle=object())
+        restore = SimpleNamespace(flight=[None] * PAGES)
+        self.linker: Any = SimpleNamespace(
+            claims={"r": SimpleNamespace(restore=restore, under_way=False)} if claim else {},
+            readiness=lambda rid: readiness,
+            settled=lambda rid: readiness is Readiness.READY,
+            known_pages=lambda rid: PAGES if claim else 0,
+            by_layers=lambda rid: by_layers and claim,
+            begin_course=lambda rid: None,
+            end_course=lambda rid, whole: None,
+            stack=SimpleNamespace(
+                events=SimpleNamespace(emit=lambda *_, **__: None),
+                restorer=SimpleNamespace(
+                    step=lambda restore, front: self._answer("step", Step(front, PAGES)),
+                    take=lambda restore, step: self._answer("take", None),
+                    layers=SimpleNamespace(
+                        take=lambda restore, front, end: self._answer("layers.take", None),
+                        refuse=lambda restore, why: self._answer("layers.refuse", None),
+                    ),
+                ),
+            ),
+            pool=SimpleNamespace(page_size=PAGE),
+        )
+        self.wrapper = SwiftLinkerWrapper.__new__(SwiftLinkerWrapper)
+        self.wrapper.cache = SimpleNamespace(page_size=PAGE, _all_reduce_attn_groups=self._all_reduce)
+        self.wrapper.cache_linker = self.linker
+        self.wrapper.courses = {}
+        self.wrapper.arrivals = {"r": Arrival(self.req, None, RequestFacts(), 0, 0, 0, True)}
+        self.wrapper.admission = Admission(self.wrapper, self.linker)
+        self.layer_wise = LayerWise.__new__(LayerWise)
+        self.layer_wise._expected, self.layer_wise._linker = None, self.linker
+        self.wrapper.layer_wise = self.layer_wise
+
+    def _answer(self, what: str, answer: Any) -> Any:
+        if self.broken == what:
+            raise RuntimeError("an error of ours, on this rank alone")
+        return answer
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
+        self.collectives.append((str(op), tensor.numel()))
+        if self.others:
+            tensor.copy_(torch.minimum(tensor, torch.tensor(self.others.pop(0)).view(tensor.shape)))
+
+    def admit(self) -> Any:
+        """A scheduling round that comes to the request."""
+        admission = self.wrapper.admission
+        admission.begin_round()
+        enters = admission.may_enter(self.wrapper.arrivals["r"], lambda: False)
+        return self.wrapper.course_of(self.req) if enters else None
+
+
+def test_one_that_has_lost_its_claim_takes_the_others_course() -> None:
+    """What is agreed on decides, not what a rank has by itself."""
+    ranks = [Rank(Readiness.COMPUTE), Rank(Readiness.READY, claim=False)]
+    # settled, readiness and pages, as the other rank says them
+    ranks[0].others = [[2, 0, 0], [2, 0, 0]]
+    ranks[1].others = [[0, 0, 0], [1, PAGES, 0]]
+    courses = [rank.admit() for rank in ranks]
+    assert [(course.pages, course.computes, course.by_layers) for course in courses] == [(0, True, False)] * 2
+    assert ranks[0].collectives == ranks[1].collectives
+
+
+@pytest.mark.parametrize("broken", ["", "step", "take"])
+def test_an_error_in_a_step_keeps_the_ranks_together(broken: str) -> None:
+    rank = Rank(Readiness.COMPUTE, broken=broken)
+    course = rank.admit()
+    step = rank.wrapper.agree(course, 0)
+    rank.wrapper.began(course, step)
+    assert step == Step(0, PAGES)
+    assert len(rank.collectives) == 3
+
+
+def test_a_course_without_a_claim_asks_the_other_ranks() -> None:
+    rank = Rank(Readiness.COMPUTE)
+    course = rank.admit()
+    course.restore = None
+    rank.others = [[1, 2]]
+    assert rank.wrapper.agree(course, 1) == Step(1, 2)
+    rank.wrapper.began(course, Step(1, 2))
+    rank.wrapper.not_by_layers(course, "there is no restore")
+    assert len(rank.collectives) == 3
+
+
+@pytest.mark.parametrize("broken", ["", "layers.take"])
+def test_an_error_before_a_forward_by_layers_leaves_it_one(broken: str) -> None:
+    """Each of its layers is agreed on: a rank that computes all of it in one piece would leave the others waiting."""
+    rank = Rank(Readiness.READY, by_layers=True, broken=broken)
+    course = rank.admit()
+    rank.wrapper.began_by_layers(course, rank.req, 0)
+    batch = SimpleNamespace(
+        forward_mode=ForwardMode.EXTEND, rids=["r"], extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[PAGES * PAGE]
+    )
+    assert rank.layer_wise.expects(batch)
