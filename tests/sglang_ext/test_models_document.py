@@ -1,0 +1,29 @@
+"""docs/models.md says what is so: the tests it names are there, and it names all that is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = (ROOT / "docs" / "models.md").read_text()
+
+
+def test_every_test_that_it_names_is_there():
+    named = re.findall(r"`((?:\w+/)*)(test_\w+\.py)`", DOCUMENT)
+    assert len(named) > 5
+    for folder, name in named:
+        assert (ROOT / "tests" / (folder or "sglang_ext/") / name).is_file(), name
+
+
+def test_every_line_says_whether_it_works():
+    lines = [line for line in DOCUMENT.splitlines() if line.startswith("|") and not re.match(r"\|[-|]+$", line)]
+    kinds = [re.search(r"\| (works|refused|not tried) \|", line) for line in lines]
+    heads = [line for line, kind in zip(lines, kinds, strict=True) if kind is None]
+    assert [line.split("|")[1].strip() for line in heads] == ["kind", "`--kv-cache-dtype`", "mode"]
+
+
+def test_every_flag_that_is_refused_is_in_it():
+    source = (ROOT / "sglang_ext" / "supported.py").read_text()
+    for flag in re.findall(r'\("(--[a-z-]+)", view', source):
+        assert flag in DOCUMENT, flag

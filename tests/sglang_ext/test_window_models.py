@@ -1,0 +1,75 @@
+"""A model that looks as if a prefix of it were more than plain KV, and is not, in SGLang's real scheduler.
+
+SGLang keeps all KV of Gemma 3's window layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from support.models import tiny_gemma
+from support.scheduler_process import SchedulerProcess
+from support.slow_link import costs_are_unknown
+from support.tiers_of_a_model import (
+    PLACES,
+    answered_over_zeros,
+    answers_of,
+    arguments_of,
+    check_place,
+    with_tiers,
+)
+
+
+class Kind(NamedTuple):
+    """A model, and how it is served."""
+
+    make: Callable[[Path], Path]
+    arguments: tuple[str, ...]
+    row_bytes: int  # of K, in one layer: of two heads of 16 dimensions
+    environment: dict[str, str]
+
+
+KINDS = {
+    "Gemma 3": Kind(tiny_gemma, (), 2 * 16 * 4, {}),
+}
+
+
+def pool_of(s):
+    kvcache = s.scheduler.token_to_kv_pool_allocator.get_kvcache()
+    return type(kvcache).__name__, s.linker.pool.geometry.row_bytes
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def tiers(kind, tmp_path_factory):
+    root = tmp_path_factory.mktemp("site")
+    arguments = arguments_of(kind.make(root / "model"), *kind.arguments, *with_tiers(root))
+    with SchedulerProcess(arguments, kind.environment) as process:
+        process(costs_are_unknown)
+        yield process
+
+
+@pytest.fixture(scope="module")
+def expected(tiers):
+    return tiers(answers_of)
+
+
+def test_its_pool_is_a_plain_one(tiers, kind):
+    assert tiers(pool_of) == ("MHATokenToKVPool", kind.row_bytes)
+
+
+def test_answers_depend_on_what_is_loaded(tiers, expected):
+    assert tiers(answered_over_zeros) != expected["a question"], "the test below would prove nothing"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_answers_are_the_same_from_every_tier(tiers, expected, place):
+    check_place(tiers, place, expected)
