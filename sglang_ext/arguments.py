@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -16,14 +17,18 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import msgspec
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.server_args import ServerArgs
 
-from swift_tiers.radix_tiering.config import dump_config, parse_config, read_source
+from swift_tiers.radix_tiering.bus.redis_server import check_directory, socket_path
+from swift_tiers.radix_tiering.config import TiersConfig, dump_config, parse_config, read_source
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.sglang_ext.build import check_donor, check_machine
 from swift_tiers.sglang_ext.supported import check_model, check_modes, check_speculation, check_windows
+
+logger = logging.getLogger(__name__)
 
 #: Tokens of a page unless `--page-size` says otherwise: with SGLang's default of 1, everything is per token.
 DEFAULT_PAGE_SIZE = 16
@@ -130,10 +135,36 @@ def translate_arguments(server_args: Any, previous: Any) -> None:
 
 def _effective_config(view: Any) -> dict[str, Any]:
     """The configuration as all ranks get it: with a name for the server, which must be the same for all of them."""
-    content = dump_config(parse_config(read_source(view.swift_tiers_config)))
+    config, trouble = without_a_bus_that_cannot_be(parse_config(read_source(view.swift_tiers_config)))
+    if trouble:
+        logger.warning("swift-tiers: %s", trouble)
+    content = dump_config(config)
     if content["bus"]["server"] is None:
         content["bus"]["server"] = server_name(view.port, view.dist_init_addr, view.nnodes)
     return content
+
+
+def without_a_bus_that_cannot_be(config: TiersConfig) -> tuple[TiersConfig, str]:
+    """The configuration without bus, and so without peers, where others have taken the embedded Redis' usual place; and
+    what to say of that.
+
+    The usual place may lie in /tmp, where any user of the machine can make it first: that must not end a start. A place
+    that was named is the operator's own to mend.
+    """
+    bus, peer = config.bus, config.peer
+    if not bus.enabled or bus.url is not None or bus.directory is not None:
+        return config, ""
+    try:
+        check_directory(socket_path().parent)
+    except ConfigError as error:
+        alone = " and lending or borrowing no memory" if peer.donate or peer.borrow else ""
+        silent = msgspec.structs.replace(bus, enabled=False, control=False)
+        lonely = msgspec.structs.replace(peer, donate=False, borrow=False)
+        return (
+            msgspec.structs.replace(config, bus=silent, peer=lonely),
+            f"serving without the bus{alone}: {error}, or set bus.url",
+        )
+    return config, ""
 
 
 def server_name(port: int, dist_init_addr: str | None, nodes: int) -> str:
@@ -151,7 +182,7 @@ def _check(view: Any) -> None:
         if view.swift_tiers_config:
             raise ConfigError("--swift-tiers-config: has no effect without --enable-swift-tiers; add that flag")
         return
-    config = parse_config(read_source(view.swift_tiers_config))
+    config, _ = without_a_bus_that_cannot_be(parse_config(read_source(view.swift_tiers_config)))
     if view.enable_unified_cache_external_linker:
         raise ConfigError(
             "--enable-unified-cache-external-linker: cannot be combined with --enable-swift-tiers; use one of the two"

@@ -104,13 +104,15 @@ class PortableCpuPlatform(CpuSRTPlatform):
 
 
 def peer_config() -> Any:
-    """The section `peer` of this server's configuration; None without tiers."""
+    """The section `peer` of this server's configuration, as its ranks get it; None without tiers."""
     from sglang.srt.runtime_context import get_memory
 
-    from swift_tiers.radix_tiering.config import parse_config, read_source
+    from swift_tiers.radix_tiering.config import parse_config
 
     memory = get_memory()
-    return parse_config(read_source(memory.swift_tiers_config)).peer if memory.enable_swift_tiers else None
+    if not memory.enable_swift_tiers:
+        return None
+    return parse_config(memory.unified_cache_external_linker_config["linker_extra_config"]).peer
 
 
 def _disable_graphs(server_args: Any) -> None:

@@ -107,7 +107,13 @@ def skew(seconds: float, uncertainty: float) -> Finding:
 
 def embedded(config: BusConfig) -> Finding:
     """Whether a server could start one where it would, tried in a directory beside. Raises BusError, ConfigError."""
-    check(config)
+    try:
+        check(config)
+    except ConfigError as error:
+        if config.directory is not None:
+            raise
+        found, _, remedy = str(error).rpartition("; ")
+        return warning(f"{found}: servers serve without the bus, and lend no memory", f"{remedy}, or set bus.url")
     binary = find_server()
     home = socket_path(config.directory).parent
     try:

@@ -162,6 +162,15 @@ def test_a_directory_that_cannot_be_used(mode: int | None, words: list[str], sho
     assert_finding(look(BusConfig(directory=str(home)))["embedded Redis"], "wrong", *words)
 
 
+def test_the_usual_directory_taken_by_others(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops no start, so it is not wrong."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+    (short_path / "swift-tiers").mkdir()
+    (short_path / "swift-tiers").chmod(0o777)
+    finding = bus.explained(bus.embedded, BusConfig())
+    assert_finding(finding, "warning", "servers serve without the bus, and lend no memory", "or set bus.url")
+
+
 def test_a_long_directory_that_cannot_be_used(short_path: Path) -> None:
     """A socket fits there, one in a directory below it does not: it is tried elsewhere, and looked at all the same."""
     longest = 107 - len("/redis.sock") - len(os.fsencode(short_path)) - 1

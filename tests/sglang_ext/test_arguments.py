@@ -54,13 +54,14 @@ def models(tmp_path_factory):
 
 #: Runs many command lines in one process, since each start of SGLang's imports takes ten seconds and more.
 RUNNER = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from sglang.srt.plugins import load_plugins
 load_plugins()
 from sglang.srt.server_args import prepare_server_args
 results = []
 for line in json.loads(sys.stdin.read()):
     errors, code, fields = io.StringIO(), 0, {}
+    os.environ["XDG_RUNTIME_DIR"] = line.pop(0)
     with contextlib.redirect_stderr(errors):
         try:
             record = prepare_server_args(line)
@@ -81,7 +82,11 @@ print("RESULTS" + json.dumps(results))
 
 def resolve(lines: list[list[str]]) -> list[dict]:
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER], input=json.dumps(lines), capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps([["", *line] if line[0] != "in" else line[1:] for line in lines]),
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULTS")] or [done.stderr[-2000:]]
     results: list[dict] = json.loads(line.removeprefix("RESULTS"))
@@ -107,6 +112,9 @@ def test_command_lines(model, tmp_path):
     def bus(**fields):
         return ["--swift-tiers-config", json.dumps({"bus": fields})]
 
+    squatted = tmp_path / "squatted"
+    (squatted / "swift-tiers").mkdir(parents=True)
+    (squatted / "swift-tiers").chmod(0o777)
     donor = ["--swift-tiers-config", '{"peer": {"donate": true}}']
     accepted = {
         "off": base,
@@ -117,6 +125,7 @@ def test_command_lines(model, tmp_path):
         "no bus": [*ours, *bus(enabled=False, url="redis://x", password_file=str(tmp_path / "missing"))],
         "named": [*ours, *bus(server="alpha")],
         "donor": [*ours, *donor, "--dp-size", "2"],
+        "squatted": ["in", str(squatted), *ours, "--swift-tiers-config", '{"peer": {"borrow": true}}'],
         "experts": [*ours, "--tp-size", "2", "--ep-size", "2"],
         "two machines": [*ours, "--nnodes", "2", "--tp-size", "2", "--dist-init-addr", "10.0.0.1:20000"],
     }
@@ -169,6 +178,8 @@ def test_command_lines(model, tmp_path):
     assert names["two machines"] == "10.0.0.1-20000", "another one would be known by another name on each machine"
     # The port is SGLang's default, the process the one that resolved it.
     assert re.fullmatch(r"[A-Za-z0-9._-]+-30000-[0-9]+", names["on"])
+    extra = fields["squatted"]["unified_cache_external_linker_config"]["linker_extra_config"]
+    assert (extra["bus"]["enabled"], extra["peer"]["borrow"]) == (False, False), "a bus that others can reach into"
     assert fields["on"]["swift_tiers_config"] is None, "the record keeps what the user gave"
     for field, result in zip(refused, results[len(accepted) :], strict=True):
         assert result["code"] == 2, (field, result)
@@ -211,6 +222,26 @@ def test_models_and_modes(model, models):
         lines = [line for line in result["errors"].splitlines() if line.startswith("swift-tiers: error: ")]
         assert len(lines) == 1, (pattern, result)
         assert re.search(pattern, lines[0]), (pattern, lines)
+
+
+@pytest.mark.parametrize("peer", [{}, {"donate": True}, {"borrow": True}])
+def test_a_squatted_directory_of_the_bus_ends_no_start(tmp_path, monkeypatch, peer):
+    from swift_tiers.radix_tiering.config import dump_config, parse_config
+    from swift_tiers.sglang_ext.arguments import without_a_bus_that_cannot_be
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    config = parse_config({"peer": peer, "bus": {"control": True}})
+    assert without_a_bus_that_cannot_be(config) == (config, "")
+    (tmp_path / "swift-tiers").mkdir()
+    (tmp_path / "swift-tiers").chmod(0o777)
+    served, trouble = without_a_bus_that_cannot_be(config)
+    assert [served.bus.enabled, served.peer.donate, served.peer.borrow] == [False] * 3
+    assert trouble.startswith("serving without the bus" + " and lending or borrowing no memory" * bool(peer))
+    assert "run `chmod 700` on it, or set bus.url" in trouble
+    assert "\n" not in trouble
+    assert parse_config(dump_config(served)) == served
+    named = parse_config({"peer": peer, "bus": {"directory": str(tmp_path / "swift-tiers")}})
+    assert without_a_bus_that_cannot_be(named) == (named, ""), "a place that was named is refused when it is looked at"
 
 
 def test_help_shows_the_flags():
