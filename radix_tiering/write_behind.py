@@ -20,6 +20,8 @@ from swift_tiers.radix_tiering.ssd import Placement, StoredPage, StripeSet
 
 #: Pages whose writes may be in flight together: enough to keep every device busy, few enough that reads pass.
 WRITES_IN_FLIGHT = 16
+#: Why a page is refused while every device is out of service, or gets no new pages.
+NO_DEVICE = "no device takes pages"
 #: Pages that may leave the ssd tier for one that enters it: bounds how long the page table is locked.
 EVICTIONS_PER_WRITE = 64
 
@@ -74,7 +76,7 @@ class WriteBehind:
     def enqueue(self, page: Page) -> None:
         """Write `page` and what of its prefix is not stored yet."""
         if not self._stripes.capacity_units:
-            self._counters.refuse("full")  # no device takes new pages: its whole prefix need not be looked at
+            self._counters.refuse(NO_DEVICE)  # its whole prefix need not be looked at
             return
         chain = []
         current: Page | None = page
@@ -114,7 +116,7 @@ class WriteBehind:
             return
         placement = self._place(page)
         if placement is None:
-            self._counters.refuse("full")
+            self._counters.refuse("full" if self._stripes.capacity_units else NO_DEVICE)
             return
         self._in_flight += 1
         self._table.begin_write(page)

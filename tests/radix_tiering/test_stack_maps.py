@@ -114,6 +114,23 @@ def test_a_device_that_leaves_service_is_out_with_all_its_slots() -> None:
     check(stack)
 
 
+def test_pages_are_not_refused_for_a_full_tier_when_no_device_is_left() -> None:
+    """Two things to do: make a tier larger, or mend its devices."""
+    array = FaultyArray(MemoryArray([2**20] * 2, seed=1))
+    stack = make_stack(host_pages=64, ssd=memory_ssd(array=array))
+    for device in range(2):
+        array.add(Fault(Gone(), device=device))
+    put(stack, chain("first", *range(5)))
+    wait_for(lambda: not any(one.in_service for one in stack.ssd.snapshot()[1]), "the devices to be taken out")
+    stack.wait_written(10)
+    before = stack.snapshot().tiers["ssd"].refusals.get("no device takes pages", 0)
+    put(stack, chain("second", *range(5)))
+    refusals = stack.snapshot().tiers["ssd"].refusals
+    assert refusals["no device takes pages"] == before + 6
+    assert "full" not in refusals
+    check(stack)
+
+
 def test_borrowed_slots() -> None:
     peer = ModelPeer(4096)
     stack = make_stack(host_pages=8, lent=peer)

@@ -637,7 +637,7 @@ def test_no_page_is_evicted_for_one_that_no_device_takes() -> None:
     put(stack, chain("new", *range(5)))
     assert stack.wait_written(10)
     tier = stack.snapshot().tiers["ssd"]
-    assert (tier.pages, tier.evictions, tier.refusals) == (6, 0, {"full": 6})
+    assert (tier.pages, tier.evictions, tier.refusals) == (6, 0, {"no device takes pages": 6})
 
 
 def test_a_device_that_cannot_be_drained_is_refused() -> None:
