@@ -30,11 +30,11 @@ from swift_tiers.radix_tiering.ssd.members import (
     Probe,
     Standing,
     find_members,
-    newest_table,
+    member_tables,
     read_tables,
     write_table,
 )
-from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry, NamespaceTable
+from swift_tiers.radix_tiering.ssd.namespaces import MemberTable, NamespaceEntry, NamespaceTable, reconcile
 from swift_tiers.radix_tiering.ssd.opening import write_superblock
 from swift_tiers.radix_tiering.ssd.scan import Assembly, ScanResult, assemble, scan_device
 from swift_tiers.radix_tiering.ssd.transfers import ReadOutcome, verify_unit
@@ -86,6 +86,7 @@ class Report(NamedTuple):
     pages: tuple[StoredPage, ...]  # what `repair` keeps: complete and reachable
     wipe: tuple[tuple[int, int], ...]  # (device, slot) whose headers `repair` zeroes
     next_generation: int
+    table: NamespaceTable  # that every device is to have
 
     @property
     def sound(self) -> bool:
@@ -121,11 +122,11 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
     """`check`, once through."""
     members = find_members(array, patience)
     alive = {one.device: one.superblock for one in members.of(Standing.MEMBER) if one.superblock is not None}
-    table = newest_table(array, list(alive), patience)
+    tables = member_tables(array, list(alive), patience)
     problems: list[Problem] = []
     corrupt: set[tuple[int, int]] = set()
     found: dict[int, np.ndarray] = {}
-    generation = max([entry.minimum_generation for entry in table.entries], default=1)
+    reach: dict[int, int] = {}
     total = sum(superblock.geometry.slot_count for superblock in alive.values())
     seen = 0
     for device, superblock in alive.items():
@@ -133,10 +134,13 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
         tick = None if progress is None else lambda done, _, base=base: progress("headers", base + done, total)
         scan = scan_device(array, device, superblock, patience, tick)
         seen += superblock.geometry.slot_count
-        generation = max(generation, superblock.next_generation, scan.last_generation + 1)
+        reach[device] = max(superblock.next_generation, scan.last_generation + 1)
         found[device], bad = _live_records(array, members.probes[device], superblock, scan, problems, patience)
         corrupt.update((device, slot) for slot in bad)
 
+    minimums = [entry.minimum_generation for table in tables.values() for entry in table.entries]
+    generation = max([1, *reach.values(), *minimums])
+    table = reconcile([MemberTable(table, reach[device]) for device, table in tables.items()], generation)
     assembly = _sound_pages(array, members, alive, table, found, corrupt, verify_payload, progress, patience)
     pages, unreachable = _by_reachability(assembly.pages)
     torn = set(assembly.incomplete) - corrupt
@@ -151,7 +155,7 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
     return Report(
         members.set_id, members.unit_bytes, missing, devices, table.entries, len(assembly.pages),
         _writes(found, assembly.incomplete), len({*_broken(found, corrupt)}), tuple(unreachable), tuple(problems),
-        tuple(pages), tuple(sorted(wipe)), generation,
+        tuple(pages), tuple(sorted(wipe)), generation, table,
     )  # fmt: skip
 
 
@@ -172,7 +176,7 @@ def repair(array: DeviceArray, report: Report, patience: Patience | None = None)
         raise ValueError("the stripe set has changed since it was checked: check it again")
     done: list[str] = []
     failed: list[str] = []
-    table = newest_table(array, list(alive), patience)
+    table = report.table
     identifiers = {entry.digest: entry.identifier for entry in table.entries}
     checkpoints = build_checkpoints(report.pages, identifiers, alive)
     for device, member in alive.items():

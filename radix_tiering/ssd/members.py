@@ -178,13 +178,17 @@ def read_tables(array: DeviceArray, device: int, patience: Patience) -> list[Nam
     return [None if raw is None else NamespaceTable.decode(raw.tobytes()) for raw in raws]
 
 
-def newest_table(array: DeviceArray, devices: Sequence[int], patience: Patience) -> NamespaceTable:
-    """The newest namespace table on any of the devices; an empty one where none is whole.
+def member_tables(array: DeviceArray, devices: Sequence[int], patience: Patience) -> dict[int, NamespaceTable]:
+    """The newest namespace table on each of the devices that has a whole one.
 
-    Without a table no page is recovered: a page whose namespace is unknown might have been flushed.
+    Without any no page is recovered: a page whose namespace is unknown might have been flushed.
     """
-    tables = [table for device in devices for table in read_tables(array, device, patience) if table is not None]
-    return max(tables, key=lambda table: table.sequence, default=NamespaceTable())
+    found = {}
+    for device in devices:
+        copies = [table for table in read_tables(array, device, patience) if table is not None]
+        if copies:
+            found[device] = max(copies, key=lambda table: table.sequence)
+    return found
 
 
 def write_table(array: DeviceArray, device: int, content: bytes, patience: Patience) -> int:

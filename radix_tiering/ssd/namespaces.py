@@ -7,6 +7,7 @@ losing any one of them loses no flush.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from swift_tiers.radix_tiering.errors import ConfigError
@@ -112,6 +113,47 @@ class NamespaceTable:
             identifier, _, minimum, digest, text = _ENTRY.unpack_from(body, index * _ENTRY.size)
             entries.append(NamespaceEntry(identifier, digest, minimum, text.rstrip(b"\0").decode(errors="replace")))
         return cls(tuple(entries), sequence, next_identifier)
+
+
+class MemberTable(NamedTuple):
+    """What one device of a stripe set knows."""
+
+    table: NamespaceTable
+    reach: int  # no generation that was ever written there is as high
+
+
+def reconcile(members: Sequence[MemberTable], generation: int) -> NamespaceTable:
+    """One table for devices that come together again, `generation` being one that none of them has used.
+
+    The newest counts: a device that was away holds an earlier one. Unless it was written to meanwhile, without the
+    others: then each may have handed out one id twice, or know of a flush that the other never heard of, and of every
+    namespace of which they disagree nothing that was written so far counts any more.
+    """
+    if not members:
+        return NamespaceTable()
+    newest = max((member.table for member in members), key=lambda table: table.sequence)
+    doubtful = {digest for member in members for digest in _disagreement(newest, member)}
+    next_identifier = max(member.table._next_identifier for member in members)
+    if not doubtful and next_identifier == newest._next_identifier:
+        return newest
+    agreed = NamespaceTable(newest.entries, newest.sequence + 1, next_identifier)
+    for digest in doubtful:
+        agreed.flush(digest, generation)
+    return agreed
+
+
+def _disagreement(newest: NamespaceTable, member: MemberTable) -> Iterator[bytes]:
+    """Namespaces of `newest` of which pages may be found that are not theirs, or were flushed."""
+    for entry in member.table.entries:
+        known = newest.get(entry.digest)
+        if known is None or known.identifier != entry.identifier:
+            # Its pages bear an id that stands for another namespace now.
+            yield from (other.digest for other in newest.entries if other.identifier == entry.identifier)
+        elif entry.minimum_generation > known.minimum_generation:
+            yield entry.digest
+        elif entry.minimum_generation < known.minimum_generation < member.reach:
+            # It went on beyond the flush without knowing of it.
+            yield entry.digest
 
 
 def _shorten(description: str) -> str:

@@ -23,13 +23,13 @@ from swift_tiers.radix_tiering.ssd.members import (
     Probe,
     Standing,
     find_members,
-    newest_table,
+    member_tables,
     probe_all,
     read_tables,
     silent_devices,
     write_table,
 )
-from swift_tiers.radix_tiering.ssd.namespaces import NamespaceTable
+from swift_tiers.radix_tiering.ssd.namespaces import MemberTable, NamespaceTable, reconcile
 from swift_tiers.radix_tiering.ssd.scan import Progress, assemble, scan_device
 from swift_tiers.radix_tiering.ssd.slots import SlotAllocator, SlotMap
 
@@ -98,10 +98,10 @@ def open_set(array: DeviceArray, patience: Patience, progress: Callable[[int, in
     members = find_members(array, patience)
     alive = {one.device: one for one in members.of(Standing.MEMBER)}
     reasons = {one.device: one.reason for one in members.probes if one.device not in alive}
-    table = newest_table(array, list(alive), patience)
+    tables = member_tables(array, list(alive), patience)
     found: dict[int, np.ndarray] = {}
     scanned: list[int] = []
-    generation = 1
+    reach: dict[int, int] = {}
     for device, member in alive.items():
         superblock = _superblock(member)
         records = read_checkpoint(array, device, superblock, patience) if member.clean else None
@@ -109,11 +109,12 @@ def open_set(array: DeviceArray, patience: Patience, progress: Callable[[int, in
             scan = scan_device(array, device, superblock, patience, _of_device(progress, device))
             scanned.append(device)
             records = scan.records
-            generation = max(generation, scan.last_generation + 1)
+            reach[device] = scan.last_generation + 1
         found[device] = records
-        generation = max(generation, superblock.next_generation)
-    for entry in table.entries:
-        generation = max(generation, entry.minimum_generation)
+        reach[device] = max(reach.get(device, 1), superblock.next_generation)
+    minimums = [entry.minimum_generation for table in tables.values() for entry in table.entries]
+    generation = max([1, *reach.values(), *minimums])
+    table = reconcile([MemberTable(table, reach[device]) for device, table in tables.items()], generation)
 
     blank = members.of(Standing.BLANK)
     superblocks, next_copy = _mark_open(array, members, alive, blank, table, generation, reasons, patience)
