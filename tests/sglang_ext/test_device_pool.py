@@ -1,14 +1,16 @@
-"""Which of SGLang's KV pools a server may have."""
+"""Which of SGLang's KV pools a server may have, and what a page of one looks like below it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from swift_tiers.radix_tiering.errors import ConfigError
 from swift_tiers.radix_tiering.page import PageGeometry
+from swift_tiers.sglang_ext.device_pool import BlockMajorPool, DevicePool, HostMemoryPool
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,50 @@ def test_latent_rows_with_scales_or_on_some_ranks_only_are_refused(change: dict[
         ConfigError, match="the pool of latent KV is scaled, or its layers are spread over ranks; choose"
     ):
         open_device_pool(latent_pool(**change), 64)
+
+
+def pool_of(kind: str) -> tuple[DevicePool, list[list[torch.Tensor]]]:
+    """A pool of 3 pages of 4 tokens, 2 layers, K and V, in which every byte differs from its neighbours."""
+    generator = np.random.default_rng(7)
+    pages, tokens, layers, planes, row_bytes = 3, 4, 2, 2, 64
+    table = torch.from_numpy(generator.integers(0, 256, (pages, tokens, layers * planes, row_bytes), np.uint8))
+    if kind == "block-major":
+        rows = table.view(pages * tokens, layers * planes, row_bytes)
+        views = [[rows[:, layer * planes + plane] for plane in range(planes)] for layer in range(layers)]
+        return BlockMajorPool(views, tokens, table), views
+    tensors = [
+        [table[:, :, layer * planes + plane].reshape(pages * tokens, row_bytes).clone() for plane in range(planes)]
+        for layer in range(layers)
+    ]
+    return HostMemoryPool(tensors, tokens), tensors
+
+
+def in_order(layers: list[list[torch.Tensor]], page: int) -> bytes:
+    """A page as docs and devices have it: `[layer][k|v][token]`, by the definition and not by any code of ours."""
+    rows = slice(4 * page, 4 * page + 4)
+    return b"".join(plane[rows].numpy().tobytes() for planes in layers for plane in planes)
+
+
+@pytest.mark.parametrize("kind", ["layer-major", "block-major"])
+def test_a_page_has_its_layers_in_order_and_keys_before_values(kind: str) -> None:
+    """The order is what every server, and every later one, takes the bytes of a page for."""
+    pool, layers = pool_of(kind)
+    slab = np.zeros((5, pool.geometry.stride_bytes), np.uint8)
+    pool.copy_out(np.array([2, 0]), slab, np.array([1, 4]))
+    for page, slot in ((2, 1), (0, 4)):
+        assert slab[slot, : pool.geometry.page_bytes].tobytes() == in_order(layers, page)
+
+
+@pytest.mark.parametrize("by_layers", [False, True])
+@pytest.mark.parametrize("kind", ["layer-major", "block-major"])
+def test_a_page_comes_back_to_the_rows_it_is_for(kind: str, by_layers: bool) -> None:
+    pool, layers = pool_of(kind)
+    wanted = [in_order(layers, page) for page in range(3)]
+    slab = np.zeros((2, pool.geometry.stride_bytes), np.uint8)
+    slab[1, : pool.geometry.page_bytes] = np.frombuffer(wanted[2], np.uint8)
+    if by_layers:
+        for layer in (1, 0):
+            pool.copy_layer(np.array([0]), slab, np.array([1]), layer)
+    else:
+        pool.copy_in(np.array([0]), slab, np.array([1]), lambda layer, event: None)
+    assert [in_order(layers, page) for page in range(3)] == [wanted[2], wanted[1], wanted[2]]
