@@ -17,6 +17,8 @@ from swift_tiers.radix_tiering.errors import SwiftTiersError
 
 logger = logging.getLogger(__name__)
 
+#: At the end of an `extra_key` with no adapter's id behind it.
+_NO_ADAPTER = "\0"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _COMPONENTS = "sglang.srt.managers.scheduler_components"
 
@@ -157,6 +159,14 @@ def after_add_one_req(result: Any, self: Any, *args: Any, **kwargs: Any) -> None
         from sglang.srt.managers.schedule_policy import AddReqResult
 
         allocator.refused |= result is AddReqResult.NO_TOKEN
+
+
+def after_radix_namespace(result: Any, self: Any, req: Any) -> None:
+    """SGLang appends the id of a request's adapter to its `extra_key`, so a client that names an adapter's id as
+    `extra_key`, and no adapter, has the key of those who use the adapter: its pages would be taken for theirs, for as
+    long as SSDs last. With an end mark, which no id ends in, no key without an adapter is one with."""
+    if swift_linker(self) is not None and self.enable_lora and req.lora_id is None and req.extra_key is not None:
+        req.extra_key += _NO_ADAPTER
 
 
 def after_prefill_adder_class(adder: Any, self: Any) -> Any:
@@ -306,6 +316,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             before_release_memory,
             ("self", "recv_req"),
             "let copies out of the pool end before its memory goes",
+        ),
+        Hook(
+            f"{_SCHEDULER}.Scheduler._maybe_namespace_elastic_radix_cache",
+            HookType.AFTER,
+            after_radix_namespace,
+            ("self", "req"),
+            "keep keys without an adapter apart from those with one: here SGLang has said the last of a key",
         ),
         Hook(
             f"{_SCHEDULER}.Scheduler.get_prefill_adder_class",

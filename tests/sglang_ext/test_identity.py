@@ -285,6 +285,31 @@ def test_how_an_adapter_is_scaled_counts(tmp_path, names):
     assert len(seen) == 4
 
 
+def test_an_extra_key_that_names_an_adapter_is_no_use_of_it(monkeypatch):
+    """Who names an adapter's id as `extra_key` would write KV of the base model where its users look for theirs."""
+    from array import array
+
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    from swift_tiers.sglang_ext import hooks
+
+    monkeypatch.setattr(hooks, "swift_linker", lambda scheduler: scheduler.linker)
+    adapter, served = "0123456789abcdef" * 2, SimpleNamespace(linker=object(), enable_lora=True)
+
+    def key(extra_key, lora_id, scheduler=served):
+        req = Req("r", "", array("q", [1, 2]), SamplingParams(), extra_key=extra_key, lora_id=lora_id)
+        hooks.after_radix_namespace(None, scheduler, req)
+        return req.extra_key
+
+    assert key(adapter, None, SimpleNamespace(linker=object(), enable_lora=False)) == adapter, "nothing to keep apart"
+    assert key(adapter, None, SimpleNamespace(linker=None, enable_lora=True)) == adapter, "no tiers, no change"
+    given = [(None, None), ("", None), (adapter, None), (f"{adapter}\0", None), ("x", None), (None, adapter)]
+    given += [("x", adapter), (f"x{adapter}", None), ("\0", adapter), (adapter, adapter)]
+    assert len({key(*pair) for pair in given}) == len(given)
+    assert key(None, None) is None, "most requests have no key of their own"
+
+
 def test_the_versions_of_sglang_and_of_swift_tiers_count(monkeypatch):
     seen = {software()}
     for changed in ("sglang", "swift-tiers"):
