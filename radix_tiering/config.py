@@ -65,6 +65,13 @@ class SsdConfig(Section, frozen=True):
             "auto: where that works on this machine; on: also where kvikio copies through host memory"
         ),
     ] = "auto"
+    add_beneath: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Directories beneath which the command add-device may make a device file; unset: anywhere that "
+            "the server may write with the embedded Redis, nowhere with bus.url"
+        ),
+    ] = ()
     throttle: Annotated[
         Size | None,
         Meta(description="Bytes per second that each device is slowed down to, to try slow SSDs; unset: not at all"),

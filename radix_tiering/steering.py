@@ -7,7 +7,9 @@ of the serving engine, between two batches.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, assert_never
 
 import msgspec
@@ -256,10 +258,28 @@ def _drain(stack: TierStack, number: int) -> str:
 
 def _add(stack: TierStack, directory: str) -> Errand:
     ssd = _ssd(stack)
+    _check_place(stack, directory)
     number, path = ssd.add_device(directory)
     yield
     stack.events.emit("device.added", device=path, number=number)
     return f"device {number}: {path}; name {directory} under ssd.directories when the server is started again"
+
+
+def _check_place(stack: TierStack, directory: str) -> None:
+    """Raise CommandError for a directory that whoever may write to this bus must not fill.
+
+    The embedded Redis takes commands of this server's user alone, who may write there anyway.
+    """
+    allowed = stack.config.ssd.add_beneath
+    if not allowed and stack.config.bus.url is None:
+        return
+    real = os.path.realpath(directory)
+    if not any(Path(real).is_relative_to(os.path.realpath(place)) for place in allowed):
+        places = ", ".join(allowed) or "nothing"
+        raise CommandError(
+            f"directory: {directory!r} is not beneath ssd.add_beneath of this server ({places}); name one that is, or "
+            "add it there and start the server again"
+        )
 
 
 # ---- leases ----

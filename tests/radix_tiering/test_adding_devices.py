@@ -6,6 +6,7 @@ import gc
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from swift_tiers.radix_tiering.bus.commands import AddDevice
@@ -175,6 +176,30 @@ def test_a_file_that_was_made_in_vain_is_removed(places) -> None:
     number_of_files = len(os.listdir("/proc/self/fd"))
     assert "already" in refusal(stack, AddDevice(directory=str(places[1])))
     assert len(os.listdir("/proc/self/fd")) == number_of_files
+
+
+@pytest.mark.parametrize("url", ["redis://shared", None])
+def test_whoever_writes_to_a_shared_bus_fills_only_what_was_named(places, tmp_path, url) -> None:
+    """Their user may write to folders that no SSD tier is meant for."""
+    bus = {"url": url, "control": True}
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (places[2] / "way-out").symlink_to(outside)
+    named = make_stack(ssd=open_tier(places[:1]), bus=bus)
+    named.config = msgspec.structs.replace(named.config, ssd=SsdConfig(add_beneath=(str(places[2]),)))
+    for directory in (places[1], outside, places[2] / "way-out", places[2] / ".." / "outside"):
+        text = refusal(named, AddDevice(directory=str(directory)))
+        assert "is not beneath ssd.add_beneath of this server" in text
+        assert "add it there and start the server again" in text
+        assert not (directory / NAME).exists()
+    assert isinstance(obey(named, AddDevice(directory=str(places[2]))), str)
+    close(named)
+
+
+def test_a_shared_bus_may_have_no_device_added_unless_directories_are_named(places) -> None:
+    stack = make_stack(ssd=open_tier(places[:1]), bus={"url": "redis://shared", "control": True})
+    assert "ssd.add_beneath of this server (nothing)" in refusal(stack, AddDevice(directory=str(places[1])))
+    assert os.listdir(places[1]) == []
 
 
 def test_a_tier_without_files_takes_no_device(places) -> None:
