@@ -58,7 +58,7 @@ def connect(config: BusConfig, server: str) -> redis.Redis:
         db=address.database,
         credential_provider=_credentials(config),
         client_name=f"swift-tiers:{server}",
-        redis_connect_func=_introduce,
+        redis_connect_func=_introduce,  # type: ignore[arg-type]  # redis-py hands it the connection
         protocol=2,
         decode_responses=True,
         encoding_errors="backslashreplace",
