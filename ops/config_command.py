@@ -11,6 +11,7 @@ SUMMARY = "explain, print or check the configuration"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--explain", action="store_true", help="every field with its type, default and meaning")
+    action.add_argument("--markdown", action="store_true", help="the same as the table of docs/configuration.md")
     action.add_argument("--defaults", action="store_true", help="the configuration that no file gives, as JSON")
     action.add_argument("--check", metavar="FILE", help="check a TOML or JSON file, and the directories it names")
     parser.add_argument(
@@ -21,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.explain:
         return _explain()
+    if options.markdown:
+        return _markdown()
     if options.defaults:
         from swift_tiers.radix_tiering.config import TiersConfig, dump_config
 
@@ -61,4 +64,14 @@ def _explain() -> int:
         table.add_row(f"{field.section}.{field.name}", field.kind, field.default, field.description)
     Terminal().print(table)
     print('Give it to a server with --swift-tiers-config \'{"host": {"size": "8GiB"}}\' or @FILE (TOML or JSON).')
+    return 0
+
+
+def _markdown() -> int:
+    from swift_tiers.radix_tiering.config import explain
+
+    print("| field | type | default | |\n|---|---|---|---|")
+    for field in explain():
+        kind = field.kind.replace(" | ", " or ")
+        print(f"| `{field.section}.{field.name}` | {kind} | {field.default} | {field.description} |")
     return 0
