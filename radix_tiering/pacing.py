@@ -56,7 +56,7 @@ class Pacing:
             flight.steer(len(flight))  # front to back: what has come up when the deadline passes can be used
             return
         front = flight.step(1).jump
-        behind = (len(restore.keys) - len(flight)) * restore.story.page_tokens + 1  # whole pages, and the last token
+        behind = restore.behind
         decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE), behind)
         decision = self._planner.by_layers(
             decision, len(restore.prefix_keys) + flight.front, flight.whereabouts(flight.front, HERE), behind,
@@ -67,7 +67,7 @@ class Pacing:
         restore.decision = decision
         restore.story.decided(decision, front)
         restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
-        flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island)
+        flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island(decision))
         # From now on: the request will be admitted as soon as there is room.
         self._reads.batch.set_computing(restore, decision.compute)
 
@@ -102,7 +102,7 @@ class Pacing:
                 self._fell_behind(restore, restore.flight.absent, "its deadline passed")
             else:
                 return True
-            restore.flight.steer(0, self._planner.island)
+            restore.flight.steer(0, self._planner.island(decision))
             self._reads.batch.set_computing(restore, True)
         if self.by_layers(restore):
             return False

@@ -77,7 +77,8 @@ class PageReads:
             restore.flight,
             self._planner.compute_seconds(len(restore.prefix_keys)),
             self._planner.page_seconds,
-            self._planner.forward(len(restore.prefix_keys)),
+            self._planner.forward(len(restore.prefix_keys), restore.behind),
+            self._planner.latency_seconds,
         )
 
     def nearest(self, peer: PeerMemory | None) -> NearestCopy:

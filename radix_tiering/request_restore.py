@@ -133,6 +133,11 @@ class Restore:
         return len(self.prefix_keys) + len(self.keys)
 
     @property
+    def behind(self) -> int:
+        """Tokens of its request that follow what was claimed, as far as known: whole pages, and the last token."""
+        return (len(self.keys) - len(self.flight)) * self.story.page_tokens + 1
+
+    @property
     def settled(self) -> bool:
         """Nothing is on its way any more, or could be."""
         return self.complete and not self.flight.loading and not any(self.flight.sources())

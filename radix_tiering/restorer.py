@@ -242,6 +242,7 @@ class Restorer:
             flight.observe(front)
             flight.reserve(0)
             step = self._pacing.next_step(restore)
+            flight.abandon_loading(step.jump, step.end)
             flight.reserve(step.end)
             self._reads.pump()
             return step

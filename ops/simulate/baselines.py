@@ -26,6 +26,7 @@ class InOrder(Generic[Request]):
         compute_seconds: Callable[[int, int], float] | None = None,
         unit_seconds: Callable[[str], float | None] = lambda source: None,
         forward: Forward | None = None,
+        latency_seconds: Callable[[str], float] = lambda source: 0.0,
     ) -> None:
         self._flights[request] = flight
 

@@ -32,6 +32,10 @@ class Grain(Protocol):
         """What loading one is expected to take."""
         ...
 
+    def latency_seconds(self, source: str) -> float:
+        """How long until the first begins to come."""
+        ...
+
     def sources(self, pages: Sequence[str | None]) -> Sequence[str | None]:
         """Where each unit lies, by where the pages do."""
         ...
@@ -55,17 +59,21 @@ class PageGrain:
 
     planned = True
 
-    def __init__(self, start: int, setup: Setup, device: Computes, planner: Planner) -> None:
+    def __init__(self, start: int, new: int, setup: Setup, device: Computes, planner: Planner) -> None:
+        """`new`: tokens behind the prefix."""
         self._start = start
         self._page_tokens = setup.page_tokens
         self._device = device
         self._planner = planner
         self.unit_bytes = float(setup.page_bytes)
         self.planned_seconds = planner.compute_seconds(start // setup.page_tokens)
-        self.planned_forward = planner.forward(start // setup.page_tokens)
+        self.planned_forward = planner.forward(start // setup.page_tokens, new)
 
     def unit_seconds(self, source: str) -> float | None:
         return self._planner.page_seconds(source)
+
+    def latency_seconds(self, source: str) -> float:
+        return self._planner.latency_seconds(source)
 
     def sources(self, pages: Sequence[str | None]) -> Sequence[str | None]:
         return pages
@@ -101,6 +109,9 @@ class LayerGrain:
 
     def unit_seconds(self, source: str) -> float | None:
         return self.unit_bytes / self._costs.sources[source].bytes_per_second
+
+    def latency_seconds(self, source: str) -> float:
+        return self._costs.sources[source].latency_seconds
 
     def sources(self, pages: Sequence[str | None]) -> Sequence[str | None]:
         return [pages[0]] * self._layers

@@ -32,7 +32,9 @@ WINDOW_SECONDS, WINDOW_BYTES, PICKS = 0.05, 8 << 20, 4
 class Sends(Protocol):
     """A source: `done` is called when the bytes are there."""
 
-    def send(self, nbytes: float, done: Done) -> None: ...
+    def send(self, nbytes: float, done: Done) -> bool | None:
+        """True if they come to the device itself, and have not to be copied there from host memory."""
+        ...
 
 
 class Computes(Protocol):
@@ -118,6 +120,7 @@ class Restoration:
         self.first_token: float | None = None
         self.restored: float | None = None  # when its whole prefix was there
         self.computed = 0  # units from the front, the last of which was computed
+        self.landed: set[int] = set()  # units that came, or are coming, to the device past host memory
 
     @property
     def seconds(self) -> float:
@@ -187,9 +190,11 @@ class Server:
         if not self._queue:
             self._active_since = self._clock.now
         self._queue.append(restoration)
+        self._batch.add(
+            restoration, flight, grain.planned_seconds, grain.unit_seconds, grain.planned_forward, grain.latency_seconds
+        )  # fmt: skip
         self._plan(restoration)
-        self._batch.add(restoration, flight, grain.planned_seconds, grain.unit_seconds, grain.planned_forward)
-        self._clock.after(0.0, self._go_on)  # when all that arrive at this time have
+        self._clock.after(0.0, self._began)  # when all that arrive at this time have
         return restoration
 
     @property
@@ -198,7 +203,7 @@ class Server:
         return len(self._queue)
 
     def _grain(self, request: Request, sources: Sequence[str | None]) -> Grain:
-        pages = PageGrain(request.start, self.setup, self._device, self._planner)
+        pages = PageGrain(request.start, request.new, self.setup, self._device, self._planner)
         whole = len(set(sources)) == 1 and None not in sources
         if not (whole and request.prefix < self.method.layer_wise_below):
             return pages
@@ -206,6 +211,11 @@ class Server:
 
     def wake(self) -> None:
         """The gate has opened further."""
+        self._go_on()
+
+    def _began(self) -> None:
+        """As in a server: what a request needs is asked for before anybody asks whether it may be computed."""
+        self._pump()
         self._go_on()
 
     def _go_on(self) -> None:
@@ -222,7 +232,8 @@ class Server:
                 if pick is None:
                     break
                 for unit in pick.units:
-                    source.send(pick.request.grain.unit_bytes, self._arrival(pick.request, name, unit))
+                    if source.send(pick.request.grain.unit_bytes, self._arrival(pick.request, name, unit)):
+                        pick.request.landed.add(unit)
 
     def _window(self, source: str) -> int:
         """Pages that a source may have under way."""
@@ -262,6 +273,7 @@ class Server:
         flight, now = restoration.flight, self._clock.now
         if not restoration.grain.planned or not (self.method.planned and self.method.computes):
             restoration.computing = self.method.computes
+            self._batch.set_computing(restoration, restoration.computing)
             return
         if now - restoration.decided < REPLAN_SECONDS:
             return
@@ -271,7 +283,8 @@ class Server:
         decision = self._planner.decide(tokens, flight.whereabouts(front, HERE), restoration.request.new)
         restoration.computing, restoration.decision = decision.compute, decision
         lead = min(front + decision.lead, len(flight)) if decision.lead else 0
-        flight.steer(lead, self._planner.island)
+        flight.steer(lead, self._planner.island(decision))
+        self._batch.set_computing(restoration, decision.compute)
 
     def _step(self, restoration: Restoration) -> Step | None:
         """What the device can do for it now; None if it has to wait."""
@@ -296,7 +309,8 @@ class Server:
 
     def _begin(self, restoration: Restoration, step: Step) -> None:
         flight, grain = restoration.flight, restoration.grain
-        copied = step.jump - flight.front
+        copied = sum(unit not in restoration.landed for unit in range(flight.front, step.jump))
+        flight.abandon_loading(step.jump, step.end)
         flight.take(step)
         self._batch.set_computing(restoration, True)
         computed = grain.tokens(step.end - step.jump)

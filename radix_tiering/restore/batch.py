@@ -8,8 +8,7 @@ oldest request that needs something from it, which is what first tokens want whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from swift_tiers.radix_tiering.restore.flight import Flight, Step, Unit
@@ -32,13 +31,24 @@ class Forward(NamedTuple):
 
     seconds: Callable[[int, int], float]  # over units `[a, b)`
     at_worst: Callable[[int, int], float]  # likewise, as far as anybody can say
-    fixed: float  # of any, whatever it computes
+    #: What is saved if it is one over the last so many units of the request: what follows those joins it, as far as
+    #: there is room, and takes fewer forwards of its own.
+    joined: Callable[[int], float] = lambda units: 0.0
+
+
+class _Flowing(NamedTuple):
+    """What a source has under way."""
+
+    since: float  # when the last unit came, or, if it rested, when it was asked
+    latency: float  # seconds after that until the next begins to come
 
 
 class Member:
     """A request of the batch."""
 
-    __slots__ = ("compute_seconds", "computing_since", "flight", "forward", "passed_over", "unit_seconds")
+    __slots__ = (
+        "compute_seconds", "computing_since", "flight", "forward", "latency_seconds", "passed_over", "unit_seconds",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -46,11 +56,13 @@ class Member:
         compute_seconds: Callable[[int, int], float] | None,
         unit_seconds: Callable[[str], float | None],
         forward: Forward | None,
+        latency_seconds: Callable[[str], float],
     ) -> None:
         self.flight = flight
+        self.latency_seconds = latency_seconds
         self.forward = forward
         if forward is None and compute_seconds is not None:
-            self.forward = Forward(compute_seconds, compute_seconds, 0.0)
+            self.forward = Forward(compute_seconds, compute_seconds)
         self.compute_seconds = compute_seconds
         self.unit_seconds = unit_seconds
         self.computing_since: float | None = None  # the device works on it: when its chunk began
@@ -65,9 +77,15 @@ class Member:
         first, end = self.flight.absent_span
         return self.compute_seconds(first, end) * absent / (end - first)
 
-    def worth_loading(self, units: range, source: str, before: int, now: float) -> range:
+    def _fewest(self, units: range) -> int:
+        """How many units, of which these are the last, have to come for it to be sooner: what lies alone between units
+        that are computed is computed with them, unless it is worth a jump and one forward more."""
+        flight, behind = self.flight, units.stop
+        return flight.island if behind < len(flight) and flight[behind] is Unit.ABSENT else 1
+
+    def worth_loading(self, units: range, source: str, before: float, now: float) -> range:
         """The last of these units, as far as they would arrive sooner than the compute pointer gets there; `before`:
-        units that the source has still to load first."""
+        seconds for which the source has still to load others."""
         if self.computing_since is None or self.compute_seconds is None:
             return units  # nobody computes them meanwhile, as far as is known
         if units.start < self.flight.lead:
@@ -78,7 +96,11 @@ class Member:
         behind = self.flight.front
         began = behind - self.flight.computing
         passed = min(now - self.computing_since, self.compute_seconds(began, behind))
-        while units and (before + len(units)) * each >= self.compute_seconds(began, units.start + 1) - passed:
+        before = max(before, self.latency_seconds(source))
+        fewest = self._fewest(units)
+        if before + fewest * each >= self.compute_seconds(began, max(began, units.stop - fewest) + 1) - passed:
+            return range(0)
+        while units and before + len(units) * each >= self.compute_seconds(began, units.start + 1) - passed:
             units = units[1:]
         return units
 
@@ -101,6 +123,7 @@ class Batch(Generic[Request]):
         self._patience = patience
         self._members: dict[Request, Member] = {}
         self._under_way: dict[str, int] = {}
+        self._flowing: dict[str, _Flowing] = {}
 
     def __len__(self) -> int:
         return len(self._members)
@@ -115,15 +138,17 @@ class Batch(Generic[Request]):
         compute_seconds: Callable[[int, int], float] | None = None,
         unit_seconds: Callable[[str], float | None] = lambda source: None,
         forward: Forward | None = None,
+        latency_seconds: Callable[[str], float] = lambda source: 0.0,
     ) -> None:
-        """`compute_seconds(a, b)`: what computing units `[a, b)` takes; `unit_seconds(source)`: what loading one takes,
-        None where that is not known; `forward`: what one forward takes, where that is another cost.
+        """`compute_seconds(a, b)`: what computing units `[a, b)` takes; `unit_seconds(source)`: what loading one among
+        many takes, None where that is not known, and `latency_seconds(source)` until the first begins to come;
+        `forward`: what one forward takes, where that is another cost.
 
         Raises ValueError for a request that is here already.
         """
         if request in self._members:
             raise ValueError(f"request {request} is being restored already")
-        self._members[request] = Member(flight, compute_seconds, unit_seconds, forward)
+        self._members[request] = Member(flight, compute_seconds, unit_seconds, forward, latency_seconds)
 
     def remove(self, request: Request) -> None:
         """It is done, or was aborted. Unknown ones are left alone."""
@@ -153,21 +178,29 @@ class Batch(Generic[Request]):
         for a prefix of few chunks is a good part of the whole. But a step that leaves anything to them is followed by
         one forward more, and one that leaves little was hardly worth a forward: where computing all of it, or waiting
         for all of it, is as soon done, the device does that, and likewise where what doing both would save is less
-        than what costs leave open. It never waits where nothing is on its way. Costs that are not known leave the step
-        as it is. `free_in`: seconds for which the device has something to do already.
+        than what costs leave open. It never waits where nothing is on its way. A step that computes all that is left
+        may compute what has arrived or is on its way, too, where that is sooner than a jump and one forward more:
+        whoever takes it abandons what is on its way (`Flight.abandon_loading`). Costs that are not known leave the
+        step as it is. `free_in`: seconds for which the device has something to do already.
         """
         member = self._members[request]
         step = member.flight.step(most)
         loading = self._loading_left(member, step)
-        if step.end == step.jump or member.forward is None or loading is None:
+        if step.jump == len(member.flight) or member.forward is None or loading is None:
             return step
-        jump, span, forward = step.jump, step.end - step.jump, member.forward
-        if loading[-1] >= free_in + forward.seconds(jump, step.end):
+        cut = self._cut(member, member.forward, step, loading, free_in)
+        return self._all_of_it(member, member.forward, cut, most, free_in)
+
+    def _cut(self, member: Member, forward: Forward, step: Step, loading: Sequence[float], free_in: float) -> Step:
+        """As much of `step` as the sources leave to the device; `loading` as of `_loading_left`."""
+        jump, span = step.jump, step.end - step.jump
+        if not span or loading[-1] >= free_in + forward.seconds(jump, step.end):
             return step
-        last = step.end == len(member.flight)  # what follows joins a forward that gets so far
+        # What follows joins a forward that gets to the end.
+        saved = forward.joined(span) if step.end == len(member.flight) else 0.0
 
         def done(seconds: Callable[[int, int], float], units: int) -> float:
-            joins = forward.fixed if last and units == span else 0.0
+            joins = saved if units == span else 0.0
             computing = seconds(jump, jump + units) if units else 0.0
             return max(free_in + computing, loading[units]) - joins
 
@@ -180,28 +213,69 @@ class Batch(Generic[Request]):
             units = min(one_way, key=lambda count: done(forward.seconds, count))
         return Step(jump, jump + units)
 
+    def _all_of_it(self, member: Member, forward: Forward, step: Step, most: int, free_in: float) -> Step:
+        """`step`; or, where the first token comes sooner so, one that computes all that is missing, which then is not
+        waited for, and one that goes on to the end, whatever has arrived: what follows joins it, and takes no forward
+        of its own."""
+        flight, end = member.flight, len(member.flight)
+        if step.end == end or step.jump < flight.lead:
+            return step
+        loading = self._own_left(member, step)
+
+        def first_token(seconds: Callable[[int, int], float], units: int) -> float:
+            saved = forward.joined(units - step.jump) if units == end else 0.0
+            return free_in + (seconds(step.jump, units) if units > step.jump else 0.0) - saved
+
+        def is_sooner(units: int) -> bool:
+            return units - step.jump <= most and all(
+                first_token(seconds, units) < max(loading, first_token(seconds, step.end))
+                for seconds in (forward.seconds, forward.at_worst)
+            )
+
+        further = [units for units in (flight.missing_end, end) if units > step.end and is_sooner(units)]
+        best = min(further, key=lambda units: first_token(forward.seconds, units), default=step.end)
+        return Step(step.jump, best)
+
     def _loading_left(self, member: Member, step: Step) -> list[float] | None:
         """Seconds until the sources have brought all that is left of the batch if the device computes the first 0, 1,
         … units of `step`; None where a source's cost is not known."""
         seconds: dict[str, float] = {}
-        under_way = ((member, source, units) for source, units in self._under_way.items() if units)
-        absent = (
-            (one, source, one.flight.absent_from(source))
-            for one in self._members.values()
-            for source in one.flight.sources()
-        )
-        for one, source, units in chain(under_way, absent):
-            each = one.unit_seconds(source)
-            if each is None:
-                return None
-            seconds[source] = seconds.get(source, 0.0) + units * each
+        for source, under_way in self._under_way.items():
+            if under_way:
+                if member.unit_seconds(source) is None:
+                    return None
+                seconds[source] = self._left(member, source)
+        absent: dict[str, int] = {}
+        for one in self._members.values():
+            for source in one.flight.sources():
+                each, units = one.unit_seconds(source), one.flight.absent_from(source)
+                if each is None:
+                    return None
+                seconds[source] = seconds.get(source, one.latency_seconds(source)) + units * each
+                absent[source] = absent.get(source, 0) + units
         left = [max(seconds.values(), default=0.0)]
         for unit in range(step.jump, step.end):
             origin = member.flight.source(unit)
             if origin is not None and member.flight[unit] == Unit.ABSENT:
+                absent[origin] -= 1
                 seconds[origin] -= member.unit_seconds(origin) or 0.0
+                if not absent[origin] and not self.under_way(origin):
+                    seconds[origin] = 0.0
             left.append(max(seconds.values(), default=0.0))
         return left
+
+    def _own_left(self, member: Member, step: Step) -> float:
+        """Seconds until the sources have brought what `member` itself needs of them behind `step`."""
+        flight, seconds = member.flight, 0.0
+        loading = {flight.source(unit) for unit in range(step.end, len(flight)) if flight[unit] == Unit.LOADING}
+        computed = [flight.source(unit) for unit in range(step.jump, step.end) if flight[unit] == Unit.ABSENT]
+        for source in {*flight.sources(), *loading}:
+            assert source is not None, "what is on its way comes from somewhere"
+            units = flight.absent_from(source) - computed.count(source)
+            before = self._left(member, source) if source in loading else member.latency_seconds(source)
+            if units or source in loading:
+                seconds = max(seconds, before + units * (member.unit_seconds(source) or 0.0))
+        return seconds
 
     def next_load(self, source: str, most: int = 1) -> Pick[Request] | None:
         """What `source` is to load next, taken; None if nobody needs anything from it. `answered` is to follow for
@@ -210,7 +284,7 @@ class Batch(Generic[Request]):
         waiting: dict[Request, range] = {}
         for request, member in self._members.items():
             units = member.flight.next_load(source, most)
-            if units and (units := member.worth_loading(units, source, self.under_way(source), now)):
+            if units and (units := member.worth_loading(units, source, self._left(member, source), now)):
                 waiting[request] = units
         if not waiting:
             return None
@@ -220,6 +294,8 @@ class Batch(Generic[Request]):
             passed[source] = 0 if request == chosen else passed.get(source, 0) + 1
         units = waiting[chosen]
         self._members[chosen].flight.take_load(units)
+        if not self.under_way(source):
+            self._flowing[source] = _Flowing(now, self._members[chosen].latency_seconds(source))
         self._under_way[source] = self.under_way(source) + len(units)
         return Pick(chosen, units)
 
@@ -237,3 +313,13 @@ class Batch(Generic[Request]):
     def answered(self, source: str) -> None:
         """A unit that `source` was told to load has come, or will not: once for each, whoever still waits for it."""
         self._under_way[source] -= 1
+        self._flowing[source] = _Flowing(self._clock(), 0.0)
+
+    def _left(self, member: Member, source: str) -> float:
+        """Seconds until a source has brought what it has under way, by what loading takes for `member`; 0 where that is
+        not known."""
+        units, each = self.under_way(source), member.unit_seconds(source)
+        if not units or each is None:
+            return 0.0
+        since, latency = self._flowing[source]
+        return max(latency + units * each - (self._clock() - since), (units - 1) * each)

@@ -91,6 +91,11 @@ class Flight:
         return self._lead
 
     @property
+    def island(self) -> int:
+        """Fewer units than these between two absent ones are computed with them, not jumped over."""
+        return self._island
+
+    @property
     def front(self) -> int:
         """Units from the start that the device has, or computes now. It may lose them until the request begins."""
         return max(self._observed, len(self) - len(self._state.lstrip(_DONE_OR_COMPUTING)))
@@ -127,6 +132,11 @@ class Flight:
         """From the first absent unit to behind the last one; (0, 0) without any."""
         first = self._state.find(Unit.ABSENT, self._observed)
         return (first, self._state.rfind(Unit.ABSENT) + 1) if first >= 0 else (0, 0)
+
+    @property
+    def missing_end(self) -> int:
+        """Behind the last unit that the device has not got, and that has not arrived."""
+        return len(self._state.rstrip(_DONE_OR_PRESENT))
 
     def source(self, unit: int) -> str | None:
         """Where it can still be loaded from, or is being or was loaded from."""
@@ -252,9 +262,11 @@ class Flight:
             self._state[unit] = Unit.ABSENT
         self._forsake(unit)
 
-    def abandon_loading(self) -> int:
-        """What is on its way is waited for no longer; how many units that were."""
-        loading = [unit for unit, state in enumerate(self._state) if state == Unit.LOADING]
+    def abandon_loading(self, start: int = 0, end: int | None = None) -> int:
+        """What is on its way of units `[start, end)`, or to the last one, is waited for no longer; how many that
+        were."""
+        end = len(self) if end is None else end
+        loading = [unit for unit in range(start, end) if self._state[unit] == Unit.LOADING]
         for unit in loading:
             self.failed(unit)
         return len(loading)
@@ -282,7 +294,8 @@ class Flight:
             if not 0 < arrived < self._island or behind == len(self) or self._state[behind] != Unit.ABSENT:
                 break
             end = behind
-        return min(end, limit)
+        # A step that would end with an island ends before it: the next one jumps.
+        return start + len(self._state[start : min(end, limit)].rstrip(_PRESENT))
 
     def _run(self, start: int, state: Unit) -> int:
         """Units in `state` from `start` on."""

@@ -45,6 +45,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     token_bytes: int  # of one token's KV, all layers
     layers: int
     behind: int = 0  # tokens of the prompt that follow, which are computed in any case
+    page_tokens: int = 1  # the pointers meet between two pages of so many tokens; runs are whole pages
 
     @property
     def tokens(self) -> int:
@@ -150,13 +151,16 @@ def priced(plan: RestorePlan, prefix: Prefix, costs: CostModel, forward_tokens: 
 def plan_token_wise(
     prefix: Prefix, costs: CostModel, chunk_tokens: int = CHUNK_TOKENS, forward_tokens: int | None = None
 ) -> RestorePlan:
-    """The best meeting point (Eq. 1, with a superlinear cost and several sources), the last chunk as short as it takes.
+    """The best meeting point (Eq. 1, with a superlinear cost and several sources), the last chunk as short as it takes
+    in whole pages: a part of a page can neither be computed nor loaded by itself.
 
     A chunk can be recomputed once everything before it is there, so nothing behind the meeting point may be without a
     source, and what is loaded before the part that is recomputed delays it. That pays where the front of a prefix lies
     in a fast tier and its end in a slow one: therefore the ends of the longest runs are tried as `lead`.
     """
-    tokens, meetings = prefix.tokens, _Meetings(prefix, costs, chunk_tokens, forward_tokens)
+    tokens, page, forward_tokens = prefix.tokens, prefix.page_tokens, forward_tokens or chunk_tokens
+    chunk_tokens = max(page, chunk_tokens // page * page)
+    meetings = _Meetings(prefix, costs, chunk_tokens, forward_tokens)
     ends = np.cumsum([run.tokens for run in prefix.runs]).tolist()
     without = [number for number, run in enumerate(prefix.runs) if run.source is None]
     lowest_meeting = ends[without[-1]] if without else 0
@@ -170,7 +174,8 @@ def plan_token_wise(
         # What computing takes grows with the meeting and what loading takes shrinks, so the best one lies beside it;
         # or at the end, where what follows joins in.
         near = meetings.nearest(lead, whole)
-        around = range(near - chunk_tokens, near + chunk_tokens, max(1, chunk_tokens // PARTS))
+        part = max(page, chunk_tokens // PARTS // page * page)
+        around = range(near - chunk_tokens, near + chunk_tokens, part)
         plan = meetings.best(lead, [*whole, *(at for at in around if lowest <= at < tokens)])
         if best is None or plan.first_token_seconds < best.first_token_seconds:
             best = plan
@@ -211,11 +216,11 @@ class _Loading:
 class _Meetings:
     """What token-wise plans of one prefix take, for many meetings at once."""
 
-    def __init__(self, prefix: Prefix, costs: CostModel, chunk_tokens: int, forward_tokens: int | None) -> None:
+    def __init__(self, prefix: Prefix, costs: CostModel, chunk_tokens: int, forward_tokens: int) -> None:
         self._prefix = prefix
         self._costs = costs
         self._chunk_tokens = chunk_tokens
-        self._forward_tokens = forward_tokens or chunk_tokens
+        self._forward_tokens = forward_tokens
         self._loading = _Loading(prefix, costs)
 
     def nearest(self, lead: int, meetings: Sequence[int]) -> int:
@@ -336,10 +341,15 @@ def _compute_seconds(
     return result
 
 
+def forwards_behind(behind: int, room: int, forward_tokens: int) -> int:
+    """Forwards of their own that so many tokens behind a prefix take, `room` of which join the last one over it."""
+    return -(-max(0, behind - max(0, room)) // forward_tokens)
+
+
 def _behind_seconds(prefix: Prefix, costs: CostModel, room: int, forward_tokens: int) -> float:
     """Seconds for the tokens behind the prefix, `room` of which join its last forward."""
     cost, end = costs.compute, prefix.start + prefix.tokens
-    forwards = -(-max(0, prefix.behind - room) // forward_tokens)
+    forwards = forwards_behind(prefix.behind, room, forward_tokens)
     joined = cost.seconds(end, end + prefix.behind) - cost.fixed_seconds if prefix.behind else 0.0
     return joined + cost.fixed_seconds * forwards
 

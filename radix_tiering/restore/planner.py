@@ -18,6 +18,7 @@ from swift_tiers.radix_tiering.restore.plan import (
     RestorePlan,
     Run,
     Strategy,
+    forwards_behind,
     plan_layers,
     plan_restore,
     priced,
@@ -198,12 +199,19 @@ class Planner:
             cost.fixed_seconds * max(0, math.ceil((end - first) / self.chunk) - 1) + one(first, end)
         )
 
-    def forward(self, start: int) -> Forward | None:
-        """What one forward over pages behind page `start` of a prompt takes; None if unknown."""
+    def forward(self, start: int, behind: int = 0) -> Forward | None:
+        """What one forward over pages behind page `start` of a prompt takes; None if unknown. `behind`: tokens of the
+        prompt that follow the last of these pages."""
         cost, worst = self.costs.compute, self.costs.compute_at_worst
         if cost is None or worst is None:
             return None
-        return Forward(self._forward_seconds(cost, start), self._forward_seconds(worst, start), cost.fixed_seconds)
+
+        def joined(pages: int) -> float:
+            longest = self.forward_tokens or pages * self._page_tokens + behind
+            apart = forwards_behind(behind, 0, longest)
+            return cost.fixed_seconds * (apart - forwards_behind(behind, longest - pages * self._page_tokens, longest))
+
+        return Forward(self._forward_seconds(cost, start), self._forward_seconds(worst, start), joined)
 
     def _forward_seconds(self, cost: ComputeCost, start: int) -> Callable[[int, int], float]:
         tokens = self._page_tokens
@@ -219,15 +227,19 @@ class Planner:
         cost = self.costs.sources.get(source)
         return None if cost is None else self._page_bytes / cost.bytes_per_second
 
-    @property
-    def island(self) -> int:
+    def latency_seconds(self, source: str) -> float:
+        """How long it takes until the first page begins to come; 0 where that is not known."""
+        cost = self.costs.sources.get(source)
+        return 0.0 if cost is None else cost.latency_seconds
+
+    def island(self, decision: Decision | None = None) -> int:
         """Pages between two absent ones that are computed rather than jumped over: as many as cost less than one more
-        chunk's fixed part."""
+        forward's fixed part, and no more than one forward takes."""
         cost = self.costs.compute
         if cost is None:
             return 1
         each = cost.token_seconds * self._page_tokens
-        return max(1, min(self.chunk, math.ceil(cost.fixed_seconds / each))) if each > 0 else 1
+        return max(1, min(self.most(decision), math.ceil(cost.fixed_seconds / each))) if each > 0 else 1
 
     def _prefix(self, start: int, sources: Sequence[str | None], behind: int) -> Prefix:
         return Prefix(
@@ -236,6 +248,7 @@ class Planner:
             token_bytes=self._page_bytes // self._page_tokens,
             layers=self._layers,
             behind=behind,
+            page_tokens=self._page_tokens,
         )
 
     def _model(self, sources: Sequence[str | None], *, copied_later: bool = False) -> CostModel | str:

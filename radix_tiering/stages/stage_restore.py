@@ -123,7 +123,7 @@ class StageRestore:
             if step.jump >= len(flight) or flight.source(step.jump) is None:
                 return False
             # The next step holds there, and the source is told.
-            flight.steer(max(flight.lead, step.end), self._stack.planner.island)
+            flight.steer(max(flight.lead, step.end), self._stack.planner.island())
         return True
 
     def _end(self, state: StageState) -> None:

@@ -71,6 +71,8 @@ def test_what_lies_in_the_middle_is_jumped_over_if_that_is_worth_it() -> None:
         load(one, "host", 2)
         arrive(one, 2, 3)
         assert one.step(10) == expected
+        # A step that would end within them ends before them: the next one jumps.
+        assert [one.step(most) for most in (2, 3, 4)] == [Step(0, 2)] * 3
     one.take(Step(0, 2))
     one.computed()
     assert one.step(10) == Step(4, 6)

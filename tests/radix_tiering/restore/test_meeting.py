@@ -61,7 +61,7 @@ def waiting_for(
     def one(fixed: float) -> Callable[[int, int], float]:
         return lambda a, b: fixed + (b - a)
 
-    batch.add(0, flight, one(fixed), lambda source: load, Forward(one(fixed), one(fixed_at_worst), fixed))
+    batch.add(0, flight, one(fixed), lambda source: load, Forward(one(fixed), one(fixed_at_worst)))
     assert batch.next_load("ssd", under_way) is not None
     return flight, batch
 
@@ -84,12 +84,71 @@ def test_a_forward_that_may_save_nothing_is_not_begun() -> None:
 def test_what_follows_joins_a_forward_that_gets_to_the_end() -> None:
     """Seven units in nine seconds beside one from the source, and a forward for what follows; or all in ten."""
     flight, batch = Flight(["ssd"] * 8), Batch[int](clock=Clock())
-    one = Forward(lambda a, b: 2.0 + b - a, lambda a, b: 2.0 + b - a, 2.0)
+    one = Forward(lambda a, b: 2.0 + b - a, lambda a, b: 2.0 + b - a, lambda units: 2.0)
     batch.add(0, flight, one.seconds, lambda source: 5.0, one)
     assert batch.next_step(0, 32) == Step(0, 8)
     batch.remove(0)
-    batch.add(0, flight, one.seconds, lambda source: 5.0, one._replace(fixed=0.0))
+    batch.add(0, flight, one.seconds, lambda source: 5.0, one._replace(joined=lambda units: 0.0))
     assert batch.next_step(0, 32) == Step(0, 7)
+
+
+def slow_end(joined: float, *, arrived: bool) -> tuple[Flight, Batch[int]]:
+    """Eight units at a slow source, the last of which it was asked for. A forward takes two seconds and one for each
+    unit; `joined` are saved where what follows joins it."""
+    load = 20.0 if arrived else 5.0
+    flight, batch = Flight(["ssd"] * 8), Batch[int](clock=Clock())
+    one = Forward(lambda a, b: 2.0 + b - a, lambda a, b: 2.0 + b - a, lambda units: joined)
+    batch.add(0, flight, one.seconds, lambda source: load, one)
+    assert batch.next_load("ssd") == (0, range(7, 8))
+    if arrived:
+        flight.arrived(7)
+        batch.answered("ssd")
+    return flight, batch
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_last_unit_is_computed_with_the_rest_where_that_is_sooner_than_one_forward_more(arrived: bool) -> None:
+    """Seven units in nine seconds, then one that was copied, and a forward for what follows; or all in ten."""
+    flight, batch = slow_end(joined=2.0, arrived=arrived)
+    step = batch.next_step(0, 32)
+    assert step == Step(0, 8)
+    flight.abandon_loading(step.jump, step.end)
+    flight.take(step)
+    _, batch = slow_end(joined=0.5, arrived=arrived)  # what follows takes nearly as long in any case
+    assert batch.next_step(0, 32) == Step(0, 7)
+    _, batch = slow_end(joined=2.0, arrived=arrived)
+    assert batch.next_step(0, 7) == Step(0, 7), "no forward takes all of it"
+
+
+def test_a_unit_that_is_late_is_not_waited_for_where_it_is_sooner_computed() -> None:
+    flight, batch = slow_end(joined=0.0, arrived=False)
+    flight.take(Step(0, 7))
+    flight.computed()
+    assert batch.next_step(0, 32) == Step(7, 8), "in three seconds, and not in five"
+    clock = Clock()
+    batch = Batch(clock=clock)
+    flight = Flight(["ssd"] * 8)
+    one = Forward(lambda a, b: 2.0 + b - a, lambda a, b: 2.0 + b - a)
+    batch.add(0, flight, one.seconds, lambda source: 5.0, one)
+    batch.next_load("ssd")
+    clock.now = 2.5
+    flight.begin(7)
+    assert batch.next_step(0, 32) == Step(7, 7), "half of it has come"
+
+
+def test_until_its_first_unit_begins_to_come_a_source_takes_its_latency() -> None:
+    """All eight units are computed in eight seconds. A source that takes one for all of them, but begins only after
+    ten, has nothing to bring that would come sooner."""
+    flight, batch = Flight(["ssd"] * 8), Batch[int](clock=Clock())
+    one = Forward(lambda a, b: float(b - a), lambda a, b: float(b - a))
+    batch.add(0, flight, one.seconds, lambda source: 0.125, one, lambda source: 10.0)
+    assert batch.next_step(0, 32) == Step(0, 8)
+    batch.set_computing(0, True)
+    assert batch.next_load("ssd", 8) is None
+    batch.set_computing(0, False)
+    assert batch.next_load("ssd", 8) is not None, "while others are computed"
+    flight.begin(1)
+    assert batch.next_step(0, 32) == Step(1, 8), "seven seconds, and not eleven"
 
 
 def test_what_arrives_while_the_device_is_busy_is_not_computed_after_that() -> None:
@@ -144,6 +203,20 @@ def test_a_run_is_loaded_as_far_as_it_comes_before_the_device_would() -> None:
         batch.answered("ssd")
 
 
+def test_a_few_units_between_others_that_are_computed_are_not_loaded() -> None:
+    """The slow source has the first eight of sixteen, and by the time at which the device gets there brings two: as
+    many as are not worth a jump, where three are."""
+    for island, expected in ((2, range(7, 8)), (3, None)):
+        one = Flight(["ssd"] * 8 + ["peer"] * 8, island=island)
+        batch: Batch[int] = Batch(clock=Clock())
+        batch.add(0, one, lambda a, b: float(b - a), {"ssd": 3.0, "peer": 1.0}.get)
+        batch.set_computing(0, True)
+        pick = batch.next_load("ssd")
+        assert (pick.units if pick is not None else None) == expected
+        batch.set_computing(0, False)
+        assert batch.next_load("ssd") is not None, "nobody computes them meanwhile"
+
+
 def test_how_far_a_chunk_has_come_is_known_by_the_clock() -> None:
     clock = Clock()
     one = Flight(["ssd"] * 10)
@@ -177,9 +250,11 @@ def test_a_step_is_one_that_can_be_taken_and_no_longer_than_the_flights_own(
         batch.next_load("ssd", wanted)
     step, own = batch.next_step(0, most), one.step(most)
     assert step.jump == own.jump
-    assert step.end <= own.end
+    # No longer, but where it computes all that is left, whatever is on its way.
+    assert step.end <= own.end or step.end == units <= step.jump + most
     if step.end == step.jump < units:
         assert batch.under_way("ssd")  # whose arrival wakes the device
+    one.abandon_loading(step.jump, step.end)
     one.take(step)
     assert all(one[unit] == Unit.COMPUTING for unit in range(step.jump, step.end))
 

@@ -81,6 +81,28 @@ def test_what_follows_and_does_not_fit_takes_forwards_of_its_own() -> None:
     assert plan_of(loaded).first_token_seconds == pytest.approx(0.05 + 2 * 0.1 + 1.2e-3 * 1025)
 
 
+@pytest.mark.parametrize("behind", [0, 1, 512, 513, 1500, 5000])
+def test_what_a_forward_saves_that_others_join_is_what_plans_count_with(behind: int) -> None:
+    _, planner = decide(1.0, forward=1024)
+    forward = planner.forward(0, behind)
+    assert forward is not None
+    alone, whole = plan_of(decide(0.001, 512, behind=behind, forward=1024)[0]), 32
+    assert alone.strategy is Strategy.LOAD
+    joined = plan_of(decide(1000.0, 512, behind=behind, forward=1024)[0])
+    assert joined.strategy is Strategy.RECOMPUTE
+    assert forward.joined(whole) == pytest.approx(alone.behind_seconds - joined.behind_seconds)
+
+
+def test_nothing_is_planned_to_meet_within_a_page() -> None:
+    """One page of 64 tokens takes 0.178 s to compute, all eight of them 0.1 s to load. If a sixteenth of it could be
+    computed, doing both would be sooner; so nothing but loading is."""
+    costs = Known(0.1, 512)
+    costs.compute = costs.compute_at_worst = ComputeCost(fixed_seconds=0.0, token_seconds=2.8e-3, pair_seconds=0.0)
+    for page, expected in ((64, Strategy.LOAD), (1, Strategy.TOKEN_WISE)):
+        planner = Planner(costs, page_tokens=page, page_bytes=page * TOKEN_BYTES, layers=4)
+        assert planner.decide(0, ["ssd"] * (512 // page)).strategy is expected
+
+
 def test_both_at_once_only_if_the_gain_is_certain() -> None:
     certain, _ = decide(0.3)
     assert certain.strategy is Strategy.TOKEN_WISE
