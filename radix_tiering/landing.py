@@ -37,6 +37,11 @@ class LandingSlots(Protocol):
         """Nothing in the slot is needed any more, and nothing is being copied there."""
 
 
+def landing_slots(page_bytes: int, size_bytes: float) -> int:
+    """Pages that so much landing memory holds: as many as fit, less one, in which digests are computed."""
+    return int(size_bytes // round_up(page_bytes, _ALIGNMENT)) - 1
+
+
 class Landing:
     """Slots of one page each. Any thread."""
 
@@ -45,7 +50,7 @@ class Landing:
         none, and torch.OutOfMemoryError where the device has not got the memory."""
         self.page_bytes = page_bytes
         self._stride = round_up(page_bytes, _ALIGNMENT)
-        self.slots = size_bytes // self._stride - 1
+        self.slots = landing_slots(page_bytes, size_bytes)
         if self.slots < 1:
             raise ValueError(f"{size_bytes} bytes of landing memory hold no page of {page_bytes}")
         #: uint8 [slots + 1, stride], on the device. The last row is for `digest`.

@@ -11,6 +11,7 @@ from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.curve import Curve
 from swift_tiers.ops.simulate.hardware import Ssd
 from swift_tiers.ops.simulate.lines import Line, Stripes
+from swift_tiers.ops.simulate.peer_route import PEER, PeerRoute
 from swift_tiers.ops.simulate.restoring import SWIFT_TIERS, Method, Request, Restoration, Sends, Server, Setup
 from swift_tiers.ops.simulate.runs import chunk_for
 from swift_tiers.ops.simulate.stripe_set import StripeSetModel
@@ -21,6 +22,15 @@ from swift_tiers.radix_tiering.restore.planner import HERE
 #: Where tokens of prompts come from, fastest first, as tables name it.
 PLACES = {"device": "device", HERE: "host", SSD: "ssd", REMOTE: "shared store"}
 LONGEST = 131_072
+
+
+class Lent(msgspec.Struct, frozen=True, kw_only=True):
+    """How pages come from memory that neighbours lend, in bytes per second."""
+
+    to_device: float
+    to_host: float
+    landing_bytes: float
+    usual_pages: int  # of a request, from which its cost was learnt
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +46,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     remote_bytes_per_second: float = 0
     remote_latency: float = 100e-6
     copy_bytes_per_second: float = 0  # between host memory and all GPUs
+    #: What `host_bytes` says is lent by neighbours, and comes by this way.
+    lent: Lent | None = None
 
 
 class Call(NamedTuple):
@@ -89,6 +101,11 @@ class Running:
         if machine.remote_bytes_per_second:
             speed, latency = machine.remote_bytes_per_second, machine.remote_latency
             sources[REMOTE], costs[REMOTE] = Line(clock, speed, latency_seconds=latency), _cost(latency, speed)
+        self.route: PeerRoute | None = None
+        if machine.lent is not None:
+            lent = machine.lent
+            self.route = PeerRoute(clock, page.page_bytes, lent.landing_bytes, lent.to_device, lent.to_host)
+            sources[PEER], costs[PEER] = self.route, self.route.cost(lent.usual_pages)
         if copies is None and machine.copy_bytes_per_second:
             copies = Line(clock, machine.copy_bytes_per_second)
         chunk = max(tokens, chunk_for(curve))
@@ -100,8 +117,9 @@ class Running:
         self.tiers = Tiers(
             clock, page, device_pages=int(machine.device_bytes // page.page_bytes),
             host_pages=int(machine.host_bytes // page.page_bytes), ssd=ssd,
+            lent=machine.lent is not None,
         )  # fmt: skip
-        self._hits: dict[str, int] = dict.fromkeys(PLACES, 0)
+        self._hits: dict[str, int] = dict.fromkeys([*PLACES, PEER] if self.route is not None else PLACES, 0)
         self._seconds: list[float] = []
         self._tokens = 0
 
@@ -127,6 +145,8 @@ class Running:
     def _finished(self, claim: Claim, answer: Sequence[int]) -> Callable[[Restoration], None]:
         def finished(restoration: Restoration) -> None:
             self._seconds.append(restoration.seconds)
+            if self.route is not None:
+                self.route.give_back(len(restoration.landed))
             self.tiers.finish(claim, answer)
 
         return finished

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from swift_tiers.ops.simulate.clock import Clock
+from swift_tiers.ops.simulate.peer_route import PEER
 from swift_tiers.ops.simulate.stripe_set import StripeSetModel
 from swift_tiers.radix_tiering.config import PolicyConfig
 from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
@@ -61,9 +62,11 @@ class Tiers:
         host_pages: int,
         ssd: StripeSetModel | None = None,
         policy: PolicyConfig | None = None,
+        lent: bool = False,
     ) -> None:
-        """`host_pages` 0: there is nothing below the device."""
+        """`host_pages` 0: there is nothing below the device. `lent`: they are memory that neighbours lend."""
         self._clock = clock
+        self._memory = PEER if lent else HERE
         self._page = page
         policy = policy or PolicyConfig()
         self._device = _table(page, device_pages, policy)
@@ -137,12 +140,11 @@ class Tiers:
             self.table.host.limit_bytes = pages * self._page.stride_bytes
             self.table.shed(max(0, self.table.host.used_slots - pages))
 
-    @staticmethod
-    def _source(page: Page | None) -> str | None:
+    def _source(self, page: Page | None) -> str | None:
         if page is None:
             return None
         if page.host is HostState.RESIDENT or page.host is HostState.FILLING:
-            return HERE
+            return self._memory
         return SSD if page.stored is not None else None
 
     def _pin(

@@ -3,7 +3,8 @@
 A donor gives whole pages of its own, and a borrower cuts what it gets into whole pages of its own; the least common
 multiple of both sizes is the smallest amount that leaves nothing over on either side. The paper counts elements, which
 needs both caches to have one element type; here it is bytes, so that a float16 model may lend to an fp8 one. With
-equal types both say the same.
+equal types both say the same. Tests hold these functions to the paper's Table 2; a server takes the same multiple of
+bytes where it lends (`Donor`, `Lender`), for as many borrowers as there are.
 """
 
 from __future__ import annotations

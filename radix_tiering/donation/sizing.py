@@ -1,7 +1,8 @@
 """How many pages a donor keeps (SwiftCache, section 3.5, Algorithm 1), and when it changes that.
 
-`scale_up` and `scale_down` are the paper's functions. `ElasticSizer` is who calls them: it watches the demand of its
-own server, keeps to bounds, and does not follow every wave.
+`scale_up` and `scale_down` are the paper's functions, in units of one borrower; tests hold them to its text, and no
+server calls them. `ElasticSizer` does the same for all borrowers together, by `missing_pages` and `spare_pages`: it
+watches the demand of its own server, keeps to bounds, and does not follow every wave.
 
 Demand is in tokens, all that must fit at one time: the paper takes the longest single request; a server that runs
 several at once has to hold them together, so here it is what running and waiting requests need. The paper counts

@@ -7,12 +7,22 @@ from swift_tiers.ops.simulate.scenarios.scenario import Scenario
 
 def scenarios() -> dict[str, Scenario]:
     """All of them by name, in the order in which docs/evaluation.md has them."""
-    from swift_tiers.ops.simulate.scenarios import bounds, cacheflow, mooncake, swarm, swiftcache
+    from swift_tiers.ops.simulate.scenarios import (
+        bounds,
+        cacheflow,
+        cacheflow_dimensions,
+        conversations,
+        mooncake,
+        swarm,
+        swiftcache,
+    )
 
     return {
         **bounds.SCENARIOS,
         **cacheflow.SCENARIOS,
+        **cacheflow_dimensions.SCENARIOS,
         **swiftcache.SCENARIOS,
+        **conversations.SCENARIOS,
         **swarm.SCENARIOS,
         **mooncake.SCENARIOS,
     }

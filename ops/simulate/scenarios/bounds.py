@@ -82,20 +82,22 @@ def singles() -> list[Table]:
     ]
 
 
+def batch_row(name: str, size: int) -> list[Cell]:
+    """The worst that becomes of batches of so many prefixes, with costs of that name."""
+    worst = [
+        [
+            max(batch(prefixes, ratio, COSTS[name], method) for prefixes in batches(size, seed=1))
+            for ratio in (0.25, 0.5, 1.0, 2.0, 4.0)
+        ]
+        for method in (IN_TURN, SWIFT_TIERS)
+    ]
+    over_bound = [max(one[0] for one in of_method) for of_method in worst]
+    over_pure = [max(one[1] for one in of_method) for of_method in worst]
+    return [name, size, *(round(one, 3) for one in (*over_bound, *over_pure))]
+
+
 def of_batches() -> list[Table]:
-    rows: list[list[Cell]] = []
-    for name, cost in COSTS.items():
-        for size in BATCHES:
-            worst = [
-                [
-                    max(batch(prefixes, ratio, cost, method) for prefixes in batches(size, seed=1))
-                    for ratio in (0.25, 0.5, 1.0, 2.0, 4.0)
-                ]
-                for method in (IN_TURN, SWIFT_TIERS)
-            ]
-            over_bound = [max(one[0] for one in of_method) for of_method in worst]
-            over_pure = [max(one[1] for one in of_method) for of_method in worst]
-            rows.append([name, size, *(round(one, 3) for one in (*over_bound, *over_pure))])
+    rows = [batch_row(name, size) for name in COSTS for size in BATCHES]
     return [
         table(
             "bound-batch",

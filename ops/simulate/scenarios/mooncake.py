@@ -139,11 +139,16 @@ def _forgetful(asked: Iterator[Call]) -> Iterator[Call]:
     return (one._replace(blocks=(), remote=0) for one in asked)
 
 
+def nothing_kept(records: Sequence[Record]) -> list[Cell]:
+    """The row of machines that keep nothing, to which conversations come back."""
+    return row("nothing is kept, conversations stay", replay(machine(1 * TB, 30 * TB), _forgetful(calls(records))))
+
+
 def cluster() -> list[Table]:
     records = read()
     tiers = machine(1 * TB, 30 * TB)
     rows = [
-        row("nothing is kept, conversations stay", replay(tiers, _forgetful(calls(records)))),
+        nothing_kept(records),
         row(
             "nothing is kept, requests go anywhere",
             replay(tiers, _forgetful(one_of_many(records, MACHINES, shared=False, seed=3))),
