@@ -10,21 +10,28 @@ from hypothesis import strategies as st
 
 from swift_tiers.kernels.page_copy import runs
 from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.page import PageGeometry
 from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
 from swift_tiers.sglang_ext.device_pool import HostMemoryPool, pool_geometry
 
 from support.deferred_accelerator import DeferredAccelerator
 
-GEOMETRIES = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 8), st.sampled_from([1, 4, 16]))
+#: Layers, planes of each (K and V, or latent rows), heads, dimensions of one, tokens of a page.
+GEOMETRIES = st.one_of(
+    st.tuples(st.integers(1, 4), st.integers(1, 2), st.integers(1, 3), st.integers(1, 8), st.sampled_from([1, 4, 16])),
+    st.just((2, 1, 1, 576, 16)),  # of DeepSeek and Kimi
+)
 
 
 def late_pool(buffers, page_size):
     return AcceleratorPool(buffers, page_size, DeferredAccelerator(7, locked=True))
 
 
-def make(layers: int, heads: int, head_dim: int, page_size: int, pages: int, dtype: torch.dtype, kind):
+def make(
+    layers: int, heads: int, head_dim: int, page_size: int, pages: int, dtype: torch.dtype, kind, *, planes: int = 2
+):
     shape = ((pages + 1) * page_size, heads, head_dim)
-    buffers = [[torch.randn(shape).to(dtype) for _ in "kv"] for _ in range(layers)]
+    buffers = [[torch.randn(shape).to(dtype) for _ in range(planes)] for _ in range(layers)]
     return buffers, kind(buffers, page_size)
 
 
@@ -33,8 +40,9 @@ def make(layers: int, heads: int, head_dim: int, page_size: int, pages: int, dty
 @settings(max_examples=25, deadline=None)
 @given(geometry=GEOMETRIES, pages=st.integers(1, 9), data=st.data())
 def test_pages_go_out_block_major_and_come_back(kind, dtype, geometry, pages, data):
-    layers, heads, head_dim, page_size = geometry
-    buffers, pool = make(layers, heads, head_dim, page_size, pages, dtype, kind)
+    layers, planes, heads, head_dim, page_size = geometry
+    buffers, pool = make(layers, heads, head_dim, page_size, pages, dtype, kind, planes=planes)
+    assert pool.geometry == PageGeometry(layers, planes, page_size, heads * head_dim * dtype.itemsize)
     count = data.draw(st.integers(1, pages))
     chosen = np.array(data.draw(st.permutations(range(pages + 1)))[:count], dtype=np.int64)
     slots = np.array(data.draw(st.permutations(range(pages + 3)))[:count], dtype=np.int64)
@@ -49,8 +57,8 @@ def test_pages_go_out_block_major_and_come_back(kind, dtype, geometry, pages, da
     untouched = [slot for slot in range(pages + 3) if slot not in slots]
     assert not slab[untouched].any()
     originals = [[plane.clone() for plane in planes] for planes in buffers]
-    for planes in buffers:
-        for plane in planes:
+    for planes_of_layer in buffers:
+        for plane in planes_of_layer:
             plane.view(torch.uint8).zero_()
     done: list[int] = []
     pool.copy_in(chosen, slab, slots, lambda layer, mark: done.append(layer))

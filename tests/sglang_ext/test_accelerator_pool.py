@@ -16,6 +16,12 @@ from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool, split_runs
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
 
 POISON = 0x5A
+#: Layers, planes of each, heads, dimensions of one, tokens of a page: K and V, or the latent rows of MLA, among them
+#: those of DeepSeek and Kimi, 1152 bytes.
+SHAPES = st.one_of(
+    st.tuples(st.integers(1, 4), st.integers(1, 2), st.integers(1, 3), st.integers(1, 8), st.sampled_from([1, 4])),
+    st.just((2, 1, 1, 576, 4)),
+)
 
 
 class Case:
@@ -23,14 +29,12 @@ class Case:
 
     def __init__(self, data: st.DataObject, *, locked: bool) -> None:
         draw = data.draw
-        layers, heads, head_dim, page_size = draw(
-            st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 8), st.sampled_from([1, 4]))
-        )
+        layers, planes, heads, head_dim, page_size = draw(SHAPES)
         pages, spare = draw(st.integers(1, 24)), 3
         self.accelerator = DeferredAccelerator(draw(st.integers(0, 2**16)), locked=locked)
         self.generator = np.random.default_rng(draw(st.integers(0, 2**16)))
         shape = ((pages + spare) * page_size, heads, head_dim)
-        self.buffers = [[self._random(shape) for _ in "kv"] for _ in range(layers)]
+        self.buffers = [[self._random(shape) for _ in range(planes)] for _ in range(layers)]
         switch_over = SwitchOver(draw(st.sampled_from([1, 2, 3, 99])), draw(st.sampled_from([1, 2, 3, 99])))
         self.pool = AcceleratorPool(self.buffers, page_size, self.accelerator, switch_over)
         count = draw(st.integers(1, pages))
@@ -263,6 +267,29 @@ def test_a_load_gets_no_more_programs_than_fill_the_link(needed, programs):
     planes = [torch.zeros(16, 1, 32, dtype=torch.bfloat16) for _ in "kv"]
     found = measure_switch_over(accelerator, planes, 1, 8, clock=lambda: accelerator.now)
     assert (found.load_programs, found.load_pages) == (programs, 4)
+
+
+def test_latent_rows_go_by_one_plane_each():
+    """MLA as DeepSeek and Kimi have it: a layer of a page is one run of bytes, 64 rows of 1152."""
+    accelerator = DeferredAccelerator(0, locked=True)
+    layers = [[torch.zeros(8 * 64, 1, 576, dtype=torch.bfloat16)] for _ in range(3)]
+    pool = AcceleratorPool(layers, 64, accelerator, SwitchOver(4, 1))
+    assert (pool.geometry.planes, pool.geometry.row_bytes, pool.geometry.page_bytes) == (1, 1152, 3 * 64 * 1152)
+    slab = np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8)
+    near, far = np.arange(8, dtype=np.int64), np.array([6, 1, 4, 3, 0, 7, 2, 5])
+    pool.copy_in(near, slab, near, lambda layer, mark: None)
+    assert (accelerator.engine_calls, accelerator.kernel_calls) == (3, 0)
+    pool.copy_in(far, slab, near, lambda layer, mark: None)
+    assert (accelerator.engine_calls, accelerator.kernel_calls) == (3, 3)
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+def test_the_switch_over_is_measured_on_planes_like_the_pool(planes):
+    accelerator = PricedAccelerator(300.0, 1.0, 0.0, 2.0)
+    like = [torch.zeros(16, 1, 64 // planes, dtype=torch.bfloat16) for _ in range(planes)]
+    found = measure_switch_over(accelerator, like, 1, 8, clock=lambda: accelerator.now)
+    # A call of the engine for each plane: half as many calls are worth it for half as many pages.
+    assert found.load_pages == {1: 2, 2: 4}[planes]
 
 
 def test_loads_from_host_memory_are_limited_and_landed_pages_are_not(monkeypatch):
