@@ -75,7 +75,7 @@ class Claims:
         for start in range(0, len(keys), PAGES_PER_HOLD):
             with self._table.lock:
                 for key in keys[start : start + PAGES_PER_HOLD]:
-                    if (page := self._table.find(self.namespace, key)) is not None:
+                    if (page := self._table.settled(self.namespace, key)) is not None:
                         self._touch(page, now, reach)
 
     def _touch(self, page: Page, now: int, reach: int) -> None:
@@ -98,7 +98,7 @@ class Claims:
                     return
                 taken = 0
                 for key in batch:
-                    page = self._table.find(self.namespace, key)
+                    page = self._table.settled(self.namespace, key)
                     if page is None or not self._claim_page(restore, page, now, nearest):
                         break
                     taken += 1

@@ -35,6 +35,7 @@ class Page:
         "device_digest",
         "digest",
         "dropped",
+        "found_at",
         "held",
         "held_children",
         "host",
@@ -85,6 +86,7 @@ class Page:
         self.held_children = 0  # children that are held
         self.last_use = 0
         self.uses = 0
+        self.found_at = 0  # see `Leaving.hides`
         self.dropped = False  # no longer in the table; its slot goes with the last pin
         self.counted_as = 0  # see `Directory`
 

@@ -4,13 +4,17 @@ Every change of a page's state is a method here, made under one lock, so that th
 
 1. *No page outlives its prefix.* A page is entered only if its parent is held (or it is a first page), and leaves
    only when no page behind it is held. A page that is lost (damaged, its device gone) takes its descendants along.
-2. *The SSD tier is closed under prefixes by itself*, since it alone survives a restart: a page without a copy there
-   has no descendant with one, except while their writes are in flight.
+2. *The SSD tier is closed under prefixes by itself*, since it alone survives a restart: a page is written behind one
+   that is there, or on its way. One that loses its copy there, and has another, is a gap until it is written again.
 3. *A pinned page keeps its copies.* Pins count requests that are about to read the page, and writes from it. One that
    an operator pinned is not evicted either, nor is the path to it; but being flushed, dropped or lost ends such a pin.
 
 States of the host copy: none -> FILLING (slot taken, bytes arriving) -> RESIDENT -> none. Of the SSD copy:
 none -> writing -> stored -> none. Of the copy in lent memory: see `PeerCopies`.
+
+No method takes longer because there are more pages. What would is begun by one (`drop`, `forget_namespace`,
+`forget_memory`, `device_gone`), from which on nobody is told of what is to go, and ended in steps by others
+(`clean_up`, `settle`), which somebody else calls.
 
 A tier may be given a limit below its capacity. It takes nothing in beyond that. What it holds too much is evicted in
 steps, by somebody else who calls `shed`; what is pinned then leaves when it no longer is.
@@ -27,6 +31,7 @@ from swift_tiers.radix_tiering.directory import Directory
 from swift_tiers.radix_tiering.eviction import EvictionQueue
 from swift_tiers.radix_tiering.held_page import HostState, Page, host_slot_state
 from swift_tiers.radix_tiering.host_tier import HostTier
+from swift_tiers.radix_tiering.leaving import Leaving
 from swift_tiers.radix_tiering.operator_pins import OperatorPins
 from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.peer_copies import PeerCopies
@@ -54,11 +59,13 @@ class PageTable:
         release_landing: Callable[[int], None] = lambda slot: None,
         pin_lost: Callable[[Page], None] = lambda page: None,
         too_much: Callable[[], None] = lambda: None,
+        clean: Callable[[], None] | None = None,
     ) -> None:
         """`release_stored` gives the place of an ssd copy back; `size_on_ssd`: page length -> bytes it takes there;
         `release_peer` gives a place in lent memory back, `release_landing` a slot of landing memory;
         `pin_lost`: a page that an operator pinned has left; `too_much`: pages that a tier holds beyond its limit may
-        leave now, and somebody should call `shed` until it finds none. All are called with the lock held."""
+        leave now, and somebody should call `shed` until it finds none; `clean`: pages are leaving, and somebody should
+        call `clean_up` until none is, which None does at once. All are called with the lock held."""
         self.lock = threading.Lock()
         self.host = host
         self.host_counters = host_counters
@@ -71,6 +78,12 @@ class PageTable:
         self._spaces: dict[bytes, dict[bytes, Page]] = {}
         self._host_queue = EvictionQueue(HostOrder(policy), self._may_leave_host)
         self._ssd_queue = EvictionQueue(policy, self._may_leave_ssd)
+        self._leaving = Leaving(self._drop_one, clean or self.clean_up)
+        self._in_host: dict[Page, int] = {}  # pages with a slot, in order; what `flushes` was when they took it
+        self.flushes = 0  # of memory
+        self._emptying = False  # there may be copies in memory of before the last one
+        self._gone: set[int] = set()  # devices that have copies yet, and do not give them
+        self.gaps: set[Page] = set()  # without a copy on ssd, which pages behind them have
         self._time = 0
         self._directory = Directory()
         self.peer_copies = PeerCopies(self, peer_counters or TierCounters(), release_peer)
@@ -87,7 +100,26 @@ class PageTable:
     def find(self, namespace: bytes, key: bytes) -> Page | None:
         """The page, or None. Safe without the lock as a hint: what it says may change at once."""
         space = self._spaces.get(namespace)
-        return space.get(key) if space is not None else None
+        page = space.get(key) if space is not None else None
+        return None if page is None or self._leaving.hides(page) else page
+
+    def settled(self, namespace: bytes, key: bytes) -> Page | None:
+        """The page, with those copies only that count; see `settle`."""
+        page = self.find(namespace, key)
+        if page is not None and (self._gone or self._emptying):
+            self.settle(page)
+        return None if page is None or page.dropped else page
+
+    def holds(self, page: Page) -> bool:
+        """Whether `page` has a whole copy that counts. A hint, as `find`."""
+        if not (self._gone or self._emptying):
+            return page.complete
+        stored, copy = page.stored, page.peer
+        return (
+            (stored is not None and not self._is_gone(stored))
+            or (copy is not None and copy.flushes == self.flushes)
+            or (page.host is HostState.RESIDENT and self._in_host.get(page) == self.flushes)
+        )
 
     def keys_beginning(self, namespace: bytes, begin: bytes) -> list[bytes]:
         """The keys of its pages that begin with these bytes; takes as long as there are pages. Any thread, without the
@@ -117,7 +149,9 @@ class PageTable:
         page.uses = 1
         if parent is not None:
             parent.children.add(page)
-        self._spaces.setdefault(record.namespace, {})[record.key] = page
+        space = self._spaces.setdefault(record.namespace, {})
+        space.pop(record.key, None)  # one that is leaving: the new one comes after its own parent
+        space[record.key] = page
         self._directory.enter(page)
         return page
 
@@ -233,6 +267,7 @@ class PageTable:
         """`slot` now belongs to `page`, its bytes arriving; pinned until `end_fill`."""
         page.host = HostState.FILLING
         page.slot = slot
+        self._in_host[page] = self.flushes
         self.host.mark(slot, host_slot_state(page))
         self.pin(page)
 
@@ -250,6 +285,7 @@ class PageTable:
         elif not page.dropped:
             self.host.free(page.slot)
             page.host, page.slot = HostState.NONE, -1
+            del self._in_host[page]
             if not page.saved:
                 self.drop(page)
         self.unpin(page)
@@ -273,14 +309,33 @@ class PageTable:
         self.reconsider(page)
         return True
 
-    def evict_memory(self, page: Page) -> bool:
-        """Give up every copy in memory, a server's that lends some included. False if there was none, or it is pinned.
+    def forget_memory(self) -> None:
+        """From now on no copy in memory counts that is there, and none that is on its way to it. To be given up by
+        `settle`, all of `in_memory`; then `emptied`."""
+        self.flushes += 1
+        self._emptying = True
 
-        The pin of a request does not keep the copy in lent memory: who reads it finds it gone.
-        """
-        shared = page.peer is not None
-        self.peer_copies.end(page)
-        return (not page.dropped and self.evict_host(page)) or shared
+    def in_memory(self) -> list[Page]:
+        """The pages with a copy in host memory or in lent memory, or on its way to the first. Any thread."""
+        return [*self._in_host, *self.peer_copies.all_pages()]
+
+    def emptied(self, flushes: int) -> None:
+        """What there was in memory when `flushes` was this has been settled."""
+        if flushes == self.flushes:
+            self._emptying = False
+
+    def settle(self, page: Page) -> bool:
+        """Have `page` give up the copies that do not count any more: on devices that have gone, in memory that was
+        emptied. What requests have pinned there, and is elsewhere, stays. Whether there was one."""
+        lost = page.stored is not None and self._is_gone(page.stored)
+        if lost:
+            self.detach_stored(page)
+        if self._emptying and page.peer is not None and page.peer.flushes < self.flushes:
+            self.peer_copies.end(page)
+            lost = True
+        if self._emptying and not page.dropped and self._in_host.get(page, self.flushes) < self.flushes:
+            lost = self.evict_host(page) or lost
+        return lost
 
     def copies_changed(self, page: Page) -> None:
         """`page` has gained or lost a copy outside of host memory."""
@@ -301,11 +356,14 @@ class PageTable:
         self.writing_bytes -= self.size_on_ssd(page.length)
         if stored is not None:
             self.attach_stored(page, stored)
+        elif page.stored_children and not page.dropped:
+            self.gaps.add(page)  # they were written ahead of it
         self.unpin(page)
 
     def attach_stored(self, page: Page, stored: StoredPage) -> None:
         """`page` now has a complete copy on ssd."""
         page.stored = stored
+        self.gaps.discard(page)
         self.stored_pages += 1
         self.stored_bytes += self.size_on_ssd(page.length)
         self._changed(page)
@@ -315,20 +373,29 @@ class PageTable:
         if page.parent is not None:
             self.reconsider(page.parent)
 
-    def detach_stored(self, page: Page) -> list[Page]:
-        """`page` and every descendant lose their ssd copies; those without a host copy leave the table.
+    def detach_stored(self, page: Page) -> bool:
+        """`page` loses its ssd copy; without another one it leaves, and all behind it. Those keep their copies if it
+        stays: it is to be written again. False if it has left."""
+        if page.stored is not None:
+            self._forget_stored(page)
+        if page.host is HostState.NONE and page.peer is None:
+            self.drop(page)
+        elif not page.dropped:
+            if page.stored_children:
+                self.gaps.add(page)
+            self.reconsider(page)
+        return not page.dropped
 
-        Returns those that stay, parents first: they may be written again.
-        """
-        affected = [one for one in (page, *self._descendants(page)) if one.stored is not None]
-        for one in reversed(affected):
-            self._forget_stored(one)
-        for one in affected:
-            if one.host is HostState.NONE and one.peer is None and not one.dropped:
-                self.drop(one)
-            elif not one.dropped:
-                self.reconsider(one)
-        return [one for one in affected if not one.dropped]
+    def device_gone(self, device: int) -> None:
+        """From now on no copy with a part on `device` counts. To be given up by `settle`; then `device_forgotten`."""
+        self._gone.add(device)
+
+    def device_forgotten(self, device: int) -> None:
+        """No copy has a part on `device` any more."""
+        self._gone.discard(device)
+
+    def _is_gone(self, stored: StoredPage) -> bool:
+        return any(stored.uses(device) for device in self._gone.copy())
 
     def ssd_victim(self, now: int) -> Page | None:
         """The page whose ssd copy should make room for one used at `now`, or None."""
@@ -342,27 +409,30 @@ class PageTable:
 
     # ---- leaving ----
 
-    def drop(self, page: Page) -> None:
-        """`page` and its descendants leave the table; copies are freed, pinned host slots with their last pin."""
-        if page.children:
-            self.drop_some([page])
-        elif not page.dropped:
-            self._drop_leaf(page)
+    def drop(self, page: Page) -> int:
+        """`page` and what is behind it leave the table. Copies are freed, of most that are behind it by `clean_up`;
+        pinned host slots with their last pin. How many have left already."""
+        if page.dropped:
+            return 0
+        self._drop_one(page)
+        return 1 + (self._leaving.behind(page) if page.children else 0)
 
-    def drop_some(self, pending: list[Page], steps: float = math.inf) -> int:
-        """A bounded part of `drop` of the pages in `pending`, which is changed; how many have left."""
-        dropped = 0
-        while pending and steps > 0:
-            page = pending[-1]
-            steps -= 1
-            if page.children and not page.dropped:
-                pending.append(next(iter(page.children)))
-                continue
-            pending.pop()
-            if not page.dropped:
-                self._drop_leaf(page)
-                dropped += 1
-        return dropped
+    def forget_namespace(self, namespace: bytes) -> int:
+        """All pages of `namespace` leave, as by `drop`; how many."""
+        space = self._spaces.pop(namespace, {})
+        pages = len(space)
+        if space:
+            self._leaving.whole(space)
+        return pages
+
+    def clean_up(self, count: float = math.inf) -> int:
+        """Let up to `count` pages go that are hidden already; how many have gone."""
+        return self._leaving.step(count)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether `clean_up` has something to do."""
+        return self._leaving.pending
 
     # ---- limits ----
 
@@ -400,6 +470,11 @@ class PageTable:
 
     # ---- all pages ----
 
+    @property
+    def pages(self) -> int:
+        """How many there are. Any thread."""
+        return self._directory.pages
+
     def listed(self, namespace: bytes | None = None) -> list[Page]:
         """The pages there are, of one namespace or of all, each after the one it follows."""
         if namespace is not None:
@@ -419,14 +494,6 @@ class PageTable:
         return [page for page in self._host_queue.coldest(count) if not page.saved and not page.writing]
 
     # ---- rules ----
-
-    @staticmethod
-    def _descendants(page: Page) -> list[Page]:
-        """Every page behind `page`, parents before their children. A loop: sequences are too long for recursion."""
-        order = list(page.children)
-        for descendant in order:
-            order.extend(descendant.children)
-        return order
 
     def _may_leave_host(self, page: Page) -> bool:
         if page.pins or page.host is not HostState.RESIDENT or page.keep or page.kept_children or page.dropped:
@@ -478,6 +545,7 @@ class PageTable:
             self.resident_pages -= 1
         if page.slot >= 0:
             self.host.free(page.slot)
+            del self._in_host[page]
         page.host, page.slot, page.digest = HostState.NONE, -1, None
         self._note_held(page)
         self._changed(page)
@@ -491,14 +559,20 @@ class PageTable:
         self._changed(page)
         if page.parent is not None:
             page.parent.stored_children -= 1
+            if not page.parent.stored_children:
+                self.gaps.discard(page.parent)
             self.reconsider(page.parent)
 
-    def _drop_leaf(self, page: Page) -> None:
+    def _drop_one(self, page: Page) -> None:
+        """`page` leaves with what is its own. What is behind it, if anything is, finds it dropped."""
         page.dropped = True
-        del self._spaces[page.namespace][page.key]
-        if not self._spaces[page.namespace]:
-            del self._spaces[page.namespace]
+        space = self._spaces.get(page.namespace, {})
+        if space.get(page.key) is page:
+            del space[page.key]
+            if not space:
+                del self._spaces[page.namespace]
         self._directory.leave(page)
+        self.gaps.discard(page)
         if page.keep:
             self.operator_pins.leave(page)
         self._host_queue.remove(page)
@@ -511,15 +585,18 @@ class PageTable:
         elif page.host is HostState.RESIDENT:
             self.host.mark(page.slot, SlotState.PRIVATE)
         if page.parent is not None:
-            page.parent.children.discard(page)
-            if page.held:
-                page.parent.held_children -= 1
-            if not page.parent.dropped:
-                self._note_held(page.parent)
-                self.reconsider(page.parent)
+            self._leave_parent(page, page.parent)
+
+    def _leave_parent(self, page: Page, parent: Page) -> None:
+        parent.children.discard(page)
+        parent.held_children -= page.held
+        if not parent.dropped:
+            self._note_held(parent)
+            self.reconsider(parent)
 
     def check(self) -> None:
-        """Assert every rule; for tests, since it looks at all pages."""
+        """Assert every rule, once what is leaving has left; for tests, since it looks at all pages."""
+        self.clean_up()
         self._directory.check(self.all_pages())
         self.operator_pins.check(self.all_pages())
         check_rules(self)

@@ -26,6 +26,7 @@ class PeerCopy(NamedTuple):
 
     place: PeerPlace
     digest: bytes
+    flushes: int = 0  # `PageTable.flushes` when it was begun
 
 
 class PeerCopies:
@@ -85,8 +86,12 @@ class PeerCopies:
         self._queue.remove(page)
 
     def under(self, key: LeaseKey) -> list[Page]:
-        """The pages with a copy under a lease, those used least recently last."""
-        return sorted(self._by_lease.get(key, ()), key=lambda page: (-page.last_use, page.depth))
+        """The pages with a copy under a lease."""
+        return list(self._by_lease.get(key, ()))
+
+    def all_pages(self) -> list[Page]:
+        """The pages with a copy under any lease. Any thread."""
+        return [page for pages in list(self._by_lease.values()) for page in list(pages)]
 
     def slots(self) -> dict[LeaseKey, list[int]]:
         """The slots that hold a page, of each lease with any."""

@@ -93,6 +93,7 @@ class PeerWriter:
         with self._table.lock:
             self._saving[key] = 1  # this call's own share
             pages = self._table.peer_copies.under(key)
+        pages.sort(key=lambda page: (-page.last_use, page.depth))
         saved = self._leave(pages, lambda page: self._save(page, key))
         self._events.emit("borrowed.recalled", donor=key.donor, lease=key.lease, pages=len(pages), saving=saved)
         with self._table.lock:
@@ -163,7 +164,7 @@ class PeerWriter:
             place = self._peer.reserve()
         if place is None:
             return  # it is worth no more than what is there
-        copy = PeerCopy(place, page.digest)
+        copy = PeerCopy(place, page.digest, self._table.flushes)
         self._table.peer_copies.begin_sharing(page)
         self._in_flight += 1
         try:
@@ -205,7 +206,7 @@ class PeerEvents:
         table = self._stack.table
         with table.lock:
             self._writer.pump()
-            pages = [page for page in table.listed() if page.host is HostState.RESIDENT and page.peer is None]
+        pages = [page for page in table.in_memory() if page.host is HostState.RESIDENT and page.peer is None]
         pages.sort(key=lambda page: (-page.last_use, page.depth))
         for start in range(0, len(pages), STEP_PAGES):
             with table.lock:

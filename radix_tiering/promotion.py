@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.landing import LandingSlots
 from swift_tiers.radix_tiering.page_table import PageTable
 from swift_tiers.radix_tiering.peer_copies import PeerCopy
 from swift_tiers.radix_tiering.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.ssd import ReadOutcome, StripeSet
+from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
 
 Waiter = TypeVar("Waiter")
 #: Told (outcome, slot of landing memory).
@@ -71,6 +71,7 @@ class Promotions(Generic[Waiter]):
         self._direct = direct
         self._waiting: dict[Page, list[Waiter]] = {}
         self._sources: dict[Page, Source] = {}
+        self._from_ssd: dict[Page, StoredPage] = {}  # what is being read of those that come from there
         self._saving: set[Page] = set()  # see `save`: on their way as long as they are in it
 
     def join(self, page: Page, waiter: Waiter) -> Source | None:
@@ -143,21 +144,18 @@ class Promotions(Generic[Waiter]):
         self._waiting.setdefault(page, [])
         self._sources.setdefault(page, Source.PEER)
 
-    def abandon(self, page: Page) -> bool:
-        """`page` is being read from a device that has gone: whoever waits for it goes on without.
+    def abandon(self, device: int) -> None:
+        """`device` has gone, and may never answer: whoever waits for a page that is being read from it goes on without.
 
-        The slot stays taken until the read really ends: until then the device may still write to it. False if the
-        page is not being read from a device.
+        The slot stays taken until the read really ends: until then the device may still write to it.
         """
-        if self._sources.get(page) is not Source.SSD:
-            return False
-        if not page.dropped:
+        for page in [page for page, stored in self._from_ssd.items() if stored.uses(device)]:
             self._table.drop(page)
-        self._tell(page, ReadOutcome.DEVICE_GONE.value)
-        return True
+            self._tell(page, ReadOutcome.DEVICE_GONE.value)
 
     def _tell(self, page: Page, failure: str) -> None:
         source = self._sources.pop(page, Source.SSD)
+        self._from_ssd.pop(page, None)
         for waiter in self._waiting.pop(page, ()):
             self._settled(waiter, source, failure)
         if page in self._saving:
@@ -171,17 +169,19 @@ class Promotions(Generic[Waiter]):
         except RuntimeError:  # the stripe set was closed meanwhile
             return False
         self._sources[page] = Source.SSD
+        self._from_ssd[page] = page.stored
         return True
 
     def _read_from_peer(self, page: Page) -> bool:
         if page.peer is None or self._peer is None:
             return False
-        place, digest = page.peer
+        place, digest, _ = page.peer
         try:
             self._peer.read(place, self._host.page(page.slot), digest, self._peer_done(page, digest))
         except RuntimeError:  # it was closed meanwhile
             return False
         self._sources[page] = Source.PEER
+        self._from_ssd.pop(page, None)  # it was tried before
         return True
 
     # ---- to landing memory ----
@@ -206,9 +206,13 @@ class Promotions(Generic[Waiter]):
             return False
 
         def lost(outcome: ReadOutcome) -> None:
+            self._from_ssd.pop(page, None)
             page.device_digest = None  # it is read to host memory now, and learnt anew if it is sound there
 
-        return self._land(page, Source.SSD, lambda done: direct.read(stored, digest, done), lost)
+        landing = self._land(page, Source.SSD, lambda done: direct.read(stored, digest, done), lost)
+        if landing:
+            self._from_ssd[page] = stored
+        return landing
 
     def _land(
         self, page: Page, source: Source, begin: Callable[[LandDone], bool], lost: Callable[[ReadOutcome], None]

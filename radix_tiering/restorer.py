@@ -352,9 +352,9 @@ class Restorer:
         """See `Promotions.save`. Lock held."""
         return self._promotions.save(page, ended)
 
-    def abandon(self, page: Page) -> bool:
+    def abandon(self, device: int) -> None:
         """See `Promotions.abandon`. Lock held."""
-        return self._promotions.abandon(page)
+        self._promotions.abandon(device)
 
     def _give_back(self, claimed: Sequence[Page]) -> None:
         """Unpin, then go on with the restores that were put off for want of room, in their order."""

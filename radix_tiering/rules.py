@@ -27,7 +27,8 @@ def check_rules(table: PageTable) -> None:
         assert page.held_children == sum(child.held for child in page.children)
         assert page.held == (page.host is not HostState.NONE or page.pins > 0 or page.held_children > 0)
         if page.stored is not None and page.parent is not None:
-            assert page.parent.stored is not None or page.parent.writing, "unreachable after a restart"
+            parent = page.parent
+            assert parent.stored is not None or parent.writing or parent in table.gaps, "unreachable after a restart"
         if page.slot >= 0:
             assert page.slot not in slots, "two pages in one slot"
             slots.add(page.slot)
@@ -38,6 +39,7 @@ def check_rules(table: PageTable) -> None:
         stored_bytes += size if page.stored is not None else 0
         writing_bytes += size if page.writing else 0
         pinned += page.pinned
+    assert all(page.stored is None and page.stored_children and not page.dropped for page in table.gaps)
     assert stored == table.stored_pages
     assert stored_bytes == table.stored_bytes
     if resident and not table.pinned_pages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class SsdTier:
         unit, length = self.stripes.unit_bytes, page.nbytes
         return combined_digest([page_digest(page[start : start + unit]) for start in range(0, length, unit)])
 
-    def watch(self, on_device_out: Callable[[int, str, list[StoredPage]], None]) -> None:
+    def watch(self, on_device_out: Callable[[int, str, Iterator[StoredPage]], None]) -> None:
         """Hear of devices that leave service: (device, reason, pages that had a part on it). Called on "ssd-io"."""
         self.stripes.on_device_out = on_device_out
 

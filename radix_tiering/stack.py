@@ -27,7 +27,7 @@ from swift_tiers.radix_tiering.direct_reads import DirectReads
 from swift_tiers.radix_tiering.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.errors import SwiftTiersError
 from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.held_page import HostState, Page
+from swift_tiers.radix_tiering.held_page import Page
 from swift_tiers.radix_tiering.host_tier import HostTier
 from swift_tiers.radix_tiering.landing import LandingSlots
 from swift_tiers.radix_tiering.leases.hand import LeaseHand
@@ -126,6 +126,7 @@ class TierStack:
             release_landing=landing.give_back if landing is not None else lambda slot: None,
             pin_lost=self._pin_lost,
             too_much=self._too_much,
+            clean=lambda: self.errands.start(sweeps.clean(self.table)),
         )
         self.digest = namespace.digest()  # scopes the keys
         # As the stripe set makes it, where there is one: what it computes for a write then also says whether the bytes
@@ -226,13 +227,13 @@ class TierStack:
                 self.host_counters.refuse(WEIGHTS_CHANGED, len(keys))
                 return put._replace(refused=len(keys))
             now = self.table.tick() if now is None else now
-            anchor = self.table.find(self.digest, parent)
+            anchor = self.table.settled(self.digest, parent)
             if anchor is not None:
                 self.table.refresh(anchor, now)
                 # Nothing may evict the prefix between here and the first child's entry.
                 self.table.pin(anchor)
             for index, key in enumerate(keys):
-                page = self.table.find(self.digest, key)
+                page = self.table.settled(self.digest, key)
                 if page is None:
                     previous = keys[index - 1] if index else parent
                     record = PageRecord(key, previous, self.digest, depth + index, length)
@@ -288,7 +289,7 @@ class TierStack:
         found = 0
         for key in keys:
             page = self.table.find(self.digest, key)
-            if page is None or not page.complete:
+            if page is None or not self.table.holds(page):
                 break
             found += 1
         return found
@@ -319,10 +320,20 @@ class TierStack:
         Pinned pages go when their requests are done."""
         sweeps.run(self.flush_steps(host=host, ssd=ssd))
 
-    def flush_steps(self, *, host: bool, ssd: bool) -> Generator[None, None, Flushed]:
-        """`flush`, step by step; the last one waits for the devices.
+    def flush_soon(self, *, host: bool, ssd: bool) -> None:
+        """As `flush`, for whoever cannot wait until pages have left: none of them is found any more when this returns.
+        Waits for the devices to write that down, where `ssd` is to be emptied."""
+        steps = self.flush_steps(host=host, ssd=ssd)
+        try:
+            next(steps)
+        except StopIteration:
+            return
+        self.errands.start(steps)
 
-        A page that comes in meanwhile may stay, and what was written of it until then may be flushed: a miss.
+    def flush_steps(self, *, host: bool, ssd: bool) -> Generator[None, None, Flushed]:
+        """`flush`, step by step. From the first one on nothing is found; it waits for the devices.
+
+        What was written until then of a page that comes in meanwhile may be flushed: a miss.
         """
         digest, pages = self.digest, 0
         with self.table.lock:
@@ -330,11 +341,16 @@ class TierStack:
                 self.writer.clear()
             if self.sharer is not None:
                 self.sharer.clear()
-        if ssd:
-            pages = yield from sweeps.drop_namespace(self.table, digest)
-        elif host:
-            pages = yield from sweeps.empty_memory(self.table)
+            if ssd:
+                pages = self.table.forget_namespace(digest)
+            elif host:
+                self.table.forget_memory()
         durable = not ssd or self.stripes is None or self.stripes.flush_namespace(digest)
+        yield
+        if ssd:
+            yield from sweeps.clean(self.table)
+        elif host:
+            pages = yield from sweeps.settle_memory(self.table)
         self.events.emit("tiers.flushed", host=host, ssd=ssd, durable=durable)
         return Flushed(pages, durable)
 
@@ -352,16 +368,21 @@ class TierStack:
             self.namespace = namespace
             self.digest = digest
             self.restorer.namespace = digest
+            self.table.forget_memory()
             pinned = [page for page in self.table.operator_pins.pinned if before != digest]
-        sweeps.run(sweeps.empty_memory(self.table, before))
-        for page in pinned:
-            # Nobody could take such a pin back: no page of the old weights is found by its key.
-            if sweeps.run(sweeps.let_go(self.table, page)):
-                self.events.emit("prefix.unpinned", page=page.key.hex(), reason="the weights changed")
+        self.errands.start(self._leave_behind(pinned))
         on_ssd = self._register_soon(namespace)
         if self.stripes is not None and before != digest:
             self.stripes.retire_namespace(before)
         self.events.emit("namespace.changed", namespace=digest.hex(), on_ssd=on_ssd)
+
+    def _leave_behind(self, pinned: Sequence[Page]) -> Generator[None, None, int]:
+        """After a change of namespace: memory is for pages of the new one."""
+        for page in pinned:
+            # Nobody could take such a pin back: no page of the old weights is found by its key.
+            if (yield from sweeps.let_go(self.table, page)):
+                self.events.emit("prefix.unpinned", page=page.key.hex(), reason="the weights changed")
+        return (yield from sweeps.settle_memory(self.table))
 
     def wait_written(self, timeout: float) -> bool:
         """Wait until everything admitted to ssd is written; False on timeout."""
@@ -383,15 +404,14 @@ class TierStack:
             self.direct.close()
         if self.ssd is None or self.writer is None:
             return
+        sweeps.run(sweeps.clean(self.table))
+        sweeps.run(sweeps.offer(self.table, self.writer, self.table.in_memory()))
         with self.table.lock:
-            for page in sorted(self.table.all_pages(), key=lambda page: page.depth):
-                if page.host is HostState.RESIDENT:
-                    self.writer.offer(page)
             if not self.writer.wait_idle(timeout):
                 self.events.emit("ssd.not_all_written", pages=self.writer.backlog)
                 self.writer.clear()
-        with self.table.lock:
-            stored = [page.stored for page in self.table.all_pages() if page.stored is not None]
+        # Nobody changes pages any more, but for a device that goes out.
+        stored = [stored for page in self.table.listed() if (stored := page.stored) is not None]
         self.ssd.close(stored, timeout)
 
     def snapshot(self) -> StackSnapshot:
@@ -479,30 +499,43 @@ class TierStack:
         """
         assert self.stripes is not None
         unreachable = 0
-        with self.table.lock:
-            pages = sorted(recovered, key=lambda stored: (stored.record.depth, stored.generation))
-            newest = max((stored.generation for stored in pages), default=0)
-            for stored in pages:
-                if self.table.recover(stored, now=stored.generation - newest) is None:
-                    unreachable += 1
-                    self.stripes.release(stored.placement)
+        pages = sorted(recovered, key=lambda stored: (stored.record.depth, stored.generation))
+        newest = max((stored.generation for stored in pages), default=0)
+        for start in range(0, len(pages), sweeps.STEP_PAGES):
+            with self.table.lock:
+                for stored in pages[start : start + sweeps.STEP_PAGES]:
+                    if self.table.recover(stored, now=stored.generation - newest) is None:
+                        unreachable += 1
+                        self.stripes.release(stored.placement)
         self.events.emit("ssd.recovered", pages=len(pages) - unreachable, unreachable=unreachable)
 
-    def _device_out(self, device: int, reason: str, lost: Sequence[StoredPage]) -> None:
-        """A device left service, with every page that has a part on it. On the stripe set's thread."""
+    def _device_out(self, device: int, reason: str, lost: Iterable[StoredPage]) -> None:
+        """A device left service, with every page that has a part on it: none of them is promised from now on. On the
+        stripe set's thread."""
         assert self.ssd is not None
         with self.table.lock:
-            staying: list[Page] = []
-            # Parents first: they take their descendants along.
-            for stored in sorted(lost, key=lambda stored: stored.record.depth):
-                page = self.table.find(stored.record.namespace, stored.record.key)
-                if page is not None and page.stored is not None and page.stored.generation == stored.generation:
-                    for one in self.table.detach_stored(page):
-                        # A read that may never come back must not keep a request, or a new copy of the page, waiting.
-                        if not self.restorer.abandon(one):
-                            staying.append(one)
-            for page in staying:
-                # What host memory still has is written again, to the devices that are left.
-                if not page.dropped and page.host is HostState.RESIDENT and self.writer is not None:
-                    self.writer.offer(page)
-        self.events.emit("device.out", device=self.ssd.paths[device], reason=reason, pages=len(lost))
+            self.table.device_gone(device)
+            self.restorer.abandon(device)
+        path = self.ssd.paths[device]
+        self.events.emit("device.out", device=path, reason=reason)
+        self.errands.start(self._forget_device(device, path, lost))
+
+    def _forget_device(self, device: int, path: str, lost: Iterable[StoredPage]) -> Generator[None, None, int]:
+        """Its copies are given up; what memory still has of them is written again, to the devices that are left."""
+        pages, staying = 0, []
+        for batch in sweeps.batches(lost):
+            with self.table.lock:
+                for stored in batch:
+                    page = self.table.find(stored.record.namespace, stored.record.key)
+                    if page is None or (page.stored is not None and page.stored.generation != stored.generation):
+                        continue
+                    if self.table.detach_stored(page):
+                        staying.append(page)
+            pages += len(batch)
+            yield
+        with self.table.lock:
+            self.table.device_forgotten(device)
+        if self.writer is not None:
+            yield from sweeps.offer(self.table, self.writer, staying)
+        self.events.emit("device.pages_lost", device=path, pages=pages)
+        return pages

@@ -6,13 +6,16 @@ meanwhile may stay. It returns how many pages it has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from swift_tiers.radix_tiering.held_page import Page
+from swift_tiers.radix_tiering.held_page import HostState, Page
 from swift_tiers.radix_tiering.page_table import PageTable
+from swift_tiers.radix_tiering.write_behind import WriteBehind
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 Sweep = Generator[None, None, int]
 
 #: Pages handled in one step.
@@ -30,29 +33,72 @@ def run(steps: Generator[None, None, Result]) -> Result:
 
 
 def drop(table: PageTable, page: Page) -> Sweep:
-    """`page` and everything behind it leave every tier, from the ends of sequences on: no page outlives its prefix."""
-    pending, dropped = [page], 0
-    while pending:
+    """`page` and everything behind it leave every tier; nobody finds any of it from the first step on."""
+    with table.lock:
+        dropped = table.drop(page)
+    return dropped + (yield from clean(table))
+
+
+def clean(table: PageTable) -> Sweep:
+    """Give back what pages have that nobody finds any more."""
+    left, more = 0, True
+    while more:
         with table.lock:
-            dropped += table.drop_some(pending, STEP_PAGES)
+            left += table.clean_up(STEP_PAGES)
+            more = table.leaving
         yield
-    return dropped
+    return left
 
 
 def drop_namespace(table: PageTable, namespace: bytes) -> Sweep:
-    """Every page of `namespace` leaves every tier."""
-    return _each(table, namespace, table.drop)
+    """Every page of `namespace` leaves every tier; nobody finds one from the first step on."""
+    with table.lock:
+        pages = table.forget_namespace(namespace)
+    yield from clean(table)
+    return pages
 
 
-def empty_memory(table: PageTable, namespace: bytes | None = None) -> Sweep:
-    """Copies in host memory and at peers leave, of one namespace or of all; pages with an ssd copy stay, and so do
-    pinned slots. Returns how many pages have left."""
-    return _each(table, namespace, table.evict_memory)
+def empty_memory(table: PageTable) -> Sweep:
+    """Copies in host memory and at peers leave; pages with an ssd copy stay, and so do pinned slots. Nobody is told of
+    one from the first step on. Returns how many pages have left."""
+    with table.lock:
+        table.forget_memory()
+    return (yield from settle_memory(table))
+
+
+def settle_memory(table: PageTable) -> Sweep:
+    """What `PageTable.forget_memory` has begun."""
+    flushes = table.flushes
+    emptied = yield from _each(table, table.in_memory(), table.settle)
+    with table.lock:
+        table.emptied(flushes)
+    yield from clean(table)
+    return emptied
+
+
+def offer(table: PageTable, writer: WriteBehind, pages: Sequence[Page]) -> Sweep:
+    """Have written what host memory has of `pages`, those first that others follow."""
+    offered = 0
+    for batch in batches(sorted(pages, key=lambda page: page.depth)):
+        with table.lock:
+            for page in batch:
+                if not page.dropped and page.host is HostState.RESIDENT:
+                    writer.offer(page)
+                    offered += 1
+        yield
+    return offered
+
+
+def batches(all_of_them: Iterable[Item]) -> Iterator[list[Item]]:
+    """So many at a time as one step handles."""
+    rest = iter(all_of_them)
+    while batch := list(itertools.islice(rest, STEP_PAGES)):
+        yield batch
 
 
 def requeue(table: PageTable) -> Sweep:
     """Every page gets the place among those that leave that the eviction policy gives it now."""
-    return _each(table, None, table.reconsider)
+    return _each(table, table.listed(), table.reconsider)
 
 
 def shed(table: PageTable) -> Sweep:
@@ -123,11 +169,9 @@ def prefix_of(page: Page) -> Iterator[Page]:
         current = current.parent
 
 
-def _each(table: PageTable, namespace: bytes | None, change: Callable[[Page], bool | None]) -> Sweep:
-    """`change` every page that is there now, those behind before those they follow. One of which it says False is not
-    counted: there was nothing to change."""
-    with table.lock:
-        pages = table.listed(namespace)
+def _each(table: PageTable, pages: Sequence[Page], change: Callable[[Page], bool | None]) -> Sweep:
+    """`change` these pages, those behind before those they follow. One of which it says False is not counted: there
+    was nothing to change."""
     changed = 0
     for stop in range(len(pages), 0, -STEP_PAGES):
         with table.lock:

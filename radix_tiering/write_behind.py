@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.events import EventLog
@@ -160,11 +160,8 @@ class WriteBehind:
                     self._link.count(1, page.length, self._clock() - started)
                 usable = stored is not None and intact and not page.dropped and self._reachable(page)
                 self._table.end_write(page, stored if usable else None)
-                # Children may have been written ahead of this page's completion: nothing leads to them without it.
-                children = () if usable else list(page.children)
-                cut_off = [one for child in children for one in self._table.detach_stored(child)]
                 if stored is None:
-                    self._failed(page, reason, cut_off)
+                    self._failed(page, reason)
                 elif usable:
                     self._counters.bytes_written += page.length
                     self._stored(page)
@@ -184,10 +181,9 @@ class WriteBehind:
         """Whether a restart would find the prefix of `page` on ssd, once the writes in flight are done."""
         return page.parent is None or page.parent.stored is not None or page.parent.writing
 
-    def _failed(self, page: Page, reason: str, cut_off: Sequence[Page]) -> None:
+    def _failed(self, page: Page, reason: str) -> None:
         self._counters.refuse("write failed")
         self._events.emit("ssd.write_failed", key=page.key.hex(), reason=reason)
         # A failed write has taken its device out of service, so trying again ends at the latest when no device is left.
-        for one in (page, *cut_off):
-            if not one.dropped and one.host is HostState.RESIDENT:
-                self.offer(one)
+        if not page.dropped and page.host is HostState.RESIDENT:
+            self.offer(page)

@@ -27,6 +27,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from swift_tiers.radix_tiering.garbage import Garbage
 from swift_tiers.radix_tiering.held_page import Places
 from swift_tiers.radix_tiering.page import Namespace
 from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore
@@ -110,6 +111,7 @@ class SwiftLinker(UnifiedCacheLinker):
         stack, side = build_tiers(server_args, params, pool, extra_config or {})
         self._start(pool, stack, side)
         self.forward_stream = forward_stream
+        self._garbage: Garbage | None = Garbage(lambda: stack.table.pages)
 
     @classmethod
     def over(cls, pool: DevicePool, stack: TierStack) -> SwiftLinker:
@@ -121,6 +123,7 @@ class SwiftLinker(UnifiedCacheLinker):
     def _start(self, pool: DevicePool, stack: TierStack, peer_side: PeerSide | None = None) -> None:
         self.pool = pool
         self.stack = stack
+        self._garbage = None
         self.peer_side = peer_side
         self.reporting: Reporting | None = None  # once the scheduler is complete
         self.forward_stream = None
@@ -370,7 +373,7 @@ class SwiftLinker(UnifiedCacheLinker):
         self._quiesce()
         self.resets += 1
         level = self.stack.config.policy.flush_cache
-        self.stack.flush(host=level != "device", ssd=level == "all")
+        self.stack.flush_soon(host=level != "device", ssd=level == "all")
         if self.stale_device:
             # What the device computed with weights that are gone is gone as well; whatever of it might have slipped
             # through is in a namespace that is left now.
@@ -385,6 +388,8 @@ class SwiftLinker(UnifiedCacheLinker):
             return
         self._quiesce()
         self._closed = True
+        if self._garbage is not None:
+            self._garbage.end()
         if self.reporting is not None:
             self.reporting.stop_orders()
         self.loader.close()

@@ -35,6 +35,7 @@ KINDS = {
     "device.draining": Kind(Mark.NOTE, "a device gets no new pages"),
     "device.left_out": Kind(Mark.WRONG, "a device of the stripe set was not there at the start"),
     "device.out": Kind(Mark.WRONG, "a device was taken out of service: its pages are misses"),
+    "device.pages_lost": Kind(Mark.NOTE, "the pages of a device that is out were forgotten"),
     "lease.pinned": Kind(Mark.NOTE, "an operator wants this lease recalled last"),
     "lease.recalled": Kind(Mark.NOTE, "an operator has recalled leases"),
     "lease.unpinned": Kind(Mark.NOTE, "a lease is recalled like others again"),

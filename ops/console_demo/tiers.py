@@ -331,7 +331,8 @@ class DemoTiers:
                 if page.dropped or page.stored is None:
                     continue
                 if any(device == number for device, _ in page.stored.placement):
-                    lost += len(self.table.detach_stored(page)) or 1
+                    self.table.detach_stored(page)
+                    lost += 1
         return lost
 
     def flush(self, *, everywhere: bool) -> int:

@@ -7,7 +7,7 @@ copies are whole; in every other case the slot headers are scanned.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,10 @@ from swift_tiers.radix_tiering.ssd.layout import (
 _PLACE = struct.Struct("<QII")
 
 
+#: Pages whose records are made before the clock is looked at: some ten milliseconds.
+PAGES_AT_A_TIME = 4096
+
+
 class Checkpoint(NamedTuple):
     """Records of one device, ready to be written, and what the superblock says of them."""
 
@@ -36,11 +40,19 @@ class Checkpoint(NamedTuple):
 
 
 def build_checkpoints(
-    pages: Iterable[StoredPage], identifiers: Mapping[bytes, int], devices: Iterable[int]
-) -> dict[int, Checkpoint]:
-    """A checkpoint for each device. Pages that have a unit elsewhere than on `devices` are left out."""
+    pages: Iterable[StoredPage],
+    identifiers: Mapping[bytes, int],
+    devices: Iterable[int],
+    late: Callable[[], bool] = lambda: False,
+) -> dict[int, Checkpoint] | None:
+    """A checkpoint for each device. Pages that have a unit elsewhere than on `devices` are left out.
+
+    There may be millions of pages: None once it is `late`, which is asked every few thousand.
+    """
     rows = {device: bytearray() for device in devices}
-    for page in pages:
+    for number, page in enumerate(pages):
+        if number % PAGES_AT_A_TIME == 0 and late():
+            return None
         record = page.record
         if any(device not in rows for device, _ in page.placement):
             continue

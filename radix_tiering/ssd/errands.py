@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from swift_tiers.radix_tiering.ssd.layout import StoredPage
@@ -27,8 +27,13 @@ class Command:
 
 
 class DeviceOut(NamedTuple):
-    """A device went out of service, and these stored pages with it."""
+    """A device went out of service, and every stored page of these that has a part on it."""
 
     device: int
     reason: str
-    lost: list[StoredPage]
+    known: list[StoredPage]
+
+    @property
+    def lost(self) -> Iterator[StoredPage]:
+        """Those, looked for as they are asked for: there may be very many."""
+        return (page for page in self.known if page.uses(self.device))

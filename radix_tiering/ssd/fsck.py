@@ -36,7 +36,7 @@ from swift_tiers.radix_tiering.ssd.members import (
 )
 from swift_tiers.radix_tiering.ssd.namespaces import MemberTable, NamespaceEntry, NamespaceTable, reconcile
 from swift_tiers.radix_tiering.ssd.opening import write_superblock
-from swift_tiers.radix_tiering.ssd.scan import Assembly, ScanResult, assemble, scan_device
+from swift_tiers.radix_tiering.ssd.scan import Assembly, ScanResult, assemble, scan_devices
 from swift_tiers.radix_tiering.ssd.transfers import ReadOutcome, verify_unit
 
 #: Stage ("headers" or "payloads"), done, in all.
@@ -128,12 +128,16 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
     found: dict[int, np.ndarray] = {}
     reach: dict[int, int] = {}
     total = sum(superblock.geometry.slot_count for superblock in alive.values())
-    seen = 0
+    seen = dict.fromkeys(alive, 0)
+
+    def tick(device: int, done: int, _: int) -> None:
+        seen[device] = done
+        if progress is not None:
+            progress("headers", sum(seen.values()), total)
+
+    scans = scan_devices(array, alive, patience, tick)
     for device, superblock in alive.items():
-        base = seen
-        tick = None if progress is None else lambda done, _, base=base: progress("headers", base + done, total)
-        scan = scan_device(array, device, superblock, patience, tick)
-        seen += superblock.geometry.slot_count
+        scan = scans[device]
         reach[device] = max(superblock.next_generation, scan.last_generation + 1)
         found[device], bad = _live_records(array, members.probes[device], superblock, scan, problems, patience)
         corrupt.update((device, slot) for slot in bad)
@@ -178,7 +182,7 @@ def repair(array: DeviceArray, report: Report, patience: Patience | None = None)
     failed: list[str] = []
     table = report.table
     identifiers = {entry.digest: entry.identifier for entry in table.entries}
-    checkpoints = build_checkpoints(report.pages, identifiers, alive)
+    checkpoints = build_checkpoints(report.pages, identifiers, alive) or {}
     for device, member in alive.items():
         old = member.superblock
         assert old is not None  # what makes it a member

@@ -10,7 +10,7 @@ import errno
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,7 +61,7 @@ class IoThread:
         verifiers: int,
         stall_seconds: float,
         clock: Callable[[], float],
-        on_device_out: Callable[[int, str, list[StoredPage]], None],
+        on_device_out: Callable[[int, str, Iterator[StoredPage]], None],
     ) -> None:
         self.array = array
         self.lock = threading.Lock()
@@ -457,8 +457,8 @@ class IoThread:
             state.service = Service.OUT
             state.reason = reason
             self._allocator.shut(device)
-            lost = [page for page in self.pages.values() if page.uses(device)]
-            self._outbox.append(DeviceOut(device, reason, lost))
+            # To make a list of them is one step of the interpreter; to go through them, with the lock held, is not.
+            self._outbox.append(DeviceOut(device, reason, list(self.pages.values())))
             hit = [unit.transfer for queue in (state.reads, state.writes) for unit in queue]
             under_way = [self._flying[tag][0].transfer for tag in state.in_flight if tag in self._flying]
             hit += [transfer for transfer in under_way if transfer.writing]

@@ -10,8 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from swift_tiers.radix_tiering.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.ssd.blockio import Patience, sync_devices, write_blocks
 from swift_tiers.radix_tiering.ssd.checkpoint import read_checkpoint
@@ -30,7 +28,7 @@ from swift_tiers.radix_tiering.ssd.members import (
     write_table,
 )
 from swift_tiers.radix_tiering.ssd.namespaces import MemberTable, NamespaceTable, reconcile
-from swift_tiers.radix_tiering.ssd.scan import Progress, assemble, scan_device
+from swift_tiers.radix_tiering.ssd.scan import assemble, scan_devices
 from swift_tiers.radix_tiering.ssd.slots import SlotAllocator, SlotMap
 
 
@@ -99,19 +97,19 @@ def open_set(array: DeviceArray, patience: Patience, progress: Callable[[int, in
     alive = {one.device: one for one in members.of(Standing.MEMBER)}
     reasons = {one.device: one.reason for one in members.probes if one.device not in alive}
     tables = member_tables(array, list(alive), patience)
-    found: dict[int, np.ndarray] = {}
-    scanned: list[int] = []
-    reach: dict[int, int] = {}
-    for device, member in alive.items():
-        superblock = _superblock(member)
-        records = read_checkpoint(array, device, superblock, patience) if member.clean else None
-        if records is None:
-            scan = scan_device(array, device, superblock, patience, _of_device(progress, device))
-            scanned.append(device)
-            records = scan.records
-            reach[device] = scan.last_generation + 1
-        found[device] = records
-        reach[device] = max(reach.get(device, 1), superblock.next_generation)
+    known = {device: _superblock(member) for device, member in alive.items()}
+    found = {
+        device: read_checkpoint(array, device, known[device], patience) if member.clean else None
+        for device, member in alive.items()
+    }
+    scanned = tuple(device for device, records in found.items() if records is None)
+    scans = scan_devices(
+        array, {device: known[device] for device in scanned}, patience, progress or (lambda device, done, slots: None)
+    )
+    records = {device: scans[device].records if one is None else one for device, one in found.items()}
+    reach = {device: superblock.next_generation for device, superblock in known.items()}
+    for device, scan in scans.items():
+        reach[device] = max(reach[device], scan.last_generation + 1)
     minimums = [entry.minimum_generation for table in tables.values() for entry in table.entries]
     generation = max([1, *reach.values(), *minimums])
     table = reconcile([MemberTable(table, reach[device]) for device, table in tables.items()], generation)
@@ -119,14 +117,14 @@ def open_set(array: DeviceArray, patience: Patience, progress: Callable[[int, in
     blank = members.of(Standing.BLANK)
     superblocks, next_copy = _mark_open(array, members, alive, blank, table, generation, reasons, patience)
     pages = assemble(
-        {device: records for device, records in found.items() if device in superblocks},
+        {device: ours for device, ours in records.items() if device in superblocks},
         table.by_identifier(),
         lambda length: unit_count(length, members.unit_bytes),
     ).pages
     devices, allocator = _devices(len(members.probes), superblocks, reasons, pages)
     return Opened(
         members.set_id, members.unit_bytes, max([members.device_count, *_counts(superblocks)]), devices, allocator,
-        table, pages, generation, tuple(scanned), superblocks, next_copy,
+        table, pages, generation, scanned, superblocks, next_copy,
     )  # fmt: skip
 
 
@@ -225,9 +223,3 @@ def _counts(superblocks: dict[int, Superblock]) -> list[int]:
 def _superblock(member: Probe) -> Superblock:
     assert member.superblock is not None  # what makes it a member
     return member.superblock
-
-
-def _of_device(progress: Callable[[int, int, int], None] | None, device: int) -> Progress | None:
-    if progress is None:
-        return None
-    return lambda done, slots: progress(device, done, slots)

@@ -6,6 +6,7 @@ each slot that holds a unit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -27,9 +28,9 @@ from swift_tiers.radix_tiering.ssd.layout import (
 )
 from swift_tiers.radix_tiering.ssd.namespaces import NamespaceEntry
 
-#: Slots done, slots in all.
-Progress = Callable[[int, int], None]
-#: Headers read per round, which takes 4 MiB of memory.
+#: Device, slots done, slots in all.
+Progress = Callable[[int, int, int], None]
+#: Headers read per round of each device, which takes 4 MiB of memory.
 HEADERS_PER_ROUND = 1024
 
 
@@ -42,69 +43,87 @@ class ScanResult(NamedTuple):
     unreadable: tuple[int, ...]
 
 
-def read_headers(
-    array: DeviceArray,
-    device: int,
-    superblock: Superblock,
-    slots: Sequence[int],
-    blocks: np.ndarray,
-    patience: Patience,
-) -> list[int]:
-    """Read the header blocks of `slots` into `blocks`, in order; returns the errno of each."""
-    requests = [
+def _header_requests(device: int, superblock: Superblock, slots: Sequence[int], blocks: np.ndarray) -> list[Request]:
+    """What reads the header blocks of `slots` into `blocks`, in order."""
+    return [
         Request(0, Operation.READ, device, superblock.geometry.slot_offset(slot),
                 [blocks[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES]])
         for at, slot in enumerate(slots)
     ]  # fmt: skip
-    return execute(array, requests, patience)
 
 
-def scan_device(
-    array: DeviceArray, device: int, superblock: Superblock, patience: Patience, progress: Progress | None = None
-) -> ScanResult:
-    """Read the header of every slot of one device, a round of them at a time. Never raises for what it finds.
+class Scan:
+    """The scan of one device, a round of headers at a time."""
 
-    The slots of a device that falls silent meanwhile are unreadable from there on.
-    """
-    count = superblock.geometry.slot_count
-    blocks = aligned_buffer(min(count, HEADERS_PER_ROUND) * BLOCK_BYTES)
-    parts: list[np.ndarray] = []
-    damaged: list[int] = []
-    unreadable: list[int] = []
-    last_generation = 0
-    for start in range(0, count, HEADERS_PER_ROUND):
-        slots = range(start, min(start + HEADERS_PER_ROUND, count))
-        errors = read_headers(array, device, superblock, slots, blocks, patience)
+    def __init__(self, device: int, superblock: Superblock) -> None:
+        self.device = device
+        self.slots = superblock.geometry.slot_count
+        self._superblock = superblock
+        self._blocks = aligned_buffer(min(self.slots, HEADERS_PER_ROUND) * BLOCK_BYTES)
+        self._parts: list[np.ndarray] = []
+        self._damaged: list[int] = []
+        self._unreadable: list[int] = []
+        self._last_generation = 0
+
+    def requests(self, slots: range) -> list[Request]:
+        """What reads the headers of these slots."""
+        return _header_requests(self.device, self._superblock, slots, self._blocks)
+
+    def take(self, slots: range, errors: Sequence[int]) -> None:
+        """The headers of these slots have been read, or not."""
         good = []
         for at, slot in enumerate(slots):
             if errors[at]:
-                unreadable.append(slot)
+                self._unreadable.append(slot)
                 continue
-            block = blocks[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES].data
+            block = self._blocks[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES].data
             if block[:8] == SLOT_MAGIC and sealed(block):  # type: ignore[arg-type]
                 good.append(at)
             elif any(block[:64]):
-                damaged.append(slot)
-        headers = blocks.view(HEADER_DTYPE)[good]
+                self._damaged.append(slot)
+        headers = self._blocks.view(HEADER_DTYPE)[good]
         ours = (
             (headers["version"] == LAYOUT_VERSION)
-            & (headers["set_id"] == np.void(superblock.set_id))
-            & (headers["device_index"] == superblock.device_index)
-            & (headers["slot"] == np.asarray(good, dtype=np.uint64) + np.uint64(start))
+            & (headers["set_id"] == np.void(self._superblock.set_id))
+            & (headers["device_index"] == self._superblock.device_index)
+            & (headers["slot"] == np.asarray(good, dtype=np.uint64) + np.uint64(slots.start))
         )
         # A sound header of another set or another place is what an earlier life of the device left there: free.
         headers = headers[ours]
         if len(headers):
-            last_generation = max(last_generation, int(headers["generation"].max()))
+            self._last_generation = max(self._last_generation, int(headers["generation"].max()))
             records = np.zeros(len(headers), dtype=RECORD_DTYPE)
             for name in RECORD_DTYPE.names or ():
                 if not name.startswith("reserved"):
                     records[name] = headers[name]
-            parts.append(records)
-        if progress is not None:
-            progress(slots.stop, count)
-    records = np.concatenate(parts) if parts else np.zeros(0, dtype=RECORD_DTYPE)
-    return ScanResult(records, last_generation, tuple(damaged), tuple(unreadable))
+            self._parts.append(records)
+
+    def result(self) -> ScanResult:
+        records = np.concatenate(self._parts) if self._parts else np.zeros(0, dtype=RECORD_DTYPE)
+        return ScanResult(records, self._last_generation, tuple(self._damaged), tuple(self._unreadable))
+
+
+def scan_devices(
+    array: DeviceArray,
+    superblocks: Mapping[int, Superblock],
+    patience: Patience,
+    progress: Progress = lambda device, done, slots: None,
+) -> dict[int, ScanResult]:
+    """Read the header of every slot of these devices, of all of them together, a round at a time. Never raises for what
+    it finds.
+
+    The slots of a device that falls silent meanwhile are unreadable from there on.
+    """
+    scans = [Scan(device, superblock) for device, superblock in superblocks.items()]
+    for start in range(0, max((scan.slots for scan in scans), default=0), HEADERS_PER_ROUND):
+        rounds = [
+            (scan, range(start, min(start + HEADERS_PER_ROUND, scan.slots))) for scan in scans if start < scan.slots
+        ]
+        errors = iter(execute(array, [request for one, slots in rounds for request in one.requests(slots)], patience))
+        for scan, slots in rounds:
+            scan.take(slots, list(itertools.islice(errors, len(slots))))
+            progress(scan.device, slots.stop, scan.slots)
+    return {scan.device: scan.result() for scan in scans}
 
 
 class Assembly(NamedTuple):

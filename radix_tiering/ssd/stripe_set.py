@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ from swift_tiers.radix_tiering.ssd.transfers import (
 )
 
 #: Device, reason, and the stored pages that cannot be read any more.
-DeviceOutCallback = Callable[[int, str, list[StoredPage]], None]
+DeviceOutCallback = Callable[[int, str, Iterator[StoredPage]], None]
 
 
 class StripeSetStatus(NamedTuple):
@@ -87,7 +87,7 @@ class StripeSet:
     The array stays the caller's: it is used by "ssd-io" alone (which has helpers sync it) from `open` until `close`
     returns, then the caller closes it. When `on_device_out(device, reason, lost)` is called, the stored pages in `lost`
     can no longer be read: the caller drops them from its directory and calls `release` for each, which frees their
-    units on other devices.
+    units on other devices. There may be very many: `lost` is gone through once, later, on any thread.
     """
 
     def __init__(self, io: IoThread, opened: Opened, names: Sequence[str], on_device_out: DeviceOutCallback) -> None:
@@ -512,8 +512,12 @@ class StripeSet:
         with self._lock:
             live = [page for page in pages if not self._is_flushed(page.record.namespace, page.generation)]
             identifiers = {entry.digest: entry.identifier for entry in self._table.entries}
-        for device, checkpoint in build_checkpoints(live, identifiers, self._usable()).items():
-            if patience.deadline is not None and patience.clock() >= patience.deadline:
+
+        def late() -> bool:
+            return patience.deadline is not None and patience.clock() >= patience.deadline
+
+        for device, checkpoint in (build_checkpoints(live, identifiers, self._usable(), late) or {}).items():
+            if late():
                 return
             error = write_checkpoint(array, device, checkpoint, patience)
             error = error or sync_devices(array, [device], patience)[device]

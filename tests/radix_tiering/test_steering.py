@@ -290,6 +290,7 @@ def test_nothing_is_left_of_a_pin_whose_page_has_gone(end) -> None:
     stack.wait_written(10)
     obey(stack, Pin(page=keys[2].hex()))
     end(stack, keys)
+    assert stack.errands.wait_idle(20)
     assert last(stack, "prefix.unpinned")["page"] == keys[2].hex()
     tiers = stack.snapshot().tiers
     assert (tiers["host"].pinned_pages, tiers["ssd"].pinned_pages) == (0, 0)
@@ -686,11 +687,12 @@ def test_a_command_that_fails_inside_is_answered() -> None:
     stack = make_stack()
     keys = chain("a")
     put(stack, keys)
-    stack.table.drop_some = lambda pending, steps: 1 / 0
-    assert "internal error: ZeroDivisionError" in refusal(stack, Drop(page=keys[0].hex()))
+    put(stack, chain("b"))
+    stack.table.clean_up = lambda count: 1 / 0
+    assert "internal error: ZeroDivisionError" in refusal(stack, Drop(page=chain("b")[0].hex()))
     stack.table.find = lambda namespace, key: 1 / 0
     assert "internal error: ZeroDivisionError" in refusal(stack, Drop(page=keys[0].hex()))
-    del stack.table.drop_some, stack.table.find
+    del stack.table.clean_up, stack.table.find
     assert obey(stack, Drop(page=keys[0].hex())) == "1 pages forgotten", "the next one is carried out"
 
 

@@ -143,6 +143,7 @@ class StepScheduler:
         self.settle()
         assert self.scheduler.flush_cache()
         self.linker.stack.restorer.flush()
+        assert self.linker.stack.errands.wait_idle(PATIENCE)
 
     def empty_device(self) -> None:
         """From now on pages are below the device alone. No request may be there."""

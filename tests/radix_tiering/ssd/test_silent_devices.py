@@ -32,8 +32,8 @@ class Silent:
         self.array = SilentArray(rig.memory(devices, slots))
         self.out: list[tuple[int, str, list[StoredPage]]] = []
         self.stripes: StripeSet = rig.open(
-            self.array, stall_seconds=STALL, clock=self.clock, on_device_out=lambda *news: self.out.append(news),
-            **options,
+            self.array, stall_seconds=STALL, clock=self.clock, **options,
+            on_device_out=lambda device, reason, lost: self.out.append((device, reason, list(lost))),
         )  # fmt: skip
         self.stripes.register_namespace(rig.NAMESPACE, "one")
 

@@ -624,7 +624,9 @@ def faulty(
 ) -> tuple[FaultyArray, StripeSet, list]:
     array = FaultyArray(rig.memory(devices, slots), clock=clock)
     out: list[tuple[int, str, list[StoredPage]]] = []
-    stripes = rig.open(array, on_device_out=lambda *news: out.append(news), **options)
+    stripes = rig.open(
+        array, on_device_out=lambda device, reason, lost: out.append((device, reason, list(lost))), **options
+    )
     stripes.register_namespace(rig.NAMESPACE, "one")
     return array, stripes, out
 

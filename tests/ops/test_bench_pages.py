@@ -1,0 +1,29 @@
+"""`swift-tiers bench pages`: it runs, and what it says is in the documents."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from swift_tiers.ops.bench.pages import BOUND_BYTES, main
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def test_it_says_what_a_page_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--pages", "3000", "--units", "2", "--json", str(tmp_path / "figures.json")])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("pages: memory_per_page=")
+    told = json.loads((tmp_path / "figures.json").read_text())
+    assert [figure["name"] for figure in told["figures"]] == [
+        "memory_per_page", "entering_per_page", "collecting_per_page",
+    ]  # fmt: skip
+    assert all(math.isfinite(figure["value"]) for figure in told["figures"])
+    assert told["known"] == told["pages"] == 3000
+
+
+def test_the_sizing_in_the_documents_is_what_it_holds_to() -> None:
+    assert f"at most {BOUND_BYTES:,} bytes" in OPERATIONS.read_text()
