@@ -6,9 +6,7 @@ taken by any thread and is consistent to within one page.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
-from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -48,14 +46,31 @@ class LatencySnapshot(msgspec.Struct, frozen=True):
         return sum(self.counts)
 
     def quantile(self, share: float) -> float | None:
-        """The bound, in seconds, that at least this share (0 to 1) of the durations did not exceed.
+        """The seconds that this share (0 to 1) of the durations did not exceed, as Prometheus' `histogram_quantile`
+        finds them: durations are taken to lie evenly within their bucket, whose bounds are a factor of two apart.
 
-        It is the upper bound of a bucket, so at most twice the true quantile; infinity where that lies above all
-        bounds; None if nothing was counted.
+        The last bound where it lies above all of them; None if nothing was counted.
         """
-        wanted = max(1.0, share * self.count)
-        buckets = zip(accumulate(self.counts), (*LATENCY_BOUNDS, math.inf), strict=False)
-        return next((bound for so_far, bound in buckets if so_far >= wanted), None)
+        wanted = share * self.count
+        lower = so_far = 0.0
+        for counted, upper in zip(self.counts, LATENCY_BOUNDS, strict=False):
+            if counted and so_far + counted >= wanted:
+                return lower + (upper - lower) * max(0.0, wanted - so_far) / counted
+            lower, so_far = upper, so_far + counted
+        return LATENCY_BOUNDS[-1] if self.count else None
+
+    def contains(self, earlier: LatencySnapshot) -> bool:
+        """Whether this may be the same histogram, later: counts only grow."""
+        return all(now >= before for now, before in zip(self.counts, earlier.counts, strict=True))
+
+    def since(self, earlier: LatencySnapshot) -> LatencySnapshot:
+        """What was counted after `earlier`."""
+        counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
+        return LatencySnapshot(counts=counts, sum_seconds=self.sum_seconds - earlier.sum_seconds)
+
+
+#: Nothing was counted.
+NO_LATENCY = LatencySnapshot(counts=(0,) * (len(LATENCY_BOUNDS) + 1), sum_seconds=0.0)
 
 
 class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):

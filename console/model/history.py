@@ -27,7 +27,7 @@ FIELDS: dict[type[RankedView], tuple[str, ...]] = {
         "borrowed_bytes", "lendable_bytes",
     ),
     TierView: ("hits", "misses", "bytes_read", "bytes_written", "evictions", "used_bytes", "pages"),
-    DeviceView: ("reads", "writes", "bytes_read", "bytes_written", "in_flight", "latency_p99_seconds", "used_bytes"),
+    DeviceView: ("reads", "writes", "bytes_read", "bytes_written", "in_flight", "recent_p99_seconds", "used_bytes"),
     LinkView: ("transfers", "pages", "bytes", "seconds"),
     GpuView: (
         "nvlink_sent_bytes", "nvlink_received_bytes", "pcie_sent_bytes_per_second", "pcie_received_bytes_per_second",

@@ -10,7 +10,7 @@ from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views.measures import sum_of
 from swift_tiers.console.views.sums import NOW_SECONDS, imbalance
-from swift_tiers.radix_tiering.bus.troubles import Mark, device_troubles, is_slow
+from swift_tiers.radix_tiering.bus.troubles import Mark, device_troubles, slowness
 from swift_tiers.radix_tiering.bus.views import DeviceView, RankState, StripeSetView
 
 #: Over which reads of devices are compared, seconds: shorter, and chance decides.
@@ -92,7 +92,13 @@ def lane_of(device: DeviceView, peers: Sequence[DeviceView], history: History, s
 
     mark = max((trouble.mark for trouble in device_troubles(device, peers)), default=Mark.OK)
     return Lane(
-        device, mark, is_slow(device, peers), rate("bytes_read"), rate("bytes_written"), rate("reads"), rate("writes")
+        device,
+        mark,
+        slowness(device, peers) is not None,
+        rate("bytes_read"),
+        rate("bytes_written"),
+        rate("reads"),
+        rate("writes"),
     )
 
 

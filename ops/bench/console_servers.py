@@ -87,12 +87,14 @@ class BusyServers:
                 "path": f"/ssd{device}", "service": "in service", "capacity_bytes": 2**40, "used_bytes": 2**39,
                 "bytes_read": 7_000_000 * ticks, "bytes_written": 2_000_000 * ticks, "reads": 60 * ticks,
                 "writes": 20 * ticks, "read_errors": 0, "write_errors": 0, "corrupt_units": 0,
-                "in_flight": (ticks + device) % 9, "latency_p50_seconds": 0.0004, "latency_p99_seconds": 0.002,
+                "in_flight": (ticks + device) % 9, "recent_requests": 9000,
+                "recent_p50_seconds": 0.0004, "recent_p99_seconds": 0.002,
             }  # fmt: skip
         for link in ("device-host", "host-device", "host-ssd", "ssd-host"):
             yield self._keys.of("link", **home, link=link), {
                 "transfers": 12 * ticks, "pages": 60 * ticks, "bytes": 22_000_000 * ticks, "seconds": 0.01 * ticks,
-                "latency_p50_seconds": 0.002, "latency_p99_seconds": 0.008, "bytes_per_second": 44_000_000 + ticks,
+                "recent_transfers": 800,
+                "recent_p50_seconds": 0.002, "recent_p99_seconds": 0.008, "bytes_per_second": 44_000_000 + ticks,
             }  # fmt: skip
         yield self._keys.of("tree", **home), {
             "nodes": 4000, "leaves": 900, "depth": 12, "cached_tokens": self._pages * 12, "complete": 1,

@@ -9,7 +9,7 @@ from swift_tiers.ops.console_demo.gpus import DemoGpu
 from swift_tiers.ops.console_demo.server import PAGE_TOKENS, Asked, DemoServer
 from swift_tiers.ops.console_demo.stripes import OUT, Device
 from swift_tiers.ops.console_demo.tree import Shape, shape_of
-from swift_tiers.radix_tiering.bus.records import quantile
+from swift_tiers.radix_tiering.bus.recent import RecentLatencies
 from swift_tiers.radix_tiering.bus.views import (
     DeviceView,
     DirectoryView,
@@ -26,7 +26,7 @@ from swift_tiers.radix_tiering.bus.views import (
     TreeView,
 )
 from swift_tiers.radix_tiering.config import TiersConfig, dump_config
-from swift_tiers.radix_tiering.counters import LatencyHistogram, TierCounters
+from swift_tiers.radix_tiering.counters import TierCounters
 from swift_tiers.radix_tiering.leases import LeaseView, RunState
 from swift_tiers.radix_tiering.restore.story import COMPUTED
 
@@ -44,6 +44,7 @@ class ServerViews:
         self._shape = Shape(0, 0, 0, 0)
         self._shaped = float("-inf")
         self._gpu = DemoGpu(server, AGE)
+        self._recent = RecentLatencies(lambda: server.clock.now)
 
     def state(self) -> ServerState:
         server = self.server
@@ -141,7 +142,7 @@ class ServerViews:
         self, name: str, counters: TierCounters, capacity: int, used: int, pages: int, pinned: int, limit: int
     ) -> TierView:
         latency = counters.read_latency.snapshot()
-        p50, p99 = _quantiles(counters.read_latency)
+        recent = self._recent.of(f"tier {name}", latency)
         restored = name != "device"
         return TierView(
             **self._home(), tier=name, capacity_bytes=capacity, used_bytes=used, pages=pages, pinned_pages=pinned,
@@ -149,7 +150,8 @@ class ServerViews:
             bytes_written=counters.bytes_written, evictions=counters.evictions,
             checksum_failures=counters.checksum_failures if restored else None, refused=dict(counters.refusals),
             restores=latency.count if restored else None, restore_seconds=latency.sum_seconds if restored else None,
-            restore_p50_seconds=p50, restore_p99_seconds=p99,
+            recent_restores=recent.count if restored else None, recent_p50_seconds=recent.quantile(0.5),
+            recent_p99_seconds=recent.quantile(0.99),
         )  # fmt: skip
 
     def _stripe_set(self) -> StripeSetView | None:
@@ -166,14 +168,15 @@ class ServerViews:
         stripes = self.server.stripes
         assert stripes is not None
         capacity = device.slots.count * stripes.unit_bytes
-        p50, p99 = _quantiles(device.latency)
+        recent = self._recent.of(f"ssd {device.number}", device.latency.snapshot())
         return DeviceView(
             **self._home(), number=device.number, path=device.path, service=device.service, reason=device.reason,
             capacity_bytes=capacity,
             used_bytes=0 if device.service == OUT else capacity - device.slots.free * stripes.unit_bytes,
             bytes_read=device.bytes_read, bytes_written=device.bytes_written, reads=device.reads, writes=device.writes,
             read_errors=0, write_errors=device.write_errors, corrupt_units=0, in_flight=device.in_flight,
-            latency_p50_seconds=p50, latency_p99_seconds=p99,
+            recent_requests=recent.count, recent_p50_seconds=recent.quantile(0.5),
+            recent_p99_seconds=recent.quantile(0.99),
         )  # fmt: skip
 
     def _links(self) -> Iterable[LinkView]:
@@ -181,10 +184,11 @@ class ServerViews:
         if self.server.memory is not None:
             found |= self.server.memory.links
         for name, link in found.items():
-            p50, p99 = _quantiles(link.latency)
+            recent = self._recent.of(f"link {name}", link.latency.snapshot())
             yield LinkView(
                 **self._home(), link=name, transfers=link.transfers, pages=link.pages, bytes=link.bytes,
-                seconds=link.seconds, latency_p50_seconds=p50, latency_p99_seconds=p99,
+                seconds=link.seconds, recent_transfers=recent.count, recent_p50_seconds=recent.quantile(0.5),
+            recent_p99_seconds=recent.quantile(0.99),
             )  # fmt: skip
 
     def _tree(self) -> TreeView:
@@ -271,11 +275,6 @@ def _by_partner(views: Iterable[LeaseView], side: str) -> dict[str, list[LeaseVi
     for view in views:
         found.setdefault(getattr(view, side).name, []).append(view)
     return found
-
-
-def _quantiles(histogram: LatencyHistogram) -> tuple[float | None, float | None]:
-    latency = histogram.snapshot()
-    return quantile(latency, 0.5), quantile(latency, 0.99)
 
 
 def _fields(snapshot: object) -> dict[str, Any]:

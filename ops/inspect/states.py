@@ -81,7 +81,7 @@ def show_tiers(snapshot: Snapshot, rates: Rates) -> Look:
     states = list(ranks_of(snapshot))
     tiers = [tier for state in states for tier in state.tiers]
     directories = [state.directory for state in states if state.directory is not None]
-    columns = " rank| tier|full|used|of|hit rate|hits|misses|pages|pinned|evicted|in|out|restore p50|p99|age"
+    columns = " rank| tier|full|used|of|hit rate|hits|misses|pages|pinned|evicted|in|out|p50, 60 s|p99, 60 s|age"
     shown: list[RenderableType] = [table(columns, map(_tier_row, tiers), troubles)]
     if directories:
         columns = (
@@ -99,7 +99,7 @@ def _tier_row(tier: TierView) -> Row:
         [
             place(tier), tier.tier, share(tier.used_bytes, tier.capacity_bytes), size(tier.used_bytes),
             size(tier.capacity_bytes), share(tier.hits, asked), *map(count, counts), size(tier.bytes_written),
-            size(tier.bytes_read), _latency(tier.restore_p50_seconds), _latency(tier.restore_p99_seconds),
+            size(tier.bytes_read), _latency(tier.recent_p50_seconds), _latency(tier.recent_p99_seconds),
             how_old(tier),
         ],
     )  # fmt: skip
@@ -120,7 +120,8 @@ def show_devices(snapshot: Snapshot, rates: Rates) -> Look:
     sets = [state.stripe_set for state in states if state.stripe_set is not None]
     shown: list[RenderableType] = [Text("no server here has an ssd tier")]
     if sets:
-        columns = " rank|#| device|service|failed|corrupt|p50|p99|full|used|in flight|reading|writing|read|written|age"
+        columns = " rank|#| device|service|failed|corrupt|p50, 60 s|p99, 60 s|full|used|in flight|reading|writing|read"
+        columns += "|written|age"
         devices_table = table(columns, (_device_row(device, rates) for device in devices), troubles)
         columns = " rank| stripe set|unit|devices|missing|free units|of|queued| reads|age"
         shown = [devices_table, Text(""), table(columns, map(_stripe_set_row, sets), troubles)]
@@ -135,8 +136,8 @@ def _device_row(device: DeviceView, rates: Rates) -> Row:
         [device],
         [
             place(device), str(device.number), text(device.path), _service(device),
-            count(failed), count(device.corrupt_units), _latency(device.latency_p50_seconds),
-            _latency(device.latency_p99_seconds), share(device.used_bytes, device.capacity_bytes),
+            count(failed), count(device.corrupt_units), _latency(device.recent_p50_seconds),
+            _latency(device.recent_p99_seconds), share(device.used_bytes, device.capacity_bytes),
             size(device.used_bytes), count(device.in_flight), _rate(rates.of(device, "bytes_read")),
             _rate(rates.of(device, "bytes_written")), size(device.bytes_read), size(device.bytes_written),
             how_old(device),
@@ -163,7 +164,7 @@ def show_links(snapshot: Snapshot, rates: Rates) -> Look:
     links = [link for state in states for link in state.links]
     gpus = [state.gpu for state in states if state.gpu is not None]
     reaches = [reach for state in states for reach in state.reaches]
-    columns = " rank| link|transfers|pages|bytes|just now|one takes p50|p99|speed of one|time, summed|age"
+    columns = " rank| link|transfers|pages|bytes|just now|p50, 60 s|p99, 60 s|speed of one|time, summed|age"
     shown: list[RenderableType] = [table(columns, (_link_row(link, rates) for link in links), troubles)]
     shown += gpu_tables(gpus, reaches, troubles)
     return make_look(snapshot, troubles, {"links": links, "gpus": gpus, "reaches": reaches}, shown)
@@ -178,7 +179,7 @@ def _link_row(link: LinkView, rates: Rates) -> Row:
         [link],
         [
             place(link), _way(link.link), count(link.transfers), count(link.pages), size(link.bytes), _rate(now),
-            _latency(link.latency_p50_seconds), _latency(link.latency_p99_seconds), _rate(speed), seconds(link.seconds),
+            _latency(link.recent_p50_seconds), _latency(link.recent_p99_seconds), _rate(speed), seconds(link.seconds),
             how_old(link),
         ],
     )  # fmt: skip

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from swift_tiers.radix_tiering.bus.recent import quantiles
 from swift_tiers.radix_tiering.counters import (
-    LATENCY_BOUNDS,
     DeviceSnapshot,
     DirectorySnapshot,
     LatencySnapshot,
@@ -130,8 +130,8 @@ def rank_record(
     )
 
 
-def tier_record(tier: TierSnapshot, *, time: float) -> Record:
-    """`tier` of host memory or ssd."""
+def tier_record(tier: TierSnapshot, recent: LatencySnapshot, *, time: float) -> Record:
+    """`tier` of host memory or ssd. `recent`: restores of the last minute."""
     latency = tier.read_latency
     return make_record(
         time=time,
@@ -146,10 +146,10 @@ def tier_record(tier: TierSnapshot, *, time: float) -> Record:
         bytes_written=tier.bytes_written,
         evictions=tier.evictions,
         checksum_failures=tier.checksum_failures,
-        restores=sum(latency.counts),
+        restores=latency.count,
         restore_seconds=latency.sum_seconds,
-        restore_p50_seconds=quantile(latency, 0.50),
-        restore_p99_seconds=quantile(latency, 0.99),
+        recent_restores=recent.count,
+        **quantiles(recent),
     ) | {f"refused:{reason}": str(pages) for reason, pages in tier.refusals.items()}
 
 
@@ -170,8 +170,9 @@ def device_tier_record(pool: DevicePoolSample, *, time: float) -> Record:
         checksum_failures=None,
         restores=None,
         restore_seconds=None,
-        restore_p50_seconds=None,
-        restore_p99_seconds=None,
+        recent_restores=None,
+        recent_p50_seconds=None,
+        recent_p99_seconds=None,
     )
 
 
@@ -189,8 +190,8 @@ def stripe_record(stripe: StripeSnapshot, *, time: float) -> Record:
     ) | {f"reads:{outcome}": str(count) for outcome, count in stripe.reads.items()}
 
 
-def ssd_record(device: DeviceSnapshot, *, time: float) -> Record:
-    """`ssd`: one device of the stripe set."""
+def ssd_record(device: DeviceSnapshot, recent: LatencySnapshot, *, time: float) -> Record:
+    """`ssd`: one device of the stripe set. `recent`: its requests of the last minute."""
     return make_record(
         time=time,
         path=device.path,
@@ -206,21 +207,21 @@ def ssd_record(device: DeviceSnapshot, *, time: float) -> Record:
         write_errors=device.write_errors,
         corrupt_units=device.corrupt_units,
         in_flight=device.in_flight,
-        latency_p50_seconds=quantile(device.latency, 0.50),
-        latency_p99_seconds=quantile(device.latency, 0.99),
+        recent_requests=recent.count,
+        **quantiles(recent),
     )
 
 
-def link_record(link: LinkSnapshot, rate: int | None, *, time: float) -> Record:
-    """`link`. `rate`: bytes per second."""
+def link_record(link: LinkSnapshot, rate: int | None, recent: LatencySnapshot, *, time: float) -> Record:
+    """`link`. `rate`: bytes per second; `recent`: its copies of the last minute."""
     return make_record(
         time=time,
         transfers=link.transfers,
         pages=link.pages,
         bytes=link.bytes,
         seconds=link.seconds,
-        latency_p50_seconds=quantile(link.latency, 0.50),
-        latency_p99_seconds=quantile(link.latency, 0.99),
+        recent_transfers=recent.count,
+        **quantiles(recent),
         bytes_per_second=rate,
     )
 
@@ -290,19 +291,6 @@ def event_record(event: Event, rank: str) -> Record:
         kind=event.kind,
         fields=json.dumps({name: _shortened(value) for name, value in event.fields.items()}, default=_described),
     )
-
-
-def quantile(latency: LatencySnapshot, share: float) -> float | None:
-    """Upper bound of the bucket in which it lies; of the last bucket, which has none, the highest. None: no data."""
-    wanted = share * sum(latency.counts)
-    if not wanted:
-        return None
-    seen = 0
-    for bound, count in zip(LATENCY_BOUNDS, latency.counts, strict=False):
-        seen += count
-        if seen >= wanted:
-            return bound
-    return LATENCY_BOUNDS[-1]
 
 
 def shorten(text: str, most: int = LONGEST_TEXT) -> str:

@@ -82,6 +82,16 @@ _LEASES = (
     Field("table", "`NUMBER:BYTES:STATE:SECONDS ...`, with `:pinned` at its end where it is; see docs/leases.md"),
 )
 
+
+def _recent(what: str, meaning: str) -> tuple[Field, ...]:
+    """How long things took within the last minute. A percentile since the start would hide today's fault for days."""
+    return (
+        Field(f"recent_{what}", f"{meaning}, that ended within the last 60 s"),
+        Field("recent_p50_seconds", "the median of what one of these took; to within a factor of two; empty if none"),
+        Field("recent_p99_seconds", "the 99th percentile, likewise; 8.4 for all above"),
+    )
+
+
 _TIER_COUNTERS = (
     Field("time", "when this was true"),
     Field("capacity_bytes", "what the tier can hold"),
@@ -98,10 +108,7 @@ _TIER_COUNTERS = (
     Field("refused:*", "pages not taken in, by reason"),
     Field("restores", "restores that read from it"),
     Field("restore_seconds", "their durations, summed"),
-    Field(
-        "restore_p50_seconds", "median since the start (upper bound of its bucket, 8.4 for all above); empty if none"
-    ),
-    Field("restore_p99_seconds", "99th percentile, likewise"),
+    *_recent("restores", "restores that read from it"),
 )
 
 
@@ -231,8 +238,7 @@ KEYS: tuple[KeySpec, ...] = (
             Field("write_errors", ""),
             Field("corrupt_units", "stripe units that were not what was written"),
             Field("in_flight", "requests under way"),
-            Field("latency_p50_seconds", "of one request, reads and writes together; empty if there was none"),
-            Field("latency_p99_seconds", "likewise"),
+            *_recent("requests", "requests, reads and writes together"),
         ),
         _STATE, "ranks with an ssd tier, each interval", _EVERYONE, "one device of the stripe set",
     ),
@@ -244,8 +250,7 @@ KEYS: tuple[KeySpec, ...] = (
             Field("pages", ""),
             Field("bytes", ""),
             Field("seconds", "spent copying, summed; copies side by side count each"),
-            Field("latency_p50_seconds", "of one copy: median since the start, as in `tier`; empty if there was none"),
-            Field("latency_p99_seconds", "99th percentile, likewise"),
+            *_recent("transfers", "copies"),
             Field("bytes_per_second", "copied since the publishing before this one; empty in the first"),
         ),
         _STATE, _RANK, _EVERYONE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from swift_tiers.radix_tiering.bus import records
 from swift_tiers.radix_tiering.bus.batch import Batch
@@ -12,6 +12,7 @@ from swift_tiers.radix_tiering.bus.gpu_records import gpu_record, reach_record, 
 from swift_tiers.radix_tiering.bus.lease_records import lease_sums, leases_record, partners
 from swift_tiers.radix_tiering.bus.link_rates import LinkRates
 from swift_tiers.radix_tiering.bus.mirror import Mirror
+from swift_tiers.radix_tiering.bus.recent import RecentLatencies
 from swift_tiers.radix_tiering.bus.records import PublisherNumbers, ServerInfo
 from swift_tiers.radix_tiering.bus.request_board import RequestBoard
 from swift_tiers.radix_tiering.bus.schema import (
@@ -24,7 +25,7 @@ from swift_tiers.radix_tiering.bus.schema import (
     Keys,
 )
 from swift_tiers.radix_tiering.config import BusConfig
-from swift_tiers.radix_tiering.counters import LinkSnapshot, StackSnapshot
+from swift_tiers.radix_tiering.counters import LatencySnapshot, LinkSnapshot, StackSnapshot
 from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
 from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
 from swift_tiers.radix_tiering.telemetry import EngineSample, RequestSample, Telemetry
@@ -67,6 +68,7 @@ class RankState:
         self._board = RequestBoard(keys, self.mirror, server, rank)
         self._sample: EngineSample | None = None
         self._rates = LinkRates(monotonic)
+        self._recent = RecentLatencies(monotonic)
         self._families: dict[str, set[str]] = {}  # what each name of the schema was last written for
 
     def forget(self) -> None:
@@ -136,18 +138,22 @@ class RankState:
     def _publish_stack(self, batch: Batch, stack: StackSnapshot | None, now: float) -> None:
         if stack is None:
             return
+        told = _links(stack)
+        recent = {name: self._recent.of(name, latency) for name, latency in _latencies(stack, told)}
+        self._recent.only(recent)
         for tier, counters in stack.tiers.items():
-            self._write(batch, records.tier_record(counters, time=now), "tier", tier=tier)
+            self._write(batch, records.tier_record(counters, recent[f"tier {tier}"], time=now), "tier", tier=tier)
         links = {
-            name: records.link_record(link, self._rates.of(name, link.bytes), time=now)
-            for name, link in _links(stack).items()
+            name: records.link_record(link, self._rates.of(name, link.bytes), recent[f"link {name}"], time=now)
+            for name, link in told.items()
         }
         self._write_family(batch, links, "link", "link")
         self._write(batch, records.directory_record(stack.directory, time=now), "directory")
         if stack.stripe is not None:
             self._write(batch, records.stripe_record(stack.stripe, time=now), "stripe")
         for number, device in enumerate(stack.devices):
-            self._write(batch, records.ssd_record(device, time=now), "ssd", number=str(number))
+            record = records.ssd_record(device, recent[f"ssd {number}"], time=now)
+            self._write(batch, record, "ssd", number=str(number))
 
     def _publish_leases(self, batch: Batch, leases: LeaseSnapshot | None, now: float) -> None:
         if leases is None:
@@ -191,6 +197,13 @@ class RankState:
         self._families[name] = set(family)
         for which, record in family.items():
             self._write(batch, record, name, **{word: which})
+
+
+def _latencies(stack: StackSnapshot, links: Mapping[str, LinkSnapshot]) -> Iterator[tuple[str, LatencySnapshot]]:
+    """Every histogram that is told of, by a name of its own."""
+    yield from ((f"tier {name}", tier.read_latency) for name, tier in stack.tiers.items())
+    yield from ((f"link {name}", link.latency) for name, link in links.items())
+    yield from ((f"ssd {number}", device.latency) for number, device in enumerate(stack.devices))
 
 
 def _links(stack: StackSnapshot | None) -> dict[str, LinkSnapshot]:

@@ -42,8 +42,9 @@ SICK_REFUSALS = {
     "the weights changed": "the device has KV of weights that are gone, and nothing of it is kept: send /flush_cache",
     "write failed": "see which of its devices is out, and the kernel's log (dmesg)",
 }
-#: A device is slow if its slowest hundredth takes so many times longer than those of the others of its set.
-SLOW_FACTOR = 4.0
+#: A device is slow if its requests of the last minute took so many times longer than those of the others of its set:
+#: their slowest hundredth where there were so many, else their median where there were so many.
+SLOW_FACTOR, MANY_REQUESTS, SOME_REQUESTS = 4.0, 100, 8
 #: A lease whose time has been over for so long, seconds, should not be there any more; states in which time counts.
 LATE_LEASE = 1.0
 USABLE_LEASES = ("lent", "recalled", "active", "closing")
@@ -256,25 +257,35 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
             f"{count(device.read_errors)} reads and {count(device.write_errors)} writes failed",
             "see the kernel's log (dmesg)", part, counted=True,
         )  # fmt: skip
-    if is_slow(device, peers):
+    slow = slowness(device, peers)
+    if slow is not None:
         yield Trouble(
             Mark.WARNING, device,
-            f"is slow: its slowest hundredth takes {seconds(device.latency_p99_seconds)}, "
-            f"the others' {seconds(usual_p99(device, peers))}",
+            f"is slow: in the last minute {slow.which} took {seconds(slow.took)}, the others' {seconds(slow.usual)}",
             "every page waits for its slowest device: drain it, or see what else uses it", part,
         )  # fmt: skip
 
 
-def usual_p99(device: DeviceView, peers: Sequence[DeviceView]) -> float | None:
-    """Seconds: the median of the others of its set; None if there are none that said it."""
-    others = [peer.latency_p99_seconds for peer in peers if peer is not device and peer.latency_p99_seconds]
-    return statistics.median(others) if others else None
+class Slowness(NamedTuple):
+    """By how much a device is slower than the others of its set."""
+
+    which: str  # of its requests
+    took: float  # seconds
+    usual: float  # the median of the others
 
 
-def is_slow(device: DeviceView, peers: Sequence[DeviceView]) -> bool:
-    """Whether its slowest hundredth takes much longer than that of the others of its set."""
-    usual = usual_p99(device, peers)
-    return usual is not None and (device.latency_p99_seconds or 0.0) >= SLOW_FACTOR * usual
+def slowness(device: DeviceView, peers: Sequence[DeviceView]) -> Slowness | None:
+    """None: it is not, or too few requests ended lately to tell. `peers`: all devices of its set."""
+    for least, field, which in (
+        (MANY_REQUESTS, "recent_p99_seconds", "its slowest hundredth"),
+        (SOME_REQUESTS, "recent_p50_seconds", "half of its requests"),
+    ):
+        known = [peer for peer in peers if (peer.recent_requests or 0) >= least and getattr(peer, field)]
+        others = [getattr(peer, field) for peer in known if peer is not device]
+        if others and any(peer is device for peer in known):
+            took, usual = getattr(device, field), statistics.median(others)
+            return Slowness(which, took, usual) if took >= SLOW_FACTOR * usual else None
+    return None
 
 
 def gpu_troubles(gpu: GpuView) -> Iterator[Trouble]:

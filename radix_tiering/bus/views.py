@@ -104,8 +104,9 @@ class TierView(RankedView, frozen=True):
     refused: dict[str, int] = msgspec.field(default_factory=dict)  # pages, by reason
     restores: int | None = None
     restore_seconds: float | None = None
-    restore_p50_seconds: float | None = None
-    restore_p99_seconds: float | None = None
+    recent_restores: int | None = None  # of the last minute, as what follows
+    recent_p50_seconds: float | None = None
+    recent_p99_seconds: float | None = None
 
 
 class StripeSetView(RankedView, frozen=True):
@@ -140,8 +141,9 @@ class DeviceView(RankedView, frozen=True):
     write_errors: int | None = None
     corrupt_units: int | None = None
     in_flight: int | None = None
-    latency_p50_seconds: float | None = None
-    latency_p99_seconds: float | None = None
+    recent_requests: int | None = None  # of the last minute, as what follows
+    recent_p50_seconds: float | None = None
+    recent_p99_seconds: float | None = None
 
 
 class LinkView(RankedView, frozen=True):
@@ -152,8 +154,9 @@ class LinkView(RankedView, frozen=True):
     pages: int | None = None
     bytes: int | None = None
     seconds: float | None = None
-    latency_p50_seconds: float | None = None
-    latency_p99_seconds: float | None = None
+    recent_transfers: int | None = None  # of the last minute, as what follows
+    recent_p50_seconds: float | None = None
+    recent_p99_seconds: float | None = None
     bytes_per_second: float | None = None
 
 

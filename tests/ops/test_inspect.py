@@ -398,7 +398,7 @@ def troubled(alpha: HandWritten, what: str) -> None:
     elif what == "corrupt":
         alpha.hash("ssd", {**DEVICE, "corrupt_units": 5, "write_errors": 6}, number="1")
     elif what == "slow":
-        alpha.hash("ssd", {**DEVICE, "latency_p99_seconds": 1.5}, number="1")
+        alpha.hash("ssd", {**DEVICE, "recent_p99_seconds": 1.5}, number="1")
     elif what in ("donor gone", "borrower gone"):
         other = HandWritten(alpha.client, "beta").write()
         other.heartbeat(ago=300)
@@ -444,7 +444,12 @@ def troubled(alpha: HandWritten, what: str) -> None:
         ("draining", "devices", "note", "is draining"),
         ("corrupt", "devices", "WRONG", "5 stripe units were not what was written"),
         ("corrupt", "devices", "warning", "0 reads and 6 writes failed"),
-        ("slow", "devices", "warning", "is slow: its slowest hundredth takes 1.5 s, the others' 1 ms"),
+        (
+            "slow",
+            "devices",
+            "warning",
+            "is slow: in the last minute its slowest hundredth took 1.5 s, the others' 1 ms",
+        ),
         ("donor gone", "leases", "warning", "borrowed from beta.dp0-tp0: its donor is gone"),
         ("borrower gone", "leases", "warning", "lent to beta.dp0-tp0: its borrower is gone"),
         ("late lease", "leases", "WRONG", "1 leases are past their time, the first for 4.2 s"),
@@ -494,7 +499,7 @@ def test_a_returned_lease_whose_time_is_over_is_not_wrong(inspect: Inspect, alph
 
 def test_devices_of_equal_speed_are_not_slow(inspect: Inspect, alpha: HandWritten) -> None:
     for number in "01":
-        alpha.hash("ssd", {**DEVICE, "latency_p99_seconds": 1.5}, number=number)
+        alpha.hash("ssd", {**DEVICE, "recent_p99_seconds": 1.5}, number=number)
     assert "is slow" not in inspect("devices").out
 
 

@@ -24,6 +24,7 @@ from swift_tiers.radix_tiering.bus.commands import (
     UnpinLease,
 )
 from swift_tiers.radix_tiering.bus.records import tier_record
+from swift_tiers.radix_tiering.counters import NO_LATENCY
 from swift_tiers.radix_tiering.page import ROOT_KEY
 from swift_tiers.radix_tiering.request_restore import RestoreState
 from swift_tiers.radix_tiering.ssd import Operation
@@ -517,7 +518,7 @@ def test_what_requests_came_to_hold_while_a_tier_shrinks_leaves_with_them() -> N
 def test_a_limit_stands_on_the_bus_in_bytes(tier: str) -> None:
     stack = make_stack(host_pages=16, ssd=memory_ssd())
     obey(stack, CapTier(tier=tier, limit="32KiB"))
-    assert tier_record(stack.snapshot().tiers[tier], time=1.5)["limit_bytes"] == "32768"
+    assert tier_record(stack.snapshot().tiers[tier], NO_LATENCY, time=1.5)["limit_bytes"] == "32768"
 
 
 def test_a_capped_ssd_tier_gives_up_what_is_too_much_and_takes_no_more() -> None:

@@ -248,11 +248,17 @@ BORROWED: Fields = {
 TIER: Fields = {
     "capacity_bytes": 2**30, "used_bytes": 2**29, "pages": 1456, "pinned_pages": 12, "limit_bytes": 2**30, "hits": 900,
     "misses": 100, "bytes_read": 10**9, "bytes_written": 2 * 10**9, "evictions": 40, "checksum_failures": 0,
-    "refused:full": 0, "restores": 40, "restore_seconds": 1.2, "restore_p50_seconds": 0.016384,
-    "restore_p99_seconds": 0.13,
+    "refused:full": 0, "restores": 40, "restore_seconds": 1.2, "recent_restores": 9, "recent_p50_seconds": 0.016384,
+    "recent_p99_seconds": 0.13,
 }  # fmt: skip
 TIERS: Mapping[str, Fields] = {
-    "device": {"restores": 0, "restore_seconds": 0, "restore_p50_seconds": "", "restore_p99_seconds": ""},
+    "device": {
+        "restores": 0,
+        "restore_seconds": 0,
+        "recent_restores": "",
+        "recent_p50_seconds": "",
+        "recent_p99_seconds": "",
+    },
     "host": {},
     "ssd": {"capacity_bytes": 2**34, "limit_bytes": 2**34},
 }
@@ -263,11 +269,12 @@ STRIPE: Fields = {
 DEVICE: Fields = {
     "service": "in service", "reason": "", "capacity_bytes": 2**33, "used_bytes": 2**30, "bytes_read": 10**9,
     "bytes_written": 2 * 10**9, "reads": 4000, "writes": 8000, "read_errors": 0, "write_errors": 0, "corrupt_units": 0,
-    "in_flight": 2, "latency_p50_seconds": 0.000128, "latency_p99_seconds": 0.001024,
+    "in_flight": 2, "recent_requests": 4000, "recent_p50_seconds": 0.000128, "recent_p99_seconds": 0.001024,
 }  # fmt: skip
 LINK: Fields = {
-    "transfers": 100, "pages": 1600, "bytes": 10**9, "seconds": 0.5, "latency_p50_seconds": 0.004096,
-    "latency_p99_seconds": 0.016384, "bytes_per_second": 2**20,
+    "transfers": 100, "pages": 1600, "bytes": 10**9, "seconds": 0.5, "recent_transfers": 70,
+    "recent_p50_seconds": 0.004096,
+    "recent_p99_seconds": 0.016384, "bytes_per_second": 2**20,
 }  # fmt: skip
 NVLINK: Fields = {
     "nvlink_sent_bytes": 10**9, "nvlink_received_bytes": 2 * 10**9, "nvlink_sent_bytes_per_second": 3 * 2**20,

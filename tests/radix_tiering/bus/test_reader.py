@@ -144,8 +144,8 @@ def test_a_snapshot_holds_everything_typed(reader: BusReader, alpha: HandWritten
     assert [tier.tier for tier in rank.tiers] == ["device", "host", "ssd"]
     device, host, _ = rank.tiers
     assert host.refused == {"full": 0}
-    assert host.restore_p99_seconds == 0.13
-    assert device.restore_p99_seconds is None, "an empty field is none, not zero"
+    assert host.recent_p99_seconds == 0.13
+    assert device.recent_p99_seconds is None, "an empty field is none, not zero"
     assert rank.stripe_set is not None
     assert rank.stripe_set.reads == {"ok": 800}
     assert [one.number for one in rank.devices] == [0, 1]
@@ -492,10 +492,10 @@ def test_what_a_publisher_writes_is_read_whole(redis: RealRedis, publish: Callab
         if getattr(view, name) in (None, "", (), {})
     }
     assert missing == {
-        "TierView.refused", "TierView.restore_p50_seconds", "TierView.restore_p99_seconds", "DeviceView.reason",
+        "TierView.refused", "TierView.recent_p50_seconds", "TierView.recent_p99_seconds", "DeviceView.reason",
         "RequestView.ended", "RequestView.block_table",
         # Of the tier `device`, from which nothing is restored.
-        "TierView.restores", "TierView.restore_seconds", "TierView.checksum_failures",
+        "TierView.restores", "TierView.restore_seconds", "TierView.recent_restores", "TierView.checksum_failures",
         # The borrower does not know.
         "LeasesView.pinned_bytes",
     }  # fmt: skip

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from swift_tiers.radix_tiering.bus import answer_records, records
 from swift_tiers.radix_tiering.bus.gpu_records import gpu_record, reach_record
 from swift_tiers.radix_tiering.bus.lease_records import lease_sums, leases_record, partners
-from swift_tiers.radix_tiering.bus.records import PublisherNumbers, block_table_text, quantile, to_text
+from swift_tiers.radix_tiering.bus.records import PublisherNumbers, block_table_text, to_text
 from swift_tiers.radix_tiering.bus.schema import BY_NAME, MOST_LISTED_LEASES, MOST_PARTNERS
-from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS
 from swift_tiers.radix_tiering.events import Event
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample
 from swift_tiers.radix_tiering.telemetry import PageAnswer
@@ -24,6 +23,8 @@ from support.telemetry import latency
 
 SERVER = records.server_record(telemetry.INFO, time=1.5, pid=7, interval=0.5, clock_offset=-3600.25, control=True)
 EVENT = Event(sequence=3, time=1.5, kind="device.out", fields={"device": "/ssd1", "pages": 12})
+
+RECENT = latency(0.001, 0.002)
 
 ONE_OF_EACH: dict[str, list[records.Record]] = {
     "info": [SERVER],
@@ -40,12 +41,12 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
         records.rank_record(None, None, PublisherNumbers(), lease_sums(None, ""), [], time=1.5, pid=7),
     ],
     "tier": [
-        records.tier_record(telemetry.tier(), time=1.5),
+        records.tier_record(telemetry.tier(), RECENT, time=1.5),
         records.device_tier_record(telemetry.engine().device, time=1.5),
     ],
     "stripe": [records.stripe_record(telemetry.stack().stripe, time=1.5)],  # type: ignore[arg-type]
-    "ssd": [records.ssd_record(telemetry.device(0), time=1.5)],
-    "link": [records.link_record(telemetry.stack().links["host-ssd"], 2**20, time=1.5)],
+    "ssd": [records.ssd_record(telemetry.device(0), RECENT, time=1.5)],
+    "link": [records.link_record(telemetry.stack().links["host-ssd"], 2**20, RECENT, time=1.5)],
     "gpu": [
         gpu_record(telemetry.gpu()),
         gpu_record(GpuSample(time=1.5, gpu=Gpu(index=None, uuid="GPU-0", trouble="GPU is lost"))),
@@ -199,14 +200,6 @@ def test_who_lends_nothing_has_no_address() -> None:
 )
 def test_values(value: object, text: str) -> None:
     assert to_text(value) == text  # type: ignore[arg-type]
-
-
-def test_quantiles_are_upper_bounds() -> None:
-    durations = latency(*[0.001] * 98, 0.02, 0.02)
-    assert quantile(durations, 0.5) == pytest.approx(0.001024)
-    assert quantile(durations, 0.99) == pytest.approx(0.032768)
-    assert quantile(latency(), 0.5) is None
-    assert quantile(latency(1000.0), 0.5) == LATENCY_BOUNDS[-1]
 
 
 # ---- events ----
