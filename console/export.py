@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from swift_tiers.console.model.table import as_csv, as_json
 
@@ -18,25 +18,41 @@ class ExportError(ValueError):
     """Nothing was written; the message says why."""
 
 
-def export(app: ConsoleApp, kind: str, file: str | None) -> Path:
-    """The table as it is sifted and sorted, or a picture of the screen. A file that is there is never overwritten."""
+class Export(NamedTuple):
+    """A file that has been made for what is shown, and is still empty."""
+
+    kind: str
+    path: Path
+    out: TextIO
+
+    def write(self, content: str) -> None:
+        """Raises ExportError."""
+        try:
+            with self.out:
+                self.out.write(content)
+        except OSError as error:
+            raise ExportError(f"{self.path}: {error.strerror}") from None
+
+
+def begin(app: ConsoleApp, kind: str, file: str | None) -> Export:
+    """Make the file. One that is there is never overwritten. Raises ExportError."""
     if kind not in KINDS:
         raise ExportError(f"export {kind[:20]}: there are {', '.join(KINDS)}")
+    if kind != "svg" and (app.grid.has_class("-hidden") or not app.grid.table.columns):
+        raise ExportError(f"export {kind}: there is no table here; svg writes the screen")
     folder = app.folder or Path.cwd()
     name = f"swift-tiers-{app.view.NAME}-{app.now():%Y%m%d-%H%M%S}.{kind}" if file is None else os.path.expanduser(file)
     path = folder / name
-    if kind == "svg":
-        content = app.export_screenshot(title="swift-tiers")
-    else:
-        table = app.grid.table
-        if app.grid.has_class("-hidden") or not table.columns:
-            raise ExportError(f"export {kind}: there is no table here; svg writes the screen")
-        content = (as_csv if kind == "csv" else as_json)(table, app.grid.rows)
     try:
-        with open(path, "x", encoding="utf-8") as out:
-            out.write(content)
+        return Export(kind, path, open(path, "x", encoding="utf-8"))
     except FileExistsError:
         raise ExportError(f"{path}: is there already; give another name") from None
     except OSError as error:
         raise ExportError(f"{path}: {error.strerror}") from None
-    return path
+
+
+def content(app: ConsoleApp, kind: str) -> str:
+    """The table as it is sifted and sorted, or a picture of the screen."""
+    if kind == "svg":
+        return app.export_screenshot(title="swift-tiers")
+    return (as_csv if kind == "csv" else as_json)(app.grid.table, app.grid.rows)

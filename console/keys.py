@@ -60,7 +60,8 @@ def key_line(app: ConsoleApp, width: int) -> Text:
     keys = [(offer.key, offer.label, "warning") for offer in app.offers()]
     if app.feed.player is not None:
         keys += [(key, what, "note") for key, what in PLAYING]
-    keys += [(key, what, "accent") for key, what in SHOWN]
+    taken = {key for key, _, _ in keys}
+    keys += [(key, what, "accent") for key, what in SHOWN if key not in taken]
     for key, what, style in keys:
         word = f"{key} {what}  "
         if line.cell_len + len(word) - 2 > width:

@@ -79,7 +79,7 @@ class Painter:
             lines.append(scene.line("please report it; the other views go on"))
             table = view.EMPTY
         lines = wrapped([*self._lost(scene), *self._aged(lines)], scene.width)
-        room = max(scene.room(view.LINES_SHARE), scene.height - len(rows) - 2) if table.columns else scene.height
+        room = scene.room(view.LINES_SHARE, len(rows)) if table.columns else scene.height
         beneath = app.said.lines(scene.width) + app.entry.is_open
         self._lay_out(scene, lines, table, max(1, min(room, scene.height - beneath - LEAST_ROWS)))
         app.ask(view.questions(scene))

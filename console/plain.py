@@ -16,7 +16,7 @@ from swift_tiers.console.feeds.feed import Answers, Feed, Look
 from swift_tiers.console.model.alarms import how_many
 from swift_tiers.console.model.columns import GAP, fit, fitted
 from swift_tiers.console.model.moment import Moment
-from swift_tiers.console.model.table import Row, Table
+from swift_tiers.console.model.table import Row, Table, exported
 from swift_tiers.console.model.watching import Watcher
 from swift_tiers.console.status import SIGNS
 from swift_tiers.console.views.event_rows import time_words
@@ -61,19 +61,21 @@ def asked(view: View, scene: Scene, feed: Feed) -> Scene:
 
 
 class Plain(NamedTuple):
-    """What one view shows."""
+    """What one view shows, and which time its figures are of."""
 
     lines: list[Text]
     table: Table
+    windows: str = ""
 
     def drawn(self, scene: Scene) -> list[Text]:
         """Its lines, then its table, as wide as the scene at most."""
         table = _drawn(scene, self.table) if self.table.columns else []
-        return [*self.lines, *([Text()] if self.lines and table and self.lines[-1].plain.strip() else []), *table]
+        apart = [Text()] if self.lines and table and self.lines[-1].plain.strip() else []
+        return [*self.lines, *apart, *table, *([Text(), scene.line(self.windows)] if self.windows else [])]
 
 
 def plain(view: View, scene: Scene) -> Plain:
-    return Plain(view.lines(scene), view.table(scene))
+    return Plain(view.lines(scene), view.table(scene), view.windows(scene.place))
 
 
 def heading(feed: Feed, scene: Scene) -> Text:
@@ -141,6 +143,7 @@ def data(feed: Feed, view: View, scene: Scene) -> dict[str, Any]:
         "view": {
             "name": view.NAME,
             "lines": [line.plain.rstrip() for line in shown.lines],
+            "units": {column.name: column.unit for column in shown.table.columns if column.unit},
             "rows": [_row(shown.table, row) for row in islice(shown.table.rows, MOST_DATA_ROWS)],
         },
         "snapshot": msgspec.to_builtins(moment.snapshot),
@@ -148,5 +151,5 @@ def data(feed: Feed, view: View, scene: Scene) -> dict[str, Any]:
 
 
 def _row(table: Table, row: Row) -> dict[str, Any]:
-    cells = {column.name: cell.content for column, cell in zip(table.columns, row.cells, strict=True)}
+    cells = {column.name: exported(column, cell) for column, cell in zip(table.columns, row.cells, strict=True)}
     return cells | {"stale": row.stale}

@@ -36,6 +36,8 @@ def _nature(app: ConsoleApp) -> list[tuple[str, str]]:
     age = seconds(round(moment.age, 1))
     if feed.nature in SIGNS:
         words = [(SIGNS[feed.nature], "warning")]
+        if app.paused:
+            words.append((f"PAUSED, {age} old ", "warning"))
     elif app.lost:
         shown = f", shown is {age} old" if moment.snapshot is not None else ""
         return [(f"LOST{shown} ", "wrong"), (feed.name, "muted")]
@@ -43,7 +45,7 @@ def _nature(app: ConsoleApp) -> list[tuple[str, str]]:
         return [("connecting ", "note"), (f"to {feed.name}", "muted")]
     elif app.paused:
         words = [(f"PAUSED, {age} old ", "warning")]
-    elif moment.age > max(OLD_SECONDS, OLD_LOOKS * app.interval):
+    elif _is_stale(app):
         words = [(f"STALE, {age} old ", "wrong")]
     else:
         words = [(f"LIVE every {app.interval:g} s ", "good")]
@@ -61,7 +63,14 @@ def _nature(app: ConsoleApp) -> list[tuple[str, str]]:
 def _alarms(app: ConsoleApp) -> list[tuple[str, str]]:
     if app.moment.snapshot is None:
         return []
-    return [(f"{words} ", style) for words, style in how_many(app.moment.alarms, len(app.moment.servers))]
+    # Of what is paused, that moment's is told.
+    current = not app.lost and (app.paused or not _is_stale(app))
+    said = how_many(app.moment.alarms, len(app.moment.servers), current=current)
+    return [(f"{words} ", style) for words, style in said]
+
+
+def _is_stale(app: ConsoleApp) -> bool:
+    return app.feed.nature not in SIGNS and app.moment.age > max(OLD_SECONDS, OLD_LOOKS * app.interval)
 
 
 def _clock(value: float) -> str:
@@ -96,6 +105,9 @@ def crumbs_line(app: ConsoleApp, width: int) -> Text:
         line.append("  ")
         line.append(app.view.QUESTION, app.style("muted"))
     right = Text(no_wrap=True, end="")
+    windows = app.view.windows(navigation.place)
+    if windows:
+        right.append(f"{windows}  ", app.style("muted"))
     if app.painter.layout_words:
         right.append(f"{app.painter.layout_words} ", app.style("note"))
     if navigation.sieve:
@@ -105,7 +117,7 @@ def crumbs_line(app: ConsoleApp, width: int) -> Text:
         cursor = app.grid.cursor + 1 if rows else 0
         of = f" of {len(table.rows)}" if len(rows) != len(table.rows) else ""
         right.append(f"{cursor}/{len(rows)}{of}", app.style("muted"))
-    line.truncate(max(0, width - right.cell_len - 1))
+    line.truncate(max(0, width - right.cell_len - 1), overflow="crop" if glyphs.ascii else "ellipsis")
     line.append(" " * max(1, width - line.cell_len - right.cell_len))
     line.append_text(right)
     return line

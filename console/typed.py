@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from swift_tiers.console.export import ExportError, export
+from swift_tiers.console.export import Export, ExportError, begin, content
 from swift_tiers.console.looker import FASTEST, SLOWEST
 from swift_tiers.console.model.actions import Action, ActionError, read_action
 from swift_tiers.console.model.place import Place, Step
@@ -77,8 +77,19 @@ class Typed:
         self._app.push_screen(AskScreen("Export what is shown", hint, value, problem), chosen)
 
     def _export(self, words: tuple[str, ...]) -> None:
-        path = export(self._app, words[0], words[1].strip() if len(words) > 1 else None)
-        self._app.tell(f"written: {path}")
+        made = begin(self._app, words[0], words[1].strip() if len(words) > 1 else None)
+        if made.kind == "svg":
+            # What was typed to get it is no part of the picture: only once the screen is as it was.
+            self._app.call_after_refresh(self._write, made)
+        else:
+            self._write(made)
+
+    def _write(self, made: Export) -> None:
+        try:
+            made.write(content(self._app, made.kind))
+            self._app.tell(f"written: {made.path}")
+        except ExportError as error:
+            self._app.tell(str(error), bad=True)
 
     def _set_rate(self, seconds: float) -> None:
         if not FASTEST <= seconds <= SLOWEST:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from swift_tiers.console.model.departures import Departure, Departures, Going
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.place import Place, Step
-from swift_tiers.radix_tiering.bus.figures import count, seconds, share, size, text
+from swift_tiers.radix_tiering.bus.figures import count, seconds, size, text
 from swift_tiers.radix_tiering.bus.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.reader import EVERYTHING, Part
 from swift_tiers.radix_tiering.bus.troubles import LONG_WAIT, Mark, Trouble, Troubles, request_troubles
@@ -21,12 +21,16 @@ from swift_tiers.radix_tiering.bus.views import (
     ServerView,
     Snapshot,
     StripeSetView,
-    TierView,
     View,
 )
 
-#: A tier below the device that is fuller than this is full.
-FULL = 0.95
+#: From the one that is read first to the one beneath which there is nothing: what leaves one may lie in the next.
+BENEATH = {
+    "device": ("peer", "host", "ssd", "remote"),
+    "peer": ("ssd", "remote"),
+    "host": ("peer", "ssd", "remote"),
+    "ssd": ("remote",),
+}
 #: Hit rates: of the last so many seconds, against those of the time before; with at least so many prompt tokens in it,
 #: and a former rate of at least so much, less than this share of it is a collapse.
 RECENT_SECONDS, RECENT_TOKENS, FORMER_RATE, COLLAPSE = 20.0, 2000, 0.2, 0.5
@@ -80,9 +84,15 @@ class Alarms:
         return tuple(sorted(found, key=lambda alarm: (-alarm.mark, -alarm.since, alarm.place)))
 
 
-def how_many(alarms: Iterable[Alarm], servers: int) -> list[tuple[str, str]]:
-    """How many of what: words with their styles. Notes are not worth one; and without servers, nobody is well."""
-    if not servers:
+def how_many(alarms: Iterable[Alarm], servers: int, *, current: bool = True) -> list[tuple[str, str]]:
+    """How many of what: words with their styles. Notes are not worth one; and without servers, nobody is well.
+
+    `current`: whether this is of now. Of a bus that is lost, or whose last look is old, nobody knows who is well.
+    """
+    if not current:
+        return [("not known now", "wrong")]
+    alarms = list(alarms)
+    if not servers and not any(alarm.mark >= Mark.WARNING for alarm in alarms):
         return [("no server", "warning")]
     marks = [alarm.mark for alarm in alarms]
     wrong, warnings = marks.count(Mark.WRONG), marks.count(Mark.WARNING)
@@ -109,8 +119,11 @@ def _alarms(snapshot: Snapshot, history: History, departed: Mapping[str, Departu
             views += [view for view in (rank.rank, rank.stripe_set, rank.tree, rank.gpu) if view is not None]
             yield from _told(troubles.of(views), snapshot.time)
             yield from _of_requests(rank, snapshot.time)
-            yield from _full_tiers(rank, history, snapshot.time)
             yield from _collapse(rank, history, snapshot.time)
+    here = {state.server.server for state in snapshot.servers}
+    for departure in departed.values():
+        if departure.server.server not in here:
+            yield _missed(departure, snapshot.time)
 
 
 def _told(troubles: Iterable[Trouble], now: float) -> Iterator[Alarm]:
@@ -127,12 +140,29 @@ def _gone(server: ServerView, departure: Departure, now: float) -> Alarm:
     heard = f"last heard of {seconds(server.age_seconds)} ago"
     if departure.going is Going.STOPPED:
         return Alarm(Mark.NOTE, text(server.server), f"was stopped; {heard}", "", target(server), now)
-    lent = f"; it lent {size(departure.lent_bytes)}" if departure.lent_bytes else ""
-    to = f" to {', '.join(map(text, departure.borrowers))}" if lent and departure.borrowers else ""
-    what = f"is GONE: it died, hangs, or is cut off from Redis; {heard}{lent}{to}"
+    what = f"is GONE: it died, hangs, or is cut off from Redis; {heard}{_lent(departure)}"
     return Alarm(
         Mark.WRONG, text(server.server), what, "see whether it runs, and the end of its log", target(server), now
     )
+
+
+def _missed(departure: Departure, now: float) -> Alarm:
+    """One that the bus does not know of any more, though it was there: Redis has lost what it knew."""
+    name = text(departure.server.server)
+    seen = f"seen {seconds(max(0.0, now - departure.seen))} ago"
+    if departure.going is Going.AWAITED:
+        what = f"has not come back to this bus, which began anew; {seen}"
+        return Alarm(
+            Mark.WARNING, name, what, "servers that run come back within seconds", target(departure.server), now
+        )
+    what = f"is GONE: it has not come back to this bus, which began anew; {seen}{_lent(departure)}"
+    remedy = "see whether it runs, and whether it reaches this Redis"
+    return Alarm(Mark.WRONG, name, what, remedy, target(departure.server), now)
+
+
+def _lent(departure: Departure) -> str:
+    lent = f"; it lent {size(departure.lent_bytes)}" if departure.lent_bytes else ""
+    return f"{lent} to {', '.join(map(text, departure.borrowers))}" if lent and departure.borrowers else lent
 
 
 def target(view: View) -> Place:
@@ -165,20 +195,20 @@ def _of_requests(rank: RankState, now: float) -> Iterator[Alarm]:
         yield Alarm(Mark.WARNING, f"{text(one.server)} {text(one.rank)}", what, remedy, target(one), now)
 
 
-def _full_tiers(rank: RankState, history: History, now: float) -> Iterator[Alarm]:
-    """A full tier is how a cache ends up; it costs what it has to evict. The device is always full."""
+def falls_to(rank: RankState, tier: str) -> str:
+    """Where pages lie that leave a tier: the tiers beneath it, or nowhere, and then they are recomputed."""
+    here = {one.tier for one in rank.tiers if one.capacity_bytes}
+    beneath = [name for name in BENEATH.get(tier, ()) if name in here]
+    return " or ".join(beneath) or "recomputed"
+
+
+def _too_small(rank: RankState, history: History) -> str:
+    """The tier that loses pages for good just now. That a cache is full is no news; it tells why hits are missed."""
     for tier in rank.tiers:
-        limit = tier.limit_bytes or tier.capacity_bytes
-        if tier.tier == "device" or not limit or (tier.used_bytes or 0) <= FULL * limit:
-            continue
         evicted = history.rate(tier, "evictions", seconds=RECENT_SECONDS)
-        losing = f"; evicts {count(evicted)} pages/s" if evicted else ""
-        what = f"{share(tier.used_bytes, limit)} full{losing}"
-        yield Alarm(Mark.NOTE, _tier_place(tier), what, "pages that are evicted here are recomputed", target(tier), now)
-
-
-def _tier_place(tier: TierView) -> str:
-    return f"{text(tier.server)} {text(tier.rank)} {text(tier.tier)}"
+        if evicted and falls_to(rank, tier.tier) == "recomputed":
+            return f", or {text(tier.tier)} is too small: it evicts {count(evicted)} pages/s, which are recomputed"
+    return ""
 
 
 def _collapse(rank: RankState, history: History, now: float) -> Iterator[Alarm]:
@@ -188,6 +218,7 @@ def _collapse(rank: RankState, history: History, now: float) -> Iterator[Alarm]:
     if former >= FORMER_RATE and recent < COLLAPSE * former:
         what = f"hit rate fell to {recent:.0%}, from {former:.0%} before"
         remedy = "new prompts, a flush, weights that changed, or a tier that is out: see its events"
+        remedy += _too_small(rank, history)
         place = f"{text(rank.tree.server)} {text(rank.tree.rank)}"
         yield Alarm(Mark.WARNING, place, what, remedy, target(rank.tree), now)
 

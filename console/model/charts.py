@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from swift_tiers.console.model.glyphs import Glyphs
 
+#: Cells of the smallest sparkline that shows something.
+LEAST_SPARK = 4
 #: Cells for the figures at the left of a chart.
 AXIS = 11
 
@@ -21,6 +23,7 @@ class Series(NamedTuple):
     style: str
     values: Sequence[float | None]  # of the last looks, the newest last; None: not said
     figure: Callable[[float], str]  # a value in words
+    now: float | None = None  # what is said to be now: as the table beneath says it; None: the newest value
 
 
 def condensed(values: Sequence[float | None], width: int) -> list[float | None]:
@@ -64,21 +67,40 @@ def _level(value: float, top: float, highest: int) -> int:
 
 
 def chart(glyphs: Glyphs, series: Series, width: int, height: int, top: float | None = None) -> list[Drawn]:
-    """Lines of (text, meaning), each exactly `width` cells wide: a title with the newest value, then `height` lines
+    """Lines of (text, meaning), each exactly `width` cells wide: a title with the value of now, then `height` lines
     with the scale at their left. `top` is that of the scale; None: the largest value."""
     room = max(1, width - AXIS - 1)
     values = condensed(series.values, room)
     known = [value for value in values if value is not None]
     top = max(known, default=0.0) if top is None else top
-    now = "?" if not values or values[-1] is None else series.figure(values[-1])
     title = glyphs.cut(series.title, width)
-    words = f"  {now}" if known else "  nothing was said yet"
+    words = f"  {_now(series)}" if known else "  nothing was said yet"
     words = glyphs.cut(words, width - len(title)).ljust(width - len(title))
     drawn: list[Drawn] = [[(title, "title"), words]]
     for number, line in enumerate(columns(glyphs, values, height, top)):
         label = series.figure(top) if number == 0 and top > 0 else "0" if number == height - 1 else ""
         drawn.append([f"{label:>{AXIS}} ", (line.rjust(room), series.style)])
     return drawn
+
+
+def _now(series: Series) -> str:
+    newest = series.values[-1] if series.values else None
+    now = newest if series.now is None else series.now
+    return "?" if now is None else series.figure(now)
+
+
+def lane(glyphs: Glyphs, series: Series, width: int, top: float) -> Drawn:
+    """The same in one line of exactly `width` cells, where there is no room for a chart; the scale ends at `top`."""
+    now = _now(series)
+    title = glyphs.cut(series.title, max(1, width - len(now) - LEAST_SPARK - 2))
+    room = max(0, width - len(title) - len(now) - 2)
+    return [
+        (title, "title"),
+        " ",
+        (glyphs.spark(series.values, room, top).rjust(room), series.style),
+        " ",
+        (now, "text"),
+    ]
 
 
 def beside(*charts: Sequence[Drawn], gap: int = 2) -> list[Drawn]:

@@ -28,6 +28,7 @@ _DARK = {
     "ssd": "#e0af68",
     "remote": "#c39a7a",
     "compute": "#9ece6a",
+    "waiting": "#e0af68",
     # states of a page's slot
     "free": "#3b4252",
     "private": "#7aa2f7",
@@ -56,6 +57,7 @@ _LIGHT = {
     "ssd": "#9a5b00",
     "remote": "#7a5230",
     "compute": "#2f7d32",
+    "waiting": "#9a5b00",
     "free": "#c9ced8",
     "private": "#1f5fbf",
     "cached": "#2f7d32",

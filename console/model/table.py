@@ -21,6 +21,13 @@ class Column(NamedTuple):
     widest: int = 40  # cells; longer texts are cut
     rank: int = 0  # columns with the lowest rank go first where the terminal is narrow
     least: int = 0  # cells; it is narrowed so far before others go; 0: it is not
+    unit: str = ""  # of its values, and the time that they are of, for exports; empty: it counts, or names
+    words: bool = False  # exports have what is shown: the value only orders the rows
+
+    @property
+    def heading(self) -> str:
+        """Of an export: `p99 (s of a request, last 60 s)`."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
 class Cell(NamedTuple):
@@ -90,17 +97,28 @@ def _order(value: Any) -> tuple[int, Any]:
     return 1, str(value).casefold()
 
 
+def exported(column: Column, cell: Cell) -> Any:
+    """What a program gets of a cell: None where nothing is known."""
+    if cell.value is not None and not column.words:
+        return cell.value
+    return None if cell.text in ("", "-", "?") else cell.text
+
+
 def as_csv(table: Table, rows: Sequence[Row]) -> str:
-    """With a line of headings; values as they are, not as they are shown."""
+    """With a line of headings; values as they are, not as they are shown. What is not known is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
-    writer.writerows([cell.content for cell in row.cells] for row in rows)
+    writer.writerow([column.heading for column in table.columns])
+    writer.writerows(_exported(table, row) for row in rows)
     return out.getvalue()
 
 
 def as_json(table: Table, rows: Sequence[Row]) -> str:
     """A list of objects, one a row."""
-    names = [column.name for column in table.columns]
-    content = [dict(zip(names, (cell.content for cell in row.cells), strict=True)) for row in rows]
+    names = [column.heading for column in table.columns]
+    content = [dict(zip(names, _exported(table, row), strict=True)) for row in rows]
     return json.dumps(content, indent=1, default=str)
+
+
+def _exported(table: Table, row: Row) -> list[Any]:
+    return [exported(column, cell) for column, cell in zip(table.columns, row.cells, strict=True)]

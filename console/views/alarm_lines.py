@@ -17,6 +17,8 @@ MARK = 8
 def alarm_lines(scene: Scene, alarms: list[Alarm], room: int) -> list[Text]:
     """At most `room` lines. Each alarm has one at least; then, from the worst on, those that need more get it."""
     if not alarms:
+        if scene.moment.lost:
+            return [scene.line(("nothing was wrong when it was seen last; what is now is not known", "text"))]
         return [scene.line((" ok ", "good"), ("nothing is wrong", "text"))]
     shown = alarms if len(alarms) <= room else alarms[: max(1, room - 1)]
     lines = [[_cut(scene, alarm)] for alarm in shown]

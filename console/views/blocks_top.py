@@ -79,8 +79,8 @@ def _columns(scene: Scene) -> tuple[Column, ...]:
         Column("blocks of", widest=name, rank=9),
         Column("state", rank=4),
         Column("pages", right=True, rank=8),
-        Column("full", right=True, rank=3),
-        Column("fill", rank=7),
+        Column("full", right=True, rank=3, unit="share, 0 to 1"),
+        Column("fill", rank=7, unit="share, 0 to 1"),
         Column("what is where", widest=what, rank=8),
     )
 

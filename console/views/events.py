@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.bus.troubles import SKEW_SECONDS, Mark
 WIDE = 120
 EVENTS = (
     Column("time", rank=8),
-    Column("mark", rank=7),
+    Column("mark", rank=7, words=True),
     Column("server", widest=14, rank=9),
     Column("rank", widest=10, rank=1),
     Column("number", right=True, rank=0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from rich.text import Text
@@ -18,6 +19,9 @@ from swift_tiers.radix_tiering.bus.troubles import Mark
 
 #: Kinds of events that tell of leases begin so.
 KINDS = ("lease.", "lending.", "borrowed.")
+
+#: So many of the last that were read are put in order.
+SORTED = 200
 
 
 class Told(NamedTuple):
@@ -59,9 +63,9 @@ def recalls(scene: Scene) -> Counter[tuple[str, str]]:
 def history(scene: Scene, events: Iterable[Told], room: int) -> list[Text]:
     """The newest first, under a heading."""
     lines: list[Text] = []
-    for one in events:
-        if len(lines) >= room - 1:
-            break
+    # They were read server by server: what was read last need not have happened last.
+    newest = sorted(islice(events, SORTED), key=lambda one: -one.event.happened)
+    for one in newest[: max(0, room - 1)]:
         event = one.event
         mark = event_words.kind_of(event).mark
         lines.append(

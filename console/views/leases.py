@@ -28,28 +28,28 @@ from swift_tiers.radix_tiering.bus.troubles import Mark, Trouble, lease_troubles
 from swift_tiers.radix_tiering.bus.views import LeaseEntry, LeasesView, RankState, RankView
 
 PAIRS = (
-    Column("state", rank=9),
+    Column("state", rank=9, words=True),
     Column("donor", widest=32, rank=9),
     Column("borrower", widest=32, rank=9),
     Column("leases", right=True, rank=6),
-    Column("lent", right=True, rank=8),
-    Column("borrowed", right=True, rank=8),
+    Column("lent", right=True, rank=8, unit="B"),
+    Column("borrowed", right=True, rank=8, unit="B"),
     Column("both say", widest=30, rank=7),
-    Column("ends in", right=True, rank=7),
-    Column("returning", right=True, rank=5),
-    Column("pinned", right=True, rank=4),
+    Column("ends in", right=True, rank=7, unit="s"),
+    Column("returning", right=True, rank=5, unit="B"),
+    Column("pinned", right=True, rank=4, unit="B"),
     Column("recalls", right=True, rank=3),
-    Column("said", right=True, rank=2),
+    Column("said", right=True, rank=2, unit="s ago"),
     Column("epoch", rank=1),
 )
 LEASES = (
     Column("lease", right=True, rank=9),
-    Column("bytes", right=True, rank=8),
+    Column("bytes", right=True, rank=8, unit="B"),
     Column("at the donor", rank=9),
     Column("at the borrower", rank=8),
-    Column("ends in", right=True, rank=9),
-    Column("at the borrower in", right=True, rank=5),
-    Column("pinned", rank=6),
+    Column("ends in", right=True, rank=9, unit="s"),
+    Column("at the borrower in", right=True, rank=5, unit="s"),
+    Column("pinned", rank=6, unit="B"),
     Column("both say", widest=40, rank=7),
 )
 #: Cells of the bar that says how much of what is at others' disposal is lent, and at least of a sparkline.

@@ -9,7 +9,7 @@ from rich.text import Text
 from swift_tiers.console.model.charts import Drawn, Series, beside, chart, fitting
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.measures import TIERS, seconds_cell, sum_of
+from swift_tiers.console.views.measures import PERCENTILES, RATES, TIERS, seconds_cell, sum_of
 from swift_tiers.console.views.sums import added
 from swift_tiers.console.views.view import Scene, View
 from swift_tiers.console.views.ways import Flow, flow, flows, way_of
@@ -30,18 +30,18 @@ MOST_GPUS = 6
 _Rates = Mapping[str, Sequence[float | None]]
 
 _FIGURES = (
-    Column("rate/s", right=True, rank=9),
-    Column("history", widest=SPARK, rank=5),
-    Column("busy", right=True, rank=8),
-    Column("p50", right=True, rank=6),
-    Column("p99", right=True, rank=8),
-    Column("speed of one/s", right=True, rank=2),
-    Column("copies/s", right=True, rank=4),
-    Column("pages/s", right=True, rank=3),
-    Column("total", right=True, rank=7),
-    Column("copies", right=True, rank=2),
-    Column("pages", right=True, rank=1),
-    Column("time", right=True, rank=1),
+    Column("rate/s", right=True, rank=9, unit="B/s, last 2 s"),
+    Column("history", widest=SPARK, rank=5, unit="B/s, last 2 s"),
+    Column("busy", right=True, rank=8, unit="s of copying in a second, last 2 s"),
+    Column("p50", right=True, rank=6, unit="s of a copy, last 60 s"),
+    Column("p99", right=True, rank=8, unit="s of a copy, last 60 s"),
+    Column("speed of one/s", right=True, rank=2, unit="B/s while copying, since the start"),
+    Column("copies/s", right=True, rank=4, unit="last 2 s"),
+    Column("pages/s", right=True, rank=3, unit="last 2 s"),
+    Column("total", right=True, rank=7, unit="B since the start"),
+    Column("copies", right=True, rank=2, unit="since the start"),
+    Column("pages", right=True, rank=1, unit="since the start"),
+    Column("time", right=True, rank=1, unit="s of copying since the start"),
 )
 WAYS = (Column("from", widest=20, rank=9), Column("to", widest=20, rank=9), *_FIGURES, Column("ranks", True, rank=0))
 PLACES = (Column("server", widest=24, rank=9), Column("rank", rank=9), *_FIGURES)
@@ -55,6 +55,9 @@ class Links(View):
     QUESTION = "what is copied between tiers, how fast, and how busy is each way?"
     LINES_SHARE = 0.65
 
+    def windows(self, place: Place) -> str:
+        return f"{RATES}, {PERCENTILES}"
+
     def lines(self, scene: Scene) -> list[Text]:
         name = scene.place.name("link")
         if name is not None:
@@ -64,7 +67,7 @@ class Links(View):
             return []
         rates = {one.name: one.rates(scene.moment.history, "bytes") for one in found}
         lines = [*_matrix(scene, found, rates), _totals(scene, found, rates)]
-        room = scene.room(self.LINES_SHARE)
+        room = scene.room(self.LINES_SHARE, len(found))
         wired = wire_lines(scene, wires(scene.moment, scene.server))
         if len(wired) < room - len(lines):
             lines += [*([Text()] if wired and scene.height > 30 else []), *wired]
@@ -178,7 +181,7 @@ def _histories(scene: Scene, found: Sequence[Flow], rates: _Rates, room: int) ->
         row = [
             Series(
                 f"{text(one.way.source)} to {text(one.way.destination)}", _style(one.way.source),
-                rates[one.name], _rate,
+                rates[one.name], _rate, one.bytes_per_second,
             )
             for one in ways[first : first + across]
         ]  # fmt: skip
@@ -268,10 +271,18 @@ def _details(scene: Scene, name: str) -> list[Text]:
         lines.append(carried)
     history = scene.moment.history
     span = history.span(links[0])
-    big = Series(f"bytes, the last {seconds(span)}", _style(way.source), one.rates(history, "bytes"), _rate)
+    big = Series(
+        f"bytes, the last {seconds(span)}", _style(way.source), one.rates(history, "bytes"), _rate, one.bytes_per_second
+    )
     small = (
-        Series("copies/s", "note", one.rates(history, "transfers"), lambda value: count(round(value, 1))),
-        Series("busy, s/s", "good", one.rates(history, "seconds"), _busy),
+        Series(
+            "copies/s",
+            "note",
+            one.rates(history, "transfers"),
+            lambda value: count(round(value, 1)),
+            one.transfers_per_second,
+        ),
+        Series("busy, s/s", "good", one.rates(history, "seconds"), _busy, one.busy),
     )
     alone = scene.place.name("rank") is not None
     room = (scene.height if alone else scene.room(Links.LINES_SHARE)) - len(lines)

@@ -10,11 +10,14 @@ from swift_tiers.console.model.alarms import RECENT_SECONDS, hit_rates
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.table import Cell
-from swift_tiers.console.views.sums import added
+from swift_tiers.console.views.sums import NOW_SECONDS, added
 from swift_tiers.radix_tiering.bus.figures import NONE, seconds, share
+from swift_tiers.radix_tiering.bus.recent import WINDOW
 from swift_tiers.radix_tiering.bus.views import RankState, RequestView, ServerState, TierView
 
 TIERS = ("device", "peer", "host", "ssd")
+#: Which time figures are of: rates as they are called now, percentiles as the bus has them.
+RATES, PERCENTILES = f"/s: last {NOW_SECONDS:g} s", f"p50 p99: last {WINDOW:g} s"
 
 
 class FirstTokens(NamedTuple):
@@ -106,6 +109,13 @@ def total(moment: Moment, *, of: str, fields: tuple[str, ...], server: str | Non
         moment.history.rates(view, *fields)
         for rank in moment.ranks(server)
         for view in (rank.tiers if of == "tiers" else rank.links)
+    )
+
+
+def total_now(moment: Moment, *fields: str, server: str | None) -> float | None:
+    """How fast these counters of all tiers together grow now, per second."""
+    return sum_of(
+        moment.history.rate(tier, *fields, seconds=NOW_SECONDS) for rank in moment.ranks(server) for tier in rank.tiers
     )
 
 

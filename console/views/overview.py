@@ -12,6 +12,8 @@ from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.model.wrapping import wrapped
 from swift_tiers.console.views.alarm_lines import alarm_lines
 from swift_tiers.console.views.measures import (
+    PERCENTILES,
+    RATES,
     TIERS,
     fill,
     first_tokens,
@@ -24,8 +26,10 @@ from swift_tiers.console.views.measures import (
     sum_of,
     total,
     total_fill,
+    total_now,
 )
 from swift_tiers.console.views.policy_words import policy_prompt
+from swift_tiers.console.views.sums import NOW_SECONDS
 from swift_tiers.console.views.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.command_words import make_command
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, size, text
@@ -40,43 +44,43 @@ LEAST_ALARMS = 3
 CHARTS_FROM, HIGHEST, CHART = 12, 10, 44
 
 SERVERS = (
-    Column("state", rank=9),
+    Column("state", rank=9, words=True),
     Column("server", widest=24, rank=9),
     Column("model", widest=26, rank=2),
     Column("role", rank=1),
-    Column("up", right=True, rank=0),
-    Column("run", right=True, rank=6),
-    Column("wait", right=True, rank=6),
-    Column("hit", right=True, rank=7),
-    Column("TTFT p50", right=True, rank=7),
-    Column("p99", right=True, rank=5),
-    Column("device", rank=4),
-    Column("peer", rank=3),
-    Column("host", rank=4),
-    Column("ssd", rank=4),
-    Column("lent", right=True, rank=2),
-    Column("borrowed", right=True, rank=2),
-    Column("restores", right=True, rank=1),
-    Column("late", right=True, rank=1),
+    Column("up", right=True, rank=0, unit="s"),
+    Column("run", right=True, rank=6, unit="requests"),
+    Column("wait", right=True, rank=6, unit="requests"),
+    Column("hit", right=True, rank=7, unit="share, 0 to 1"),
+    Column("TTFT p50", right=True, rank=7, unit="s, last 5 min"),
+    Column("p99", right=True, rank=5, unit="s to the first token, last 5 min"),
+    Column("device", rank=4, unit="share, 0 to 1"),
+    Column("peer", rank=3, unit="share, 0 to 1"),
+    Column("host", rank=4, unit="share, 0 to 1"),
+    Column("ssd", rank=4, unit="share, 0 to 1"),
+    Column("lent", right=True, rank=2, unit="B"),
+    Column("borrowed", right=True, rank=2, unit="B"),
+    Column("restores", right=True, rank=1, unit="since the start"),
+    Column("late", right=True, rank=1, unit="restores since the start"),
     Column("host name", rank=0),
 )
 TIER_COLUMNS = (
     Column("rank", rank=9),
     Column("tier", rank=9),
-    Column("fill", rank=8),
-    Column("full", right=True, rank=8),
-    Column("used", right=True, rank=6),
-    Column("limit", right=True, rank=6),
+    Column("fill", rank=8, unit="share, 0 to 1"),
+    Column("full", right=True, rank=8, unit="share, 0 to 1"),
+    Column("used", right=True, rank=6, unit="B"),
+    Column("limit", right=True, rank=6, unit="B"),
     Column("pages", right=True, rank=5),
-    Column("pinned", right=True, rank=4),
-    Column("hits", right=True, rank=7),
-    Column("misses", right=True, rank=5),
-    Column("read/s", right=True, rank=6),
-    Column("written/s", right=True, rank=6),
-    Column("evicted/s", right=True, rank=5),
-    Column("p50", right=True, rank=3),
-    Column("p99", right=True, rank=4),
-    Column("damaged", right=True, rank=4),
+    Column("pinned", right=True, rank=4, unit="pages"),
+    Column("hits", right=True, rank=7, unit="pages since the start"),
+    Column("misses", right=True, rank=5, unit="pages since the start"),
+    Column("read/s", right=True, rank=6, unit="B/s, last 2 s"),
+    Column("written/s", right=True, rank=6, unit="B/s, last 2 s"),
+    Column("evicted/s", right=True, rank=5, unit="pages/s, last 2 s"),
+    Column("p50", right=True, rank=3, unit="s of a restore, last 60 s"),
+    Column("p99", right=True, rank=4, unit="s of a restore, last 60 s"),
+    Column("damaged", right=True, rank=4, unit="pages since the start"),
     Column("refused", widest=30, rank=1),
 )
 
@@ -87,6 +91,9 @@ class Overview(View):
     NAME = "overview"
     TITLE = "Overview"
     QUESTION = "which server is unwell, and why?"
+
+    def windows(self, place: Place) -> str:
+        return f"{RATES}, {PERCENTILES}" if place.steps else f"{RATES}, hit 20 s, TTFT 5 min"
 
     def lines(self, scene: Scene) -> list[Text]:
         if scene.moment.snapshot is None:
@@ -100,7 +107,8 @@ class Overview(View):
             tiers = sum(len(rank.tiers) for rank in state.ranks) if state is not None else 0
             return [*about, *alarm_lines(scene, alarms, max(4, scene.height - len(about) - tiers - 3))]
         if not scene.moment.servers:
-            return _no_servers(scene)
+            missed = alarm_lines(scene, alarms, scene.height - 4) if alarms else []
+            return [*missed, *_no_servers(scene)]
         # The table of the servers comes first; alarms may take the rest of the screen, and charts what they leave.
         rows = 1 if scene.only is not None else len(scene.moment.servers)
         room = max(LEAST_ALARMS, scene.height - min(rows, scene.height // 2) - 2)
@@ -191,7 +199,7 @@ def _charts(scene: Scene, room: int) -> list[Text]:
         ("written to tiers", "ssd", "tiers", ("bytes_written",)),
     ):
         values = total(scene.moment, of=of, fields=fields, server=scene.server)[-width:]
-        now = values[-1] if values else None
+        now = total_now(scene.moment, *fields, server=scene.server)
         highest = max((value for value in values if value is not None), default=0.0)
         figures = f"{size(now)}/s, at most {size(highest)}/s" if values else NONE
         lines.append(scene.line(f"{label:>17} ", (scene.glyphs.spark(values, width), style), f"  {figures}"))
@@ -202,10 +210,17 @@ def _large_charts(scene: Scene, room: int) -> list[Text]:
     moment, server = scene.moment, scene.server
     series = [
         Series("requests running", "compute", gauges(moment, "running_requests", server), _whole),
-        Series("requests waiting", "warning", gauges(moment, "waiting_requests", server), _whole),
-        Series("read from tiers", "good", total(moment, of="tiers", fields=("bytes_read",), server=server), _per_s),
-        Series("written to tiers", "ssd", total(moment, of="tiers", fields=("bytes_written",), server=server), _per_s),
-    ]
+        Series("requests waiting", "waiting", gauges(moment, "waiting_requests", server), _whole),
+        *(
+            Series(
+                title, style, total(moment, of="tiers", fields=(field,), server=server), _per_s,
+                total_now(moment, field, server=server),
+            )
+            for title, style, field in (
+                ("read from tiers", "good", "bytes_read"), ("written to tiers", "ssd", "bytes_written"),
+            )
+        ),
+    ]  # fmt: skip
     across = 4 if scene.width >= 4 * CHART else 2
     down = len(series) // across
     width, height = (scene.width - 2 * (across - 1)) // across, min(HIGHEST, (room - 1) // down - 2)
@@ -269,11 +284,11 @@ def _tier_row(scene: Scene, rank: RankState, tier: TierView) -> Row:
         _count(tier.pinned_pages),
         _count(tier.hits),
         _count(tier.misses),
-        _rate(history.rate(tier, "bytes_read", seconds=2.0), scene),
-        _rate(history.rate(tier, "bytes_written", seconds=2.0), scene),
-        _per_second(history.rate(tier, "evictions", seconds=5.0)),
-        seconds_cell(tier.restore_p50_seconds),
-        seconds_cell(tier.restore_p99_seconds),
+        _rate(history.rate(tier, "bytes_read", seconds=NOW_SECONDS), scene),
+        _rate(history.rate(tier, "bytes_written", seconds=NOW_SECONDS), scene),
+        _per_second(history.rate(tier, "evictions", seconds=NOW_SECONDS)),
+        seconds_cell(tier.recent_p50_seconds),
+        seconds_cell(tier.recent_p99_seconds),
         Cell(count(tier.checksum_failures), tier.checksum_failures, "wrong" if tier.checksum_failures else ""),
         Cell(refused or NONE),
     )

@@ -77,7 +77,7 @@ def _bar_lines(scene: Scene, one: Restored) -> list[Text]:
         scene.width,
         *legend(scene.glyphs, shown),
         [f"of {count(shown.whole)} {shown.unit}"],
-        ["; ", (", ".join(figures), "text")],
+        ["  ", (", ".join(figures), "text")],
     )
     kinds = {LETTERS.get(stretch.kind) for stretch in shown.stretches} - {None, "C", ".", "a", "l"}
     named = [scene.line(letters(shown, width))] if len(kinds) > 1 or "D" in kinds else []
@@ -102,9 +102,9 @@ def table(scene: Scene, rid: str) -> Table:
     names = [text(view.rank) for view in one.views] if len(one.views) > 1 else ["real"]
     columns = (
         Column("what", widest=32, rank=9),
-        Column("estimated", right=True, rank=8),
+        Column("estimated", right=True, rank=8, unit="s"),
         *(
-            Column("real" if len(names) == 1 else name, right=True, rank=7 - min(7, at))
+            Column("real" if len(names) == 1 else name, right=True, rank=7 - min(7, at), unit="s")
             for at, name in enumerate(names)
         ),
     )

@@ -26,22 +26,22 @@ LEFT, RIGHT, WIDEST = 22, 20, 120
 RECENT = 8
 
 RESTORES = (
-    Column("verdict", rank=9),
+    Column("verdict", rank=9, words=True),
     Column("server", widest=20, rank=8),
     Column("request", widest=14, rank=8),
     Column("pages", right=True, rank=5),
     Column("strategy", widest=16, rank=4),
-    Column("estimated", right=True, rank=6),
-    Column("took", right=True, rank=9),
-    Column("of it", right=True, rank=3),
-    Column("met at", right=True, rank=7),
-    Column("planned", right=True, rank=5),
-    Column("computed", right=True, rank=3),
-    Column("loaded", right=True, rank=3),
+    Column("estimated", right=True, rank=6, unit="s"),
+    Column("took", right=True, rank=9, unit="s"),
+    Column("of it", right=True, rank=3, unit="share of the estimate"),
+    Column("met at", right=True, rank=7, unit="pages or layers"),
+    Column("planned", right=True, rank=5, unit="pages or layers"),
+    Column("computed", right=True, rank=3, unit="pages"),
+    Column("loaded", right=True, rank=3, unit="pages"),
     Column("tokens saved", right=True, rank=7),
-    Column("s saved", right=True, rank=2),
-    Column("lost", right=True, rank=1),
-    Column("ago", right=True, rank=2),
+    Column("s saved", right=True, rank=2, unit="s"),
+    Column("lost", right=True, rank=1, unit="pages"),
+    Column("ago", right=True, rank=2, unit="s"),
     Column("ranks", right=True, rank=0),
     Column("why late", widest=48, rank=1),
 )
@@ -131,7 +131,7 @@ def _why_line(scene: Scene, one: Restored) -> Text:
     far = ", ".join(f"{count(pages)} {what}" for pages, what in done if pages) or "nothing has come"
     why = ": ".join(text(word) for word in (story.strategy, story.why) if word) or "nothing was decided yet"
     left = 2 if scene.width < 2 * LEFT + len(why) else LEFT
-    line = scene.line(*fitting(scene.width, [" " * left, why], ["; ", (f"{far} of {count(story.found)}", "text")]))
+    line = scene.line(*fitting(scene.width, [" " * left, why], ["  ", (f"{far} of {count(story.found)}", "text")]))
     line.truncate(scene.width)
     return line
 

@@ -17,8 +17,8 @@ from swift_tiers.radix_tiering.bus.views import DeviceView, RequestView
 REQUESTS = (
     Column("request: enter shows where its units lie", widest=40, rank=9),
     Column("state", rank=7),
-    Column("prompt", right=True, rank=6),
-    Column("from ssd", right=True, rank=8),
+    Column("prompt", right=True, rank=6, unit="tokens"),
+    Column("from ssd", right=True, rank=8, unit="tokens"),
     Column("pages", right=True, rank=5),
 )
 #: The share of the height that its charts take.
@@ -51,7 +51,7 @@ def lines(scene: Scene, name: str) -> list[Text]:
         scene.width,
         ["since the start ", (f"{size(device.bytes_read)} read", "text"), f" in {count(device.reads)}, "],
         [(f"{size(device.bytes_written)} written", "text"), f" in {count(device.writes)}"],
-        [f"; p50 {_when(device.latency_p50_seconds)}, p99 {_when(device.latency_p99_seconds)}"],
+        [f"; p50 {_when(device.recent_p50_seconds)}, p99 {_when(device.recent_p99_seconds)} in the last minute"],
         [f"; failed {count(lane.errors)}, corrupt {count(device.corrupt_units)}"],
     )
     shown.append(scene.line(*totals))
@@ -64,7 +64,7 @@ def _charts(scene: Scene, device: DeviceView, room: int) -> list[Text]:
         Series(f"read, the last {seconds(history.span(device))}", "ssd", history.rates(device, "bytes_read"), _rate),
         Series("written", "host", history.rates(device, "bytes_written"), _rate),
         Series("requests in flight", "note", history.values(device, "in_flight"), lambda value: count(round(value, 1))),
-        Series("p99 since the start", "warning", history.values(device, "latency_p99_seconds"), seconds),
+        Series("p99 of the last minute", "waiting", history.values(device, "recent_p99_seconds"), seconds),
     )
     across = 4 if scene.width >= 170 else 2
     height = max(1, min(12, room // (len(four) // across) - 1))

@@ -6,11 +6,13 @@ from rich.text import Text
 
 from swift_tiers.console.feeds.feed import Question
 from swift_tiers.console.model.charts import Drawn, Series, beside, chart, fitting
+from swift_tiers.console.model.charts import lane as draw_lane
 from swift_tiers.console.model.palette import MARKS
+from swift_tiers.console.model.place import Place
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views import stripe_device, stripe_prefix
 from swift_tiers.console.views.lanes import EVEN_SECONDS, Lane, Lanes, find_device, sets_of
-from swift_tiers.console.views.measures import seconds_cell
+from swift_tiers.console.views.measures import PERCENTILES, RATES, seconds_cell
 from swift_tiers.console.views.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.command_words import make_command
 from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, size, text
@@ -22,27 +24,29 @@ SPARK, BAR = 16, 5
 #: A set whose busiest or fullest device has more than so many times the mean is uneven.
 UNEVEN = 1.5
 #: Cells of a chart that stands beside others, at least.
-CHART = 38
+CHART = 36
+#: Cells of a lane in one line, at least.
+LANE = 24
 
 LANES = (
-    Column("state", rank=9),
+    Column("state", rank=9, words=True),
     Column("server", widest=20, rank=9),
     Column("rank", rank=2),
     Column("#", right=True, rank=9),
-    Column("queue", right=True, rank=9),
-    Column("queue over time", widest=16, rank=3),
-    Column("read/s", right=True, rank=8),
-    Column("read over time", widest=16, rank=1),
-    Column("written/s", right=True, rank=7),
-    Column("IOPS", right=True, rank=6),
-    Column("reads/s", right=True, rank=1),
-    Column("writes/s", right=True, rank=1),
-    Column("p50", right=True, rank=3),
-    Column("p99", right=True, rank=8),
-    Column("full", rank=8),
-    Column("errors", right=True, rank=4),
-    Column("corrupt", right=True, rank=4),
-    Column("of", right=True, rank=1),
+    Column("queue", right=True, rank=9, unit="requests"),
+    Column("queue over time", widest=16, rank=3, unit="requests"),
+    Column("read/s", right=True, rank=8, unit="B/s, last 2 s"),
+    Column("read over time", widest=16, rank=1, unit="B/s, last 2 s"),
+    Column("written/s", right=True, rank=7, unit="B/s, last 2 s"),
+    Column("IOPS", right=True, rank=6, unit="1/s, last 2 s"),
+    Column("reads/s", right=True, rank=1, unit="last 2 s"),
+    Column("writes/s", right=True, rank=1, unit="last 2 s"),
+    Column("p50", right=True, rank=3, unit="s of a request, last 60 s"),
+    Column("p99", right=True, rank=8, unit="s of a request, last 60 s"),
+    Column("full", rank=8, unit="share, 0 to 1"),
+    Column("errors", right=True, rank=4, unit="requests since the start"),
+    Column("corrupt", right=True, rank=4, unit="stripe units since the start"),
+    Column("of", right=True, rank=1, unit="B"),
     Column("reason", widest=40, rank=0),
     Column("path", widest=48, rank=0),
 )
@@ -55,6 +59,9 @@ class Stripes(View):
     TITLE = "Stripes"
     QUESTION = "how do the SSDs do, and are they evenly loaded?"
 
+    def windows(self, place: Place) -> str:
+        return "" if place.last is not None and place.last.kind == "page" else f"{RATES}, {PERCENTILES}"
+
     def lines(self, scene: Scene) -> list[Text]:
         step = scene.place.last
         if step is not None and step.kind == "device":
@@ -65,7 +72,9 @@ class Stripes(View):
         if not sets:
             return []
         shown = [*_sets(scene, sets), *_troubles(scene, sets), Text()]
-        return [*shown, *_charts(scene, sets, scene.room(self.LINES_SHARE) - len(shown))]
+        # As the table has them: over the time that is called now.
+        lanes = [lane for one in sets_of(scene.moment, scene.server) for lane in one.lanes]
+        return [*shown, *_charts(scene, lanes, scene.room(self.LINES_SHARE, len(lanes)) - len(shown))]
 
     def table(self, scene: Scene) -> Table:
         step = scene.place.last
@@ -163,7 +172,15 @@ def _set_line(scene: Scene, one: Lanes) -> Text:
         )
         if bad:
             groups.append([("; not served: " + bad, "warning")])
-    groups.append(["; busiest/mean: ", _ratio(one.uneven_reads), " read, ", _ratio(one.uneven_fill), " full"])
+    groups.append(
+        [
+            f"; busiest/mean in {EVEN_SECONDS:g} s: ",
+            _ratio(one.uneven_reads),
+            " read, ",
+            _ratio(one.uneven_fill),
+            " full",
+        ]
+    )
     if said is not None:
         groups.append([f"; queued {count(said.queued)}"])
         groups.append([f"; free {count(said.free_units)} units of {size(said.unit_bytes)}"])
@@ -203,25 +220,38 @@ def _troubles(scene: Scene, sets: list[Lanes]) -> list[Text]:
     return lines
 
 
-def _charts(scene: Scene, sets: list[Lanes], room: int) -> list[Text]:
-    """What each device reads, all to one scale, where the terminal is high enough: uneven lanes are seen at once."""
-    lanes = [lane for one in sets for lane in one.lanes]
-    down = -(-len(lanes) // max(1, scene.width // CHART))
-    across = -(-len(lanes) // max(1, down))
-    height = min(8, room // max(1, down) - 2)
-    if not lanes or height < 2:
-        return []
-    width = (scene.width - 2 * (across - 1)) // across
+def _charts(scene: Scene, lanes: list[Lane], room: int) -> list[Text]:
+    """What each device reads, all to one scale: uneven lanes are seen at once. A chart each, or a line where there is
+    no room for charts."""
     rates = {lane.key: scene.moment.history.rates(lane.device, "bytes_read") for lane in lanes}
     top = max((value for values in rates.values() for value in values if value is not None), default=0.0)
-    drawn = []
-    for first in range(0, len(lanes), across):
-        row = []
-        for lane in lanes[first : first + across]:
-            title = f"{text(lane.device.server)} {lane.device.number} read"
-            row.append(chart(scene.glyphs, Series(title, "ssd", rates[lane.key], _rate), width, height, top))
-        drawn += [*(scene.line(*parts) for parts in beside(*row)), Text()]
+    series = [
+        Series(f"{text(lane.device.server)} {lane.device.number}", "ssd", rates[lane.key], _rate, lane.read)
+        for lane in lanes
+    ]
+    down, across, width = _grid(scene.width, len(lanes), CHART)
+    height = min(8, room // max(1, down) - 2)
+    drawn: list[Text] = []
+    if lanes and height >= 2:
+        for first in range(0, len(series), across):
+            titled = [one._replace(title=f"{one.title} read") for one in series[first : first + across]]
+            row = [chart(scene.glyphs, one, width, height, top) for one in titled]
+            drawn += [*(scene.line(*parts) for parts in beside(*row)), Text()]
+        return drawn
+    down, across, width = _grid(scene.width, len(lanes), LANE)
+    if lanes and down < room:
+        for first in range(0, len(series), across):
+            row = [[draw_lane(scene.glyphs, one, width, top)] for one in series[first : first + across]]
+            drawn += [scene.line(*parts) for parts in beside(*row)]
+        drawn.append(Text())
     return drawn
+
+
+def _grid(width: int, number: int, least: int) -> tuple[int, int, int]:
+    """So many things beside and beneath each other: rows, how many are in one, and the cells of each."""
+    down = -(-number // max(1, width // (least + 2)))
+    across = max(1, -(-number // max(1, down)))
+    return down, across, (width - 2 * (across - 1)) // across
 
 
 def _rate(value: float) -> str:
@@ -248,8 +278,8 @@ def _row(scene: Scene, lane: Lane) -> Row:
         _per_second(lane.requests),
         _per_second(lane.reads),
         _per_second(lane.writes),
-        seconds_cell(device.latency_p50_seconds),
-        seconds_cell(device.latency_p99_seconds, "warning" if lane.slow else ""),
+        seconds_cell(device.recent_p50_seconds),
+        seconds_cell(device.recent_p99_seconds, "warning" if lane.slow else ""),
         Cell(full, lane.fill, "ssd"),
         _bad(lane.errors),
         _bad(device.corrupt_units),

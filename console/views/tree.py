@@ -30,12 +30,12 @@ SHARE = 0.5
 HOME = (Column("server", widest=20, rank=9), Column("rank", rank=2))
 COLUMNS = (
     Column("node", widest=36, rank=9),
-    Column("subtree", right=True, rank=9),
-    Column("share", rank=8, widest=WIDE_BAR),
+    Column("subtree", right=True, rank=9, unit="tokens"),
+    Column("share", rank=8, widest=WIDE_BAR, unit="share, 0 to 1"),
     Column("tokens", right=True, rank=8),
     Column("hits", right=True, rank=8),
     Column("locks", right=True, rank=7),
-    Column("idle", right=True, rank=8),
+    Column("idle", right=True, rank=8, unit="s"),
     Column("behind", right=True, rank=3),
     Column("key", rank=5),
 )

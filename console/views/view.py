@@ -17,6 +17,9 @@ from swift_tiers.console.model.place import Place
 from swift_tiers.console.model.table import Row, Table
 from swift_tiers.radix_tiering.bus.commands import AnyCommand
 
+#: Lines of a table beside its rows: its heading, and one that sets it apart.
+HEADING = 2
+
 
 class Answered(NamedTuple):
     """What became of a question: the answers, or why there are none. `age`, seconds: since they came."""
@@ -46,9 +49,14 @@ class Scene:
         """The server that this place is about; None: all."""
         return self.place.name("server") or self.only
 
-    def room(self, share: float) -> int:
-        """Lines that there is room for above a table: this share of the height, or all of it."""
-        return self.height if self.alone else int(self.height * share)
+    def room(self, share: float, rows: int | None = None) -> int:
+        """Lines that there is room for above a table: this share of the height, or all of it.
+
+        `rows`: of the table; what it does not need the lines may have, too.
+        """
+        if self.alone:
+            return self.height
+        return max(int(self.height * share), 0 if rows is None else self.height - rows - HEADING)
 
     def line(self, *parts: tuple[str, str] | str) -> Text:
         """One line of (text, meaning) pairs; a text alone is muted."""
@@ -87,6 +95,10 @@ class View(ABC):
     LINES_SHARE: ClassVar[float] = 0.6
     #: No table.
     EMPTY: ClassVar[Table] = Table((), ())
+
+    def windows(self, place: Place) -> str:
+        """Which time the figures are of that are shown at this place, where they are of some time: `/s: 2 s`."""
+        return ""
 
     def lines(self, scene: Scene) -> list[Text]:
         """What stands above the table."""

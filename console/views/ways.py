@@ -103,7 +103,7 @@ def flow(name: str, links: Sequence[LinkView], history: History) -> Flow:
         rate = sum_of(link.bytes_per_second for link in links)
     return Flow(
         name, way_of(name), tuple(links), rate, now("transfers"), now("pages"), now("seconds"),
-        worst(link.latency_p50_seconds for link in links), worst(link.latency_p99_seconds for link in links),
+        worst(link.recent_p50_seconds for link in links), worst(link.recent_p99_seconds for link in links),
     )  # fmt: skip
 
 

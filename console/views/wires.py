@@ -23,6 +23,8 @@ from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, way
 #: Both are compared over so many seconds, at most; NVML is asked every so many.
 SECONDS, LOOK_SECONDS = 8.0, 2.0
 NVLINK, PCIE = "NVLink", "PCIe"
+#: Cells of the names of wires, and of the heading above them.
+HEAD = 10
 #: Before figures that are made of samples.
 ABOUT = "~"
 
@@ -137,13 +139,13 @@ def wire_lines(scene: Scene, found: Sequence[Wire]) -> list[Text]:
     if not found:
         return []
     names = ("sent/s", "engine's", "difference", "received/s", "engine's", "difference")
-    width = min(16, (scene.width - 8) // len(names))
+    width = min(16, (scene.width - HEAD) // len(names))
     if width < max(map(len, names)) + 1:
         return _narrow(scene, found)
-    lines = [scene.line((f"{'by NVML':<8}", "title"), "".join(f"{name:>{width}}" for name in names))]
+    lines = [scene.line((f"{f'NVML, {SECONDS:g} s':<{HEAD}}", "title"), "".join(f"{name:>{width}}" for name in names))]
     for wire in found:
         about = ABOUT if wire.sampled else ""
-        parts: list[tuple[str, str] | str] = [(f"{wire.name:<8}", "text")]
+        parts: list[tuple[str, str] | str] = [(f"{wire.name:<{HEAD}}", "text")]
         for one in (wire.sent, wire.received):
             parts.append((f"{_size(one.hardware, about, UNKNOWN):>{width}}", "text"))
             parts.append(f"{_size(one.engine):>{width}}")

@@ -11,13 +11,16 @@ import pytest
 from textual.pilot import Pilot
 
 from swift_tiers.console import Answers, ConsoleApp, Question
+from swift_tiers.console.feeds.feed import Nature
+from swift_tiers.console.feeds.recorded import RecordedFeed
+from swift_tiers.console.feeds.recording import RecordingFeed
 from swift_tiers.console.looker import Answered, Looked, Lost
 from swift_tiers.console.screens.help import HelpScreen
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.widgets.grid import Grid
 
 from support.console_screen import SIZE, console, screen_text, shows, told, until
-from support.console_world import WorldFeed
+from support.console_world import World, WorldFeed
 
 pytestmark = pytest.mark.anyio
 
@@ -169,7 +172,7 @@ async def test_maximise_goes_round() -> None:
         await pilot.press("m")
         await shows(pilot, "GONE", without=("is out of service",))
         await pilot.press("m")
-        await shows(pilot, "is out of service", without=("TTFT",))
+        await shows(pilot, "is out of service", without=("TTFT p50",))
         await pilot.press("m")
         await shows(pilot, "GONE", "is out of service")
 
@@ -185,13 +188,19 @@ async def test_export(tmp_path: Path) -> None:
         await until(pilot, written.exists)
         rows = list(csv.DictReader(written.open()))
         assert [row["server"] for row in rows] == ["alpha"]
-        assert float(rows[0]["host"]) == pytest.approx(0.97, abs=0.01), "values, not their pictures"
+        assert float(rows[0]["host (share, 0 to 1)"]) == pytest.approx(0.97, abs=0.01), "values, not their pictures"
+        assert rows[0]["state"] == "WRONG", "a word, not its number"
+        assert rows[0]["p99 (s to the first token, last 5 min)"], "a figure with its unit"
+        assert "-" not in rows[0].values(), "what is not known is empty"
         await pilot.press("colon", *"export json all.json", "enter")
         await until(pilot, (tmp_path / "all.json").exists)
         assert json.loads((tmp_path / "all.json").read_text())[0]["server"] == "alpha"
         await pilot.press("colon", *"export svg screen.svg", "enter")
         await until(pilot, (tmp_path / "screen.svg").exists)
-        assert (tmp_path / "screen.svg").read_text().startswith("<svg")
+        await until(pilot, lambda: "written: " in told(app))
+        picture = (tmp_path / "screen.svg").read_text()
+        assert picture.startswith("<svg")
+        assert "screen" not in picture, "what was typed is no part of the picture"
         before = (tmp_path / "all.json").read_bytes()
         await pilot.press("colon", *"export json all.json", "enter")
         await until(pilot, lambda: "is there already" in told(app))
@@ -279,6 +288,54 @@ async def test_a_lost_redis_is_shown_with_the_age_of_what_is_shown_and_heals() -
         feed.lost = ""
         await shows(pilot, "LIVE", without=("LOST",))
         assert not app.grid.dimmed
+
+
+async def test_a_lost_redis_is_never_called_well() -> None:
+    feed = WorldFeed(World(("alpha",), gone=()))
+    feed.world.sick = False
+    async with console(feed).run_test(size=SIZE) as pilot:
+        await shows(pilot, "LIVE", "alpha")
+        feed.lost = "bus: connection refused"
+        await shows(pilot, "LOST", "not known now", without=("all well", "nothing is wrong "))
+        await pilot.press("space")
+        await shows(pilot, "LOST", "not known now", without=("all well",))
+
+
+async def test_pausing_the_demo_is_shown() -> None:
+    feed = WorldFeed()
+    feed.nature = Nature.DEMO
+    async with console(feed).run_test(size=SIZE) as pilot:
+        await shows(pilot, "DEMO", "alpha", without=("PAUSED",))
+        await pilot.press("space")
+        await shows(pilot, "DEMO", "PAUSED")
+        await pilot.press("space")
+        await shows(pilot, "DEMO", without=("PAUSED",))
+
+
+async def test_a_key_means_one_thing_in_a_recording(tmp_path: Path) -> None:
+    recording = RecordingFeed(WorldFeed(), tmp_path / "world.rec", "0.1.0")
+    for _ in range(4):
+        recording.look()
+    recording.close()
+    async with console(RecordedFeed(tmp_path / "world.rec")).run_test(size=(160, 40)) as pilot:
+        await shows(pilot, "RECORDING", "space play", "q quit", without=("space pause",))
+
+
+async def test_without_colours_no_chart_is_underlined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Underlining is what marks a warning then; a chart of requests that wait is none, and blanks have no line."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    feed = WorldFeed(World(("alpha",), gone=()))
+    feed.world.sick = False
+    async with console(feed).run_test(size=(180, 48)) as pilot:
+        await shows(pilot, "requests waiting")
+        app = pilot.app
+        underlined = [
+            segment.text
+            for y in range(app.panel.size.height)
+            for segment in app.panel.render_line(y)
+            if segment.style is not None and segment.style.underline
+        ]
+        assert not [text for text in underlined if not text.strip() or set(text) & set("▁▂▃▄▅▆▇█")], underlined
 
 
 async def test_a_redis_that_was_never_there() -> None:

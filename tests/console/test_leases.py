@@ -169,3 +169,17 @@ def test_ascii_terminals_get_ascii_and_lines_leave_room_for_the_table(place: Pla
 def test_the_world_lends_in_leases_of_a_quarter() -> None:
     (row,) = view.table(scene_of(TOP)).rows
     assert row.subject.lent.table[0].bytes == 256 * MIB
+
+
+def test_what_has_happened_is_told_in_order_whoever_was_read_first() -> None:
+    """Looks read one server after the other, and clocks are off: what was read last need not have happened last."""
+    moment = moment_of(World())
+    now = moment.snapshot.time if moment.snapshot is not None else 0.0
+    for seconds, server in ((9.0, "alpha"), (2.0, "beta"), (7.0, "alpha"), (3.0, "alpha"), (3.5, "beta")):
+        one = told("lease.recalled", server, borrower=BORROWER, lease=1)
+        moment.events.add([msgspec.structs.replace(one, happened=now - seconds)])
+    lines = said(replace(scene_of(TOP, height=40), moment=moment)).splitlines()
+    start = next(number for number, line in enumerate(lines) if "what has happened" in line)
+    ages = [float(line.split()[0]) for line in lines[start + 1 :] if "lease.recalled" in line and " s ago" in line]
+    assert len(ages) >= 5
+    assert ages == sorted(ages)

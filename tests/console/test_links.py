@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -55,7 +58,7 @@ def test_rows_are_the_sums_of_all_ranks_and_the_worst_of_their_latencies() -> No
     assert len(links) == 2
     row = cells(scene)["ssd-host"]
     assert row["total"] == sum(one.bytes for one in links)
-    assert row["p99"] == max(one.latency_p99_seconds for one in links)
+    assert row["p99"] == max(one.recent_p99_seconds for one in links)
     assert row["rate/s"] == pytest.approx(sum(scene.moment.history.rate(one, "bytes", seconds=2.0) for one in links))
     assert row["ranks"] == 2
 
@@ -123,7 +126,7 @@ def test_what_is_gone_and_what_was_never_said_is_told() -> None:
 def test_a_server_that_was_just_found_has_no_rates_and_its_own_figure_of_them() -> None:
     class Mute(World):
         def _link(self, *args):
-            return msgspec.structs.replace(super()._link(*args), bytes_per_second=None, latency_p99_seconds=None)
+            return msgspec.structs.replace(super()._link(*args), bytes_per_second=None, recent_p99_seconds=None)
 
     scene = Scene(moment_of(Mute(), ticks=1), TOP)
     row = VIEW.table(scene).rows[0]
@@ -131,3 +134,43 @@ def test_a_server_that_was_just_found_has_no_rates_and_its_own_figure_of_them() 
     assert named["rate/s"].text == "?"
     assert named["busy"].text == "?"
     assert named["p99"].text == "-"
+
+
+def test_one_rate_has_one_value_on_the_screen() -> None:
+    """Titles of charts said that of the last look, and the table beneath them that of two seconds."""
+    scene = bursting(scene_of(TOP, width=158, height=60))
+    text = plain(scene)
+    rows = cells(scene)
+    way = Way("ssd", "host")
+    rate = rows["ssd-host"]["rate/s"]
+    assert f"{way.source} to {way.destination}  {size(rate)}/s" in text
+    scene = bursting(scene_of(Place("links", (Step("link", "ssd-host"),)), width=158, height=60))
+    assert re.search(rf"bytes, the last [^/]*  {re.escape(size(rate))}/s", plain(scene))
+
+
+def bursting(scene: Scene) -> Scene:
+    """One more look, since which much has been read."""
+    assert scene.moment.snapshot is not None
+    servers = tuple(
+        msgspec.structs.replace(
+            state,
+            ranks=tuple(
+                msgspec.structs.replace(
+                    rank,
+                    links=tuple(
+                        msgspec.structs.replace(one, time=(one.time or 0.0) + 0.5, bytes=(one.bytes or 0) + 10**9)
+                        for one in rank.links
+                    ),
+                )
+                for rank in state.ranks
+            ),
+        )
+        for state in scene.moment.snapshot.servers
+    )
+    snapshot = msgspec.structs.replace(scene.moment.snapshot, servers=servers)
+    scene.moment.history.observe(snapshot)
+    return replace(scene, moment=replace(scene.moment, snapshot=snapshot))
+
+
+def test_it_says_which_time_its_figures_are_of() -> None:
+    assert VIEW.windows(TOP) == "/s: last 2 s, p50 p99: last 60 s"

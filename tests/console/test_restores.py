@@ -327,3 +327,10 @@ def test_what_goes_on_of_a_restore_that_is_over_is_written_with_the_signs_that_a
     """Else a filter would pass over it."""
     (signs,) = MOVING.values()
     assert {*seconds_cell(value).text.casefold()} <= signs
+
+
+def test_no_line_of_a_restore_has_a_sign_that_stands_alone() -> None:
+    """A sign between two meanings is drawn apart from the words before it."""
+    for place in (Place("restores"), Place("restores", (Step("server", "alpha"),))):
+        for line in Restores().lines(scene_of(place, width=158, height=44)):
+            assert not [span for span in line.spans if line.plain[span.start : span.end].strip() in (";", ",", ":")]

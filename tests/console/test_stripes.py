@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from swift_tiers.console.feeds.feed import Answers, Question
 from swift_tiers.console.model.glyphs import ASCII
+from swift_tiers.console.model.history import History
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views.lanes import sets_of
 from swift_tiers.console.views.stripe_prefix import placed, slot_runs
@@ -221,6 +224,53 @@ def test_lines_fit_and_need_no_unicode(place: Place, size_of_screen: tuple[int, 
     width, height = size_of_screen
     scene = asked(place, prefix(), prefix("beta", pages=9000), width=width, height=height, glyphs=ASCII)
     assert max(len(line.plain) for line in VIEW.lines(scene)) <= width
-    assert len(VIEW.lines(scene)) <= height * VIEW.LINES_SHARE + 1
+    assert len(VIEW.lines(scene)) <= scene.room(VIEW.LINES_SHARE, len(VIEW.table(scene).rows)) + 1
     assert plain(scene).isascii()
     assert all(cell.text.isascii() for row in VIEW.table(scene).rows for cell in row.cells)
+
+
+def many(devices: int, **changes: object) -> Scene:
+    """A scene of one server with so many devices, all of which read, some of which are in trouble."""
+    scene = scene_of(TOP, **changes)
+    assert scene.moment.snapshot is not None
+    state = scene.moment.snapshot.servers[0]
+    (rank,) = state.ranks
+    first = rank.devices[0]
+    numbers = [
+        msgspec.structs.replace(first, number=number, service="in service", write_errors=number % 2)
+        for number in range(devices)
+    ]
+    history = History()
+    for look in range(12):
+        said = tuple(
+            msgspec.structs.replace(
+                one, time=100.0 + look / 2, bytes_read=2**20 * (one.number + 1) * look * (9 if look == 11 else 1)
+            )
+            for one in numbers
+        )
+        state = msgspec.structs.replace(state, ranks=(msgspec.structs.replace(rank, devices=said),))
+        snapshot = msgspec.structs.replace(scene.moment.snapshot, servers=(state,))
+        history.observe(snapshot)
+    return replace(scene, moment=replace(scene.moment, snapshot=snapshot, history=history))
+
+
+@pytest.mark.parametrize(("width", "height"), [(118, 32), (78, 20), (158, 44), (218, 56)])
+def test_lanes_use_the_room_there_is(width: int, height: int) -> None:
+    scene = many(10, width=width, height=height)
+    lines = VIEW.lines(scene)
+    text = "\n".join(line.plain for line in lines)
+    assert all(f"alpha {number} " in text for number in range(10)), text
+    assert any(set(line.plain) & set("▁▂▃▄▅▆▇█") for line in lines), text
+    assert len(lines) <= scene.room(VIEW.LINES_SHARE, 10)
+    assert all(line.cell_len <= width for line in lines)
+
+
+@pytest.mark.parametrize(("width", "height"), [(118, 32), (158, 60)])
+def test_a_lane_says_what_its_row_says(width: int, height: int) -> None:
+    """Titles said what was read in the last look, and rows what was read in two seconds."""
+    scene = many(3, width=width, height=height)
+    rows, text = cells(scene), plain(scene)
+    for number in range(3):
+        rate = rows[f"alpha dp0-tp0 {number}"]["read/s"]
+        assert rate not in ("0B", "?")
+        assert re.search(rf"alpha {number} .*{re.escape(rate)}/s", text), text

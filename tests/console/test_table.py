@@ -17,11 +17,11 @@ from swift_tiers.console.views.lazy_rows import LazyRows
 from swift_tiers.console.views.settled import MOST, Cells, Settled
 
 TABLE = Table(
-    (Column("name"), Column("size")),
+    (Column("name"), Column("size", unit="B"), Column("state", words=True)),
     [
-        Row("1", (Cell("beta"), Cell("2.0KiB", 2048))),
-        Row("2", (Cell("alpha, the \"first\""), Cell("?"))),
-        Row("3", (Cell("Gamma"), Cell("10B", 10))),
+        Row("1", (Cell("beta"), Cell("2.0KiB", 2048), Cell("WRONG", 3))),
+        Row("2", (Cell("alpha, the \"first\""), Cell("?"), Cell("ok", 0))),
+        Row("3", (Cell("Gamma"), Cell("10B", 10), Cell("-"))),
     ],
 )  # fmt: skip
 
@@ -40,9 +40,12 @@ def test_sorted_by_values_and_what_is_unknown_comes_last() -> None:
 
 def test_exported_as_values() -> None:
     lines = list(csv.reader(io.StringIO(as_csv(TABLE, TABLE.rows))))
-    assert lines == [["name", "size"], ["beta", "2048"], ['alpha, the "first"', "?"], ["Gamma", "10"]]
+    assert lines == [
+        ["name", "size (B)", "state"], ["beta", "2048", "WRONG"], ['alpha, the "first"', "", "ok"], ["Gamma", "10", ""],
+    ]  # fmt: skip
     content = json.loads(as_json(TABLE, ordered(TABLE, Sorting("size"))))
-    assert [row["size"] for row in content] == [2048, 10, "?"]
+    assert [row["size (B)"] for row in content] == [2048, 10, None]
+    assert [row["state"] for row in content] == ["WRONG", None, "ok"]
 
 
 @given(st.floats(0, 1), st.integers(1, 60))

@@ -184,8 +184,8 @@ def scene(world: World, place: Place = TOP, **changes: Any) -> Scene:
 
 def test_the_table_of_wires() -> None:
     lines = plain(scene(OnGpus(with_direct_links))).splitlines()
-    at = next(number for number, line in enumerate(lines) if line.startswith("by NVML"))
-    assert lines[at].split() == ["by", "NVML", *["sent/s", "engine's", "difference"], *["received/s", "engine's"],
+    at = next(number for number, line in enumerate(lines) if line.startswith("NVML, 8 s"))
+    assert lines[at].split() == ["NVML,", "8", "s", *["sent/s", "engine's", "difference"], *["received/s", "engine's"],
                                  "difference"]  # fmt: skip
     nvlink, pcie = lines[at + 1].split(), lines[at + 2].split()
     assert (nvlink[0], nvlink[1:4]) == ("NVLink", ["1000MiB", "-", "-"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import html
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +29,7 @@ from swift_tiers.console.views.view import Scene
 from swift_tiers.console.views.wires import wires
 from swift_tiers.ops import console_command
 from swift_tiers.ops.console_demo import DemoFeed
+from swift_tiers.ops.console_demo.pictures import PICTURES, Picture, draw
 from swift_tiers.ops.console_demo.script import ROUND
 from swift_tiers.ops.console_demo.server import DemoServer
 from swift_tiers.radix_tiering.bus.commands import (
@@ -418,3 +422,17 @@ def test_it_looks_at_no_bus(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     code, out, err = run_command(capsys, "console", "--demo", "--url", "redis://10.0.0.1:6379")
     assert (code, out) == (2, "")
     assert "--demo looks at no bus" in err
+
+
+# ---- pictures ----
+
+
+def test_every_view_is_drawn_for_the_documents() -> None:
+    """The pictures of docs/console.md: `python -m swift_tiers.ops.console_demo.pictures docs/pictures`."""
+    folder = Path(__file__).parents[2] / "docs" / "pictures"
+    assert {path.name for path in folder.iterdir()} == {f"{one.name}.svg" for one in PICTURES}
+    assert {one.keys[0] for one in PICTURES} == {str(number) for number in range(1, len(VIEWS) + 1)}
+    svg = asyncio.run(draw(Picture("overview", (80, 24), 1.0, ("1",))))
+    words = html.unescape(re.sub(r"<[^>]+>", " ", svg)).replace("\xa0", " ")
+    assert "swift-tiers" in words
+    assert all(name in words for name in ("DEMO", "alpha", "beta", "gamma"))

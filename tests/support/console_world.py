@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -46,7 +47,9 @@ MIB, GIB = 2**20, 2**30
 PAGE_BYTES = 368_640
 KEY = "5e" * 32
 #: Of every server.
-CONFIGURATION = dump_config(parse_config({"host": {"size": "64GiB"}, "policy": {"eviction": "lfu"}}))
+CONFIGURATION = json.loads(
+    json.dumps(dump_config(parse_config({"host": {"size": "64GiB"}, "policy": {"eviction": "lfu"}})))
+)
 GPUS = ("GPU-00000000-1111-2222-3333-444455556666", "GPU-00000001-1111-2222-3333-444455556666")
 
 
@@ -147,7 +150,7 @@ class World:
             bytes_written=10**10 + 12 * MIB * self.ticks, evictions=400 + 2 * self.ticks,
             checksum_failures=1 if self.sick and number == 1 and tier == "ssd" else 0,
             refused={"full": 3} if number == 1 and tier == "host" else {}, restores=200, restore_seconds=9.5,
-            restore_p50_seconds=0.033, restore_p99_seconds=0.21,
+            recent_restores=25, recent_p50_seconds=0.033, recent_p99_seconds=0.21,
         )  # fmt: skip
 
     def _device(self, home: dict, number: int, device: int) -> DeviceView:
@@ -163,7 +166,7 @@ class World:
             writes=300_000 + int(40 * done), read_errors=0, write_errors=4 if out else 0,
             corrupt_units=1 if number == 1 and device == 1 and self.sick else 0,
             in_flight=0 if out else 3 + (device + self.ticks // 3) % 5,
-            latency_p50_seconds=0.0004, latency_p99_seconds=0.031 if slow else 0.0021,
+            recent_requests=9000, recent_p50_seconds=0.0004, recent_p99_seconds=0.031 if slow else 0.0021,
         )  # fmt: skip
 
     def _link(self, home: dict, number: int, at: int, link: str) -> LinkView:
@@ -172,7 +175,7 @@ class World:
         return LinkView(
             **home, link=link, transfers=9000 + int(12 * done), pages=40_000 + int(60 * done),
             bytes=10**10 + int(rate * done / 2), seconds=12.5 + 0.01 * (at + 1) * done,
-            latency_p50_seconds=0.0021 + 0.0004 * at, latency_p99_seconds=0.0085 + 0.002 * at,
+            recent_transfers=300, recent_p50_seconds=0.0021 + 0.0004 * at, recent_p99_seconds=0.0085 + 0.002 * at,
             bytes_per_second=float(rate),
         )  # fmt: skip
 

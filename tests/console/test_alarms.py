@@ -1,0 +1,144 @@
+"""What is told first: no false remedy, no alarm about what is normal, nothing that is not known."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from swift_tiers.console.model.alarms import RECENT_SECONDS, Alarms, falls_to, how_many
+from swift_tiers.console.model.departures import KNOWN, RETURN
+from swift_tiers.console.model.history import History
+from swift_tiers.radix_tiering.bus.troubles import Mark
+from swift_tiers.radix_tiering.bus.views import RankState, Snapshot, TierView
+
+from support.console_world import GIB, World
+
+SERVERS = tuple(f"server-{number}" for number in range(54))
+
+
+def rank(*tiers: str, full: bool = False, evictions: int = 0) -> RankState:
+    return RankState(
+        name="dp0-tp0",
+        tiers=tuple(
+            TierView(
+                server="alpha", rank="dp0-tp0", tier=name, capacity_bytes=GIB, used_bytes=GIB if full else 0,
+                limit_bytes=GIB, evictions=evictions, time=0.0,
+            )
+            for name in tiers
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tiers", "tier", "where"),
+    [
+        (("device", "host", "ssd"), "host", "ssd"),
+        (("device", "peer", "host"), "host", "peer"),
+        (("device", "peer", "host", "ssd"), "host", "peer or ssd"),
+        (("device", "host"), "device", "host"),
+        (("device", "host"), "host", "recomputed"),
+        (("device", "host", "ssd"), "ssd", "recomputed"),
+        (("device", "peer", "host"), "peer", "recomputed"),
+    ],
+)
+def test_pages_are_recomputed_only_where_nothing_lies_beneath(tiers: tuple[str, ...], tier: str, where: str) -> None:
+    assert falls_to(rank(*tiers), tier) == where
+
+
+def watched(tiers: tuple[str, ...], *, collapses: bool) -> list[str]:
+    """Alarms with their remedies of a server whose tiers are full and evict, and whose hit rate may fall."""
+    world, alarms, history = World(("alpha",), gone=()), Alarms(), History()
+    world.sick = False
+    seconds, prompt, reused, found = 3 * RECENT_SECONDS, 0, 0, ()
+    while world.time - World().time < seconds:
+        world.tick()
+        snapshot = world.snapshot()
+        state = snapshot.servers[0]
+        one = state.ranks[0]
+        assert one.tree is not None
+        late = world.time - World().time > seconds - RECENT_SECONDS
+        prompt, reused = prompt + 1000, reused + (0 if late and collapses else 900)
+        changed = [
+            msgspec.structs.replace(
+                tier, used_bytes=tier.capacity_bytes, limit_bytes=tier.capacity_bytes, evictions=100 * world.ticks,
+                hits=0, refused={}, checksum_failures=0,
+            )
+            for tier in one.tiers
+            if tier.tier in tiers
+        ]  # fmt: skip
+        tree = msgspec.structs.replace(one.tree, prompt_tokens=prompt, reused_tokens=reused)
+        one = msgspec.structs.replace(one, tiers=tuple(changed), tree=tree)
+        state = msgspec.structs.replace(state, ranks=(one,))
+        snapshot = msgspec.structs.replace(snapshot, servers=(state,))
+        history.observe(snapshot)
+        found = alarms.of(snapshot, history)
+    return [f"{alarm.what}; {alarm.remedy}" for alarm in found]
+
+
+@pytest.mark.parametrize("tiers", [("device", "host"), ("device", "host", "ssd")])
+def test_a_full_cache_is_no_alarm(tiers: tuple[str, ...]) -> None:
+    assert not [said for said in watched(tiers, collapses=False) if "full" in said or "evict" in said]
+
+
+def test_a_hit_rate_that_falls_names_the_tier_that_loses_pages_for_good() -> None:
+    (said,) = (said for said in watched(("device", "host", "ssd"), collapses=True) if "hit rate fell" in said)
+    assert "ssd is too small" in said
+    assert "which are recomputed" in said
+    (said,) = (said for said in watched(("device", "host"), collapses=True) if "hit rate fell" in said)
+    assert "host is too small" in said
+
+
+# ---- nobody knows ----
+
+
+def test_what_is_not_of_now_is_not_called_well() -> None:
+    assert how_many([], 3) == [("all well", "good")]
+    assert how_many([], 3, current=False) == [("not known now", "wrong")]
+    assert how_many([], 0) == [("no server", "warning")]
+
+
+# ---- servers that are lost together with Redis ----
+
+
+def bus(names: tuple[str, ...], time: float) -> Snapshot:
+    return msgspec.structs.replace(World(names, gone=()).snapshot(), time=time)
+
+
+def missed(alarms: Alarms, names: tuple[str, ...], time: float) -> dict[str, Mark]:
+    found = alarms.of(bus(names, time), History())
+    return {alarm.place: alarm.mark for alarm in found if "has not come back to this bus" in alarm.what}
+
+
+def test_servers_that_a_new_empty_redis_does_not_know_are_missed_by_name() -> None:
+    alarms = Alarms()
+    assert missed(alarms, SERVERS, 1000.0) == {}
+    back, lost = SERVERS[:10], SERVERS[10:]
+    assert missed(alarms, back, 1030.0) == dict.fromkeys(lost, Mark.WARNING), "those that run come back in a moment"
+    assert missed(alarms, back, 1030.0 + RETURN) == dict.fromkeys(lost, Mark.WRONG)
+    assert missed(alarms, (*back, "server-20"), 1040.0) == dict.fromkeys(
+        [name for name in lost if name != "server-20"], Mark.WRONG
+    )
+    assert "server-20" not in missed(alarms, (*back, "server-20"), 1050.0)
+    assert len(missed(alarms, (), 1060.0)) == 54, "also if nobody is left"
+    assert missed(alarms, (), 1060.0 + KNOWN) == {}, "as long as a bus remembers a server that is gone"
+
+
+def test_one_that_vanished_before_its_redis_stays_missed() -> None:
+    alarms = Alarms()
+    world = World(("alpha", "beta"), gone=())
+    for time in (1000.0, 1000.5, 1001.0, 1004.0):
+        alarms.of(msgspec.structs.replace(world.snapshot(), time=time), History())
+    world.gone = ("beta",)
+    snapshot = msgspec.structs.replace(world.snapshot(), time=1010.0)
+    alpha, beta = snapshot.servers
+    beta = msgspec.structs.replace(beta, server=msgspec.structs.replace(beta.server, age_seconds=9.2))
+    found = alarms.of(msgspec.structs.replace(snapshot, servers=(alpha, beta)), History())
+    assert any(alarm.place == "beta" and "is GONE" in alarm.what for alarm in found)
+    for time in (1020.0, 1030.0, 1040.0):
+        assert missed(alarms, ("alpha",), time) == {"beta": Mark.WRONG}
+
+
+def test_servers_that_were_there_all_the_time_are_not_missed() -> None:
+    alarms = Alarms()
+    for time in range(1000, 1060):
+        assert missed(alarms, SERVERS, float(time)) == {}
