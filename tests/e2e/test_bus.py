@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.config import parse_config
 from support.command_line import run_command
 from support.console_screen import console, screen_text, shows, told
 from support.console_screen import until as until_true
+from support.scrapes import assert_a_scrape_says_what_the_server_says
 from support.servers import (
     START_SECONDS,
     Site,
@@ -48,7 +49,7 @@ def server(site):
     tiers["bus"] |= {"server": NAME, "control": True, "requests_interval": "100ms", "interval": "100ms"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
-        with site.server("bus", "--tp-size", "2", tiers=tiers) as server:
+        with site.server("bus", "--tp-size", "2", "--enable-metrics", tiers=tiers) as server:
             server.start()
             server.wait_ready(START_SECONDS)
             yield server
@@ -352,6 +353,10 @@ def test_no_text_of_a_client_is_on_the_bus(server, bus):
             dump.append(str(bus.get(name)))
     assert len(dump) > 100
     assert not [text for text in dump if marker in text or "Geheimnis" in text]
+
+
+def test_a_scrape_says_what_the_server_says(server):
+    assert_a_scrape_says_what_the_server_says(server)
 
 
 def test_a_server_that_ends_says_so(server, bus):

@@ -63,12 +63,9 @@ class Neighbours:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def pair(tmp_path_factory, plain):
     both = Neighbours(Site(tmp_path_factory.mktemp("lending")))
-    with both.site.server("plain", "--page-size", "16") as plain:
-        plain.start()
-        plain.wait_ready(START_SECONDS)
-        both.borrower_answers = [generate(plain, prompt(seed))[0] for seed in range(8)]
+    both.borrower_answers = plain.answers([prompt(seed) for seed in range(8)])
     with both.donor, both.borrower:
         both.borrower.start()
         both.donor.start()

@@ -1,103 +1,20 @@
-"""What a Prometheus scrape of a real server says of its tiers: on every rank, and without a bus."""
+"""What a Prometheus scrape of a real server says of its tiers, without a bus; `test_bus` has it with one."""
 
 from __future__ import annotations
 
-import time
-
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from support.servers import START_SECONDS, Site, call, fill_device, generate, prompt, snapshot, wait_written
+from support.scrapes import assert_a_scrape_says_what_the_server_says
+from support.servers import START_SECONDS, Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def test_a_scrape_says_what_the_server_says(tmp_path_factory, monkeypatch):
     site = Site(tmp_path_factory.mktemp("site"))
     tiers = {**site.tiers(host="2MiB"), "bus": {"enabled": False}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
-        with site.server("metrics", "--tp-size", "2", "--enable-metrics", tiers=tiers) as server:
-            server.start()
-            server.wait_ready(START_SECONDS)
-            yield server
-
-
-def scrape(server) -> dict[str, list]:
-    """Samples of our series by name."""
-    found: dict[str, list] = {}
-    for family in text_string_to_metric_families(call(server, "/metrics")):
-        for sample in family.samples:
-            if sample.name.startswith("swift_tiers_"):
-                found.setdefault(sample.name, []).append(sample)
-    return found
-
-
-def value(found: dict[str, list], name: str, **labels: str) -> float:
-    (sample,) = [sample for sample in found[f"swift_tiers_{name}"] if labels.items() <= sample.labels.items()]
-    return sample.value
-
-
-def test_a_scrape_says_what_the_server_says(server):
-    for seed in range(4):
-        generate(server, prompt(seed))
-        wait_written(server)
-    fill_device(server, 1)
-    for seed in range(4):
-        generate(server, prompt(seed))
-    wait_written(server)
-    limit = time.monotonic() + 60
-    # Each rank brings its series up to date every second, in its own time.
-    while wrong := differences(found := scrape(server), snapshot(server)) + differing_ranks(found):
-        assert time.monotonic() < limit, wrong
-        time.sleep(0.2)
-    assert sum(value(found, "hits_total", tier=tier, tp_rank="0") for tier in ("host", "ssd")) > 0
-    # The labels of SGLang's own series, so that they can be joined.
-    own = next(
-        sample
-        for family in text_string_to_metric_families(call(server, "/metrics"))
-        for sample in family.samples
-        if sample.name == "sglang:num_running_reqs"
-    )
-    ours = found["swift_tiers_write_queue_pages"][0]
-    assert set(ours.labels) == set(own.labels)
-    assert ours.labels["model_name"] == own.labels["model_name"]
-
-
-def differing_ranks(found: dict[str, list]) -> list[tuple]:
-    """Where rank 1, which moves the same pages with heads of its own, says otherwise than rank 0."""
-    wrong = []
-    for name, labels in (("hits_total", {"tier": "host"}), ("restores_total", {"outcome": "completed"})):
-        of_ranks = [value(found, name, tp_rank=rank, **labels) for rank in ("0", "1")]
-        if of_ranks[0] != of_ranks[1]:
-            wrong.append((name, labels, *of_ranks))
-    return wrong
-
-
-def differences(found: dict[str, list], state) -> list[tuple]:
-    """Where the series of rank 0 are not what `/server_info` says."""
-    pairs = []
-    for tier, counts in state["tiers"].items():
-        for field, name in (
-            ("hits", "hits_total"), ("misses", "misses_total"), ("bytes_read", "read_bytes_total"),
-            ("bytes_written", "written_bytes_total"), ("evictions", "evictions_total"),
-            ("checksum_failures", "checksum_failures_total"), ("capacity_bytes", "capacity_bytes"),
-            ("used_bytes", "used_bytes"), ("pages", "pages"), ("pinned_pages", "pinned_pages"),
-        ):  # fmt: skip
-            pairs.append((name, {"tier": tier}, counts[field]))
-        latency = counts["read_latency"]
-        pairs.append(("restore_seconds_count", {"tier": tier}, sum(latency["counts"])))
-        pairs.append(("restore_seconds_sum", {"tier": tier}, pytest.approx(latency["sum_seconds"])))
-        for reason, pages in counts["refusals"].items():
-            pairs.append(("refusals_total", {"tier": tier, "reason": reason}, pages))
-    for device in state["devices"]:
-        for field, name in (("reads", "device_reads_total"), ("in_service", "device_in_service")):
-            pairs.append((name, {"path": device["path"]}, device[field]))
-    for link, counts in state["links"].items():
-        pairs.append(("link_bytes_total", {"link": link}, counts["bytes"]))
-    for outcome in ("completed", "expired", "cancelled"):
-        pairs.append(("restores_total", {"outcome": outcome}, state["restores"][outcome]))
-    pairs.append(("write_queue_pages", {}, state["write_queue_pages"]))
-    said = [(name, labels, value(found, name, tp_rank="0", **labels), wanted) for name, labels, wanted in pairs]
-    return [one for one in said if one[2] != one[3]]
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    with site.server("metrics", "--tp-size", "2", "--enable-metrics", tiers=tiers) as server:
+        server.start()
+        server.wait_ready(START_SECONDS)
+        assert_a_scrape_says_what_the_server_says(server)

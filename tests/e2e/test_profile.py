@@ -91,6 +91,7 @@ def test_a_server_that_does_not_start_is_one_line_and_its_log(place: Path) -> No
     assert result.stdout == ""
 
 
+@pytest.mark.exhaustive
 def test_a_peer_is_measured_where_one_lends(tmp_path: Path) -> None:
     site = Site(tmp_path)
     bus = {"directory": str(site.bus)}
@@ -111,6 +112,7 @@ def test_a_peer_is_measured_where_one_lends(tmp_path: Path) -> None:
     assert "left out" not in result.stdout
 
 
+@pytest.mark.exhaustive
 def test_one_that_is_ended_leaves_nothing(place: Path) -> None:
     ssd = place / "ssd"
     config = {"ssd": {"directories": [str(ssd)]}}

@@ -32,19 +32,28 @@ def prompts():
 
 
 @pytest.fixture(scope="module")
-def answers(site, prompts):
-    with site.server("plain") as server:
+def answers(plain, prompts):
+    return plain.answers(prompts)
+
+
+def slow_tiers(site, name: str, throttle: str) -> dict:
+    directory = site.root / name
+    directory.mkdir()
+    tiers = site.tiers(directory, host="16MiB")
+    tiers["ssd"]["throttle"] = throttle
+    tiers["restore"] = {"strategy": "token-wise", "chunk": 64}
+    tiers["bus"] |= {"control": True, "server": name}
+    return tiers
+
+
+@pytest.fixture(scope="module")
+def slow(site):
+    """A server whose ssd is so slow that even a busy machine begins to compute before the last page has come."""
+    tiers = slow_tiers(site, "slow", "2MiB")
+    with site.server("slow", "--enable-mixed-chunk", tiers=tiers) as server:
         server.start()
         server.wait_ready(START_SECONDS)
-        return [generate(server, one)[0] for one in prompts]
-
-
-def slow_tiers(site, page_tokens: int) -> dict:
-    tiers = site.tiers(site.directories[0], host="16MiB")
-    # A page of one token takes as much of an ssd as one of sixteen does here.
-    tiers["ssd"]["throttle"] = "1MiB" if page_tokens > 1 else "6MiB"
-    tiers["restore"] = {"strategy": "token-wise", "chunk": 64}
-    return tiers
+        yield server
 
 
 def from_ssd(server) -> None:
@@ -56,85 +65,81 @@ def from_ssd(server) -> None:
         time.sleep(0.1)
 
 
+def assert_the_same_tokens_one_by_one_and_all_at_once(server, prompts, answers) -> None:
+    for one, answer in zip(prompts, answers, strict=True):
+        assert generate(server, one)[0] == answer
+    from_ssd(server)
+    for one, answer in zip(prompts, answers, strict=True):
+        assert generate(server, one)[0] == answer
+    from_ssd(server)
+    found: dict[int, list[int]] = {}
+    threads = [
+        threading.Thread(target=lambda number=number: found.update({number: generate(server, prompts[number])[0]}))
+        for number in range(len(prompts))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [found.get(number) for number in range(len(prompts))] == answers
+    restores = snapshot(server)["restores"]
+    assert restores["split"] > 0, "no prefix was computed while it came up: this tests nothing"
+    assert restores["failed_loads"] == 0
+    # SGLang's own checks would have ended the server.
+    assert call(server, "/health") is not None
+
+
+def test_the_same_tokens_one_by_one_and_all_at_once(slow, prompts, answers) -> None:
+    assert_the_same_tokens_one_by_one_and_all_at_once(slow, prompts, answers)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "arguments", "throttle"),
     [
-        ("overlap", ("--enable-mixed-chunk",)),
-        ("no overlap", ("--disable-overlap-schedule", "--page-size", "1")),
-        ("two ranks", ("--tp-size", "2")),
+        # A page of one token takes as much of an ssd as one of sixteen does here.
+        ("no-overlap", ("--disable-overlap-schedule", "--page-size", "1"), "6MiB"),
+        ("two-ranks", ("--tp-size", "2"), "1MiB"),
     ],
 )
-def test_the_same_tokens_one_by_one_and_all_at_once(site, prompts, answers, name, arguments, monkeypatch) -> None:
+def test_the_same_tokens_by_other_schedules(site, prompts, answers, name, arguments, throttle, monkeypatch) -> None:
     if "--tp-size" in arguments:
         monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")  # a core for each rank
-    site.directories[0] = site.root / name.replace(" ", "-")
-    site.directories[0].mkdir()
-    with site.server(
-        name.replace(" ", "-"), *arguments, tiers=slow_tiers(site, 1 if "--page-size" in arguments else 16)
-    ) as server:
+    with site.server(name, *arguments, tiers=slow_tiers(site, name, throttle)) as server:
         server.start()
         server.wait_ready(START_SECONDS)
-        for one, answer in zip(prompts, answers, strict=True):
-            assert generate(server, one)[0] == answer
-        from_ssd(server)
-        for one, answer in zip(prompts, answers, strict=True):
-            assert generate(server, one)[0] == answer
-        from_ssd(server)
-        found: dict[int, list[int]] = {}
-        threads = [
-            threading.Thread(target=lambda number=number: found.update({number: generate(server, prompts[number])[0]}))
-            for number in range(len(prompts))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert [found.get(number) for number in range(len(prompts))] == answers
-        restores = snapshot(server)["restores"]
-        assert restores["split"] > 0, "no prefix was computed while it came up: this tests nothing"
-        assert restores["failed_loads"] == 0
-        # SGLang's own checks would have ended the server.
-        assert call(server, "/health") is not None
+        assert_the_same_tokens_one_by_one_and_all_at_once(server, prompts, answers)
 
 
-def test_the_same_tokens_under_every_plan(site, prompts, answers) -> None:
+def test_the_same_tokens_under_every_plan(site, slow, prompts, answers) -> None:
     """Loaded, recomputed, both at once by tokens and by layers, and whatever the server decides."""
-    name = "plans"
-    site.directories[0] = site.root / name
-    site.directories[0].mkdir()
-    tiers = slow_tiers(site, 16)
-    tiers["ssd"]["throttle"] = "2MiB"  # so that a busy machine begins to compute before the last page has come
-    tiers["bus"] |= {"control": True, "server": name}
     short = len(prompts)  # fits in one forward, so that it can be computed layer by layer
     asked = [*prompts, prompts[0][:450]]
-    with site.server(name, tiers=tiers) as server:
-        server.start()
-        server.wait_ready(START_SECONDS)
-        expected = [*answers, generate(server, asked[short])[0]]
-        for one, answer in zip(asked, expected, strict=True):
-            assert generate(server, one)[0] == answer
-        with BusReader.open(parse_config({"bus": tiers["bus"]}).bus, "plans") as reader:
-            for choice in ("load", "recompute", "token-wise", "layer-wise", "auto"):
-                command = SetPolicy(field="restore.strategy", value=choice)
-                assert reader.command(name, "tests", command, 20).state == "done"
-                for number, answer in enumerate(expected):
-                    from_ssd(server)
-                    rid = f"{choice}-{number}"
-                    sampling = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
-                    body = {"input_ids": asked[number], "sampling_params": sampling, "rid": rid}
-                    assert call(server, "/generate", body)["output_ids"] == answer, rid
-                    story = story_of(reader, name, rid)
-                    found, computed, loaded = story.found, story.pages("compute"), story.pages("ssd")
-                    if choice == "recompute":
-                        assert (found, loaded) == (0, 0)
-                        continue
-                    assert found == computed + loaded > 0
-                    if choice == "load":
-                        assert computed == 0
-                    elif choice == "layer-wise" and number == short:
-                        assert 0 < story.met_layer <= story.layers
-                    elif choice != "auto":
-                        assert 0 < computed < found, rid
+    expected = [*answers, generate(slow, asked[short])[0]]
+    for one, answer in zip(asked, expected, strict=True):
+        assert generate(slow, one)[0] == answer
+    with BusReader.open(parse_config({"bus": {"directory": str(site.bus)}}).bus, "plans") as reader:
+        for choice in ("load", "recompute", "token-wise", "layer-wise", "auto"):
+            command = SetPolicy(field="restore.strategy", value=choice)
+            assert reader.command("slow", "tests", command, 20).state == "done"
+            for number, answer in enumerate(expected):
+                from_ssd(slow)
+                rid = f"{choice}-{number}"
+                sampling = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+                body = {"input_ids": asked[number], "sampling_params": sampling, "rid": rid}
+                assert call(slow, "/generate", body)["output_ids"] == answer, rid
+                story = story_of(reader, "slow", rid)
+                found, computed, loaded = story.found, story.pages("compute"), story.pages("ssd")
+                if choice == "recompute":
+                    assert (found, loaded) == (0, 0)
+                    continue
+                assert found == computed + loaded > 0
+                if choice == "load":
+                    assert computed == 0
+                elif choice == "layer-wise" and number == short:
+                    assert 0 < story.met_layer <= story.layers
+                elif choice != "auto":
+                    assert 0 < computed < found, rid
 
 
 def story_of(reader: BusReader, server: str, rid: str):

@@ -27,12 +27,9 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answers(site):
-    """What a server without tiers answers to prompts 0..9, at page sizes that do not matter to it."""
-    with site.server("plain") as server:
-        server.start()
-        server.wait_ready(START_SECONDS)
-        return [generate(server, prompt(seed))[0] for seed in range(10)]
+def answers(plain):
+    """What a server without tiers answers to prompts 0..9."""
+    return plain.answers([prompt(seed) for seed in range(10)])
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +121,7 @@ def test_many_at_once(main, answers):
     nothing_stays_pinned(main)
 
 
+@pytest.mark.exhaustive
 def test_a_second_server_on_the_same_stripe_set_is_refused(site, main):
     server = site.server("second", tiers=site.tiers())
     with server:
@@ -135,6 +133,7 @@ def test_a_second_server_on_the_same_stripe_set_is_refused(site, main):
     assert str(site.directories[0]) in lines[0]
 
 
+@pytest.mark.exhaustive
 def test_two_servers_and_a_restart_of_one(site, main, answers):
     """Another server, of page size 1, on directories of its own, while the first restarts."""
     other_directory = site.root / "other"
@@ -202,16 +201,11 @@ def test_a_device_file_deleted_under_load(site, main, answers):
         assert generate(main, prompt(seed))[0] == answer
 
 
-def test_other_dtypes_and_weights_never_hit(site, main, answers):
-    """On the same stripe set, one after the other; the deleted device joins again, blank."""
+def assert_others_never_hit(site, main, answers, **others) -> None:
+    """Servers with other options, on main's stripe set and one after the other, find nothing there; main does then."""
     wait_written(main)
     main.stop()
-    other_model = tiny_model(site.root / "other-model", seed=1)
-    for name, changes in (
-        ("bfloat16", {"--dtype": "bfloat16"}),
-        ("other-model", {"--model-path": str(other_model)}),
-        ("page32", {"--page-size": "32"}),
-    ):
+    for name, changes in others.items():
         with site.server(name, tiers=site.tiers(), **changes) as server:
             server.start()
             server.wait_ready(START_SECONDS)
@@ -230,6 +224,18 @@ def test_other_dtypes_and_weights_never_hit(site, main, answers):
     assert hits > 0, "its own pages are still there"
 
 
+def test_other_weights_never_hit(site, main, answers):
+    """The deleted device joins again, blank."""
+    other_model = tiny_model(site.root / "other-model", seed=1)
+    assert_others_never_hit(site, main, answers, other_model={"--model-path": str(other_model)})
+
+
+@pytest.mark.exhaustive
+def test_other_dtypes_and_page_sizes_never_hit(site, main, answers):
+    assert_others_never_hit(site, main, answers, bfloat16={"--dtype": "bfloat16"}, page32={"--page-size": "32"})
+
+
+@pytest.mark.exhaustive
 def test_ranks_agree(site, answers, monkeypatch):
     """Two tensor-parallel ranks, each with its own device files."""
     directory = site.root / "tp"
