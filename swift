@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The checkout's own command: sets up `.venv` from the lock file, then runs.
 
-    ./swift test [PYTEST ARGS]   format check, lint, type check, then the whole test suite
+    ./swift test [PYTEST ARGS]   format check, lint, type check, then the test suite
+    ./swift test --all           the same with every variant and every random example: an hour
     ./swift setup                only prepare `.venv`
     ./swift python ARGS          python of the project's environment
     ./swift X ARGS               `swift-tiers X ARGS` in the project's environment
@@ -87,8 +88,9 @@ def test(arguments: "list[str]") -> None:
     run([python, "-m", "ruff", "check", "--quiet", "."])
     rooms = ("kernels", "radix_tiering", "sglang_ext", "console", "ops")
     run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
-    # One process for the tests that start servers, which wait for most of their time, and one for all others.
-    arguments = arguments or ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    if set(arguments) <= {"--all"}:
+        # One process for the tests that start servers, which wait for most of their time, and one for all others.
+        arguments += ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
     os.chdir(ROOT)
     os.execv(python, [python, "-m", "pytest", *arguments])
 

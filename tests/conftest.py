@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,18 +14,29 @@ from hypothesis import settings
 # `tests` is not installed: its helpers are found beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support.examples import ALL_VARIABLE, SHARE, examples, exhaustive
 from support.redis import only_the_bundled
 
-# A machine that does something else for a moment fails no test: pytest-timeout sees to those that hang.
-settings.register_profile("swift", deadline=None)
-settings.load_profile("swift")
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all", action="store_true", help="also the tests that are marked `exhaustive`, and every random example"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any test file is read, since some of them look for Redis."""
+    """Before any test file is read, since some of them look for Redis, or say how many examples they want."""
+    if config.getoption("--all"):
+        os.environ[ALL_VARIABLE] = "1"
+    # A machine that does something else for a moment fails no test: pytest-timeout sees to those that hang.
+    settings.register_profile("swift", deadline=None, max_examples=examples(100))
+    settings.load_profile("swift")
     decoys = tempfile.TemporaryDirectory(prefix="swift-decoys-")
     only_the_bundled(Path(decoys.name))
     config.add_cleanup(decoys.cleanup)
+    config.stash[LEFT_OUT] = 0
 
 
 @pytest.fixture
@@ -34,11 +47,46 @@ def anyio_backend() -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not exhaustive():
+        leave_out_the_exhaustive(config, items)
+    if hasattr(config, "workerinput"):
+        share_out(items)
+
+
+def leave_out_the_exhaustive(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What only `--all` runs; its number is told in the end."""
+    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+    if left_out:
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[LEFT_OUT] = len(left_out)
+
+
+def share_out(items: list[pytest.Item]) -> None:
     """Where two processes share the tests, one begins with those that start servers, and has all of them; each file
     stays whole, since its tests share what they have started."""
-    if not hasattr(config, "workerinput"):
-        return
     for item in items:
         file = item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group("servers" if file.startswith("tests/e2e/") else file))
     items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Of several processes, each has left out the same tests, and tells the one that began them."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = session.config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[LEFT_OUT] = left_out
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.stash[LEFT_OUT]:
+        terminalreporter.write_line(
+            f"{config.stash[LEFT_OUT]} exhaustive tests were deselected, and one of {SHARE} random examples tried: "
+            "`./swift test --all` runs everything"
+        )

@@ -28,6 +28,7 @@ from swift_tiers.radix_tiering.bus.views import MapView, RequestView, ServerStat
 from swift_tiers.radix_tiering.errors import BusError
 
 from support.console_world import World, WorldFeed
+from support.examples import examples
 
 
 class Clock:
@@ -316,7 +317,7 @@ def read_back(path: Path, seen: list[Look]) -> int:
 
 
 @given(st.floats(0, 1), st.booleans())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_that_is_cut_anywhere_is_read_up_to_there(
     recorded: tuple[bytes, list[Look]], tmp_path: Path, share: float, zeros: bool
 ) -> None:
@@ -346,7 +347,7 @@ def _ends(content: bytes) -> list[int]:
 
 
 @given(st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_byte_never_changes_what_is_seen(
     recorded: tuple[bytes, list[Look]], tmp_path: Path, data: st.DataObject
 ) -> None:

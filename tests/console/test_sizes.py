@@ -18,6 +18,7 @@ from swift_tiers.console.views.view import View
 from swift_tiers.radix_tiering.bus.troubles import Mark
 
 from support.console_world import KEY, World, scene_of
+from support.examples import examples
 
 SERVER = Step("server", "beta")
 #: Of each view, what can be entered there; also what is not there.
@@ -33,7 +34,7 @@ VIEW: dict[str, View] = {view.NAME: view() for view in VIEWS}
 @pytest.mark.parametrize(
     "place", PLACES, ids=lambda place: "-".join((place.view, *(step.kind for step in place.steps)))
 )
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
 @given(
     width=st.integers(20, 300), height=st.integers(4, 80), ascii=st.booleans(),
     ticks=st.sampled_from([0, 1, 40]), only=st.sampled_from([None, "alpha", "gamma", "nobody"]),

@@ -22,6 +22,7 @@ from swift_tiers.kernels.page_codec_plain import code_pages_plain, decode_rows, 
 from swift_tiers.kernels.page_codec_triton import code_pages_triton
 
 from support.device_pools import DEVICES, POISON, Geometry, bounded, make_normal_pool, make_pool, make_slab, page_of
+from support.examples import examples
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 GEOMETRIES = st.builds(
@@ -39,7 +40,7 @@ GEOMETRIES = st.builds(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("codec", Codec)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(geometry=GEOMETRIES, normal=st.booleans(), shift=st.sampled_from([0, 16, 64]), data=st.data())
 def test_kernels_equal_plain_torch_bit_by_bit(device, codec, geometry, normal, shift, data):
     """Random bytes, full of NaN and infinities, and normal values at magnitudes far apart."""
@@ -68,7 +69,7 @@ def test_kernels_equal_plain_torch_bit_by_bit(device, codec, geometry, normal, s
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("codec", Codec)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     head_dim=st.integers(1, 256),

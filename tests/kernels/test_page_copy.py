@@ -15,6 +15,7 @@ from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
 from swift_tiers.sglang_ext.device_pool import HostMemoryPool, pool_geometry
 
 from support.deferred_accelerator import DeferredAccelerator
+from support.examples import examples
 
 #: Layers, planes of each (K and V, or latent rows), heads, dimensions of one, tokens of a page.
 GEOMETRIES = st.one_of(
@@ -37,7 +38,7 @@ def make(
 
 @pytest.mark.parametrize("kind", [HostMemoryPool, late_pool])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(geometry=GEOMETRIES, pages=st.integers(1, 9), data=st.data())
 def test_pages_go_out_block_major_and_come_back(kind, dtype, geometry, pages, data):
     layers, planes, heads, head_dim, page_size = geometry

@@ -15,6 +15,7 @@ from swift_tiers.kernels.page_digest import digest_bytes, host_page_digest, page
 from swift_tiers.kernels.page_digest_triton import digest_constants, page_digests_triton
 
 from support.device_pools import DEVICES, random_bytes
+from support.examples import examples
 
 RAMP = (np.arange(100_000) % 251).astype(np.uint8)
 
@@ -54,7 +55,7 @@ def test_the_definition_step_by_step():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     nbytes=st.one_of(st.integers(0, 300), st.sampled_from([8192, 65536, 131072, 131080, 300_001])),
     offset=st.sampled_from([0, 1, 4, 8, 16]),
@@ -119,7 +120,7 @@ def test_swaps_tails_lengths_and_pairs_of_flips_change_the_digest():
     assert len({host_page_digest(data) for data in changed}) == len(changed)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 2**32), length=st.integers(1, 600))
 def test_a_flipped_bit_flips_half_of_the_digest(seed, length):
     """Over 200 flips: each of the 128 bits flips in about half of them, and about half of them in each flip."""

@@ -14,6 +14,7 @@ from swift_tiers.kernels.page_gather_triton import copy_pages_triton, copy_shape
 from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
 
 from support.device_pools import DEVICES, POISON, Geometry, bounded, make_pool, make_slab, page_of
+from support.examples import examples
 
 GEOMETRIES = st.builds(
     Geometry,
@@ -46,7 +47,7 @@ def put_pages(pool: PoolPlanes, memory: torch.Tensor, image: torch.Tensor, pages
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(geometry=GEOMETRIES, shift=st.sampled_from([0, 1, 2, 4, 8, 16]), data=st.data())
 def test_pages_go_out_and_nothing_else_is_written(form, geometry, shift, data):
     pool, memory = make_pool(geometry, "cpu" if form == "plain" else form)
@@ -64,7 +65,7 @@ def test_pages_go_out_and_nothing_else_is_written(form, geometry, shift, data):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(geometry=GEOMETRIES, shift=st.sampled_from([0, 1, 2, 4, 8, 16]), data=st.data())
 def test_pages_come_in_and_nothing_else_is_written(form, geometry, shift, data):
     device = "cpu" if form == "plain" else form

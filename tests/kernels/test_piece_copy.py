@@ -14,6 +14,7 @@ from swift_tiers.kernels.piece_copy_triton import CHUNK_BYTES, TILE_BYTES, copy_
 
 from support.deferred_accelerator import DeferredAccelerator
 from support.device_pools import DEVICES, POISON, random_bytes
+from support.examples import examples
 
 FORMS = [*DEVICES, pytest.param("plain", id="plain")]
 #: Around everything that is cut: a vector, a tile of bytes, a tile, a chunk.
@@ -51,7 +52,7 @@ def lists(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(listed=lists(), begins=st.tuples(*[st.sampled_from([0, 1, 4, 16])] * 2), seed=st.integers(0, 99))
 def test_pieces_are_copied_and_nothing_else_is_written(form, listed, begins, seed):
     pieces, source_bytes, target_bytes = listed
@@ -68,7 +69,7 @@ def test_pieces_are_copied_and_nothing_else_is_written(form, listed, begins, see
     assert torch.equal(source, before)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(listed=lists(), size=st.sampled_from([TILE_BYTES, 2 * TILE_BYTES, CHUNK_BYTES]))
 def test_chunks_are_the_pieces_in_bounded_steps(listed, size):
     pieces, _, _ = listed

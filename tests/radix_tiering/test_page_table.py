@@ -9,6 +9,7 @@ from swift_tiers.radix_tiering.held_page import HostState
 from swift_tiers.radix_tiering.page import ROOT_KEY
 
 from support.engine import GEOMETRY, chain, check, get, make_stack, memory_ssd, put, settle
+from support.examples import examples
 from support.model_peer import ModelPeer
 
 
@@ -111,7 +112,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(host_pages=st.integers(1, 5), operations=OPERATIONS)
 def test_something_may_always_leave_host_memory(host_pages: int, operations: list) -> None:
     """Whatever was lent and taken back: with no request under way, a new page always finds room."""

@@ -13,6 +13,7 @@ from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.story import COMPUTED
 
 from support.engine import Clock, chain, check, close, end_all, make_stack, memory_ssd, put, settle
+from support.examples import examples
 from support.restores import Link, on_ssd, take
 
 #: Steps of a device after which a restore that is not done hangs.
@@ -25,7 +26,7 @@ def _nothing_is_left() -> Iterator[None]:
     end_all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     pages=st.integers(1, 24),
     chunk=st.integers(1, 6),

@@ -33,6 +33,7 @@ from swift_tiers.radix_tiering.sweeps import prefix_of
 
 from support.direct_files import PlainLanding, direct_reads
 from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, obey, page_at, put, settle
+from support.examples import examples
 from support.model_peer import ModelPeer
 
 NUMBERS = st.integers(0, 999)
@@ -383,6 +384,6 @@ class StackMachine(RuleBasedStateMachine):
 
 
 StackMachine.TestCase.settings = settings(
-    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(250), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStack = StackMachine.TestCase

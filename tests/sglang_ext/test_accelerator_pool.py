@@ -14,6 +14,7 @@ from swift_tiers.sglang_ext import accelerator_pool
 from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool, split_runs
 
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
+from support.examples import examples
 
 POISON = 0x5A
 #: Layers, planes of each, heads, dimensions of one, tokens of a page: K and V, or the latent rows of MLA, among them
@@ -85,7 +86,7 @@ def small_staging(monkeypatch):
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_pages_go_out_whole(locked, data):
     case = Case(data, locked=locked)
@@ -107,7 +108,7 @@ def test_pages_go_out_whole(locked, data):
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_a_forward_reads_each_layer_as_it_comes(locked, data):
     case = Case(data, locked=locked)
@@ -146,7 +147,7 @@ def test_a_forward_reads_each_layer_as_it_comes(locked, data):
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_what_went_out_comes_back_in_one_layer_at_a_time(locked, data):
     case = Case(data, locked=locked)

@@ -15,6 +15,8 @@ from swift_tiers.sglang_ext import cpu_attention
 from swift_tiers.sglang_ext import cpu_attention_backend as backend
 from swift_tiers.sglang_ext.cpu_attention_backend import CpuAttentionBackend, runs
 
+from support.examples import examples
+
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
@@ -168,14 +170,14 @@ SHAPE = {
 }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(lengths=LENGTHS, shape=st.fixed_dictionaries(SHAPE), window=st.sampled_from([-1, -1, 0, 1, 7, 64]))
 def test_extend_equals_torch_native(lengths: list[tuple[int, int]], shape: dict[str, Any], window: int) -> None:
     prefix, new = zip(*lengths, strict=True)
     assert_same(Case(list(prefix), list(new), window=window, **shape))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 300), min_size=1, max_size=9),
     shape=st.fixed_dictionaries(SHAPE),

@@ -21,6 +21,8 @@ from swift_tiers.sglang_ext.keeping_cache import KeepingRadixCache
 from swift_tiers.sglang_ext.kept_prefixes import MOST_PASSED_OVER, KeptPrefixes
 from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
 
+from support.examples import examples
+
 PAGE, PAGES, SECONDS = 2, 64, 60.0
 #: A sequence, page by page: with two kinds of pages most sequences share prefixes, and split each other's nodes.
 Sequence = tuple[int, ...]
@@ -178,7 +180,7 @@ class Keeping(RuleBasedStateMachine):
 
 
 TestKeeping = Keeping.TestCase
-TestKeeping.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestKeeping.settings = settings(max_examples=examples(300), stateful_step_count=50, deadline=None)
 
 
 @pytest.fixture(params=["rust", "python"])

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from swift_tiers.sglang_ext import page_hash
 
+from support.examples import examples
+
 NARROW = st.integers(0, 2**32 - 1)
 WIDE = st.integers(0, 2**62)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     tokens=st.lists(st.one_of(NARROW, st.integers(0, 1000), WIDE), min_size=0, max_size=40),
     page_size=st.one_of(st.none(), st.integers(1, 9)),
@@ -32,7 +34,7 @@ def test_equal_to_the_compiled_one(tokens, page_size, prior, is_bigram):
     assert page_hash.page_hashes(raw, length, width, is_bigram, prior, page_size) == expected
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(tokens=st.lists(NARROW, min_size=2, max_size=24).filter(lambda tokens: len(tokens) % 2 == 0))
 def test_tokens_of_two_words(tokens):
     from sglang.srt.mem_cache.cpp_utils.native_hash import _load_native_hash_module

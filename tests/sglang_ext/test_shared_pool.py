@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from swift_tiers.radix_tiering.donation.extents import Span
 from swift_tiers.radix_tiering.errors import ConfigError
 
+from support.examples import examples
 from support.fake_device import FakeDeviceMemory
 
 SIZE, PAGE, LAYERS, HEADS, DIM = 160, 4, 3, 2, 8
@@ -104,7 +105,7 @@ def test_a_pages_extents_are_the_bytes_of_its_rows_and_of_no_others(layout: str)
 
 
 @given(st.lists(st.integers(0, SIZE // PAGE), min_size=1, max_size=12, unique=True), st.randoms())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_pages_are_copied_out_and_in_alike_from_both_layouts(pages: list[int], random: Any) -> None:
     from swift_tiers.sglang_ext.device_pool import open_device_pool
 
@@ -363,7 +364,7 @@ class Allocating(RuleBasedStateMachine):
 
 
 TestAllocating = Allocating.TestCase
-TestAllocating.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAllocating.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_it_is_sglangs_own_while_nothing_is_lent() -> None:

@@ -18,6 +18,8 @@ from swift_tiers.ops.simulate.runs import linear_setup
 from swift_tiers.ops.simulate.scenarios.bounds import CHUNK, COSTS, LENGTHS, LINEAR, RATIOS, batch, batches, single
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 
+from support.examples import examples
+
 PAGE = 16
 
 
@@ -28,7 +30,7 @@ def test_one_restore_takes_at_most_a_twentieth_longer_than_the_bound(tokens: int
 
 
 @given(pages=st.integers(1, 256), ratio=st.floats(0.05, 20.0))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_shorter_ones_miss_the_bound_by_what_pages_are_whole(pages: int, ratio: float) -> None:
     tokens = pages * PAGE
     compute = LINEAR.seconds(0, tokens)
@@ -65,7 +67,7 @@ def test_as_sglang_orders_chunks_it_is_still_faster_than_either_pure_strategy(
     pair=st.sampled_from([0.0, 5e-9, 5e-8]),
 )
 @example(tokens=64, ratio=0.75, fixed=0.01, pair=0.0)  # nothing follows, so nothing joins a forward to the end
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_no_restore_is_slower_than_the_better_pure_strategy(
     tokens: int, ratio: float, fixed: float, pair: float
 ) -> None:

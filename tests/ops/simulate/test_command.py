@@ -17,7 +17,7 @@ from swift_tiers.ops.simulate.tables import HELD, Cell, Table, as_markdown, as_t
 from support.command_line import run_command
 
 EVALUATION = Path(__file__).parents[3] / "docs" / "evaluation.md"
-#: Longer than a few seconds: of these it is only checked that the tables are there.
+#: Longer than a few seconds: of these the default run makes some rows, and `--all` all of them.
 SLOW = {"bound-batch", "cacheflow-workloads", "swiftcache-tail", "mooncake-sizes", "mooncake-cluster"}
 
 
@@ -63,7 +63,9 @@ def test_the_evaluation_has_its_head() -> None:
 CHANGED = "{} gives something else now; run `swift-tiers simulate all --markdown > docs/evaluation.md`"
 
 
-@pytest.mark.parametrize("name", [name for name in scenarios() if name not in SLOW])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive) if name in SLOW else name for name in scenarios()]
+)
 def test_the_evaluation_says_what_the_simulation_gives(name: str) -> None:
     skip_without_trace(name)
     for result in scenarios()[name].run():

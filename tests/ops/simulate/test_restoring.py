@@ -32,6 +32,8 @@ from swift_tiers.radix_tiering.restore.cost import ComputeCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.planner import HERE
 
+from support.examples import examples
+
 COST = ComputeCost(fixed_seconds=0.0, token_seconds=1e-3, pair_seconds=0.0)
 METHODS = (RECOMPUTE, LOAD, TWO_POINTERS, SWIFT_TIERS, BY_AGE, IN_TURN)
 
@@ -44,7 +46,7 @@ METHODS = (RECOMPUTE, LOAD, TWO_POINTERS, SWIFT_TIERS, BY_AGE, IN_TURN)
     method=st.sampled_from(METHODS),
     layer_wise_below=st.sampled_from([0, 640]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_every_request_gets_its_first_token_however_it_is_restored(
     lengths: list[int], news: list[int], gaps: list[float], load: float, method: Method, layer_wise_below: int
 ) -> None:

@@ -22,6 +22,7 @@ from swift_tiers.radix_tiering.leases.messages import Extent
 from swift_tiers.radix_tiering.leases.runs import RunState
 from swift_tiers.radix_tiering.leases.timing import Timing
 
+from support.examples import examples
 from support.lease_pair import Pair
 
 PAGE_BYTES, PAGE_TOKENS, PAGES = 256, 16, 200
@@ -804,4 +805,4 @@ class Lending(RuleBasedStateMachine):
 
 
 TestLending = Lending.TestCase
-TestLending.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLending.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)

@@ -20,6 +20,8 @@ from swift_tiers.radix_tiering.donation.sizing import (
 )
 from swift_tiers.radix_tiering.donation.window import WindowMaximum
 
+from support.examples import examples
+
 UNIT = ElasticUnit(bytes=4 * 4096, donor_pages=4, borrower_pages=3)
 units = st.builds(ElasticUnit, bytes=st.just(1), donor_pages=st.integers(1, 50), borrower_pages=st.integers(1, 50))
 
@@ -224,4 +226,4 @@ class Sizing(RuleBasedStateMachine):
 
 
 TestSizing = Sizing.TestCase
-TestSizing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSizing.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.examples import examples
 from support.lease_faults import OF_ALL, OF_BORROWERS, OF_DONORS, Shape, make_fault
 from support.lease_world import Violation, World
 
@@ -31,7 +32,9 @@ HAPPENINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.exhaustive) for first in range(BATCH, SEEDS, BATCH))]
+)
 def test_seeds(first: int) -> None:
     happened: Counter[str] = Counter()
     for seed in range(first, min(first + BATCH, SEEDS)):
@@ -61,7 +64,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(draw(st.integers(0, 2**32)), shape=shape, faults=sorted(draw(st.lists(faults, max_size=12))))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds())
 def test_any_faults(world: World) -> None:
     world.run()

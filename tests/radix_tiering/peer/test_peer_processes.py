@@ -26,7 +26,7 @@ LONG = {"term": 300.0}
 SHORT = {"term": 2.0, "silence": 1.0}
 
 
-@pytest.fixture(params=["host", "gpus"])
+@pytest.fixture(params=["host", pytest.param("gpus", marks=pytest.mark.exhaustive)])
 def children(request: pytest.FixtureRequest) -> Iterator[PeerChildren]:
     with PeerChildren(on_gpus=request.param == "gpus") as running:
         yield running

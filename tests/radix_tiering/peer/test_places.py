@@ -12,6 +12,8 @@ from swift_tiers.radix_tiering.leases import Extent, LeaseKey
 from swift_tiers.radix_tiering.peer.places import PlaceBook
 from swift_tiers.radix_tiering.peer_memory import PeerPlace
 
+from support.examples import examples
+
 PAGE = 64
 
 
@@ -138,7 +140,7 @@ class Places(RuleBasedStateMachine):
 
 
 TestPlaces = Places.TestCase
-TestPlaces.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPlaces.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def test_donors_are_filled_evenly_whatever_they_lend() -> None:

@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from swift_tiers.radix_tiering.restore.batch import Batch, Pick
 from swift_tiers.radix_tiering.restore.flight import Flight, Step, Unit
 
+from support.examples import examples
+
 SOURCES = ("host", "ssd")
 
 
@@ -246,7 +248,7 @@ class Restoring(RuleBasedStateMachine):
 
 
 TestRestoring = Restoring.TestCase
-TestRestoring.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestRestoring.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 
 
 def per_unit(start: int, end: int) -> float:
@@ -296,7 +298,7 @@ def test_what_would_come_later_than_it_is_computed_is_not_loaded() -> None:
     assert batch.next_load("ssd") is not None  # the device works for others
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(lengths=st.lists(st.integers(1, 40), min_size=2, max_size=8), patience=st.integers(1, 6), most=st.integers(1, 5))
 def test_no_request_waits_longer_than_its_share(lengths: list[int], patience: int, most: int) -> None:
     batch: Batch[int] = Batch(patience=patience)

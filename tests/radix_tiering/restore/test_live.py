@@ -23,6 +23,8 @@ from swift_tiers.radix_tiering.restore.live import (
     Reservoir,
 )
 
+from support.examples import examples
+
 COMPUTE = ComputeCost(fixed_seconds=0.01, token_seconds=1e-4, pair_seconds=1e-8)
 DISK = SourceCost(latency_seconds=0.001, bytes_per_second=1e9)
 PROFILE = CostModel(compute=COMPUTE, sources={"host": DISK, "ssd": DISK})
@@ -181,7 +183,7 @@ def test_long_prompts_are_learned_after_a_time_of_short_ones() -> None:
         assert compute_of(live).seconds(*span) == pytest.approx(COMPUTE.seconds(*span), rel=0.05)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(0, 0.3))
 def test_noise_is_averaged_and_no_term_is_negative(seed: int, noise: float) -> None:
     generator = random.Random(seed)
@@ -200,7 +202,7 @@ FIXED = ComputeCost(fixed_seconds=0.1, token_seconds=1.2e-3, pair_seconds=1e-8)
 FIRST = [1536, 64, 1024, 128, 768, 256, 512, 96]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(0, 0.1))
 def test_a_large_fixed_part_is_learnt_from_a_few_prompts(seed: int, noise: float) -> None:
     generator, live = random.Random(seed), LiveCosts()
@@ -222,7 +224,7 @@ def test_a_few_tokens_say_nothing_of_what_is_fixed_in_a_chunk() -> None:
     assert compute_of(live).fixed_seconds == pytest.approx(FIXED.fixed_seconds, rel=0.02)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 2000), freaks), max_size=60), st.booleans())
 def test_the_worst_is_never_better_than_what_is_believed(told: list[tuple[int, int, float]], profiled: bool) -> None:
     live = LiveCosts(PROFILE if profiled else None)

@@ -23,6 +23,7 @@ from swift_tiers.radix_tiering.restore.plan import (
 )
 
 from support.costs import models
+from support.examples import examples
 
 CHUNK = 64
 runs = st.lists(
@@ -53,7 +54,7 @@ def check_whole(plan: RestorePlan, prefix: Prefix) -> None:
     assert plan.seconds >= max([plan.compute_seconds, *plan.load_seconds.values()]) - 1e-12
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(prefixes, models, st.integers(0, 3000))
 def test_a_plan_is_whole_and_never_worse_than_the_pure_ones(prefix: Prefix, costs: CostModel, below: int) -> None:
     plan = plan_restore(prefix, costs, chunk_tokens=CHUNK, layer_wise_below=below)

@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.restore.plan import (
 from swift_tiers.radix_tiering.restore.planner import Decision, Planner
 
 from support.costs import models
+from support.examples import examples
 
 PAGE = 16
 TOKEN_BYTES = 100
@@ -145,7 +146,7 @@ prefixes = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(prefixes, models, st.sampled_from([64, 100, 2048]))
 def test_no_plan_brings_the_first_token_later_than_a_pure_one(prefix: Prefix, costs: CostModel, forward: int) -> None:
     plan = plan_restore(prefix, costs, chunk_tokens=64, forward_tokens=forward)

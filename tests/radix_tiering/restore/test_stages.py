@@ -30,6 +30,7 @@ from swift_tiers.radix_tiering.restore.stages import (
 )
 
 from support.costs import models
+from support.examples import examples
 
 CHUNK = 64
 
@@ -79,7 +80,7 @@ def recompute_seconds(stage: Stage) -> float:
     return at
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(stages())
 def test_a_stage_is_never_slower_than_either_by_itself(stage: Stage) -> None:
     tokens = restorable_tokens(stage)
@@ -96,7 +97,7 @@ def test_a_stage_is_never_slower_than_either_by_itself(stage: Stage) -> None:
         assert plan.seconds <= recompute_seconds(stage) * (1 + 1e-9) + 1e-9
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(stages())
 def test_no_chunk_is_computed_before_its_activations_have_come(stage: Stage) -> None:
     """Where there is no KV the estimate is that of the definition."""
@@ -112,7 +113,7 @@ def test_no_chunk_is_computed_before_its_activations_have_come(stage: Stage) -> 
     assert plan.seconds == pytest.approx(recompute_seconds(stage))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(stages())
 def test_a_stage_can_restore_what_lies_anywhere_in_either_form(stage: Stage) -> None:
     def present(runs: tuple[Run, ...]) -> list[bool]:
@@ -139,7 +140,7 @@ def test_one_stage_is_a_model_that_is_not_split(stage: Stage) -> None:
     )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(stages())
 def test_activations_that_cost_nothing_make_a_stage_a_model_of_its_own(stage: Stage) -> None:
     free = CostModel(

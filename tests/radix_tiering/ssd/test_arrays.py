@@ -31,6 +31,8 @@ from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd.recording import RecordingArray
 from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 
+from support.examples import examples
+
 BLOCK = 4096
 BLOCKS = 16
 SIZES = (BLOCKS * BLOCK,) * 3
@@ -178,7 +180,7 @@ BATCHES = st.lists(st.tuples(st.lists(ACCESS, max_size=12), st.integers(0, 12)),
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batches=BATCHES, seed=st.integers(0, 2**32 - 1))
 def test_an_array_agrees_with_a_bytearray(
     name: str, batches: list[tuple[list[tuple[Operation, int, int, int]], int]], seed: int

@@ -13,10 +13,15 @@ from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
 from swift_tiers.radix_tiering.ssd.layout import Defect, Superblock, decode_superblock, first_slot_offset
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
+from support.examples import examples
+
 SLOTS = 5
 LENGTHS = (100, 8192, 9000, 20_000)
 QUIET = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=examples(120),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
 
 

@@ -14,6 +14,8 @@ from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultPlan, FaultyA
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 from swift_tiers.radix_tiering.ssd.recording import RecordingArray, TornPrefix, TornSubset
 
+from support.examples import examples
+
 BLOCK = 4096
 BLOCKS = 8
 WRITE = Operation.WRITE
@@ -137,7 +139,7 @@ def test_a_failed_write_or_sync_counts_for_nothing() -> None:
     assert {blocks(array.images_at(array.position, lose=seed)[0])[0] for seed in range(40)} == {0, 1}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     script=st.lists(
         st.one_of(st.none(), st.tuples(st.integers(0, 7), st.integers(1, 4), st.integers(1, 255))), max_size=10

@@ -13,6 +13,8 @@ from swift_tiers.radix_tiering.ssd import Operation, ReadOutcome, Service, Store
 from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray
 from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
 
+from support.examples import examples
+
 SLOTS = 6
 LENGTHS = (1, 8192, 12_000, 24_577)
 
@@ -173,4 +175,4 @@ def _rig_of_the_model(rig) -> None:
 
 
 class TestModel(Model.TestCase):  # type: ignore[name-defined]
-    settings = settings(max_examples=80, stateful_step_count=30, deadline=None, derandomize=True)
+    settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None, derandomize=True)

@@ -73,7 +73,7 @@ def check_next_token(told: dict[str, Any], unsplit: torch.Tensor) -> None:
     np.testing.assert_allclose(told["logits"], unsplit.numpy(), atol=1e-3)
 
 
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("stages", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_every_stage_restores_alone_and_the_next_token_is_the_same(
     pipeline: Callable[[int], Pipeline], unsplit: torch.Tensor, stages: int
 ) -> None:
@@ -88,7 +88,7 @@ def test_every_stage_restores_alone_and_the_next_token_is_the_same(
     check_next_token(answers[-1], unsplit)
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_a_stage_restores_while_no_other_is_there(pipeline: Callable[[int], Pipeline], number: int) -> None:
     split = pipeline(3)
     [told] = split.run("restore", [number])

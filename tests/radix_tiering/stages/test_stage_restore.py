@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.stages import StageRestore, StageState
 from swift_tiers.radix_tiering.stages.boundary_inputs import AHEAD
 
 from support.engine import chain, check, content, end_all, make_stack, memory_ssd, namespace, put
+from support.examples import examples
 from support.restores import Link
 
 KV = namespace(first_layer=2, rank="tp0/1 pp1/2")
@@ -228,7 +229,7 @@ def test_an_aborted_restore_gives_everything_back() -> None:
     check_quiet(stage.boundary)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.data())
 def test_whatever_is_damaged_or_forgotten_no_page_is_made_from_wrong_bytes(data: st.DataObject) -> None:
     stage = Stage(data.draw(st.sampled_from(["token-wise", "load", "recompute"])))
