@@ -364,16 +364,17 @@ class CpuAttentionBackend(TorchNativeAttnBackend):
     def forward_extend(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True
     ) -> torch.Tensor:
-        self._enter(layer, forward_batch)
+        self.enter(layer, forward_batch)
         return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
 
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True
     ) -> torch.Tensor:
-        self._enter(layer, forward_batch)
+        self.enter(layer, forward_batch)
         return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
 
-    def _enter(self, layer: Any, forward_batch: Any) -> None:
+    def enter(self, layer: Any, forward_batch: Any) -> None:
+        """What follows computes `layer`, in that batch."""
         self._kv_heads = layer.tp_k_head_num
         if self._planned_for is not forward_batch:
             self._plans.clear()

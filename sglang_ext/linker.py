@@ -7,7 +7,7 @@ the page table's lock for long, or lets an exception out (one would end the serv
 A request's way up:
 
 1. `arrive` when SGLang first matches the request: a restore begins to bring its pages up to host memory.
-2. `settled` while the request waits in the queue: other requests pass; bounded by `policy.restore_deadline`.
+2. `readiness` while the request waits in the queue: other requests pass; bounded by `policy.restore_deadline`.
 3. `lookup` at admission: only pages that lie verified and pinned in host memory are promised.
 4. `load`, `start_layer_wise_loading`: copied into the request's private device slots while the forward runs.
 5. `finish_layer_wise_loading`, `depart`: pins are given back.

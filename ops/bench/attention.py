@@ -117,10 +117,13 @@ class Pool:
 
     @staticmethod
     def _begin(backend: Any) -> None:
-        backend.init_forward_metadata(SimpleNamespace(out_cache_loc=None))
+        batch = SimpleNamespace(out_cache_loc=None)
+        backend.init_forward_metadata(batch)
+        if hasattr(backend, "enter"):
+            backend.enter(SimpleNamespace(tp_k_head_num=KV_HEADS, layer_id=0), batch)
 
 
-def measure(rounds: int, dtype_name: str) -> dict[str, list[float]]:
+def measure(rounds: int, dtype_name: str, layers: int = LAYERS) -> dict[str, list[float]]:
     """Seconds of every case with each backend, in every round."""
     import torch
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
@@ -148,7 +151,7 @@ def measure(rounds: int, dtype_name: str) -> dict[str, list[float]]:
     for case in DECODES:
         pool = Pool(case.lengths, case.scattered, dtype)
         both = {"native": pool.backend(TorchNativeAttnBackend), "swift": pool.backend(CpuAttentionBackend)}
-        calls = {f"{case.name}/{name}": partial(pool.decode, backend, LAYERS) for name, backend in both.items()}
+        calls = {f"{case.name}/{name}": partial(pool.decode, backend, layers) for name, backend in both.items()}
         seconds |= by_turns(calls, rounds)
     return seconds
 
@@ -165,18 +168,19 @@ def figures(seconds: Mapping[str, Sequence[float]]) -> list[Figure]:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser("attention", __doc__, rounds=7)
     arguments.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    arguments.add_argument("--layers", type=int, default=LAYERS, help="that decoding goes through (%(default)s)")
     options = arguments.parse_args(argv)
 
     import torch
 
-    seconds = measure(options.rounds, options.dtype)
+    seconds = measure(options.rounds, options.dtype, options.layers)
     print(f"{PROMPT} tokens, {HEADS}/{KV_HEADS} heads of {DIM}, {options.dtype}, {torch.get_num_threads()} threads")
     for name, values in seconds.items():
         print(spread(name, [value * 1e3 for value in values], "ms"))
     details = {
         "dtype": options.dtype, "threads": torch.get_num_threads(), "torch": torch.__version__, "seconds": seconds
     }  # fmt: skip
-    return finish("attention", figures(seconds), details, options.json)
+    return finish("attention", figures(seconds), details, options.json, smaller=options.layers < LAYERS)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,10 @@ class TimedConsole(ConsoleApp):
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser("console", __doc__, rounds=1)
     arguments.add_argument("--seconds", type=float, default=10.0, help="in each view (%(default)s)")
+    arguments.add_argument("--servers", type=int, default=SERVERS, help="how many are watched (%(default)s)")
+    arguments.add_argument("--pages", type=int, default=PAGES, help="of each server's device (%(default)s)")
+    known = [view.NAME for view in VIEWS]
+    arguments.add_argument("--views", nargs="+", default=known, choices=known, metavar="VIEW", help="these only")
     options = arguments.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="swift-bench-"))
     try:
@@ -87,10 +91,17 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
     bus = EmbeddedRedis(folder)
     bus.ensure()
     socket = str(folder / "redis.sock")
-    words = [sys.executable, "-m", "swift_tiers.ops.bench.console_servers", socket, str(SERVERS), str(PAGES)]
+    words = [
+        sys.executable,
+        "-m",
+        "swift_tiers.ops.bench.console_servers",
+        socket,
+        str(options.servers),
+        str(options.pages),
+    ]
     servers = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     try:
-        shares, keys = asyncio.run(_drive(BusConfig(directory=str(folder)), options.seconds))
+        shares, keys = asyncio.run(_drive(BusConfig(directory=str(folder)), options))
     finally:
         servers.kill()
         servers.wait()
@@ -104,32 +115,35 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
         Figure("key_to_paint_p99", _p99(keys), "ms", at_most=KEY_BOUND),
         Figure("key_to_paint_p50", keys[len(keys) // 2], "ms"),
     ]
-    return finish("console", figures, {"cpu": shares, "keys_ms": keys}, options.json)
+    smaller = options.servers < SERVERS or options.pages < PAGES or len(options.views) < len(VIEWS)
+    return finish("console", figures, {"cpu": shares, "keys_ms": keys}, options.json, smaller=smaller)
 
 
 def _p99(values: Sequence[float]) -> float:
     return values[min(len(values) - 1, -(-99 * len(values) // 100) - 1)]
 
 
-async def _drive(config: BusConfig, seconds: float) -> tuple[dict[str, float], list[float]]:
+async def _drive(config: BusConfig, options: argparse.Namespace) -> tuple[dict[str, float], list[float]]:
     app = TimedConsole(LiveFeed(config, "bench", steers=False), interval=INTERVAL, rest=Collector().rest)
     shares: dict[str, float] = {}
     keys: list[float] = []
     async with app.run_test(size=SIZE) as pilot:
-        await _until(pilot, lambda: len(app.moment.servers) == SERVERS, "the servers are not on the bus")
+        await _until(pilot, lambda: len(app.moment.servers) == options.servers, "the servers are not on the bus")
         await asyncio.sleep(3)
         for number, view in enumerate(VIEWS, 1):
+            if view.NAME not in options.views:
+                continue
             await pilot.press(str(number))
-            shares[view.NAME] = await _share(seconds)
+            shares[view.NAME] = await _share(options.seconds)
             keys += await _keys(app, pilot, KEYS)
             if view.SHOWS_REQUESTS:
                 app.navigation.sieve = Sieve(WORD)
-                shares[f"{view.NAME}, sifted"] = await _share(seconds)
+                shares[f"{view.NAME}, sifted"] = await _share(options.seconds)
                 app.navigation.sieve = Sieve()
         steps = (Step("server", "server-0"), Step("rank", "dp0-tp0"), Step("tier", "device"))
         app.enter(Place("blocks", steps))
-        await _until(pilot, lambda: len(app.grid.rows) >= PAGES * 0.99, "there is no map of the device")
-        shares["map of 100,000 slots"] = await _share(seconds)
+        await _until(pilot, lambda: len(app.grid.rows) >= options.pages * 0.99, "there is no map of the device")
+        shares[f"map of {options.pages:,} slots"] = await _share(options.seconds)
         keys += await _keys(app, pilot, KEYS)
         keys += await _keys(app, pilot, [str(number) for number in range(1, len(VIEWS) + 1)])
     return shares, keys

@@ -83,6 +83,8 @@ def _round(linker: Any, tokens: array[int], rid: str) -> dict[str, float]:
     import torch
     from sglang.srt.mem_cache.utils import get_storage_hash_str
 
+    from swift_tiers.radix_tiering.request_restore import Readiness
+
     seconds = {}
     rows = torch.arange(TOKENS)
 
@@ -94,7 +96,7 @@ def _round(linker: Any, tokens: array[int], rid: str) -> dict[str, float]:
 
     hashes = timed("hash", lambda: list(get_storage_hash_str(tokens, None, page_size=PAGE)))
     timed("arrive", linker.arrive, rid, hashes)
-    while not linker.settled(rid):
+    while linker.readiness(rid) is not Readiness.READY:
         time.sleep(0.001)
     lengths = timed("lookup", linker.lookup, rid, [_transfer(hashes)])
     assert lengths[-1] == PAGES

@@ -39,10 +39,12 @@ WORKS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parser("pool_layout", __doc__, rounds=15).parse_args(argv)
+    arguments = parser("pool_layout", __doc__, rounds=15)
+    arguments.add_argument("--layers", type=int, default=LAYERS, help="of the pool (%(default)s)")
+    options = arguments.parse_args(argv)
     import sglang.srt.managers.scheduler  # noqa: F401 - before its parts, which import each other
 
-    pools = {layout: _pool(layout) for layout in LAYOUTS}
+    pools = {layout: _pool(layout, options.layers) for layout in LAYOUTS}
     figures, milliseconds = [], {}
     for name, make in {
         **{work.name: partial(_forward, work) for work in WORKS},
@@ -59,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             Figure(f"{name}_shared", ratio(rounds["layer-major"], rounds["own"]), at_most=SHARED_AT_MOST),
             Figure(f"{name}_block_major", ratio(rounds["block-major"], rounds["layer-major"])),
         ]
-    return finish("pool_layout", figures, {"milliseconds": milliseconds}, options.json)
+    return finish("pool_layout", figures, {"milliseconds": milliseconds}, options.json, smaller=options.layers < LAYERS)
 
 
-def _pool(layout: str) -> Any:
+def _pool(layout: str, layers: int) -> Any:
     """SGLang's pool of a kind, full of random rows."""
     import torch
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
@@ -76,7 +78,7 @@ def _pool(layout: str) -> Any:
         dtype=torch.float32,
         head_num=KV_HEADS,
         head_dim=DIM,
-        layer_num=LAYERS,
+        layer_num=layers,
         device="cpu",
         enable_memory_saver=False,
     )
@@ -113,8 +115,10 @@ def _forward(work: Work, pool: Any) -> Callable[[], None]:
     new = torch.full((len(work.lengths),), work.new)
 
     def forward() -> None:
-        backend.init_forward_metadata(SimpleNamespace(out_cache_loc=None))
-        for layer in range(LAYERS):
+        batch = SimpleNamespace(out_cache_loc=None)
+        backend.init_forward_metadata(batch)
+        for layer in range(pool.layer_num):
+            backend.enter(SimpleNamespace(tp_k_head_num=KV_HEADS, layer_id=layer), batch)
             pool._store_kv_layer(layer, written, key, key)
             buffers = pool.get_key_buffer(layer), pool.get_value_buffer(layer)
             if work.new == 1:

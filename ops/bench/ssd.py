@@ -24,6 +24,7 @@ from typing import Any
 from swift_tiers.ops.bench.report import Figure, finish, parser, ratio, spread, take_turns
 
 FILES, FILE_BYTES = 4, 512 * 2**20
+THROTTLED_BYTES = 64 * 2**20
 UNIT = 256 * 2**10  # bytes of a stripe unit
 #: One unit a device: two neighbours on one device would become one request of twice the size in the block layer.
 PAGE_UNITS = FILES
@@ -38,6 +39,9 @@ AGAINST_FIO, LINEAR = 0.85, 0.95
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser("ssd", __doc__, rounds=5)
     arguments.add_argument("--directory", type=Path, help="where to measure (default: a temporary directory)")
+    arguments.add_argument(
+        "--size", type=int, default=FILE_BYTES >> 20, metavar="MIB", help="of each of the files (%(default)s)"
+    )
     options = arguments.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="swift-tiers-bench-", dir=options.directory))
     try:
@@ -51,7 +55,7 @@ def _measure(folder: Path, options: Any) -> int:
 
     paths = [folder / f"device{number}" for number in range(FILES)]
     for path in paths:
-        create_device_file(path, FILE_BYTES)
+        create_device_file(path, options.size << 20)
     stripes, array = _open(open_array(paths))
     count = len(pages := _fill(stripes))
     description = array.description
@@ -65,7 +69,7 @@ def _measure(folder: Path, options: Any) -> int:
         if with_fio:
             cases["fio", depth] = partial(_fio_speed, paths, depth)
     speeds = take_turns(cases, options.rounds)
-    print(f"{FILES} files of {FILE_BYTES >> 20} MiB, {count} pages of {PAGE_UNITS} x 256 KiB, {description}")
+    print(f"{FILES} files of {options.size} MiB, {count} pages of {PAGE_UNITS} x 256 KiB, {description}")
     figures = []
     names = {"tier": "through the tier, verified", "looking": "bare array, looked at", "fio": "fio, not looked at"}
     for (reader, depth), values in speeds.items():
@@ -78,7 +82,7 @@ def _measure(folder: Path, options: Any) -> int:
         figures.append(Figure(f"verifying_{depth}", share, " of looking at it"))
     if not with_fio:
         print("  fio is not installed: nothing to hold the speed against")
-    rates = _scaling(folder)
+    rates = _scaling(folder, min(THROTTLED_BYTES, options.size << 20))
     for count, rate in rates.items():
         print(f"  {count} device(s) throttled to {THROTTLE / 1e6:.0f} MB/s: {rate / 1e6:8.1f} MB/s")
     linear = min(rate / count / rates[1] for count, rate in rates.items())
@@ -86,7 +90,8 @@ def _measure(folder: Path, options: Any) -> int:
     fastest = max(statistics.median(speeds["tier", depth]) for depth in DEPTHS)
     figures.append(Figure("read_speed", fastest / 1e9, "GB/s"))
     measured = {f"{reader}_{depth}": values for (reader, depth), values in speeds.items()}
-    return finish("ssd", figures, {**measured, "scaling": rates}, options.json)
+    smaller = options.size << 20 < FILE_BYTES
+    return finish("ssd", figures, {**measured, "scaling": rates}, options.json, smaller=smaller)
 
 
 def _read_speed(paths: Sequence[Path], depth: int) -> float:
@@ -193,8 +198,8 @@ def _look_speed(paths: Sequence[Path], depth: int) -> float:
     return speed.bytes_per_second * UNIT / workload.request_bytes
 
 
-def _scaling(folder: Path) -> dict[int, float]:
-    """Bytes per second through stripe sets of 1 to 4 devices, each throttled to `THROTTLE`."""
+def _scaling(folder: Path, file_bytes: int) -> dict[int, float]:
+    """Bytes per second through stripe sets of 1 to 4 devices of this size, each throttled to `THROTTLE`."""
     from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array
     from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 
@@ -202,7 +207,7 @@ def _scaling(folder: Path) -> dict[int, float]:
     for count in range(1, FILES + 1):
         paths = [folder / f"throttled{count}-{number}" for number in range(count)]
         for path in paths:
-            create_device_file(path, 64 * 2**20)
+            create_device_file(path, file_bytes)
         stripes, array = _open(open_array(paths))
         pages = _fill(stripes)
         stripes.close(pages)
