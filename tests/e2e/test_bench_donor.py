@@ -11,7 +11,7 @@ import pytest
 from swift_tiers.ops.bench.donor import main
 from swift_tiers.ops.bench.report import MISSED
 
-pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 SMALL = ["--rounds", "1", "--conversations", "2", "--tokens", "128", "--pool", "2048", "--pause", "0.1"]
 

@@ -32,7 +32,7 @@ from support.servers import (
     wait_written,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 NAME = "alpha"
 RANKS = ("dp0-tp0", "dp0-tp1")

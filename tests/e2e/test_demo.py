@@ -14,7 +14,7 @@ from swift_tiers.ops.model import tiny_model
 
 SESSIONS, TURNS, ANSWER = 3, 3, 8
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Compl
     command = [sys.executable, "-m", "swift_tiers.ops", "demo", "--model-path", str(model)]
     command += ["--sessions", str(SESSIONS), "--turns", str(TURNS), "--max-tokens", str(ANSWER), "--devices", "3"]
     command += ["--json", str(folder / "report.json"), "--keep", str(folder / "work")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=850), folder
+    return subprocess.run(command, capture_output=True, text=True, timeout=1700), folder
 
 
 @pytest.fixture(scope="module")

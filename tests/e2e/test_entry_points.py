@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,9 @@ import pytest
 from swift_tiers.ops.demo.servers import Server, free_ports
 from swift_tiers.ops.model import tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+from support.servers import START_SECONDS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 ENGINE = """
 import json, random, sys
@@ -47,7 +48,7 @@ def model(tmp_path_factory):
 def test_engine(model, tmp_path):
     script = tmp_path / "engine.py"
     script.write_text(ENGINE)
-    done = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=400)
+    done = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=1500)
     results = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert results, done.stderr[-3000:]
     (cold, none), (tokens, details) = json.loads(results[0].removeprefix("RESULT"))
@@ -59,7 +60,7 @@ def test_engine(model, tmp_path):
 def test_engine_raises_what_the_command_line_says(model, tmp_path):
     script = tmp_path / "engine.py"
     script.write_text(ENGINE.replace('"size"', '"sise"'))
-    done = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=400)
+    done = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=1500)
     assert done.returncode == 1
     assert "ConfigError: host.sise: unknown field" in done.stderr
 
@@ -81,10 +82,8 @@ def test_serve(model, tmp_path):
     ]  # fmt: skip
     (port,) = free_ports(1)
     with Serve("serve", arguments, port, tmp_path / "serve.log") as server:
-        started = time.monotonic()
         server.start()
-        server.wait_ready(300)
-        assert time.monotonic() - started < 300
+        server.wait_ready(START_SECONDS)
         from urllib.request import urlopen
 
         with urlopen(f"http://127.0.0.1:{port}/server_info", timeout=60) as response:

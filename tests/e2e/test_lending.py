@@ -19,7 +19,7 @@ from swift_tiers.radix_tiering.config import BusConfig, parse_config
 
 from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 #: Tokens of the donor's pool: 4 MiB.
 POOL = 8192

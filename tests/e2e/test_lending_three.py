@@ -26,7 +26,7 @@ from swift_tiers.radix_tiering.config import BusConfig
 
 from support.servers import START_SECONDS, Site, generate, prompt, snapshot
 
-pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 #: Layers, heads, KV heads, their size, tokens of a page: 8, 3 and 24 KiB of KV a page, in float32.
 SHAPES = {"a": (4, 4, 2, 16, 8), "b": (3, 2, 1, 16, 8), "c": (2, 2, 2, 48, 16)}

@@ -7,7 +7,7 @@ import pytest
 from support.scrapes import assert_a_scrape_says_what_the_server_says
 from support.servers import START_SECONDS, Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 
 def test_a_scrape_says_what_the_server_says(tmp_path_factory, monkeypatch):

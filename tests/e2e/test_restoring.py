@@ -13,7 +13,7 @@ from swift_tiers.radix_tiering.config import parse_config
 
 from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot, wait_written
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 LENGTHS = (900, 1000, 1100, 600)
 

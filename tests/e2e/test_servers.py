@@ -18,7 +18,7 @@ from swift_tiers.ops.model import tiny_model
 
 from support.servers import START_SECONDS, Site, call, fill_device, generate, prompt, snapshot, wait_written
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

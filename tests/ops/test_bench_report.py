@@ -41,6 +41,17 @@ def test_the_closing_line_and_the_exit_code(tmp_path: Path, capsys: pytest.Captu
     assert content["rounds"] == [1]
 
 
+def test_what_is_smaller_than_its_bounds_are_for_is_held_against_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Figure("slow", 1.0, "x", at_least=1.5)
+    assert finish("name", [slow], {}, tmp_path / "report.json", smaller=True) == 0
+    said, closing = capsys.readouterr().out.splitlines()
+    assert said == "name: smaller than its bounds are for; they are not applied"
+    assert closing == "name: slow=1x"
+    assert json.loads((tmp_path / "report.json").read_text())["smaller"] is True
+
+
 def test_attention_holds_chunks_against_one_piece_and_the_rest_against_torch_native() -> None:
     seconds = {
         f"{name}/{who}": [5.0, took] for name in attention.BOUNDS for who, took in (("native", 4.0), ("swift", 2.0))
