@@ -2,7 +2,7 @@
 """The checkout's own command: sets up `.venv` from the lock file, then runs.
 
     ./swift test [PYTEST ARGS]   format check, lint, type check, then the test suite
-    ./swift test --all           the same with every variant and every random example: an hour
+    ./swift test --all           the same with every variant and every random example
     ./swift setup                only prepare `.venv`
     ./swift python ARGS          python of the project's environment
     ./swift X ARGS               `swift-tiers X ARGS` in the project's environment
