@@ -154,7 +154,7 @@ cases = st.builds(
 @example(case=Case(pages=24, page=1, ratio=0.0359, pair=5e-9, new=250, latency=5e-3))
 # A page was computed because nothing had been asked of the source yet.
 @example(case=Case(pages=2, ratio=0.244, pair=5e-9, new=16, chunk=64, forward=8192))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_no_first_token_comes_later_than_by_the_better_pure_strategy(case: Case) -> None:
     better = min(case.seconds(RECOMPUTE), case.seconds(LOAD))
     assert case.seconds(SWIFT_TIERS) <= better * (1 + 1e-9) + 1e-12
