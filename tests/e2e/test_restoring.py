@@ -46,16 +46,6 @@ def slow_tiers(site, name: str, throttle: str) -> dict:
     return tiers
 
 
-@pytest.fixture(scope="module")
-def slow(site):
-    """A server whose ssd is so slow that even a busy machine begins to compute before the last page has come."""
-    tiers = slow_tiers(site, "slow", "2MiB")
-    with site.server("slow", "--enable-mixed-chunk", tiers=tiers) as server:
-        server.start()
-        server.wait_ready(START_SECONDS)
-        yield server
-
-
 def from_ssd(server) -> None:
     wait_written(server)
     limit = time.monotonic() + 60
@@ -89,8 +79,12 @@ def assert_the_same_tokens_one_by_one_and_all_at_once(server, prompts, answers) 
     assert call(server, "/health") is not None
 
 
-def test_the_same_tokens_one_by_one_and_all_at_once(slow, prompts, answers) -> None:
-    assert_the_same_tokens_one_by_one_and_all_at_once(slow, prompts, answers)
+def test_the_same_tokens_one_by_one_and_all_at_once(site, prompts, answers) -> None:
+    tiers = slow_tiers(site, "overlap", "1MiB")
+    with site.server("overlap", "--enable-mixed-chunk", tiers=tiers) as server:
+        server.start()
+        server.wait_ready(START_SECONDS)
+        assert_the_same_tokens_one_by_one_and_all_at_once(server, prompts, answers)
 
 
 @pytest.mark.exhaustive
@@ -111,24 +105,33 @@ def test_the_same_tokens_by_other_schedules(site, prompts, answers, name, argume
         assert_the_same_tokens_one_by_one_and_all_at_once(server, prompts, answers)
 
 
-def test_the_same_tokens_under_every_plan(site, slow, prompts, answers) -> None:
+@pytest.fixture
+def plans(site):
+    """A server whose ssd is so slow that even a busy machine begins to compute before the last page has come."""
+    with site.server("plans", tiers=slow_tiers(site, "plans", "2MiB")) as server:
+        server.start()
+        server.wait_ready(START_SECONDS)
+        yield server
+
+
+def test_the_same_tokens_under_every_plan(site, plans, prompts, answers) -> None:
     """Loaded, recomputed, both at once by tokens and by layers, and whatever the server decides."""
     short = len(prompts)  # fits in one forward, so that it can be computed layer by layer
     asked = [*prompts, prompts[0][:450]]
-    expected = [*answers, generate(slow, asked[short])[0]]
+    expected = [*answers, generate(plans, asked[short])[0]]
     for one, answer in zip(asked, expected, strict=True):
-        assert generate(slow, one)[0] == answer
+        assert generate(plans, one)[0] == answer
     with BusReader.open(parse_config({"bus": {"directory": str(site.bus)}}).bus, "plans") as reader:
         for choice in ("load", "recompute", "token-wise", "layer-wise", "auto"):
             command = SetPolicy(field="restore.strategy", value=choice)
-            assert reader.command("slow", "tests", command, 20).state == "done"
+            assert reader.command("plans", "tests", command, 20).state == "done"
             for number, answer in enumerate(expected):
-                from_ssd(slow)
+                from_ssd(plans)
                 rid = f"{choice}-{number}"
                 sampling = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
                 body = {"input_ids": asked[number], "sampling_params": sampling, "rid": rid}
-                assert call(slow, "/generate", body)["output_ids"] == answer, rid
-                story = story_of(reader, "slow", rid)
+                assert call(plans, "/generate", body)["output_ids"] == answer, rid
+                story = story_of(reader, "plans", rid)
                 found, computed, loaded = story.found, story.pages("compute"), story.pages("ssd")
                 if choice == "recompute":
                     assert (found, loaded) == (0, 0)
