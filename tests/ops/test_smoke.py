@@ -56,6 +56,7 @@ BENCHES = {
     "identity": [*ONE_ROUND, "--mib", "1"],
     "lookup": ONE_ROUND,
     "maps": ONE_ROUND,
+    "pages": ["--pages", "2000"],
     "pool_layout": [*ONE_ROUND, "--layers", "1"],
     "resize": ONE_ROUND,
     "ssd": [*ONE_ROUND, "--size", "64"],
