@@ -14,6 +14,7 @@ from swift_tiers.radix_tiering.request_restore import Readiness
 from swift_tiers.radix_tiering.restore.flight import Step
 
 from support.engine import check, content, end_all, page_at
+from support.examples import examples
 from support.restores import Link, on_ssd
 
 PAGES = 12
@@ -167,4 +168,4 @@ class Promises(RuleBasedStateMachine):
 
 
 TestPromises = Promises.TestCase
-TestPromises.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPromises.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
