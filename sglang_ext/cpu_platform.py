@@ -77,6 +77,11 @@ class PortableCpuPlatform(CpuSRTPlatform):
         server_args.sleep_on_idle = True
         _disable_graphs(server_args)
 
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        """None that compiles: a machine may have no C++ compiler, and where it has one, each start would wait for what
+        SGLang compiles of its small functions."""
+        return "eager"
+
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         """Where memory is lent, a pool that others can map; else SGLang's."""
         peer = peer_config()

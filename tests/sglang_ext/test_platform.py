@@ -110,6 +110,7 @@ def test_what_sglang_asks_the_platform() -> None:
     assert cpu.is_out_of_tree()
     assert cpu.get_current_memory_usage() > 0
     assert cpu.get_device_total_memory() > 1 << 28
+    assert cpu.get_compile_backend() == "eager", "it needs no compiler"
 
 
 def test_registering_is_light() -> None:
