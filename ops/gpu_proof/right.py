@@ -19,15 +19,18 @@ from swift_tiers.ops.gpu_proof.figures import Check
 #: What outputs are filled with before: no byte of it may be left where something is to be written, and none may change
 #: where nothing is.
 POISON = 0xA5
-#: Geometries to be tried: layers, kv heads, head_dim, page size. Odd ones, so that no alignment is taken for granted.
+#: Geometries to be tried: layers, planes of each, kv heads, head_dim, page size. Odd ones, so that no alignment is
+#: taken for granted, and the latent rows of DeepSeek and Kimi.
 _GEOMETRIES = (
-    (1, 1, 1, 1),
-    (2, 3, 5, 4),
-    (3, 8, 128, 16),
-    (4, 1, 64, 16),
-    (2, 5, 80, 1),
-    (1, 32, 128, 64),
-    (5, 2, 7, 3),
+    (1, 2, 1, 1, 1),
+    (2, 2, 3, 5, 4),
+    (3, 2, 8, 128, 16),
+    (4, 2, 1, 64, 16),
+    (3, 1, 1, 576, 64),
+    (2, 2, 5, 80, 1),
+    (1, 2, 32, 128, 64),
+    (5, 2, 2, 7, 3),
+    (3, 1, 1, 9, 4),
 )
 _PAGES = 37
 
@@ -37,13 +40,13 @@ class Case:
 
     def __init__(self, seed: int, device: torch.device, dtype: torch.dtype, block_major: bool) -> None:
         self.random = np.random.default_rng(seed)
-        layers, heads, head_dim, self.page_size = _GEOMETRIES[seed % len(_GEOMETRIES)]
+        layers, planes, heads, head_dim, self.page_size = _GEOMETRIES[seed % len(_GEOMETRIES)]
         generator = torch.Generator().manual_seed(seed)
-        shape = (_PAGES * self.page_size, 2 * layers, heads, head_dim)
+        shape = (_PAGES * self.page_size, planes * layers, heads, head_dim)
         # Bits, not numbers: copies must keep NaN, infinities and whatever else a pool may hold.
         table = torch.randn(shape, generator=generator).to(dtype)
-        self.on_host = self._layers(table, block_major)
-        self.on_device = self._layers(table.to(device, copy=True), block_major)
+        self.on_host = self._layers(table, planes, block_major)
+        self.on_device = self._layers(table.to(device, copy=True), planes, block_major)
         self.device = device
         self.reference = PoolPlanes(self.on_host, self.page_size)
         self.pool = PoolPlanes(self.on_device, self.page_size)
@@ -52,11 +55,11 @@ class Case:
         self.slots = self.random.permutation(_PAGES + 3)[:count].astype(np.int64)
 
     @staticmethod
-    def _layers(table: torch.Tensor, block_major: bool) -> list[list[torch.Tensor]]:
+    def _layers(table: torch.Tensor, planes: int, block_major: bool) -> list[list[torch.Tensor]]:
         views = list(table.unbind(1))
         if not block_major:
             views = [view.clone() for view in views]
-        return [[views[2 * number], views[2 * number + 1]] for number in range(len(views) // 2)]
+        return [views[start : start + planes] for start in range(0, len(views), planes)]
 
     def slabs(self, row_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Poisoned, on the CPU and on the device; rows are longer than what is written to them."""

@@ -25,7 +25,7 @@ from support.device_pools import DEVICES, POISON, Geometry, bounded, make_normal
 from support.examples import examples
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-GEOMETRIES = st.builds(
+_ANY = st.builds(
     Geometry,
     layers=st.integers(1, 3),
     planes=st.integers(1, 2),
@@ -36,6 +36,19 @@ GEOMETRIES = st.builds(
     dtype=st.sampled_from(DTYPES),
     block_major=st.booleans(),
 ).map(bounded)
+#: The latent rows of MLA as DeepSeek and Kimi have them: one plane, 576 values.
+_LATENT = st.builds(
+    Geometry,
+    layers=st.just(2),
+    planes=st.just(1),
+    heads=st.just(1),
+    head_dim=st.just(576),
+    page_size=st.sampled_from([1, 16]),
+    pages=st.integers(1, 3),
+    dtype=st.sampled_from(DTYPES),
+    block_major=st.booleans(),
+)
+GEOMETRIES = _ANY | _LATENT
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -16,7 +16,7 @@ from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
 from support.device_pools import DEVICES, POISON, Geometry, bounded, make_pool, make_slab, page_of
 from support.examples import examples
 
-GEOMETRIES = st.builds(
+_ANY = st.builds(
     Geometry,
     layers=st.integers(1, 3),
     planes=st.integers(1, 2),
@@ -27,6 +27,19 @@ GEOMETRIES = st.builds(
     dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float8_e4m3fn]),
     block_major=st.booleans(),
 ).map(bounded)
+#: The latent rows of MLA as DeepSeek and Kimi have them: one plane, 576 values.
+_LATENT = st.builds(
+    Geometry,
+    layers=st.just(2),
+    planes=st.just(1),
+    heads=st.just(1),
+    head_dim=st.just(576),
+    page_size=st.sampled_from([1, 16]),
+    pages=st.integers(1, 3),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float8_e4m3fn]),
+    block_major=st.booleans(),
+)
+GEOMETRIES = _ANY | _LATENT
 FORMS = [*DEVICES, pytest.param("plain", id="plain")]
 
 

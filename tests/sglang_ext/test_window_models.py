@@ -1,15 +1,19 @@
-"""A model that looks as if a prefix of it were more than plain KV, and is not, in SGLang's real scheduler.
+"""Models and modes that look as if a prefix were more than plain KV, and are not, in SGLang's real scheduler.
 
-SGLang keeps all KV of Gemma 3's window layers.
+SGLang keeps all KV of Gemma 3's window layers, and of any model's with `--disable-hybrid-swa-memory`; `fp8_e4m3` KV has
+no scales beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from swift_tiers.ops.model import tiny_model
 
 from support.models import tiny_gemma
 from support.scheduler_process import SchedulerProcess
@@ -35,6 +39,13 @@ class Kind(NamedTuple):
 
 KINDS = {
     "Gemma 3": Kind(tiny_gemma, (), 2 * 16 * 4, {}),
+    "windows with a pool of their own, disabled": Kind(
+        partial(tiny_gemma, own_pool=True),
+        ("--disable-hybrid-swa-memory",),
+        2 * 16 * 4,
+        {"SGLANG_EXTERNAL_MODEL_PACKAGE": "support.windowed_models"},
+    ),
+    "fp8_e4m3": Kind(tiny_model, ("--kv-cache-dtype", "fp8_e4m3"), 2 * 16, {}),
 }
 
 

@@ -1,0 +1,1 @@
+"""A package of models for SGLang (`SGLANG_EXTERNAL_MODEL_PACKAGE`)."""
