@@ -24,6 +24,7 @@ BOUND_MILLISECONDS = 5.0
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser("lookup", __doc__, rounds=21).parse_args(argv)
     linker = _linker()
+    _hash_as_servers_do()
     from sglang.srt.mem_cache.utils import get_storage_hash_str
 
     tokens = array("q", [(7919 * position) % 50_000 for position in range(TOKENS)])
@@ -60,6 +61,14 @@ def _linker() -> Any:
     namespace = Namespace("bench", "bench", "float32", pool.geometry, 0, 1, 8, "tp0/1")
     host = HostTier(pool.geometry, (PAGES + 16) * pool.geometry.stride_bytes)
     return SwiftLinker.over(pool, TierStack(namespace, parse_config({}), host))
+
+
+def _hash_as_servers_do() -> None:
+    """By SGLang's compiled hash, or by ours where there is no compiler."""
+    from swift_tiers.sglang_ext.hooks import apply_hooks, scheduler_hooks
+    from swift_tiers.sglang_ext.page_hash import around_native_hash
+
+    apply_hooks(hook for hook in scheduler_hooks() if hook.function is around_native_hash)
 
 
 def _fill(linker: Any, hashes: list[str]) -> None:
