@@ -48,7 +48,10 @@ def hostile_bus() -> Iterator[str]:
     ],
     ids=" ".join,
 )
-def test_no_name_on_a_bus_steers_the_terminal(hostile_bus: str, words: tuple[str, ...], capsys: Capture) -> None:
+def test_no_name_on_a_bus_steers_the_terminal(
+    hostile_bus: str, words: tuple[str, ...], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # room for the name in one line, however wide the other columns are
     _, out, err = run_command(capsys, *words, "--url", hostile_bus)
     assert not {"\x1b", "\x07", "\u202e"} & set(out + err)
     assert "\\x1b]0;pwned\\x07\\x1b[31mb\\u202ec" in out + err

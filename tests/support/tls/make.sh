@@ -56,3 +56,4 @@ leaf server DNS:localhost,IP:127.0.0.1 21200101000000Z
 leaf elsewhere DNS:elsewhere.example 21200101000000Z
 leaf client DNS:client.example 21200101000000Z
 leaf expired DNS:localhost,IP:127.0.0.1 20200102000000Z
+openssl ec -in client.key -aes128 -passout pass:planted-marker -out client-encrypted.key
