@@ -85,9 +85,8 @@ class Pacing:
 
     def _waits(self, restore: Restore, now: float) -> bool:
         if restore.flight.done:
-            return (
-                False  # all of it is there, or on the device: nothing is to be computed, and nothing to be waited for
-            )
+            # All of it is there, or on the device: nothing is to be computed, and nothing to be waited for.
+            return False
         if not restore.late and now >= restore.replan:
             self.plan(restore)
         decision = restore.decision

@@ -128,8 +128,10 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def course_of(self, req: Any) -> Course | None:
         """The course that a request which is about to be admitted would take; None if it needs none."""
-        arrival = self.arrivals.get(req.rid)
-        if arrival is None or not self.owns(req) or not (arrival.computes or arrival.layer_wise):
+        if not self.owns(req):
+            return None
+        arrival = self.arrivals[req.rid]
+        if not (arrival.computes or arrival.layer_wise):
             return None
         claim = self.cache_linker.claims.get(req.rid)
         return Course(

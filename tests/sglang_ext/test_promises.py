@@ -5,14 +5,13 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 
 from __future__ import annotations
 
-import json
 import random
 import time
 
 import pytest
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import Link, prompt, quiet, to_ssd, told_the_same
+from support.slow_link import Link, prompt, quiet, to_ssd, token_wise, told_the_same
 
 PAGE = 16
 DEVICE_TOKENS = 1024
@@ -176,21 +175,7 @@ def many_wait(s, waiting):
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory):
-    from swift_tiers.ops.model import tiny_model
-
-    folder = tmp_path_factory.mktemp("ssd")
-    config = {
-        "host": {"size": "8MiB"},
-        "ssd": {"directories": [str(folder)], "size_per_device": "64MiB", "stripe_unit": "8KiB"},
-        "policy": {"restore_deadline": "60s"},
-        "restore": {"strategy": "token-wise", "chunk": 64},
-        "bus": {"enabled": False},
-    }
-    arguments = [
-        "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32",
-        "--page-size", str(PAGE), "--max-total-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8",
-        "--chunked-prefill-size", "512", "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
-    ]  # fmt: skip
+    arguments = token_wise(tmp_path_factory, page=PAGE, tokens=DEVICE_TOKENS, chunk=64)
     with SchedulerProcess(arguments) as process:
         yield process
 

@@ -5,14 +5,13 @@ Functions whose first parameter is a `StepScheduler` run in the scheduler's proc
 
 from __future__ import annotations
 
-import json
 import random
 import time
 
 import pytest
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import Link, extends, prompt, quiet, to_ssd, told_the_same
+from support.slow_link import Link, extends, prompt, quiet, to_ssd, token_wise, told_the_same
 
 PAGE = 16
 CHUNK = 64
@@ -333,21 +332,7 @@ def falls_back(s):
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory):
-    from swift_tiers.ops.model import tiny_model
-
-    folder = tmp_path_factory.mktemp("ssd")
-    config = {
-        "host": {"size": "8MiB"},
-        "ssd": {"directories": [str(folder)], "size_per_device": "64MiB", "stripe_unit": "8KiB"},
-        "policy": {"restore_deadline": "60s"},
-        "restore": {"strategy": "token-wise", "chunk": CHUNK},
-        "bus": {"enabled": False},
-    }
-    arguments = [
-        "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32", "--page-size", "16",
-        "--max-total-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8", "--chunked-prefill-size", "512",
-        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
-    ]  # fmt: skip
+    arguments = token_wise(tmp_path_factory, page=PAGE, tokens=DEVICE_TOKENS, chunk=CHUNK)
     with SchedulerProcess(arguments) as process:
         yield process
 

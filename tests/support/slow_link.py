@@ -5,12 +5,32 @@ These functions run in the scheduler's process; `s` is its `StepScheduler`.
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
 #: A guard against hanging, not a measure: of what threads have to do, and of all that requests have to do.
 PATIENCE, RUN_SECONDS = 60.0, 270.0
+
+
+def token_wise(folders: Any, *, page: int, tokens: int, chunk: int) -> list[str]:
+    """SGLang's arguments for a tiny model whose prefixes are computed from the front while they are loaded from the
+    back. `folders`: pytest's `tmp_path_factory`; `tokens`: of the device's pool."""
+    from swift_tiers.ops.model import tiny_model
+
+    config = {
+        "host": {"size": "8MiB"},
+        "ssd": {"directories": [str(folders.mktemp("ssd"))], "size_per_device": "64MiB", "stripe_unit": "8KiB"},
+        "policy": {"restore_deadline": "60s"},
+        "restore": {"strategy": "token-wise", "chunk": chunk},
+        "bus": {"enabled": False},
+    }
+    return [
+        "--model-path", str(tiny_model(folders.mktemp("model"))), "--dtype", "float32", "--page-size", str(page),
+        "--max-total-tokens", str(tokens), "--max-running-requests", "8", "--chunked-prefill-size", "512",
+        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
+    ]  # fmt: skip
 
 
 def prompt(seed: int, tokens: int = 1000) -> list[int]:
