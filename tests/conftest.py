@@ -30,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before any test file is read, since some of them look for Redis, or say how many examples they want."""
     if config.getoption("--all"):
         os.environ[ALL_VARIABLE] = "1"
+    # Two processes share the tests. Models so small gain nothing by more threads, and threads that wait for each other
+    # at every step, on cores that others want too, make them slower by a factor of ten.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A machine that does something else for a moment fails no test: pytest-timeout sees to those that hang.
     settings.register_profile("swift", deadline=None, max_examples=examples(100))
     settings.load_profile("swift")

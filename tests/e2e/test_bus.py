@@ -337,7 +337,8 @@ def test_no_text_of_a_client_is_on_the_bus(server, bus):
     marker = "Xylophon-Geheimnis-4711"
     body = {"text": f"{marker} " * 20, "sampling_params": {"max_new_tokens": 4}, "cache_salt": f"salt {marker}"}
     call(server, "/generate", body)
-    call(server, "/v1/chat/completions", {"model": "any", "messages": [{"role": "user", "content": marker}]})
+    chat = {"model": "any", "messages": [{"role": "user", "content": marker}], "max_tokens": 4}
+    call(server, "/v1/chat/completions", chat)
     time.sleep(0.5)  # five publishings
     dump = []
     for name in bus.scan_iter():

@@ -49,7 +49,8 @@ class Room:
             tiers = {
                 "host": {"size": "1MiB"},
                 "bus": {"directory": str(site.bus), "control": True, "interval": "200ms", "server": name},
-                "peer": {"donate": True, "borrow": True, "window": "1s", "term": f"{TERM:g}s"},
+                # While all are at work none has idle memory, unless it gives away prefixes that it used just now.
+                "peer": {"donate": True, "borrow": True, "window": "1s", "term": f"{TERM:g}s", "keep": "0s"},
             }
             shape = {"--model-path": str(model), "--max-total-tokens": str(POOL), "--page-size": str(page)}
             self.servers[name] = site.server(name, tiers=tiers, **shape)

@@ -9,19 +9,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import multiprocessing
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from .forked import become, context
+
 START_SECONDS = 180
 
 
 def _serve(connection: Connection, arguments: list[str], environment: dict[str, str], prepare: str) -> None:
-    os.environ.update(environment)
+    become(environment)
     # SGLang ends its process group on some errors; the tests' own must not be hit.
     os.setpgrp()
     try:
@@ -54,13 +54,10 @@ class SchedulerProcess:
     anything else, by its dotted path."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str] | None = None, prepare: str = "") -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, arguments, environment or {}, prepare), daemon=True
-        )
-        # The child finds `support` as we do.
-        os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:1], os.environ.get("PYTHONPATH", "")])
+        whole = {**os.environ, **(environment or {})}
+        starting = context(whole)
+        self._connection, theirs = starting.Pipe()
+        self._process = starting.Process(target=_serve, args=(theirs, arguments, whole, prepare), daemon=True)
         self._process.start()
         theirs.close()
         self._receive(START_SECONDS)

@@ -13,6 +13,8 @@ from typing import Any
 from swift_tiers.ops.demo.servers import Server, free_ports
 from swift_tiers.ops.model import tiny_model
 
+from .forked import ForkedServer
+
 #: A guard against hanging, not a measure: on a busy machine a start takes minutes.
 START_SECONDS = 900.0
 DEVICE_TOKENS = 2048
@@ -95,7 +97,7 @@ class Site:
         if tiers is not None:
             command += ["--enable-swift-tiers", "--swift-tiers-config", json.dumps(tiers)]
         (port,) = free_ports(1)
-        return Server(name, command, port, self.root / f"{name}.log")
+        return ForkedServer(name, command, port, self.root / f"{name}.log")
 
     def tiers(self, *directories: Path, host: str = "1MiB") -> dict[str, Any]:
         named = [str(directory) for directory in directories or self.directories]

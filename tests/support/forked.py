@@ -1,0 +1,126 @@
+"""Processes that begin with SGLang imported: each is forked from one that has imported it once.
+
+A server spends nearly all of its start on imports, three times over: the launched process, the scheduler and the
+detokenizer. What runs in a forked one is the same code in the same processes; only `python -m` and `spawn` are left
+out, and `e2e/test_entry_points.py` starts servers by those.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import multiprocessing
+import multiprocessing.context
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from typing import IO
+
+from swift_tiers.ops.demo.servers import Server
+
+#: Of the variables that SGLang and Triton know, those that are read when they are needed. All others may be read while
+#: a module is imported: a process that is to have another value than the one that was loaded has to import it itself.
+READ_WHEN_USED = {
+    "SGLANG_CPU_OMP_THREADS_BIND",
+    "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND",
+}
+KNOWN_TO_IMPORTS = ("SGLANG_", "TRITON_", "TORCH_", "OMP_")
+PR_SET_PDEATHSIG = 1
+
+
+@functools.cache
+def loaded() -> dict[str, str]:
+    """The environment of the process that the others are forked from."""
+    # Children find `support` as we do.
+    paths = [*sys.path[:1], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["support.preloaded"])
+    return dict(os.environ)
+
+
+def context(environment: dict[str, str]) -> multiprocessing.context.BaseContext:
+    """For processes with this environment: they are forked, unless imports would have come out differently."""
+    before = loaded()
+    differing = {name for name in before.keys() | environment.keys() if before.get(name) != environment.get(name)}
+    if any(name.startswith(KNOWN_TO_IMPORTS) for name in differing - READ_WHEN_USED):
+        return multiprocessing.get_context("spawn")
+    return multiprocessing.get_context("forkserver")
+
+
+def become(environment: dict[str, str]) -> None:
+    """In a child: have this environment instead of the one that the forking process began with."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+class Forked:
+    """A process as `subprocess.Popen` shows it."""
+
+    def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
+        assert process.pid is not None
+        self.pid = process.pid
+        self._process = process
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("a forked server", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class ForkedServer(Server):
+    """`python -m sglang.launch_server`, but for the imports."""
+
+    def _spawn(self, environment: dict[str, str], log: IO[bytes]) -> Forked:  # type: ignore[override]
+        starting = context(environment)
+        assert starting.get_start_method() == "forkserver", "start it as a `Server`: its imports are to differ"
+        ours, theirs = starting.Pipe()
+        process = starting.Process(
+            target=_launch, args=(theirs, self.command[3:], environment, str(self.log), os.getcwd())
+        )
+        process.start()
+        theirs.close()
+        ours.recv()  # it leads a process group of its own by now, so that signals reach it
+        ours.close()
+        return Forked(process)
+
+
+def _launch(ready: Connection, arguments: Sequence[str], environment: dict[str, str], log: str, directory: str) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    # The forking process ends when nobody holds this any more; servers are to end with it, and not to keep it.
+    alive = forkserver._forkserver._forkserver_alive_fd
+    if alive is not None:
+        os.close(alive)
+    become(environment)
+    os.chdir(directory)
+    written = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(written, descriptor)
+    os.close(written)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    ready.send(None)
+    ready.close()
+    # SGLang asks for "spawn": its children are forked as well, with all that is imported.
+    multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_start_method = lambda *_, **__: None
+    sys.argv = ["sglang.launch_server", *arguments]
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
