@@ -121,8 +121,9 @@ def a_device_that_forgets(s, seed):
             if dice.random() < 0.02:
                 link.fail(1)
             if dice.random() < 0.01 and reqs:
-                aborted.add(dice.choice(reqs).rid)
-                s.scheduler.abort_request(AbortReq(rid=dice.choice(sorted(aborted))))
+                leaving = dice.choice(reqs).rid
+                aborted.add(leaving)
+                s.scheduler.abort_request(AbortReq(rid=leaving))
             if dice.random() < 0.3:
                 evict(s, PAGE * dice.randrange(1, 64))
             s.step()
@@ -149,6 +150,27 @@ def one_id_for_two(s):
     quiet(s)
     assert [s.generate(first), s.generate(second)] == expected, "what was stored is somebody else's"
     return s.details(one), s.details(two)
+
+
+def aborted_while_its_pages_come(s):
+    """A request is being computed in chunks, and aborted while the next one waits for a page that does not come."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    question = prompt(31, 800)
+    (answer,) = to_ssd(s, question)
+    with Link(s) as link, Loads(s):
+        req = s.add(question, 4)
+        limit = time.monotonic() + PATIENCE
+        while not link.kept or s.scheduler.chunked_req is not req or s.step() is not None:
+            assert time.monotonic() < limit, "it was never held between two chunks"
+            s.step()
+        s.scheduler.abort_request(AbortReq(rid=req.rid))
+        s.run(until=req.finished)
+        assert req.finished(), "it is waited for what nobody wants any more"
+        assert link.kept, "its pages have come: this tests nothing"
+    s.run()
+    quiet(s)
+    assert s.generate(question) == answer
 
 
 def many_wait(s, waiting):
@@ -190,6 +212,10 @@ def test_pages_that_another_request_computed_are_not_promised_when_they_are_gone
 )
 def test_the_device_may_forget_anything_at_any_time(scheduler, seed: int) -> None:
     assert scheduler(a_device_that_forgets, seed) > 0
+
+
+def test_one_that_is_aborted_between_two_chunks_waits_for_nothing(scheduler) -> None:
+    scheduler(aborted_while_its_pages_come)
 
 
 def test_two_requests_of_one_id_are_two(scheduler) -> None:
