@@ -13,7 +13,7 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from swift_tiers.console.model.actions import SPELLINGS
 from swift_tiers.console.screens.help import Section
 from swift_tiers.console.views import VIEWS
-from swift_tiers.radix_tiering.bus.figures import text
+from swift_tiers.radix_tiering.bus.hear.figures import text
 
 if TYPE_CHECKING:
     from swift_tiers.console.app import ConsoleApp

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from textual.message import Message
 
 from swift_tiers.console.feeds.feed import Answers, Feed, Look, Question
-from swift_tiers.radix_tiering.errors import SwiftTiersError
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 
 #: Between two looks, seconds: bounds, and the default.
 SLOWEST, FASTEST, USUAL = 60.0, 0.1, 0.5

@@ -15,7 +15,7 @@ from swift_tiers.console.model.wrapping import wrapped
 from swift_tiers.console.status import crumbs_line, status_line, tabs_line
 from swift_tiers.console.views.view import Answered, Scene
 from swift_tiers.console.widgets.status import Line
-from swift_tiers.radix_tiering.bus.figures import text
+from swift_tiers.radix_tiering.bus.hear.figures import text
 
 if TYPE_CHECKING:
     from swift_tiers.console.app import ConsoleApp

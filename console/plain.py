@@ -21,8 +21,8 @@ from swift_tiers.console.model.watching import Watcher
 from swift_tiers.console.status import SIGNS
 from swift_tiers.console.views.event_rows import time_words
 from swift_tiers.console.views.view import Answered, Scene, View
-from swift_tiers.radix_tiering.bus.figures import text
-from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.hear.figures import text
 
 #: Rows that are printed, or given to programs, at most.
 MOST_ROWS, MOST_DATA_ROWS = 200, 10_000

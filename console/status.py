@@ -9,7 +9,7 @@ from rich.text import Text
 from swift_tiers.console.feeds.feed import Nature
 from swift_tiers.console.model.alarms import how_many
 from swift_tiers.console.views import VIEWS
-from swift_tiers.radix_tiering.bus.figures import seconds, text
+from swift_tiers.radix_tiering.bus.hear.figures import seconds, text
 
 if TYPE_CHECKING:
     from swift_tiers.console.app import ConsoleApp

@@ -14,10 +14,10 @@ from swift_tiers.console.screens.ask import AskScreen
 from swift_tiers.console.screens.confirm import ConfirmScreen
 from swift_tiers.console.screens.outcome import OutcomeScreen
 from swift_tiers.console.views.view import Offer
-from swift_tiers.radix_tiering.bus.command_words import make_command, name_of, usage
-from swift_tiers.radix_tiering.bus.commands import COMMANDS, AnyCommand, CommandError
-from swift_tiers.radix_tiering.bus.views import CommandView
-from swift_tiers.radix_tiering.errors import SwiftTiersError
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, AnyCommand, CommandError
+from swift_tiers.radix_tiering.bus.contract.views import CommandView
+from swift_tiers.radix_tiering.bus.hear.command_words import make_command, name_of, usage
 
 if TYPE_CHECKING:
     from swift_tiers.console.app import ConsoleApp

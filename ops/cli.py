@@ -29,8 +29,8 @@ from swift_tiers.ops import (
 )
 from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from swift_tiers.ops.model import ModelError
-from swift_tiers.radix_tiering.bus.figures import text
-from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.bus.hear.figures import text
 
 #: Each has SUMMARY, `add_arguments(parser)` and `run(options) -> exit code`.
 COMMANDS = {

@@ -17,15 +17,15 @@ from swift_tiers.ops.errors import FAILURE, USAGE, CommandError
 from swift_tiers.ops.inspect.bus import add_bus_arguments, bus_config, seconds_argument
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.bus.commands import AnyCommand
-    from swift_tiers.radix_tiering.bus.views import CommandView
+    from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
+    from swift_tiers.radix_tiering.bus.contract.views import CommandView
 
 SUMMARY = "steer a server: flush, drain, add, pin, drop, set, cap"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from swift_tiers.radix_tiering.bus.command_words import name_of, usage
-    from swift_tiers.radix_tiering.bus.commands import COMMANDS
+    from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS
+    from swift_tiers.radix_tiering.bus.hear.command_words import name_of, usage
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "\n".join(["commands:", *(f"  {usage(kind)}\n      {kind.__doc__}" for kind in COMMANDS)])
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from swift_tiers.radix_tiering.bus.reader import BusReader
+    from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 
     command = make_command(options.order, options.values)
     with BusReader.open(bus_config(options), "control") as reader:
@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
 
 def make_command(name: str, values: list[str]) -> AnyCommand:
     """The command from its words. Raises CommandError (usage)."""
-    from swift_tiers.radix_tiering.bus import command_words
-    from swift_tiers.radix_tiering.bus.commands import CommandError as BusCommandError
+    from swift_tiers.radix_tiering.bus.contract.commands import CommandError as BusCommandError
+    from swift_tiers.radix_tiering.bus.hear import command_words
 
     try:
         return command_words.make_command(name, values)
@@ -80,7 +80,7 @@ def author() -> str:
 
 def show(name: str, outcome: CommandView) -> None:
     """One line about all, then one about each rank."""
-    from swift_tiers.radix_tiering.bus.figures import text
+    from swift_tiers.radix_tiering.bus.hear.figures import text
 
     reason = f": {text(outcome.reason)}" if outcome.reason else ""
     state = outcome.state if outcome.state == "done" else outcome.state.upper()

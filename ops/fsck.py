@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swift_tiers.ops.errors import FOUND, USAGE, CommandError
 from swift_tiers.ops.progress import progress
-from swift_tiers.radix_tiering.bus.figures import text
+from swift_tiers.radix_tiering.bus.hear.figures import text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from swift_tiers.radix_tiering.ssd.blockio import Patience
-    from swift_tiers.radix_tiering.ssd.fsck import RepairResult, Report
+    from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
+    from swift_tiers.radix_tiering.tiers.ssd.fsck import RepairResult, Report
 
 SUMMARY = "check stripe sets, and repair them"
 #: What a server calls its device files.
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 def find_remains(paths: Sequence[Path], devices: Sequence[Path]) -> dict[Path, str]:
     """Files of this user in or below `paths`, or among `devices`, that are no device any more, or not yet; and why."""
-    from swift_tiers.radix_tiering.ssd.files import half_made, is_empty_file
+    from swift_tiers.radix_tiering.tiers.ssd.files import half_made, is_empty_file
 
     remains: dict[Path, str] = {}
     folders = {one.parent for path in paths if path.is_dir() for one in path.rglob(f"{PATTERN}*")}
@@ -94,7 +94,7 @@ def find_remains(paths: Sequence[Path], devices: Sequence[Path]) -> dict[Path, s
 
 def _remove(path: Path) -> None:
     """Remove what is left of a device. Raises StripeSetBusyError where a server has it by now."""
-    from swift_tiers.radix_tiering.ssd.files import open_device_file
+    from swift_tiers.radix_tiering.tiers.ssd.files import open_device_file
 
     device = open_device_file(path)
     try:
@@ -150,7 +150,7 @@ def group_by_set(paths: Sequence[Path], seconds: float | None = None) -> list[li
 
 def _read_set_ids(paths: Sequence[Path], seconds: float | None) -> dict[Path, bytes | None]:
     """`_read_set_id` of all at once; None, too, for a device that does not answer in time."""
-    from swift_tiers.radix_tiering.ssd.blockio import STALL_SECONDS
+    from swift_tiers.radix_tiering.tiers.ssd.blockio import STALL_SECONDS
 
     answers: dict[Path, bytes | None] = dict.fromkeys(paths)
     errors: list[CommandError] = []
@@ -174,8 +174,8 @@ def _read_set_ids(paths: Sequence[Path], seconds: float | None) -> dict[Path, by
 
 def _read_set_id(path: Path) -> bytes | None:
     """Which stripe set the device belongs to, by the first superblock copy that is whole; None if none is."""
-    from swift_tiers.radix_tiering.page import BLOCK_BYTES
-    from swift_tiers.radix_tiering.ssd.layout import SUPERBLOCK_OFFSETS, Superblock, decode_superblock
+    from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+    from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS, Superblock, decode_superblock
 
     try:
         with open(path, "rb") as file:
@@ -195,9 +195,9 @@ def check_set(paths: Sequence[Path], *, repair_it: bool, payloads: bool, patienc
 
     `patience`: with devices that do not answer; by default a server's.
     """
-    from swift_tiers.radix_tiering.ssd.blockio import Patience, close_array
-    from swift_tiers.radix_tiering.ssd.files import open_array
-    from swift_tiers.radix_tiering.ssd.fsck import check, repair
+    from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, close_array
+    from swift_tiers.radix_tiering.tiers.ssd.files import open_array
+    from swift_tiers.radix_tiering.tiers.ssd.fsck import check, repair
 
     array = open_array(paths)
     patience = patience or Patience()

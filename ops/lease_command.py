@@ -19,8 +19,8 @@ from swift_tiers.ops.inspect import add_look_arguments
 from swift_tiers.ops.inspect.bus import add_bus_arguments, bus_config, seconds_argument
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.bus.commands import AnyCommand
-    from swift_tiers.radix_tiering.bus.reader import BusReader
+    from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
+    from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 
 SUMMARY = "see and steer what servers lend each other"
 #: What each action takes beside the donor.
@@ -76,8 +76,8 @@ def _check_words(options: argparse.Namespace) -> None:
 def _command(options: argparse.Namespace) -> int:
     import msgspec
 
-    from swift_tiers.radix_tiering.bus.command_words import name_of
-    from swift_tiers.radix_tiering.bus.reader import BusReader
+    from swift_tiers.radix_tiering.bus.hear.command_words import name_of
+    from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 
     make_command(options.action, options.value)  # raises before anything is asked of anybody
     with BusReader.open(bus_config(options), "lease") as reader:
@@ -106,7 +106,7 @@ def find_donor(reader: BusReader, name: str) -> Donor:
 
 def make_command(action: str, value: str, borrower: str | None = None, rank: str | None = None) -> AnyCommand:
     """The command. Raises CommandError (usage)."""
-    from swift_tiers.radix_tiering.bus.commands import CapLending, PinLease, RecallLeases, UnpinLease
+    from swift_tiers.radix_tiering.bus.contract.commands import CapLending, PinLease, RecallLeases, UnpinLease
 
     if action == "cap":
         return CapLending(limit=_limit(value), rank=rank)
@@ -124,7 +124,7 @@ def _number(action: str, value: str) -> int:
 
 def _limit(value: str) -> int | None:
     """Bytes."""
-    from swift_tiers.radix_tiering.units import Size
+    from swift_tiers.radix_tiering.base.units import Size
 
     try:
         return None if value == "none" else int(Size.parse(value))

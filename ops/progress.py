@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from swift_tiers.radix_tiering.bus import figures
+from swift_tiers.radix_tiering.bus.hear import figures
 
 #: Seconds between two lines about the same work where there is no terminal.
 LINE_INTERVAL = 15.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from swift_tiers.radix_tiering.bus.figures import text
+from swift_tiers.radix_tiering.bus.hear.figures import text
 
 
 def spelled(lines: str) -> str:

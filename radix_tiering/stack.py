@@ -13,9 +13,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from swift_tiers.radix_tiering import sweeps
-from swift_tiers.radix_tiering.config import TiersConfig
-from swift_tiers.radix_tiering.counters import (
+from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageRecord, page_digest
+from swift_tiers.radix_tiering.figures.counters import (
     DEVICE_LINKS,
     SSD_LINKS,
     LinkCounters,
@@ -23,29 +26,26 @@ from swift_tiers.radix_tiering.counters import (
     StackSnapshot,
     TierCounters,
 )
-from swift_tiers.radix_tiering.direct_reads import DirectReads
-from swift_tiers.radix_tiering.errand_thread import ErrandThread
-from swift_tiers.radix_tiering.errors import SwiftTiersError
-from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.held_page import Page
-from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.landing import LandingSlots
-from swift_tiers.radix_tiering.leases.hand import LeaseHand
-from swift_tiers.radix_tiering.observing import page_facts, take_snapshot
-from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageRecord, page_digest
-from swift_tiers.radix_tiering.page_reads import PageReads
-from swift_tiers.radix_tiering.page_table import PageTable
-from swift_tiers.radix_tiering.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.peer_writer import PeerEvents, PeerWriter
-from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
-from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Restore
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.planner import Planner
-from swift_tiers.radix_tiering.restorer import Restorer
-from swift_tiers.radix_tiering.ssd import StoredPage
-from swift_tiers.radix_tiering.ssd_tier import SsdTier
-from swift_tiers.radix_tiering.use_times import UseTimes
-from swift_tiers.radix_tiering.write_behind import WriteBehind
+from swift_tiers.radix_tiering.table.held_page import Page
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.table.use_times import UseTimes
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.ssd import StoredPage
+from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.way import sweeps
+from swift_tiers.radix_tiering.way.observing import page_facts, take_snapshot
+from swift_tiers.radix_tiering.way.page_reads import PageReads
+from swift_tiers.radix_tiering.way.peer_writer import PeerEvents, PeerWriter
+from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
+from swift_tiers.radix_tiering.way.restorer import Restorer
+from swift_tiers.radix_tiering.way.write_behind import WriteBehind
 
 #: With write-back, pages that would be lost next are written once less than this share of host memory is safe to use.
 WRITE_BACK_RESERVE = 0.25

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift_tiers.radix_tiering.request_restore import Readiness
+from swift_tiers.radix_tiering.way.request_restore import Readiness
 from swift_tiers.sglang_ext.request_facts import RequestFacts
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from swift_tiers.radix_tiering.bus.schema import MOST_LISTED_NODES
-from swift_tiers.radix_tiering.counters import PagePlaces
-from swift_tiers.radix_tiering.observing import prefix_places, tier_map, whole_key
-from swift_tiers.radix_tiering.slot_map import TierMap
+from swift_tiers.radix_tiering.base.slot_map import TierMap
+from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES
+from swift_tiers.radix_tiering.figures.counters import PagePlaces
+from swift_tiers.radix_tiering.figures.telemetry import NoAnswer, NotYet, PageAnswer, PrefixAnswer, TreeNode, TreeNodes
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.telemetry import NoAnswer, NotYet, PageAnswer, PrefixAnswer, TreeNode, TreeNodes
+from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 from swift_tiers.sglang_ext import device_map
 from swift_tiers.sglang_ext.errands import Errand, Errands
 from swift_tiers.sglang_ext.sampler import Sampler

@@ -22,9 +22,9 @@ from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.server_args import ServerArgs
 
-from swift_tiers.radix_tiering.bus.redis_server import check_directory, socket_path
-from swift_tiers.radix_tiering.config import TiersConfig, dump_config, parse_config, read_source
-from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, parse_config, read_source
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
 from swift_tiers.sglang_ext.build import check_donor, check_machine
 from swift_tiers.sglang_ext.supported import check_model, check_modes, check_speculation, check_windows
 
@@ -199,7 +199,7 @@ def _check(view: Any) -> None:
     check_machine(config, ranks=view.tp_size * view.dp_size)
     check_donor(config, tensor_size=view.tp_size, page_size=page_size, memory_saver=view.enable_memory_saver)
     if config.bus.enabled:
-        from swift_tiers.radix_tiering.bus.connection import check
+        from swift_tiers.radix_tiering.bus.redis.connection import check
 
         check(config.bus)
 

@@ -14,22 +14,22 @@ import psutil
 import torch
 
 from swift_tiers.kernels.cuda_runtime import cuda_runtime
-from swift_tiers.radix_tiering.config import RestoreConfig, SsdConfig, TiersConfig, parse_config
-from swift_tiers.radix_tiering.device_files import DeviceFiles, check_directories, device_files_in
-from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
-from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.landing import Landing
-from swift_tiers.radix_tiering.memory import huge_array
-from swift_tiers.radix_tiering.page import Namespace, page_digest
-from swift_tiers.radix_tiering.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.base.config import RestoreConfig, SsdConfig, TiersConfig, parse_config
+from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
+from swift_tiers.radix_tiering.base.memory import huge_array
+from swift_tiers.radix_tiering.base.page import Namespace, page_digest
+from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, ProfileError, find_profile, load_profile
-from swift_tiers.radix_tiering.ssd.direct import find_kvikio
-from swift_tiers.radix_tiering.ssd.files import open_array, open_device_file
-from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
-from swift_tiers.radix_tiering.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.units import format_size
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
+from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles, check_directories, device_files_in
+from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio
+from swift_tiers.radix_tiering.tiers.ssd.files import open_array, open_device_file
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.sglang_ext.device_pool import DevicePool
 from swift_tiers.sglang_ext.hardware import hardware_name
 from swift_tiers.sglang_ext.landing import open_direct, open_landing, wanted_kvikio

@@ -10,14 +10,14 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_serving
 
-from swift_tiers.radix_tiering.bus.commands import CommandError, Order, SetPolicy
-from swift_tiers.radix_tiering.bus.policy_values import section_of
-from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.bus.records import ServerInfo
-from swift_tiers.radix_tiering.config import BusConfig, dump_config
+from swift_tiers.radix_tiering.base.config import BusConfig, dump_config
+from swift_tiers.radix_tiering.bus.contract.commands import CommandError, Order, SetPolicy
+from swift_tiers.radix_tiering.bus.contract.policy_values import section_of
+from swift_tiers.radix_tiering.bus.contract.records import ServerInfo
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
+from swift_tiers.radix_tiering.figures.telemetry import Answerer, Telemetry
 from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.telemetry import Answerer, Telemetry
 from swift_tiers.sglang_ext.build import Rank, current_rank
 from swift_tiers.sglang_ext.orders import Orders
 

@@ -18,8 +18,8 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 
-from swift_tiers.radix_tiering.promotion import Source
 from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.way.promotion import Source
 from swift_tiers.sglang_ext.admission import Admission, Arrival
 from swift_tiers.sglang_ext.keeping_cache import KeepingRadixCache
 from swift_tiers.sglang_ext.layer_wise import LayerWise

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.private_directory import open_private_directory
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.private_directory import open_private_directory
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from swift_tiers.radix_tiering.base.slot_map import SlotState, TierMap
+from swift_tiers.radix_tiering.figures.telemetry import NoAnswer
 from swift_tiers.radix_tiering.restore.flight import Unit
-from swift_tiers.radix_tiering.slot_map import SlotState, TierMap
-from swift_tiers.radix_tiering.telemetry import NoAnswer
 from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
 from swift_tiers.sglang_ext.on_the_way import OnTheWay
 

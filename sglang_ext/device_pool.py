@@ -15,8 +15,8 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, Mark
 from swift_tiers.kernels.page_copy import copy_in, copy_out
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.page import PageGeometry
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.sglang_ext.supported import PLAIN_WINDOWS
 
 #: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.

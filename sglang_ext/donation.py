@@ -13,13 +13,13 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
-from swift_tiers.radix_tiering.donation.bounds import DonationBounds
-from swift_tiers.radix_tiering.donation.extents import PoolLayout, Span
-from swift_tiers.radix_tiering.donation.lender import Lender
-from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
-from swift_tiers.radix_tiering.leases.effects import DonorEffect
-from swift_tiers.radix_tiering.leases.service import LeaseService
+from swift_tiers.radix_tiering.base.bounds import DonationBounds
+from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, Span
+from swift_tiers.radix_tiering.lending.donation.lender import Lender
+from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
+from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
+from swift_tiers.radix_tiering.lending.leases.service import LeaseService
 from swift_tiers.sglang_ext.guard import never_raises
 from swift_tiers.sglang_ext.kept_prefixes import KeptPrefixes
 from swift_tiers.sglang_ext.lending_allocator import LendingAllocator

@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
-from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
 
 
 def gpu_memory(device: torch.device) -> DeviceMemory:

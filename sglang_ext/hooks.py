@@ -13,7 +13,7 @@ import msgspec
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_memory
 
-from swift_tiers.radix_tiering.errors import SwiftTiersError
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> 
 def before_scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
     """Before the model is loaded."""
     if get_memory().enable_swift_tiers:
-        from swift_tiers.radix_tiering.config import parse_config, read_source
+        from swift_tiers.radix_tiering.base.config import parse_config, read_source
         from swift_tiers.sglang_ext.identity import begin_loading
 
         server_args = args[0] if args else kwargs["server_args"]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from swift_tiers.radix_tiering.page import Namespace, PageGeometry
+from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry
 from swift_tiers.sglang_ext.content_names import ContentNames, cache_directory
 from swift_tiers.sglang_ext.device_pool import row_shape
 from swift_tiers.sglang_ext.weights import LoadedFiles, Source, adapters_of, sources_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from swift_tiers.radix_tiering.donation.used_paths import Part, UsedPaths
+from swift_tiers.radix_tiering.lending.donation.used_paths import Part, UsedPaths
 from swift_tiers.sglang_ext.guard import never_raises
 
 #: Leaves that are passed over, being kept, before an eviction for others gives up: SGLang offers the least recently

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from swift_tiers.radix_tiering.config import TiersConfig
-from swift_tiers.radix_tiering.direct_reads import DirectReads
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.landing import Landing
-from swift_tiers.radix_tiering.ssd.direct import KvikioFiles, find_kvikio
-from swift_tiers.radix_tiering.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.radix_tiering.tiers.ssd.direct import KvikioFiles, find_kvikio
+from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.sglang_ext.device_pool import DevicePool
 
 logger = logging.getLogger(__name__)

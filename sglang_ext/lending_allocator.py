@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
-from swift_tiers.radix_tiering.donation.extents import Span
-from swift_tiers.radix_tiering.donation.free_spans import FreeSpans
+from swift_tiers.radix_tiering.lending.donation.extents import Span
+from swift_tiers.radix_tiering.lending.donation.free_spans import FreeSpans
 
 
 class LendingAllocator(PagedTokenToKVPoolAllocator):

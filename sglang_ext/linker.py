@@ -27,11 +27,11 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from swift_tiers.radix_tiering.garbage import Garbage
-from swift_tiers.radix_tiering.held_page import Places
-from swift_tiers.radix_tiering.page import Namespace
-from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore
+from swift_tiers.radix_tiering.base.page import Namespace
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.garbage import Garbage
+from swift_tiers.radix_tiering.table.held_page import Places
+from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore
 from swift_tiers.sglang_ext.build import build_tiers
 from swift_tiers.sglang_ext.device_pool import DevicePool, open_device_pool
 from swift_tiers.sglang_ext.forward_times import ForwardTimes

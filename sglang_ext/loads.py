@@ -14,10 +14,10 @@ import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter
 
 from swift_tiers.kernels.copy_queue import Mark
-from swift_tiers.radix_tiering.held_page import Places
-from swift_tiers.radix_tiering.request_restore import Restore
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.held_page import Places
+from swift_tiers.radix_tiering.way.request_restore import Restore
 from swift_tiers.sglang_ext.device_pool import DevicePool
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from swift_tiers.radix_tiering.counters import (
+from swift_tiers.radix_tiering.figures.counters import (
     LATENCY_BOUNDS,
     DeviceSnapshot,
     LatencySnapshot,
@@ -22,7 +22,7 @@ from swift_tiers.radix_tiering.counters import (
     TierSnapshot,
 )
 from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
-from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseSnapshot
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext.device_pool import DevicePool
 

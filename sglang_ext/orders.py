@@ -20,10 +20,10 @@ import zmq
 from sglang.srt.managers.scheduler_components.idle_sleeper import IdleSleeper
 from sglang.utils import TypeBasedDispatcher
 
-from swift_tiers.radix_tiering.bus.commands import CommandError, Order, read_order
-from swift_tiers.radix_tiering.errand_thread import ENDING
+from swift_tiers.radix_tiering.base.errand_thread import ENDING
+from swift_tiers.radix_tiering.bus.contract.commands import CommandError, Order, read_order
+from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.steering import carry_out
 
 logger = logging.getLogger(__name__)
 

@@ -12,23 +12,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from swift_tiers.radix_tiering.bus.neighbours import lease_name
-from swift_tiers.radix_tiering.bus.redis_server import socket_path
-from swift_tiers.radix_tiering.config import TiersConfig
-from swift_tiers.radix_tiering.donation.arena import ArenaError
-from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
-from swift_tiers.radix_tiering.donation.bounds import donation_bounds
-from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.donation.extents import PoolLayout
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.landing import Landing
-from swift_tiers.radix_tiering.leases.addresses import ipc_address
-from swift_tiers.radix_tiering.leases.donor import Donor
-from swift_tiers.radix_tiering.leases.effects import DonorEffect
-from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot, ServiceHand
-from swift_tiers.radix_tiering.leases.service import LeaseService
-from swift_tiers.radix_tiering.leases.timing import lease_timing
-from swift_tiers.radix_tiering.peer import PeerTier
+from swift_tiers.radix_tiering.base.bounds import donation_bounds
+from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
+from swift_tiers.radix_tiering.bus.redis.redis_server import socket_path
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
+from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
+from swift_tiers.radix_tiering.lending.leases.addresses import ipc_address
+from swift_tiers.radix_tiering.lending.leases.donor import Donor
+from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseSnapshot, ServiceHand
+from swift_tiers.radix_tiering.lending.leases.service import LeaseService
+from swift_tiers.radix_tiering.lending.leases.timing import lease_timing
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.radix_tiering.tiers.peer import PeerTier
 from swift_tiers.sglang_ext.device_pool import DevicePool
 from swift_tiers.sglang_ext.donation import Donation
 from swift_tiers.sglang_ext.gpu_memory import gpu_memory

@@ -7,7 +7,7 @@ import sys
 
 def load() -> None:
     """Add our arguments and hooks. In a process that uses neither this costs a few milliseconds."""
-    from swift_tiers.radix_tiering.errors import SwiftTiersError
+    from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 
     try:
         _install()

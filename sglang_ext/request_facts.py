@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from swift_tiers.radix_tiering.promotion import Source
-from swift_tiers.radix_tiering.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
+from swift_tiers.radix_tiering.way.promotion import Source
+from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 
 #: Neighbouring pages from one place, in order: (("host", 30), ("ssd", 4)).
 Runs = tuple[tuple[str, int], ...]

@@ -16,7 +16,7 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResul
 from swift_tiers.radix_tiering.restore.flight import Step
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.request_restore import Restore
+    from swift_tiers.radix_tiering.way.request_restore import Restore
     from swift_tiers.sglang_ext.cache import SwiftLinkerWrapper
 
 

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from sglang.srt.observability.req_time_stats import convert_time_to_realtime
 
-from swift_tiers.radix_tiering.restore.storyteller import Storyteller
-from swift_tiers.radix_tiering.telemetry import (
+from swift_tiers.radix_tiering.figures.telemetry import (
     DevicePoolSample,
     EngineSample,
     RequestSample,
     RequestState,
     TreeSample,
 )
+from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 from swift_tiers.sglang_ext.block_tables import Row, TablesOnTheWay, read_tables
 from swift_tiers.sglang_ext.errands import Errands
 from swift_tiers.sglang_ext.guard import never_raises

@@ -11,11 +11,11 @@ from abc import abstractmethod
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-from swift_tiers.radix_tiering.donation.arena import ExportedArena, SharedArena
-from swift_tiers.radix_tiering.donation.device_arena import DeviceArena
-from swift_tiers.radix_tiering.donation.extents import PoolLayout
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.page import round_up
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import round_up
+from swift_tiers.radix_tiering.lending.donation.arena import ExportedArena, SharedArena
+from swift_tiers.radix_tiering.lending.donation.device_arena import DeviceArena
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
 from swift_tiers.sglang_ext.gpu_memory import gpu_memory
 
 #: Each layer, and what is block-major, begins at such a multiple of bytes.

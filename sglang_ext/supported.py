@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from swift_tiers.radix_tiering.config import TiersConfig
-from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError
 
 #: The remedy for a model whose layers with a sliding window have a pool of their own.
 PLAIN_WINDOWS = "add --disable-hybrid-swa-memory (its window layers then keep the KV of all tokens)"

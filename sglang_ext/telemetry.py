@@ -6,10 +6,10 @@ import time
 
 import msgspec
 
-from swift_tiers.radix_tiering.bus.request_board import REQUESTS_IN_A_ROW
-from swift_tiers.radix_tiering.counters import StackSnapshot
+from swift_tiers.radix_tiering.bus.speak.request_board import REQUESTS_IN_A_ROW
+from swift_tiers.radix_tiering.figures.counters import StackSnapshot
+from swift_tiers.radix_tiering.figures.telemetry import EngineSample, RequestSample
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.telemetry import EngineSample, RequestSample
 from swift_tiers.sglang_ext.sampler import Captured, Sampler
 
 

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from swift_tiers.radix_tiering.telemetry import TreeNode
+from swift_tiers.radix_tiering.figures.telemetry import TreeNode
 from swift_tiers.sglang_ext.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.tree_shape import Node, TreeCopy
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.views import (
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
+from swift_tiers.radix_tiering.bus.contract.views import (
     DeviceView,
     DirectoryView,
     LeasesView,

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from swift_tiers.radix_tiering.bus.commands import AnyCommand
-from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
-from swift_tiers.radix_tiering.bus.views import CommandView, Snapshot
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.contract.views import CommandView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
 
 
 class Nature(Enum):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from swift_tiers.radix_tiering.errors import SwiftTiersError
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 
 #: The first line; the number is the version of the format.
 BEGINNING, VERSION = b"SWIFT-TIERS RECORDING ", 1

@@ -14,9 +14,9 @@ from swift_tiers.console.feeds.feed import Answers, Feed, Look, Nature, Player, 
 from swift_tiers.console.feeds.tape import Tape
 from swift_tiers.console.model.events import KEPT
 from swift_tiers.console.model.history import LOOKS
-from swift_tiers.radix_tiering.bus.commands import AnyCommand
-from swift_tiers.radix_tiering.bus.views import CommandView
-from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.contract.views import CommandView
 
 SLOWEST, FASTEST = 1 / 16, 64.0
 

@@ -13,10 +13,10 @@ import msgspec
 from swift_tiers.console.feeds import entries
 from swift_tiers.console.feeds.feed import Answers, Feed, Look, Question
 from swift_tiers.console.feeds.record_file import Head, Kind, Writer
-from swift_tiers.radix_tiering.bus.commands import AnyCommand
-from swift_tiers.radix_tiering.bus.figures import size
-from swift_tiers.radix_tiering.bus.views import CommandView
-from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.contract.views import CommandView
+from swift_tiers.radix_tiering.bus.hear.figures import size
 
 #: A look is written as a whole after so many seconds: who plays begins there.
 WHOLE_SECONDS = 20.0

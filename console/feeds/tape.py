@@ -14,8 +14,8 @@ from swift_tiers.console.feeds.entries import Entries, State, check_numbers
 from swift_tiers.console.feeds.feed import Answers, Question
 from swift_tiers.console.feeds.record_file import Frame, Kind, Reader, RecordingError
 from swift_tiers.console.feeds.recording import Asked
-from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
-from swift_tiers.radix_tiering.bus.views import MapView, NodesView, PageView, PrefixView, Snapshot
+from swift_tiers.radix_tiering.bus.contract.views import MapView, NodesView, PageView, PrefixView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
 
 ANSWERS: dict[str, Any] = {
     "page": tuple[PageView, ...], "map": tuple[MapView, ...], "prefix": tuple[PrefixView, ...],

@@ -9,11 +9,8 @@ from typing import NamedTuple
 from swift_tiers.console.model.departures import Departure, Departures, Going
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.place import Place, Step
-from swift_tiers.radix_tiering.bus.figures import count, seconds, size, text
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView
-from swift_tiers.radix_tiering.bus.reader import EVERYTHING, Part
-from swift_tiers.radix_tiering.bus.troubles import LONG_WAIT, Mark, Trouble, Troubles, request_troubles
-from swift_tiers.radix_tiering.bus.views import (
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
+from swift_tiers.radix_tiering.bus.contract.views import (
     DeviceView,
     LeasesView,
     RankState,
@@ -23,6 +20,9 @@ from swift_tiers.radix_tiering.bus.views import (
     StripeSetView,
     View,
 )
+from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
+from swift_tiers.radix_tiering.bus.hear.reader import EVERYTHING, Part
+from swift_tiers.radix_tiering.bus.hear.troubles import LONG_WAIT, Mark, Trouble, Troubles, request_troubles
 
 #: From the one that is read first to the one beneath which there is nothing: what leaves one may lie in the next.
 BENEATH = {

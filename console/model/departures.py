@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.bus.schema import SERVER_TTL, STATE_TTL_LOWEST
-from swift_tiers.radix_tiering.bus.views import ServerState, ServerView, Snapshot
+from swift_tiers.radix_tiering.bus.contract.schema import SERVER_TTL, STATE_TTL_LOWEST
+from swift_tiers.radix_tiering.bus.contract.views import ServerState, ServerView, Snapshot
 
 #: Seconds that a server which ends in order is silent at most before it is off the bus.
 SILENT = 2.0

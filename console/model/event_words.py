@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from swift_tiers.radix_tiering.bus.event_reading import Event
-from swift_tiers.radix_tiering.bus.figures import count, seconds, size, text
-from swift_tiers.radix_tiering.bus.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 
 class Kind(NamedTuple):

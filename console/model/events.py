@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
 
 #: Events and gaps that are kept; older ones are on the bus, or in a recording.
 KEPT = 20_000

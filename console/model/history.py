@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView
-from swift_tiers.radix_tiering.bus.views import (
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
+from swift_tiers.radix_tiering.bus.contract.views import (
     DeviceView,
     LinkView,
     RankedView,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from swift_tiers.console.model.alarms import Alarm
 from swift_tiers.console.model.events import EventLog
 from swift_tiers.console.model.history import History
-from swift_tiers.radix_tiering.bus.views import RankState, RequestView, ServerState, Snapshot, View
+from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, Snapshot, View
 
 #: What a server said is old after so many of its intervals, and so many seconds.
 OLD_INTERVALS, OLD_SECONDS = 4, 3.0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.radix_tiering.units import Duration, Size
+from swift_tiers.radix_tiering.base.units import Duration, Size
 
 
 class Test(NamedTuple):

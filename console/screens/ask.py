@@ -10,7 +10,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
-from swift_tiers.radix_tiering.bus.figures import text
+from swift_tiers.radix_tiering.bus.hear.figures import text
 
 
 class AskScreen(ModalScreen[str | None]):

@@ -10,7 +10,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, Label
 
-from swift_tiers.radix_tiering.bus.figures import text
+from swift_tiers.radix_tiering.bus.hear.figures import text
 
 
 class ConfirmScreen(ModalScreen[bool]):

@@ -8,7 +8,7 @@ from swift_tiers.console.model.alarms import Alarm
 from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.model.wrapping import wrapped
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.figures import seconds, text
+from swift_tiers.radix_tiering.bus.hear.figures import seconds, text
 
 #: Cells before the place of an alarm.
 MARK = 8

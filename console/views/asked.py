@@ -9,8 +9,8 @@ from rich.text import Text
 
 from swift_tiers.console.feeds.feed import Question
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.figures import seconds, text
-from swift_tiers.radix_tiering.bus.views import PageView, PrefixView
+from swift_tiers.radix_tiering.bus.contract.views import PageView, PrefixView
+from swift_tiers.radix_tiering.bus.hear.figures import seconds, text
 
 #: Hexadecimal digits of a whole key of a page, and of those that stand in lists.
 KEY_DIGITS, LISTED_DIGITS = 64, 16

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_tiers.console.views.remembered import Remembered
-from swift_tiers.radix_tiering.bus.views import RequestView
+from swift_tiers.radix_tiering.bus.contract.views import RequestView
 
 
 class Holding(NamedTuple):

@@ -22,8 +22,8 @@ from swift_tiers.console.views.asked import (
 from swift_tiers.console.views.blocks_offers import page_offers
 from swift_tiers.console.views.blocks_tier import SHARE, slot_place
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, count, seconds, size, text
-from swift_tiers.radix_tiering.bus.views import PageView, RankedView, RequestView
+from swift_tiers.radix_tiering.bus.contract.views import PageView, RankedView, RequestView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, seconds, size, text
 
 #: Both ways in which answers name a slot of borrowed memory.
 _PEER = re.compile(r"(\S+?)(?:/| lease )(\d+)(?:/| slot )(\d+)", re.ASCII)

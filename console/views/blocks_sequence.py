@@ -29,8 +29,8 @@ from swift_tiers.console.views.heat_map import Stretch, draw, layout, strongest_
 from swift_tiers.console.views.lazy_rows import LazyRows
 from swift_tiers.console.views.remembered import Remembered
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, text
-from swift_tiers.radix_tiering.bus.views import PrefixPage, PrefixView, RequestView
+from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView, RequestView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, text
 
 #: Where a page is, from the fastest; the last one: nothing is known of it.
 PLACES = ("device", "peer", "host", "ssd", "compute", "nowhere", "unknown")

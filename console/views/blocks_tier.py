@@ -18,8 +18,8 @@ from swift_tiers.console.views.heat_map import Stretch, draw, layout
 from swift_tiers.console.views.slot_map import RARE, STATES, SlotMap, slot_map
 from swift_tiers.console.views.slot_rows import SlotRows
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, size, text
-from swift_tiers.radix_tiering.bus.views import MapView, RankState
+from swift_tiers.radix_tiering.bus.contract.views import MapView, RankState
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, size, text
 
 #: Cells before a line of signs: the number of its first slot, or the name of its part.
 GUTTER = 9

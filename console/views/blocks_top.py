@@ -20,8 +20,8 @@ from swift_tiers.console.views.measures import TIERS, fill, share_cell
 from swift_tiers.console.views.settled import Cells, Settled, request_key
 from swift_tiers.console.views.slot_map import slot_map
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, share, size, text
-from swift_tiers.radix_tiering.bus.views import RankState, RequestView, TierView
+from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, TierView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, share, size, text
 
 #: Cells before a line of signs: the tier, and how full it is.
 GUTTER = 13

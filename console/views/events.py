@@ -14,10 +14,10 @@ from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.event_rows import LOST, EventRows, Shelf, time_words
 from swift_tiers.console.views.view import Scene, View
-from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
-from swift_tiers.radix_tiering.bus.event_tail import gap_words
-from swift_tiers.radix_tiering.bus.figures import UNKNOWN, ago, count, text
-from swift_tiers.radix_tiering.bus.troubles import SKEW_SECONDS, Mark
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_tail import gap_words
+from swift_tiers.radix_tiering.bus.hear.figures import UNKNOWN, ago, count, text
+from swift_tiers.radix_tiering.bus.hear.troubles import SKEW_SECONDS, Mark
 
 #: From this width on there are dates and milliseconds, ranks and numbers.
 WIDE = 120

@@ -10,8 +10,8 @@ from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views.measures import sum_of
 from swift_tiers.console.views.sums import NOW_SECONDS, imbalance
-from swift_tiers.radix_tiering.bus.troubles import Mark, device_troubles, slowness
-from swift_tiers.radix_tiering.bus.views import DeviceView, RankState, StripeSetView
+from swift_tiers.radix_tiering.bus.contract.views import DeviceView, RankState, StripeSetView
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark, device_troubles, slowness
 
 #: Over which reads of devices are compared, seconds: shorter, and chance decides.
 EVEN_SECONDS = 20.0

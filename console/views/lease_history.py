@@ -12,10 +12,10 @@ from rich.text import Text
 from swift_tiers.console.model import event_words
 from swift_tiers.console.model.palette import MARKS
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.event_reading import Event
-from swift_tiers.radix_tiering.bus.figures import ago, seconds, size, text
-from swift_tiers.radix_tiering.bus.neighbours import lease_name
-from swift_tiers.radix_tiering.bus.troubles import Mark
+from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.figures import ago, seconds, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 #: Kinds of events that tell of leases begin so.
 KINDS = ("lease.", "lending.", "borrowed.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from swift_tiers.console.views.view import Offer, Scene
-from swift_tiers.radix_tiering.bus.commands import (
+from swift_tiers.radix_tiering.base.units import Size
+from swift_tiers.radix_tiering.bus.contract.commands import (
     AnyCommand,
     CapLending,
     CommandError,
@@ -11,9 +12,8 @@ from swift_tiers.radix_tiering.bus.commands import (
     RecallLeases,
     UnpinLease,
 )
-from swift_tiers.radix_tiering.bus.figures import size, text
-from swift_tiers.radix_tiering.bus.lease_pairs import Lease, Pair
-from swift_tiers.radix_tiering.units import Size
+from swift_tiers.radix_tiering.bus.hear.figures import size, text
+from swift_tiers.radix_tiering.bus.hear.lease_pairs import Lease, Pair
 
 _BACK = (
     "Its borrower saves what would be lost as far as it can, and returns it at once; at the latest its term ends it. "

@@ -13,8 +13,10 @@ from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.lease_history import history, of_pair, recalls, told
 from swift_tiers.console.views.lease_offers import offers_for
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, ago, count, epoch, seconds, size, text
-from swift_tiers.radix_tiering.bus.lease_pairs import (
+from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
+from swift_tiers.radix_tiering.bus.contract.views import LeaseEntry, LeasesView, RankState, RankView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, ago, count, epoch, seconds, size, text
+from swift_tiers.radix_tiering.bus.hear.lease_pairs import (
     Lease,
     Pair,
     difference,
@@ -23,9 +25,7 @@ from swift_tiers.radix_tiering.bus.lease_pairs import (
     pairs_of,
     views_of,
 )
-from swift_tiers.radix_tiering.bus.neighbours import lease_name
-from swift_tiers.radix_tiering.bus.troubles import Mark, Trouble, lease_troubles
-from swift_tiers.radix_tiering.bus.views import LeaseEntry, LeasesView, RankState, RankView
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark, Trouble, lease_troubles
 
 PAIRS = (
     Column("state", rank=9, words=True),

@@ -14,8 +14,8 @@ from swift_tiers.console.views.sums import added
 from swift_tiers.console.views.view import Scene, View
 from swift_tiers.console.views.ways import Flow, flow, flows, way_of
 from swift_tiers.console.views.wires import carried_line, gpu_lines, wire_lines, wires
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, size, text
-from swift_tiers.radix_tiering.bus.views import LinkView
+from swift_tiers.radix_tiering.bus.contract.views import LinkView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, size, text
 
 #: Cells of a sparkline in a table, and the least of one in the matrix.
 SPARK, LEAST_SPARK = 20, 3

@@ -11,9 +11,9 @@ from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.table import Cell
 from swift_tiers.console.views.sums import NOW_SECONDS, added
-from swift_tiers.radix_tiering.bus.figures import NONE, seconds, share
-from swift_tiers.radix_tiering.bus.recent import WINDOW
-from swift_tiers.radix_tiering.bus.views import RankState, RequestView, ServerState, TierView
+from swift_tiers.radix_tiering.bus.contract.recent import WINDOW
+from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, TierView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, seconds, share
 
 TIERS = ("device", "peer", "host", "ssd")
 #: Which time figures are of: rates as they are called now, percentiles as the bus has them.

@@ -31,10 +31,10 @@ from swift_tiers.console.views.measures import (
 from swift_tiers.console.views.policy_words import policy_prompt
 from swift_tiers.console.views.sums import NOW_SECONDS
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.command_words import make_command
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, size, text
-from swift_tiers.radix_tiering.bus.troubles import Mark
-from swift_tiers.radix_tiering.bus.views import RankState, ServerState, TierView
+from swift_tiers.radix_tiering.bus.contract.views import RankState, ServerState, TierView
+from swift_tiers.radix_tiering.bus.hear.command_words import make_command
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 #: Cells of the bar that says how full a tier is.
 BAR = 5

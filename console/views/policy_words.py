@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.bus.figures import UNKNOWN, text
-from swift_tiers.radix_tiering.bus.policy_values import policy_fields
-from swift_tiers.radix_tiering.bus.views import ServerView
+from swift_tiers.radix_tiering.bus.contract.policy_values import policy_fields
+from swift_tiers.radix_tiering.bus.contract.views import ServerView
+from swift_tiers.radix_tiering.bus.hear.figures import UNKNOWN, text
 
 #: A dialog that lists a value in each line needs so many lines of the view; beneath that, values stand side by side.
 ROOM = 26

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from swift_tiers.console.model.charts import Drawn
 from swift_tiers.console.model.glyphs import Glyphs
-from swift_tiers.radix_tiering.bus.figures import count, text
-from swift_tiers.radix_tiering.restore.story import COMPUTED, ON_DEVICE, RestoreStory
+from swift_tiers.radix_tiering.bus.hear.figures import count, text
+from swift_tiers.radix_tiering.figures.story import COMPUTED, ON_DEVICE, RestoreStory
 
 #: Kinds of a stretch beside tiers, `COMPUTED` and `ON_DEVICE`: lies in host memory and is not on the device yet; on its
 #: way there; nobody has begun with it.

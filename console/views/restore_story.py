@@ -15,10 +15,10 @@ from swift_tiers.console.views.restore_bar import LETTERS, bar, course, legend, 
 from swift_tiers.console.views.restored import Restored, find, verdict
 from swift_tiers.console.views.stripe_device import prefix_place
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, text
-from swift_tiers.radix_tiering.bus.restore_words import comparison, explain_restore
-from swift_tiers.radix_tiering.bus.troubles import request_troubles
-from swift_tiers.radix_tiering.bus.views import RequestView
+from swift_tiers.radix_tiering.bus.contract.views import RequestView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, text
+from swift_tiers.radix_tiering.bus.hear.restore_words import comparison, explain_restore
+from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
 
 #: Letters of a key that are shown.
 DIGITS = 16

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.views.remembered import Remembered
-from swift_tiers.radix_tiering.bus.restore_words import OFF_ESTIMATE, real_seconds
-from swift_tiers.radix_tiering.bus.views import RankState, RequestView, Snapshot
-from swift_tiers.radix_tiering.restore.story import COMPUTED, RestoreStory
+from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.restore_words import OFF_ESTIMATE, real_seconds
+from swift_tiers.radix_tiering.figures.story import COMPUTED, RestoreStory
 
 
 class Verdict(NamedTuple):

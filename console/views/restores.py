@@ -17,8 +17,8 @@ from swift_tiers.console.views.restore_bar import ARRIVED, LOADING, Course, bar,
 from swift_tiers.console.views.restored import Restored, restores, saved, since
 from swift_tiers.console.views.settled import Cells, Settled, request_key
 from swift_tiers.console.views.view import Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, text
-from swift_tiers.radix_tiering.restore.story import COMPUTED
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, text
+from swift_tiers.radix_tiering.figures.story import COMPUTED
 
 #: Cells left of a bar, and right of it; of a bar, at most.
 LEFT, RIGHT, WIDEST = 22, 20, 120

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from swift_tiers.console.model.table import Cell
-from swift_tiers.radix_tiering.bus.views import RequestView
+from swift_tiers.radix_tiering.bus.contract.views import RequestView
 
 #: Subjects of which cells are kept: beyond, those that came first go.
 MOST = 10_000

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swift_tiers.console.views.remembered import Remembered
-from swift_tiers.radix_tiering.bus.figures import text
-from swift_tiers.radix_tiering.bus.views import MapPart, MapView
+from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView
+from swift_tiers.radix_tiering.bus.hear.figures import text
 
 #: The order of legends; and what is wanted most where several states share a sign comes last.
 STATES = ("free", "private", "cached", "pinned", "lent", "borrowed", "recomputing", "loading", "out")

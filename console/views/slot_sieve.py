@@ -11,7 +11,7 @@ from swift_tiers.console.model.sieve import Test, Tests
 from swift_tiers.console.model.table import Cell, Row
 from swift_tiers.console.views.block_holders import HeldCells
 from swift_tiers.console.views.slot_map import SlotMap
-from swift_tiers.radix_tiering.bus.figures import NONE
+from swift_tiers.radix_tiering.bus.hear.figures import NONE
 
 #: Where there are more cells, a slot is found by its whole number only, and not by a regular expression.
 MOST_NUMBERS = 300_000

@@ -10,9 +10,9 @@ from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.lanes import find_device, lane_of, serves
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, share, size, text
-from swift_tiers.radix_tiering.bus.troubles import device_troubles
-from swift_tiers.radix_tiering.bus.views import DeviceView, RequestView
+from swift_tiers.radix_tiering.bus.contract.views import DeviceView, RequestView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import device_troubles
 
 REQUESTS = (
     Column("request: enter shows where its units lie", widest=40, rank=9),

@@ -14,8 +14,8 @@ from swift_tiers.console.views.asked import answer_line, views_of
 from swift_tiers.console.views.lanes import device_place
 from swift_tiers.console.views.sums import imbalance
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, text
-from swift_tiers.radix_tiering.bus.views import PrefixPage, PrefixView
+from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, text
 
 #: Digits of a key that are shown, cells of a bar, and runs of slots that are listed.
 DIGITS, BAR, RUNS = 16, 20, 100

@@ -14,10 +14,10 @@ from swift_tiers.console.views import stripe_device, stripe_prefix
 from swift_tiers.console.views.lanes import EVEN_SECONDS, Lane, Lanes, find_device, sets_of
 from swift_tiers.console.views.measures import PERCENTILES, RATES, seconds_cell
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.command_words import make_command
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, size, text
-from swift_tiers.radix_tiering.bus.troubles import Mark, device_troubles
-from swift_tiers.radix_tiering.bus.views import DeviceView
+from swift_tiers.radix_tiering.bus.contract.views import DeviceView
+from swift_tiers.radix_tiering.bus.hear.command_words import make_command
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark, device_troubles
 
 #: Cells of a queue's history, and of a bar that says how full a device is.
 SPARK, BAR = 16, 5

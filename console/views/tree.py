@@ -14,8 +14,8 @@ from swift_tiers.console.views.blocks_offers import page_offers
 from swift_tiers.console.views.measures import seconds_cell
 from swift_tiers.console.views.tree_nodes import Branch, NodeRows, Tree, node_key, tree_of
 from swift_tiers.console.views.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, share, text
-from swift_tiers.radix_tiering.bus.views import NodeEntry, NodesView, TreeView
+from swift_tiers.radix_tiering.bus.contract.views import NodeEntry, NodesView, TreeView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, text
 
 #: Nodes that each rank is asked for: what an operator scrolls through; a server would list 1000.
 ASKED = 500

@@ -9,7 +9,7 @@ from swift_tiers.console.model.glyphs import Glyphs
 from swift_tiers.console.model.table import Row
 from swift_tiers.console.views.lazy_rows import LazyRows
 from swift_tiers.console.views.remembered import Remembered
-from swift_tiers.radix_tiering.bus.views import NodeEntry, NodesView
+from swift_tiers.radix_tiering.bus.contract.views import NodeEntry, NodesView
 
 #: What the nodes of one parent are sorted by, by the name of the column; None: not known.
 ORDERS: dict[str, Callable[[NodeEntry], float | None]] = {

@@ -15,7 +15,7 @@ from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.palette import Palette
 from swift_tiers.console.model.place import Place
 from swift_tiers.console.model.table import Row, Table
-from swift_tiers.radix_tiering.bus.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 
 #: Lines of a table beside its rows: its heading, and one that sets it apart.
 HEADING = 2

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from swift_tiers.console.model.history import LOOKS, History
 from swift_tiers.console.views.measures import TIERS, sum_of
 from swift_tiers.console.views.sums import NOW_SECONDS, added, worst
-from swift_tiers.radix_tiering.bus.views import LinkView, RankState
+from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState
 
 #: What goes over each of them, and why.
 MEANINGS = {

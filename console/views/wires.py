@@ -13,11 +13,11 @@ from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.views.measures import TIERS, sum_of
 from swift_tiers.console.views.view import Scene
 from swift_tiers.console.views.ways import way_of
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, share, size, text
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.neighbours import lease_name
-from swift_tiers.radix_tiering.bus.troubles import LATE_GPU
-from swift_tiers.radix_tiering.bus.views import LinkView, RankState
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
+from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
+from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, share, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import LATE_GPU
 from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, way
 
 #: Both are compared over so many seconds, at most; NVML is asked every so many.

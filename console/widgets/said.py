@@ -8,7 +8,7 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Static
 
-from swift_tiers.radix_tiering.bus import figures
+from swift_tiers.radix_tiering.bus.hear import figures
 
 #: How long a word stays, seconds: good news, and what somebody has to read before he goes on.
 STAYS, STAYS_BAD = 8.0, 15.0

@@ -21,10 +21,10 @@ import msgspec
 from swift_tiers.ops.bench.report import Figure, finish, ratio
 from swift_tiers.ops.bench.two_servers import arguments, measure, show
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.views import RankView
-from swift_tiers.radix_tiering.bus.waiting import wait_for
-from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.bus.contract.views import RankView
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 BOUND = 0.99
 #: How long the server may take to say something, seconds: it does so twice a second.

@@ -69,9 +69,9 @@ class BusyBorrower:
 
 def _borrow(pipe: Connection, bus_directory: str) -> None:
     """In the process."""
-    from swift_tiers.radix_tiering.bus.waiting import wait_for
-    from swift_tiers.radix_tiering.config import PeerConfig
-    from swift_tiers.radix_tiering.peer.tier import PeerTier
+    from swift_tiers.radix_tiering.base.config import PeerConfig
+    from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+    from swift_tiers.radix_tiering.tiers.peer.tier import PeerTier
 
     tier = PeerTier("busy", PAGE_BYTES, PeerConfig(borrow=True))
     try:
@@ -91,10 +91,10 @@ def _borrow(pipe: Connection, bus_directory: str) -> None:
 
 def find_donors(bus_directory: str) -> dict[str, str]:
     """Who lends, by lease name with the address; empty if nobody does for long."""
-    from swift_tiers.radix_tiering.bus.neighbours import lease_name
-    from swift_tiers.radix_tiering.bus.reader import BusReader
-    from swift_tiers.radix_tiering.bus.waiting import wait_for
-    from swift_tiers.radix_tiering.config import BusConfig
+    from swift_tiers.radix_tiering.base.config import BusConfig
+    from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
+    from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+    from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
     def look() -> dict[str, str] | None:
         with BusReader.open(BusConfig(directory=bus_directory), "busy-borrower") as reader:
@@ -108,10 +108,10 @@ def _move(tier: object, pipe: Connection) -> Moved:
     """Read a page and store a page, by turns, `TOGETHER` copies at a time, until there is word from the pipe."""
     import numpy as np
 
-    from swift_tiers.radix_tiering.page import page_digest
-    from swift_tiers.radix_tiering.peer.tier import PeerTier
-    from swift_tiers.radix_tiering.peer_memory import PeerPlace
-    from swift_tiers.radix_tiering.ssd import ReadOutcome
+    from swift_tiers.radix_tiering.base.page import page_digest
+    from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+    from swift_tiers.radix_tiering.tiers.peer.tier import PeerTier
+    from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
     assert isinstance(tier, PeerTier)
     generator = random.Random(0)

@@ -30,8 +30,8 @@ from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.views import VIEWS
 from swift_tiers.ops.bench.report import Figure, finish, parser
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
-from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
 
 SERVERS, PAGES, SIZE, INTERVAL = 8, 100_000, (160, 48), 0.5
 CPU_BOUND, KEY_BOUND = 10.0, 50.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from swift_tiers.radix_tiering.bus.schema import SCHEMA_VERSION, Keys
+from swift_tiers.radix_tiering.bus.contract.schema import SCHEMA_VERSION, Keys
 
 RANK = "dp0-tp0"
 #: Requests of each server: that are there, and that ended lately.

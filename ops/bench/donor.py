@@ -25,9 +25,9 @@ from swift_tiers.ops.bench.report import Figure, finish, parser
 from swift_tiers.ops.bench.two_servers import START_SECONDS, call
 from swift_tiers.ops.demo.servers import Server, free_ports
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.bus.waiting import wait_for
-from swift_tiers.radix_tiering.config import PeerConfig
-from swift_tiers.radix_tiering.peer import PeerTier
+from swift_tiers.radix_tiering.base.config import PeerConfig
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+from swift_tiers.radix_tiering.tiers.peer import PeerTier
 
 #: The least that a donor which keeps its prefixes finds, of what it could, and lends, of its pool.
 FOUND, LENT = 0.9, 0.2

@@ -24,9 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     import numpy as np
     import torch
 
-    from swift_tiers.radix_tiering.host_tier import HostTier
-    from swift_tiers.radix_tiering.memory import huge_array
-    from swift_tiers.radix_tiering.page import page_digest
+    from swift_tiers.radix_tiering.base.memory import huge_array
+    from swift_tiers.radix_tiering.base.page import page_digest
+    from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
     from swift_tiers.sglang_ext.device_pool import HostMemoryPool
 
     shape = ((PAGES + 1) * TOKENS, HEADS, HEAD_DIM)

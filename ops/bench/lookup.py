@@ -48,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _linker() -> Any:
     import torch
 
-    from swift_tiers.radix_tiering.config import parse_config
-    from swift_tiers.radix_tiering.host_tier import HostTier
-    from swift_tiers.radix_tiering.page import Namespace
+    from swift_tiers.radix_tiering.base.config import parse_config
+    from swift_tiers.radix_tiering.base.page import Namespace
     from swift_tiers.radix_tiering.stack import TierStack
+    from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
     from swift_tiers.sglang_ext.device_pool import HostMemoryPool
     from swift_tiers.sglang_ext.linker import SwiftLinker
 
@@ -92,7 +92,7 @@ def _round(linker: Any, tokens: array[int], rid: str) -> dict[str, float]:
     import torch
     from sglang.srt.mem_cache.utils import get_storage_hash_str
 
-    from swift_tiers.radix_tiering.request_restore import Readiness
+    from swift_tiers.radix_tiering.way.request_restore import Readiness
 
     seconds = {}
     rows = torch.arange(TOKENS)

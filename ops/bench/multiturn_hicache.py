@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.ssd.throttled import TokenBucket
+from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import TokenBucket
 
 #: Environment variable with the settings, JSON: `bytes_per_second`, and `counters`, the path of a file.
 SETTINGS = "SWIFT_TIERS_BENCH_HICACHE"

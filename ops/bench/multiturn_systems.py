@@ -13,7 +13,7 @@ from swift_tiers.ops.bench.two_servers import BenchServer, get
 from swift_tiers.ops.demo.servers import free_ports
 from swift_tiers.ops.demo.workload import read_shape
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.page import BLOCK_BYTES, round_up
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, round_up
 
 OFF, HICACHE, TIERS = "off", "hicache", "swift-tiers"
 SYSTEMS = (OFF, HICACHE, TIERS)

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from swift_tiers.ops.bench.report import Figure, finish
-from swift_tiers.radix_tiering import sweeps
-from swift_tiers.radix_tiering.counters import TierCounters
-from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page import ROOT_KEY, PageGeometry, PageRecord
-from swift_tiers.radix_tiering.page_table import PageTable
-from swift_tiers.radix_tiering.policy import LeastRecentlyUsed
-from swift_tiers.radix_tiering.ssd import StoredPage
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.figures.counters import TierCounters
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import LeastRecentlyUsed
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.ssd import StoredPage
+from swift_tiers.radix_tiering.way import sweeps
 
 #: Pages of the system prompt, and of each conversation behind it.
 PROMPT, CONVERSATION = 64, 64

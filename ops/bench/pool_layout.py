@@ -147,7 +147,7 @@ def _copy(pool: Any, *, inward: bool) -> Callable[[], None]:
     """Scattered pages between the pool and host memory."""
     import numpy as np
 
-    from swift_tiers.radix_tiering.memory import huge_array
+    from swift_tiers.radix_tiering.base.memory import huge_array
     from swift_tiers.sglang_ext.device_pool import open_device_pool
 
     device = open_device_pool(pool, PAGE)

@@ -95,12 +95,12 @@ class Donor:
     """Lends one unit and takes it back, again and again."""
 
     def __init__(self, blocks: int) -> None:
-        from swift_tiers.radix_tiering.donation.extents import PoolLayout
-        from swift_tiers.radix_tiering.donation.lender import Lender
-        from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
-        from swift_tiers.radix_tiering.leases import Donor as Machine
-        from swift_tiers.radix_tiering.leases import Party
-        from swift_tiers.radix_tiering.leases.effects import BorrowerJoined
+        from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
+        from swift_tiers.radix_tiering.lending.donation.lender import Lender
+        from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
+        from swift_tiers.radix_tiering.lending.leases import Donor as Machine
+        from swift_tiers.radix_tiering.lending.leases import Party
+        from swift_tiers.radix_tiering.lending.leases.effects import BorrowerJoined
 
         self._total = blocks * BLOCK_TOKENS
         self._needed = 0

@@ -31,9 +31,9 @@ from swift_tiers.ops.bench.two_servers import START_SECONDS, call
 from swift_tiers.ops.demo.bus import DemoBus
 from swift_tiers.ops.demo.servers import Server, free_ports
 from swift_tiers.ops.errors import USAGE, CommandError
-from swift_tiers.radix_tiering.bus.commands import SetPolicy
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
 
 #: Of the time to load a prefix to the time to recompute it.

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(folder: Path, options: Any) -> int:
-    from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array
+    from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array
 
     paths = [folder / f"device{number}" for number in range(FILES)]
     for path in paths:
@@ -96,7 +96,7 @@ def _measure(folder: Path, options: Any) -> int:
 
 def _read_speed(paths: Sequence[Path], depth: int) -> float:
     """Bytes of pages per second through the tier."""
-    from swift_tiers.radix_tiering.ssd.files import open_array
+    from swift_tiers.radix_tiering.tiers.ssd.files import open_array
 
     stripes, array = _open(open_array(paths), depth // FILES)
     pages = stripes.recovered
@@ -116,7 +116,7 @@ def _fio_speed(paths: Sequence[Path], depth: int) -> float:
 
 def _open(array: Any, depth: int = 32) -> tuple[Any, Any]:
     """A stripe set as `SsdTier` opens it, but for the requests in flight per device."""
-    from swift_tiers.radix_tiering.ssd import StripeSet
+    from swift_tiers.radix_tiering.tiers.ssd import StripeSet
 
     return StripeSet.open(array, create=UNIT, depth=depth, verifiers=1), array
 
@@ -125,8 +125,8 @@ def _fill(stripes: Any, share: float = 0.9) -> list[Any]:
     """Write pages of random bytes until the devices are nearly full."""
     import numpy as np
 
-    from swift_tiers.radix_tiering.memory import huge_array
-    from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
+    from swift_tiers.radix_tiering.base.memory import huge_array
+    from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 
     namespace = bytes(16)
     stripes.register_namespace(namespace, "bench")
@@ -153,7 +153,7 @@ def _read(stripes: Any, pages: Sequence[Any], seed: int, window: int = 32) -> fl
     """Seconds to read and verify all pages in random order, `window` of them at a time."""
     import numpy as np
 
-    from swift_tiers.radix_tiering.memory import huge_array
+    from swift_tiers.radix_tiering.base.memory import huge_array
 
     length = PAGE_UNITS * UNIT
     buffers = huge_array(window * length).reshape(window, length)
@@ -187,7 +187,7 @@ def _look_speed(paths: Sequence[Path], depth: int) -> float:
     import numpy as np
 
     from swift_tiers.ops.bench.ssd_raw import Workload, run_array
-    from swift_tiers.radix_tiering.ssd.files import open_array
+    from swift_tiers.radix_tiering.tiers.ssd.files import open_array
 
     workload = Workload(UNIT, depth)
     array = open_array(paths)
@@ -200,8 +200,8 @@ def _look_speed(paths: Sequence[Path], depth: int) -> float:
 
 def _scaling(folder: Path, file_bytes: int) -> dict[int, float]:
     """Bytes per second through stripe sets of 1 to 4 devices of this size, each throttled to `THROTTLE`."""
-    from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array
-    from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
+    from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
+    from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array
 
     rates = {}
     for count in range(1, FILES + 1):

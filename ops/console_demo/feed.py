@@ -14,10 +14,10 @@ from swift_tiers.ops.console_demo.remains import gone, remains
 from swift_tiers.ops.console_demo.script import Script
 from swift_tiers.ops.console_demo.views import ServerViews
 from swift_tiers.ops.simulate.clock import Clock
-from swift_tiers.radix_tiering.bus.commands import AnyCommand, CommandError
-from swift_tiers.radix_tiering.bus.event_reading import Event
-from swift_tiers.radix_tiering.bus.views import CommandView, ServerState, Snapshot
-from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandError
+from swift_tiers.radix_tiering.bus.contract.views import CommandView, ServerState, Snapshot
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event
 
 #: What has happened before the first look, seconds, and how often that was looked at: so that there is a history.
 BEFORE, APART = 20.0, 0.5

@@ -9,7 +9,7 @@ import msgspec
 from swift_tiers.ops.console_demo.script import PLANS
 from swift_tiers.ops.console_demo.server import DemoServer, Plan
 from swift_tiers.ops.simulate.hardware import GPUS
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED
 
 #: Between two looks, as those of a server.

@@ -13,21 +13,15 @@ import numpy as np
 from swift_tiers.ops.console_demo.tiers import DemoTiers
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.lines import Line
-from swift_tiers.radix_tiering.counters import LinkCounters
-from swift_tiers.radix_tiering.donation.extents import PoolLayout
-from swift_tiers.radix_tiering.donation.lender import Lender
-from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
-from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseKey, Party, RunState
-from swift_tiers.radix_tiering.leases.effects import (
-    DonorEffect,
-    LeaseBegan,
-    LeaseEnded,
-    LeaseRecalled,
-    Send,
-)
-from swift_tiers.radix_tiering.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
-from swift_tiers.radix_tiering.ssd import ReadOutcome
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.figures.counters import LinkCounters
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
+from swift_tiers.radix_tiering.lending.donation.lender import Lender
+from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
+from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, LeaseKey, Party, RunState
+from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, LeaseBegan, LeaseEnded, LeaseRecalled, Send
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 #: A letter's way, and how often the sides look at their clocks, seconds.
 LETTER_SECONDS, TICK_SECONDS = 0.0002, 0.02

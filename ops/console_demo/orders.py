@@ -8,7 +8,8 @@ import msgspec
 
 from swift_tiers.ops.console_demo.server import DemoServer
 from swift_tiers.ops.console_demo.stripes import IN_SERVICE
-from swift_tiers.radix_tiering.bus.commands import (
+from swift_tiers.radix_tiering.base.units import format_size
+from swift_tiers.radix_tiering.bus.contract.commands import (
     AddDevice,
     AnyCommand,
     CapLending,
@@ -24,9 +25,8 @@ from swift_tiers.radix_tiering.bus.commands import (
     Unpin,
     UnpinLease,
 )
-from swift_tiers.radix_tiering.bus.policy_values import limit_bytes, policy_value
-from swift_tiers.radix_tiering.held_page import Page
-from swift_tiers.radix_tiering.units import format_size
+from swift_tiers.radix_tiering.bus.contract.policy_values import limit_bytes, policy_value
+from swift_tiers.radix_tiering.table.held_page import Page
 
 #: What a policy value changes in the simulation.
 SIMULATED = ("eviction", "ssd_admission", "admission_uses", "admission_tokens")

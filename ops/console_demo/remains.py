@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.radix_tiering.bus.schema import STATE_TTL_LOWEST
-from swift_tiers.radix_tiering.bus.views import RankState, ServerState, ServerView, View
+from swift_tiers.radix_tiering.bus.contract.schema import STATE_TTL_LOWEST
+from swift_tiers.radix_tiering.bus.contract.views import RankState, ServerState, ServerView, View
 
 
 def remains(last: ServerState | None, age: float) -> ServerState | None:

@@ -9,9 +9,9 @@ import msgspec
 
 from swift_tiers.ops.simulate.lines import Done
 from swift_tiers.ops.simulate.restoring import Request, Restoration, Server
+from swift_tiers.radix_tiering.figures.story import RestoreStory
 from swift_tiers.radix_tiering.restore.flight import Step, Unit
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.restore.story import RestoreStory
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
 #: Told when page `at` of a restoration has come from a source, after so many seconds.

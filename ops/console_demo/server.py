@@ -23,12 +23,12 @@ from swift_tiers.ops.simulate.lines import Line
 from swift_tiers.ops.simulate.models import MODELS
 from swift_tiers.ops.simulate.restoring import Request, Restoration, Setup
 from swift_tiers.ops.simulate.tiers import geometry
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.slot_map import SlotState
+from swift_tiers.radix_tiering.figures.story import COMPUTED
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.restore.story import COMPUTED
-from swift_tiers.radix_tiering.slot_map import SlotState
 
 PAGE_TOKENS, CHUNK_TOKENS, LONGEST = 64, 1024, 131_072
 #: Tokens that a request gets in a second once it has its first one.

@@ -9,11 +9,11 @@ import numpy as np
 
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.lines import Line
-from swift_tiers.radix_tiering.counters import LatencyHistogram
-from swift_tiers.radix_tiering.page import PageRecord
-from swift_tiers.radix_tiering.ssd import Placement, StoredPage
-from swift_tiers.radix_tiering.ssd.layout import unit_count, unit_length
-from swift_tiers.radix_tiering.ssd.slots import SlotAllocator, SlotMap
+from swift_tiers.radix_tiering.base.page import PageRecord
+from swift_tiers.radix_tiering.figures.counters import LatencyHistogram
+from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
+from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count, unit_length
+from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
 
 IN_SERVICE, DRAINING, OUT = "in service", "draining", "out"
 

@@ -10,24 +10,24 @@ import numpy as np
 from swift_tiers.ops.console_demo.stripes import DemoStripes
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.tiers import SSD
-from swift_tiers.radix_tiering import sweeps
-from swift_tiers.radix_tiering.config import PolicyConfig
-from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
-from swift_tiers.radix_tiering.donation.extents import Span
-from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.held_page import HostState, Page
-from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page import ROOT_KEY, PageGeometry, PageRecord
-from swift_tiers.radix_tiering.page_table import PageTable
-from swift_tiers.radix_tiering.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.peer_writer import PeerWriter
-from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
-from swift_tiers.radix_tiering.promotion import Promotions
+from swift_tiers.radix_tiering.base.config import PolicyConfig
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.base.slot_map import SlotState
+from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
+from swift_tiers.radix_tiering.lending.donation.extents import Span
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.slot_map import SlotState
-from swift_tiers.radix_tiering.ssd import StripeSet
-from swift_tiers.radix_tiering.use_times import UseTimes
-from swift_tiers.radix_tiering.write_behind import WriteBehind
+from swift_tiers.radix_tiering.table.held_page import HostState, Page
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.table.use_times import UseTimes
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.ssd import StripeSet
+from swift_tiers.radix_tiering.way import sweeps
+from swift_tiers.radix_tiering.way.peer_writer import PeerWriter
+from swift_tiers.radix_tiering.way.promotion import Promotions
+from swift_tiers.radix_tiering.way.write_behind import WriteBehind
 
 PEER = "peer"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.bus.views import NodeEntry
-from swift_tiers.radix_tiering.held_page import Page
+from swift_tiers.radix_tiering.bus.contract.views import NodeEntry
+from swift_tiers.radix_tiering.table.held_page import Page
 
 
 class Shape(NamedTuple):

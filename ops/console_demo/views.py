@@ -9,8 +9,9 @@ from swift_tiers.ops.console_demo.gpus import DemoGpu
 from swift_tiers.ops.console_demo.server import PAGE_TOKENS, Asked, DemoServer
 from swift_tiers.ops.console_demo.stripes import OUT, Device
 from swift_tiers.ops.console_demo.tree import Shape, shape_of
-from swift_tiers.radix_tiering.bus.recent import RecentLatencies
-from swift_tiers.radix_tiering.bus.views import (
+from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config
+from swift_tiers.radix_tiering.bus.contract.recent import RecentLatencies
+from swift_tiers.radix_tiering.bus.contract.views import (
     DeviceView,
     DirectoryView,
     LeaseEntry,
@@ -25,10 +26,9 @@ from swift_tiers.radix_tiering.bus.views import (
     TierView,
     TreeView,
 )
-from swift_tiers.radix_tiering.config import TiersConfig, dump_config
-from swift_tiers.radix_tiering.counters import TierCounters
-from swift_tiers.radix_tiering.leases import LeaseView, RunState
-from swift_tiers.radix_tiering.restore.story import COMPUTED
+from swift_tiers.radix_tiering.figures.counters import TierCounters
+from swift_tiers.radix_tiering.figures.story import COMPUTED
+from swift_tiers.radix_tiering.lending.leases import LeaseView, RunState
 
 #: How old everything is that they say, seconds: servers speak twice a second.
 AGE = 0.2

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.ops.inspect.bus import redis_cli_words
-from swift_tiers.radix_tiering.bus.reader import BusReader, Part
-from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
-from swift_tiers.radix_tiering.bus.schema import Keys
-from swift_tiers.radix_tiering.bus.views import RankState, RequestView
-from swift_tiers.radix_tiering.bus.waiting import wait_for
-from swift_tiers.radix_tiering.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.bus.contract.schema import Keys
+from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
 
 #: What the server with tiers and its one rank are called on the bus.
 SERVER, RANK = "demo", "dp0-tp0"

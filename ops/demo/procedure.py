@@ -35,7 +35,7 @@ from swift_tiers.ops.errors import FAILURE, USAGE, CommandError
 from swift_tiers.ops.interruptible import terminable
 from swift_tiers.ops.model import demo_model
 from swift_tiers.ops.progress import note, progress
-from swift_tiers.radix_tiering.bus.views import RankState
+from swift_tiers.radix_tiering.bus.contract.views import RankState
 
 if TYPE_CHECKING:
     from rich.console import Console

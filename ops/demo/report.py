@@ -10,8 +10,8 @@ import msgspec
 
 from swift_tiers.ops.demo.replay import Answer
 from swift_tiers.ops.demo.workload import Sizes, Turn
-from swift_tiers.radix_tiering.bus.views import RankState, RequestView
-from swift_tiers.radix_tiering.units import format_size
+from swift_tiers.radix_tiering.base.units import format_size
+from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView
 
 if TYPE_CHECKING:
     from rich.console import Console

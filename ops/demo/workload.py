@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from swift_tiers.ops.errors import USAGE, CommandError
-from swift_tiers.radix_tiering.page import BLOCK_BYTES, round_up
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, round_up
 
 DATA = Path(__file__).parent / "data"
 #: The sessions in the order in which `load_sessions` takes them: neighbours become a pair, so a long one stands beside

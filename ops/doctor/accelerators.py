@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 from swift_tiers.ops.doctor.finding import Check, Finding, note, ok, warning, wrong
-from swift_tiers.radix_tiering.units import format_size
+from swift_tiers.radix_tiering.base.units import format_size
 
 #: Seconds for the first look: it imports torch and starts the driver.
 DRIVER_SECONDS = 90.0
@@ -148,7 +148,7 @@ def _available(module: object) -> bool:
 def _pin(size: int) -> int:
     import torch
 
-    from swift_tiers.radix_tiering.memory import huge_array
+    from swift_tiers.radix_tiering.base.memory import huge_array
 
     buffer = huge_array(size)
     runtime = torch.cuda.cudart()

@@ -13,11 +13,11 @@ import msgspec
 import redis
 
 from swift_tiers.ops.doctor.finding import Check, Finding, combined, note, ok, warning, wrong
-from swift_tiers.radix_tiering.bus.connection import bus_errors, check, connect, describe
-from swift_tiers.radix_tiering.bus.redis_binary import find_server
-from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis, socket_path
-from swift_tiers.radix_tiering.config import BusConfig
-from swift_tiers.radix_tiering.errors import BusError, ConfigError
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
+from swift_tiers.radix_tiering.bus.redis.connection import bus_errors, check, connect, describe
+from swift_tiers.radix_tiering.bus.redis.redis_binary import find_server
+from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis, socket_path
 
 #: Seconds that one look at Redis may take; connecting, and each answer, have shorter limits of their own.
 REDIS_SECONDS = 20.0

@@ -17,7 +17,7 @@ from swift_tiers.ops.doctor.isolation import run_checks
 from swift_tiers.ops.errors import FOUND, USAGE, CommandError
 from swift_tiers.ops.progress import progress
 from swift_tiers.ops.terminal import Terminal
-from swift_tiers.radix_tiering.config import TiersConfig, load_config
+from swift_tiers.radix_tiering.base.config import TiersConfig, load_config
 
 #: A check that takes longer than this is named while it runs, seconds.
 SLOW_SECONDS = 2.0

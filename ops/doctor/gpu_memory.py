@@ -11,12 +11,12 @@ import numpy as np
 
 from swift_tiers.ops.doctor.accelerators import gpu_nodes
 from swift_tiers.ops.doctor.finding import Check, Finding, note, ok, warning, wrong
-from swift_tiers.radix_tiering.config import PeerConfig, TiersConfig
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.ssd.direct import find_kvikio
+from swift_tiers.radix_tiering.base.config import PeerConfig, TiersConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
+    from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
 
 #: Seconds: to import torch and start the driver on every GPU; to import kvikio and start its driver.
 LENT_SECONDS, DIRECT_SECONDS = 90.0, 60.0
@@ -73,8 +73,8 @@ def try_gpus(open_memory: Callable[[int], Any] | None = None, count: int | None 
     number."""
     import torch
 
-    from swift_tiers.radix_tiering.donation.arena import ArenaError
-    from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
+    from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
+    from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
 
     tried = {}
     for number in range(torch.cuda.device_count() if count is None else count):
@@ -88,8 +88,8 @@ def try_gpus(open_memory: Callable[[int], Any] | None = None, count: int | None 
 
 def _try_out(device: DeviceMemory) -> None:
     """Export a little, map it in this process, and read there what was written here. Raises ArenaError."""
-    from swift_tiers.radix_tiering.donation.arena import ArenaError
-    from swift_tiers.radix_tiering.donation.device_arena import AttachedDevice, DeviceArena
+    from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
+    from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevice, DeviceArena
 
     said = np.frombuffer(b"lent", dtype=np.uint8)
     heard = np.zeros_like(said)

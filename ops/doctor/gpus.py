@@ -11,10 +11,10 @@ import msgspec
 
 from swift_tiers.ops.doctor.accelerators import gpu_nodes
 from swift_tiers.ops.doctor.finding import Check, Finding, note, ok, warning
-from swift_tiers.radix_tiering.config import PeerConfig
+from swift_tiers.radix_tiering.base.config import PeerConfig
+from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.gpus.nvml import GpuLost, NoNvml, Nvml
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, Reach, way
-from swift_tiers.radix_tiering.units import format_size
 
 #: Seconds: opening the driver of a machine with many GPUs takes long where no process keeps it open.
 DRIVER_SECONDS = 60.0

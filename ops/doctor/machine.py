@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swift_tiers.ops.doctor.finding import Check, Finding, note, ok, warning, wrong
-from swift_tiers.radix_tiering.config import HostConfig, SsdConfig, TiersConfig
-from swift_tiers.radix_tiering.units import format_size
+from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig, TiersConfig
+from swift_tiers.radix_tiering.base.units import format_size
 
 #: First kernels with what we use: a timed wait in io_uring, rings that do not count as locked memory, and memory that
 #: is made resident in one call.
@@ -131,7 +131,7 @@ def huge_pages(setting: str | None, share: Callable[[], float]) -> Finding:
 
 def huge_share() -> float:
     """How much of a buffer made like the host tier's memory is in huge pages, 0 to 1."""
-    from swift_tiers.radix_tiering.memory import huge_array
+    from swift_tiers.radix_tiering.base.memory import huge_array
 
     before = _huge_bytes()
     buffer = huge_array(_PROBE_BYTES)
@@ -204,7 +204,7 @@ def _automatic_size() -> int:
 
 
 def _probe_ring() -> str | None:
-    from swift_tiers.radix_tiering.ssd.uring import probe
+    from swift_tiers.radix_tiering.tiers.ssd.arrays.uring import probe
 
     return probe()
 

@@ -17,9 +17,9 @@ from swift_tiers.ops.doctor import stripe_sets
 from swift_tiers.ops.doctor.finding import Check, Finding, combined, note, ok, warning, wrong
 from swift_tiers.ops.doctor.places import COPYING, LAYERED, MEMORY, Disk, Place, disks_of, place_of
 from swift_tiers.ops.fsck import PATTERN
-from swift_tiers.radix_tiering.config import SsdConfig, TiersConfig
-from swift_tiers.radix_tiering.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.units import format_size
+from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.base.units import format_size
 
 #: Seconds that one look at a device or directory may take; a healthy one answers at once.
 DEVICE_SECONDS = 10.0
@@ -143,7 +143,7 @@ def _about_disks(text: str, disks: Sequence[Disk]) -> Finding:
 
 
 def _space(config: SsdConfig, name: str, ranks: int) -> Finding:
-    from swift_tiers.radix_tiering.device_files import new_device_size
+    from swift_tiers.radix_tiering.tiers.ssd.device_files import new_device_size
 
     return space(_missing_files(name, ranks), new_device_size(config, Path(name), ranks), _free(name))
 
@@ -159,7 +159,7 @@ def _free(name: str) -> int:
 
 def space(missing: int, size: int, free: int) -> Finding:
     """Room for the device files still to be made: `missing` of `size` bytes each."""
-    from swift_tiers.radix_tiering.device_files import SMALLEST_DEVICE
+    from swift_tiers.radix_tiering.tiers.ssd.device_files import SMALLEST_DEVICE
 
     if not missing:
         return ok(f"device files are there, {format_size(free)} free")

@@ -17,14 +17,14 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.ops.gpu_proof.donor_process import DonorProcess, LendingError
-from swift_tiers.radix_tiering.config import PeerConfig
-from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.landing import Landing
-from swift_tiers.radix_tiering.leases import LeaseKey
-from swift_tiers.radix_tiering.page import page_digest, round_up
-from swift_tiers.radix_tiering.peer import PeerTier
-from swift_tiers.radix_tiering.peer_memory import PeerPlace
-from swift_tiers.radix_tiering.ssd import ReadOutcome
+from swift_tiers.radix_tiering.base.config import PeerConfig
+from swift_tiers.radix_tiering.base.page import page_digest, round_up
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.leases import LeaseKey
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.radix_tiering.tiers.peer import PeerTier
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 #: Different pages there are; any place may hold any of them.
 _KNOWN = 96

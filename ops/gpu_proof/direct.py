@@ -29,10 +29,10 @@ def ssd_to_landing(
 ) -> Iterator[Check | Figure]:
     """From a file that is made for it, through what a server reads with. Raises ImportError where what a server needs
     is missing, LeftOutError where kvikio is."""
-    from swift_tiers.radix_tiering.errors import ConfigError
-    from swift_tiers.radix_tiering.landing import Landing
-    from swift_tiers.radix_tiering.page import round_up
-    from swift_tiers.radix_tiering.ssd.direct import DIRECT_BLOCK, KvikioFiles, find_kvikio
+    from swift_tiers.radix_tiering.base.errors import ConfigError
+    from swift_tiers.radix_tiering.base.page import round_up
+    from swift_tiers.radix_tiering.tiers.host.landing import Landing
+    from swift_tiers.radix_tiering.tiers.ssd.direct import DIRECT_BLOCK, KvikioFiles, find_kvikio
 
     pages = pages or _PAGES
     try:

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions
-from swift_tiers.radix_tiering.errors import SwiftTiersError
-from swift_tiers.radix_tiering.leases import ipc_address
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from swift_tiers.radix_tiering.lending.leases import ipc_address
 
 #: What is run, with its options as one more argument.
 COMMAND = (sys.executable, "-m", "swift_tiers.ops.gpu_proof.lending_donor")

@@ -29,14 +29,14 @@ from swift_tiers.ops.gpu_proof.figures import Check, Figure, LeftOutError
 from swift_tiers.ops.gpu_proof.layouts import Layout, layer_first, planes_of
 from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions
 from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
-from swift_tiers.radix_tiering.donation.arena import ArenaError, SharedArena
-from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
-from swift_tiers.radix_tiering.donation.arena_socket import arena_path
-from swift_tiers.radix_tiering.donation.device_arena import AttachedDevice, DeviceArena
-from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.donation.extents import CutRun
-from swift_tiers.radix_tiering.errors import SwiftTiersError
-from swift_tiers.radix_tiering.leases import Party
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, SharedArena
+from swift_tiers.radix_tiering.lending.donation.arena_client import ArenaClient
+from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path
+from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevice, DeviceArena
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.donation.extents import CutRun
+from swift_tiers.radix_tiering.lending.leases import Party
 
 #: Of the donor's pool, at most, and at least.
 PAGES, _FEWEST_PAGES = 512, 16
@@ -63,7 +63,7 @@ def lend_on_cuda(
 ) -> Iterator[Check | Figure]:
     """On this device, and from another one if there is one whose memory it reaches. Raises LeftOutError, and
     ImportError where something is not installed."""
-    from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
+    from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
 
     if pages < _FEWEST_PAGES:
         raise LeftOutError("too little of the device's memory is free")

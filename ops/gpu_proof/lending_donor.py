@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
-from swift_tiers.radix_tiering.donation.device_arena import DeviceArena
-from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.donation.extents import PoolLayout, Span, run_shape
-from swift_tiers.radix_tiering.errors import SwiftTiersError
-from swift_tiers.radix_tiering.leases import Donor, Extent, LeaseService, ipc_address
-from swift_tiers.radix_tiering.leases.effects import DonorEffect, Reclaimed
-from swift_tiers.radix_tiering.leases.service import boot_time
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.device_arena import DeviceArena
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, Span, run_shape
+from swift_tiers.radix_tiering.lending.leases import Donor, Extent, LeaseService, ipc_address
+from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, Reclaimed
+from swift_tiers.radix_tiering.lending.leases.service import boot_time
 
 #: What comes back is filled with this, as if its next owner had written there.
 OVERWRITTEN = 0xA5
@@ -148,7 +148,7 @@ def _say(**fields: Any) -> None:
 
 
 def main() -> int:
-    from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
+    from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
 
     options = DonorOptions(**json.loads(sys.argv[1]))
     try:

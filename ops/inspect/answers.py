@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import FittingTable, Look, describe, place
-from swift_tiers.radix_tiering.bus.asking import Answers
-from swift_tiers.radix_tiering.bus.figures import NONE, count, seconds, size, text
-from swift_tiers.radix_tiering.bus.view_reading import AnyView
-from swift_tiers.radix_tiering.bus.views import MapView, NodesView, PrefixView
+from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView
+from swift_tiers.radix_tiering.bus.contract.views import MapView, NodesView, PrefixView
+from swift_tiers.radix_tiering.bus.hear.asking import Answers
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, seconds, size, text
 
 #: How a slot of each state is drawn.
 SIGNS = {

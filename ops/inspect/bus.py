@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from swift_tiers.ops.errors import USAGE, CommandError
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.config import BusConfig
+    from swift_tiers.radix_tiering.base.config import BusConfig
 
 
 def add_bus_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def seconds_argument(text: str) -> float:
 
 def bus_config(options: argparse.Namespace) -> BusConfig:
     """The section `bus` that the options name. Raises ConfigError; CommandError if that bus is off."""
-    from swift_tiers.radix_tiering.config import dump_config, load_config, parse_config
+    from swift_tiers.radix_tiering.base.config import dump_config, load_config, parse_config
 
     content = dump_config(load_config(options.config))["bus"]
     if options.url is not None:
@@ -50,8 +50,8 @@ def bus_config(options: argparse.Namespace) -> BusConfig:
 
 def redis_cli_words(config: BusConfig) -> list[str]:
     """The command line that opens this bus, without password. Raises CommandError where there is no redis-cli."""
-    from swift_tiers.radix_tiering.bus.connection import address_of
-    from swift_tiers.radix_tiering.bus.redis_binary import find_cli
+    from swift_tiers.radix_tiering.bus.redis.connection import address_of
+    from swift_tiers.radix_tiering.bus.redis.redis_binary import find_cli
 
     binary = find_cli()
     if binary is None:
@@ -77,7 +77,7 @@ def redis_cli_words(config: BusConfig) -> list[str]:
 
 def redis_cli_hint(config: BusConfig) -> str:
     """How redis-cli gets the password, if this bus asks for one; else nothing."""
-    from swift_tiers.radix_tiering.bus.connection import PASSWORD_VARIABLE
+    from swift_tiers.radix_tiering.bus.redis.connection import PASSWORD_VARIABLE
 
     if config.password_file is not None:
         return f'it takes the password from REDISCLI_AUTH: export REDISCLI_AUTH="$(cat {config.password_file})"'

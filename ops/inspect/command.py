@@ -29,16 +29,16 @@ from swift_tiers.ops.inspect.states import SUBJECTS, Subject
 from swift_tiers.ops.inspect.tables import Look
 from swift_tiers.ops.progress import note
 from swift_tiers.ops.terminal import Terminal
-from swift_tiers.radix_tiering.bus.asking import Answers
-from swift_tiers.radix_tiering.bus.event_tail import EventTail, Item, as_json, line
-from swift_tiers.radix_tiering.bus.figures import text
-from swift_tiers.radix_tiering.bus.rates import Rates
-from swift_tiers.radix_tiering.bus.reader import BusReader, Part
-from swift_tiers.radix_tiering.bus.schema import MOST_LISTED_NODES
-from swift_tiers.radix_tiering.bus.view_reading import AnyView
-from swift_tiers.radix_tiering.bus.views import RequestView, Snapshot
-from swift_tiers.radix_tiering.config import BusConfig
-from swift_tiers.radix_tiering.errors import BusError, ConfigError
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
+from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES
+from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView
+from swift_tiers.radix_tiering.bus.contract.views import RequestView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.asking import Answers
+from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail, Item, as_json, line
+from swift_tiers.radix_tiering.bus.hear.figures import text
+from swift_tiers.radix_tiering.bus.hear.rates import Rates
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
 
 #: Columns of a table that goes to no terminal and whose width nobody ($COLUMNS) says.
 WIDTH = 180

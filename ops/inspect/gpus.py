@@ -8,9 +8,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import Row, how_old, place, table
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, share, short, size, text
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.troubles import Troubles
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, share, short, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import Troubles
 from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, way
 
 _GPUS = (

@@ -6,12 +6,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import Look, Row, how_old, make_look, place, ranks_of, table
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, epoch, seconds, size, text
-from swift_tiers.radix_tiering.bus.lease_pairs import Lease, Pair, leases_of, pairs_of, views_of
-from swift_tiers.radix_tiering.bus.rates import Rates
-from swift_tiers.radix_tiering.bus.reader import Part
-from swift_tiers.radix_tiering.bus.troubles import Troubles
-from swift_tiers.radix_tiering.bus.views import LeaseEntry, RankView, Snapshot
+from swift_tiers.radix_tiering.bus.contract.views import LeaseEntry, RankView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, epoch, seconds, size, text
+from swift_tiers.radix_tiering.bus.hear.lease_pairs import Lease, Pair, leases_of, pairs_of, views_of
+from swift_tiers.radix_tiering.bus.hear.rates import Rates
+from swift_tiers.radix_tiering.bus.hear.reader import Part
+from swift_tiers.radix_tiering.bus.hear.troubles import Troubles
 
 
 def show_leases(limit: int, snapshot: Snapshot, rates: Rates) -> Look:

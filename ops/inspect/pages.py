@@ -6,9 +6,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import FittingTable, Look, describe
-from swift_tiers.radix_tiering.bus.asking import Answers
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, short, size, text
-from swift_tiers.radix_tiering.bus.views import PageView
+from swift_tiers.radix_tiering.bus.contract.views import PageView
+from swift_tiers.radix_tiering.bus.hear.asking import Answers
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, short, size, text
 
 
 def show_page(page: str, answers: Answers[PageView]) -> Look:

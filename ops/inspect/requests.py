@@ -9,10 +9,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swift_tiers.ops.inspect.tables import FittingTable, Look, Row, describe, describe_troubles, lines, table
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, runs, seconds, share, short, text
-from swift_tiers.radix_tiering.bus.reader import Part
-from swift_tiers.radix_tiering.bus.troubles import Troubles, request_troubles
-from swift_tiers.radix_tiering.bus.views import RequestView, Snapshot
+from swift_tiers.radix_tiering.bus.contract.views import RequestView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, runs, seconds, share, short, text
+from swift_tiers.radix_tiering.bus.hear.reader import Part
+from swift_tiers.radix_tiering.bus.hear.troubles import Troubles, request_troubles
 
 #: Runs of a block table that are shown.
 BLOCK_RUNS = 40

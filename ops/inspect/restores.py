@@ -10,8 +10,9 @@ from rich.text import Text
 
 from swift_tiers.ops.inspect.requests import age
 from swift_tiers.ops.inspect.tables import FittingTable, Look, describe, describe_troubles, lines, place
-from swift_tiers.radix_tiering.bus.figures import NONE, count, text
-from swift_tiers.radix_tiering.bus.restore_words import (
+from swift_tiers.radix_tiering.bus.contract.views import RequestView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, text
+from swift_tiers.radix_tiering.bus.hear.restore_words import (
     NEW,
     TO_COME,
     comparison,
@@ -21,9 +22,8 @@ from swift_tiers.radix_tiering.bus.restore_words import (
     real_seconds,
     when,
 )
-from swift_tiers.radix_tiering.bus.troubles import request_troubles
-from swift_tiers.radix_tiering.bus.views import RequestView
-from swift_tiers.radix_tiering.restore.story import COMPUTED, ON_DEVICE, RestoreStory
+from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
+from swift_tiers.radix_tiering.figures.story import COMPUTED, ON_DEVICE, RestoreStory
 
 #: Characters of the bar.
 BAR = 72

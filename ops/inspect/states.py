@@ -10,11 +10,7 @@ from rich.text import Text
 
 from swift_tiers.ops.inspect.gpus import gpu_tables
 from swift_tiers.ops.inspect.tables import Look, Row, how_old, make_look, place, ranks_of, table
-from swift_tiers.radix_tiering.bus.figures import NONE, UNKNOWN, count, seconds, share, short, size, text
-from swift_tiers.radix_tiering.bus.rates import Rates
-from swift_tiers.radix_tiering.bus.reader import Part
-from swift_tiers.radix_tiering.bus.troubles import Troubles
-from swift_tiers.radix_tiering.bus.views import (
+from swift_tiers.radix_tiering.bus.contract.views import (
     DeviceView,
     DirectoryView,
     LinkView,
@@ -25,6 +21,10 @@ from swift_tiers.radix_tiering.bus.views import (
     TierView,
     TreeView,
 )
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, short, size, text
+from swift_tiers.radix_tiering.bus.hear.rates import Rates
+from swift_tiers.radix_tiering.bus.hear.reader import Part
+from swift_tiers.radix_tiering.bus.hear.troubles import Troubles
 
 
 class Subject(NamedTuple):

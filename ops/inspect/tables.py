@@ -12,9 +12,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from swift_tiers.radix_tiering.bus.figures import seconds, text
-from swift_tiers.radix_tiering.bus.troubles import Mark, Trouble, Troubles
-from swift_tiers.radix_tiering.bus.views import RankedView, RankState, Snapshot, View
+from swift_tiers.radix_tiering.bus.contract.views import RankedView, RankState, Snapshot, View
+from swift_tiers.radix_tiering.bus.hear.figures import seconds, text
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark, Trouble, Troubles
 
 #: Columns of the terminal between two columns of a table.
 GUTTER = 3

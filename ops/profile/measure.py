@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from swift_tiers.ops.errors import CommandError
 from swift_tiers.ops.profile.session import Session
-from swift_tiers.radix_tiering.bus.commands import CapTier, Flush
+from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
 from swift_tiers.radix_tiering.restore.fitting import ComputeSample, LoadSample
 
 #: No more rounds than these, however fast they are.

@@ -21,7 +21,7 @@ from swift_tiers.ops.profile.report import show
 from swift_tiers.ops.profile.session import Served, Session
 from swift_tiers.ops.profile.setting import Setting, prepare
 from swift_tiers.ops.progress import note, progress
-from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.fitting import compute_residuals, fit_compute, fit_source, source_residuals
 from swift_tiers.radix_tiering.restore.plan import crossover

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.restore.plan import Prefix, RestorePlan, Run, Strategy, plan_restore
 from swift_tiers.radix_tiering.restore.planner import HERE, Planner
 from swift_tiers.radix_tiering.restore.profiles import Profile
-from swift_tiers.radix_tiering.units import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,11 +14,11 @@ import msgspec
 
 from swift_tiers.ops.demo.servers import LOG_LINES, Server, log_tail
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.bus.commands import AnyCommand
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.views import RequestView
-from swift_tiers.radix_tiering.bus.waiting import wait_for
-from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.contract.views import RequestView
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity
 
 #: Seconds until an answer, or a word on the bus, is given up.

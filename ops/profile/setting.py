@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from swift_tiers.ops.demo.workload import SMALLEST_DEVICE, ModelShape, read_shape
 from swift_tiers.ops.errors import USAGE, CommandError
-from swift_tiers.radix_tiering.config import TiersConfig, dump_config, load_config
-from swift_tiers.radix_tiering.page import round_up
+from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, load_config
+from swift_tiers.radix_tiering.base.page import round_up
 from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
 
 #: Prefixes up to so many tokens are measured: longer ones follow from the terms found, and take long.

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.workloads import Lengths
-from swift_tiers.radix_tiering.donation.bounds import donation_bounds
-from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
+from swift_tiers.radix_tiering.base.bounds import donation_bounds
+from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 
 #: Between two looks at what could be lent in addition, seconds; as in the lender.
 LEND_SECONDS = 0.25

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from swift_tiers.ops.simulate.clock import Clock
-from swift_tiers.radix_tiering.ssd.layout import Placement, unit_count, unit_length
-from swift_tiers.radix_tiering.ssd.slots import SlotAllocator, SlotMap
+from swift_tiers.radix_tiering.tiers.ssd.layout import Placement, unit_count, unit_length
+from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
 
 Done = Callable[[], None]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.lines import Done, Line
-from swift_tiers.radix_tiering.config import DeviceConfig
-from swift_tiers.radix_tiering.landing import landing_slots
+from swift_tiers.radix_tiering.base.config import DeviceConfig
 from swift_tiers.radix_tiering.restore.cost import SourceCost
+from swift_tiers.radix_tiering.tiers.host.landing import landing_slots
 
 PEER = "peer"
 #: `device.landing` of a server that is not told otherwise.

@@ -14,17 +14,17 @@ import numpy as np
 from swift_tiers.ops.simulate.clock import Clock
 from swift_tiers.ops.simulate.peer_route import PEER
 from swift_tiers.ops.simulate.stripe_set import StripeSetModel
-from swift_tiers.radix_tiering.config import PolicyConfig
-from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
-from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.held_page import HostState, Page
-from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page import KEY_BYTES, NAMESPACE_BYTES, ROOT_KEY, PageGeometry, PageRecord
-from swift_tiers.radix_tiering.page_table import PageTable
-from swift_tiers.radix_tiering.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.base.config import PolicyConfig
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.page import KEY_BYTES, NAMESPACE_BYTES, ROOT_KEY, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.ssd import StripeSet
-from swift_tiers.radix_tiering.write_behind import WriteBehind
+from swift_tiers.radix_tiering.table.held_page import HostState, Page
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.ssd import StripeSet
+from swift_tiers.radix_tiering.way.write_behind import WriteBehind
 
 SSD, REMOTE = "ssd", "remote"
 _NAMESPACE = bytes(NAMESPACE_BYTES)

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.page import Namespace
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import Namespace
 from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.fitting import ComputeSample, LoadSample, Residuals
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from swift_tiers.radix_tiering.figures.story import COMPUTED, ON_DEVICE, RestoreStory
 from swift_tiers.radix_tiering.restore.flight import Flight
 from swift_tiers.radix_tiering.restore.plan import RestorePlan, Strategy
 from swift_tiers.radix_tiering.restore.planner import Decision
-from swift_tiers.radix_tiering.restore.story import COMPUTED, ON_DEVICE, RestoreStory
 
 
 class Storyteller:

@@ -8,8 +8,8 @@ import pytest
 from swift_tiers.console.model.alarms import RECENT_SECONDS, Alarms, falls_to, how_many
 from swift_tiers.console.model.departures import KNOWN, RETURN
 from swift_tiers.console.model.history import History
-from swift_tiers.radix_tiering.bus.troubles import Mark
-from swift_tiers.radix_tiering.bus.views import RankState, Snapshot, TierView
+from swift_tiers.radix_tiering.bus.contract.views import RankState, Snapshot, TierView
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 from support.console_world import GIB, World
 

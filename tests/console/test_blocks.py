@@ -15,8 +15,8 @@ from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Sorting, Table, ordered
 from swift_tiers.console.views.blocks import Blocks
 from swift_tiers.console.views.view import Answered, Scene
-from swift_tiers.radix_tiering.bus.commands import Drop, Flush, Pin, Unpin
-from swift_tiers.radix_tiering.bus.views import MapPart, MapView, PageView
+from swift_tiers.radix_tiering.bus.contract.commands import Drop, Flush, Pin, Unpin
+from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView, PageView
 
 from support.console_answers import (
     KEY,

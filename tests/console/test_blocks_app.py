@@ -6,7 +6,7 @@ import pytest
 
 from swift_tiers.console.feeds.feed import Question
 from swift_tiers.console.model.place import Place, Step
-from swift_tiers.radix_tiering.bus.commands import Pin
+from swift_tiers.radix_tiering.bus.contract.commands import Pin
 
 from support.console_screen import SIZE, console, screen_text, shows, until
 from support.console_world import WorldFeed

@@ -8,8 +8,8 @@ import pytest
 from swift_tiers.console.model.alarms import SILENT_SECONDS, Alarm, Alarms
 from swift_tiers.console.model.departures import Departures, Going
 from swift_tiers.console.model.history import History
-from swift_tiers.radix_tiering.bus.troubles import Mark
-from swift_tiers.radix_tiering.bus.views import ServerState, ServerView, Snapshot
+from swift_tiers.radix_tiering.bus.contract.views import ServerState, ServerView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 from support.console_world import GIB, World
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import swift_tiers.radix_tiering
 import swift_tiers.sglang_ext
 from swift_tiers.console.model.event_words import KINDS, kind_of, words
-from swift_tiers.radix_tiering.bus.event_reading import Event
-from swift_tiers.radix_tiering.bus.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 
 def event(kind: str = "device.out", **fields: object) -> Event:

@@ -19,7 +19,7 @@ from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Row
 from swift_tiers.console.views.events import Events
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
 
 from support.console_screen import until
 from support.console_world import KEY, START, World, WorldFeed, moment_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swift_tiers.console.feeds.feed import Question
-from swift_tiers.radix_tiering.bus.commands import AddDevice, DrainDevice
+from swift_tiers.radix_tiering.bus.contract.commands import AddDevice, DrainDevice
 
 from support.console_screen import SIZE, console, screen_text, shows, until
 from support.console_world import KEY, WorldFeed

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.console.model.history import LOOKS, History
-from swift_tiers.radix_tiering.bus.views import DeviceView, RankState, ServerState, ServerView, Snapshot, TierView
+from swift_tiers.radix_tiering.bus.contract.views import (
+    DeviceView,
+    RankState,
+    ServerState,
+    ServerView,
+    Snapshot,
+    TierView,
+)
 
 
 def look(*tiers: TierView, devices: Sequence[DeviceView] = ()) -> Snapshot:

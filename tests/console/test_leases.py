@@ -12,8 +12,8 @@ from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views.leases import Leases
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.commands import CapLending, CommandError, PinLease, RecallLeases, UnpinLease
-from swift_tiers.radix_tiering.bus.event_reading import Event
+from swift_tiers.radix_tiering.bus.contract.commands import CapLending, CommandError, PinLease, RecallLeases, UnpinLease
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event
 
 from support.console_world import GIB, MIB, START, World, moment_of, scene_of
 

@@ -13,7 +13,7 @@ from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views.links import Links
 from swift_tiers.console.views.view import Scene
 from swift_tiers.console.views.ways import Way, flows, way_of
-from swift_tiers.radix_tiering.bus.figures import size
+from swift_tiers.radix_tiering.bus.hear.figures import size
 
 from support.console_world import World, moment_of, scene_of
 

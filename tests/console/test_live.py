@@ -10,10 +10,10 @@ from swift_tiers.console.feeds.live import LiveFeed
 from swift_tiers.console.model.events import EventLog
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
-from swift_tiers.radix_tiering.bus.commands import Flush
-from swift_tiers.radix_tiering.bus.views import RequestView
-from swift_tiers.radix_tiering.config import parse_config
-from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.contract.commands import Flush
+from swift_tiers.radix_tiering.bus.contract.views import RequestView
 
 from support.bus import HandWritten
 from support.console_screen import SIZE, console, shows

@@ -22,10 +22,10 @@ from swift_tiers.console.feeds.feed import Answers, Look, Nature, Question
 from swift_tiers.console.feeds.record_file import Kind, Reader, RecordingError
 from swift_tiers.console.feeds.recorded import RecordedFeed
 from swift_tiers.console.feeds.recording import WHOLE_SECONDS, RecordingFeed
-from swift_tiers.radix_tiering.bus.commands import Flush
-from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
-from swift_tiers.radix_tiering.bus.views import MapView, RequestView, ServerState, Snapshot
-from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.contract.commands import Flush
+from swift_tiers.radix_tiering.bus.contract.views import MapView, RequestView, ServerState, Snapshot
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
 
 from support.console_world import World, WorldFeed
 from support.examples import examples

@@ -16,8 +16,8 @@ from swift_tiers.console.views.restore_bar import Course, Stretch, bar, course, 
 from swift_tiers.console.views.restored import Restored, find, grouped, restores, saved, verdict
 from swift_tiers.console.views.restores import MOVING, Restores
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.views import RankState, RequestView, ServerState, ServerView, Snapshot
-from swift_tiers.radix_tiering.restore.story import RestoreStory
+from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, ServerView, Snapshot
+from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 from support.console_world import KEY, World, moment_of, scene_of
 

@@ -15,7 +15,7 @@ from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.overview import Overview
 from swift_tiers.console.views.view import View
-from swift_tiers.radix_tiering.bus.troubles import Mark
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 from support.console_world import KEY, World, scene_of
 from support.examples import examples

@@ -17,10 +17,10 @@ from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.block_holders import HeldCells, Holders
 from swift_tiers.console.views.slot_map import FEW, RARE, STATES, SlotMap
 from swift_tiers.console.views.slot_rows import SlotRows
-from swift_tiers.radix_tiering.bus.answer_records import map_record
-from swift_tiers.radix_tiering.bus.view_reading import read_view
-from swift_tiers.radix_tiering.bus.views import MapPart, MapView, RequestView
-from swift_tiers.radix_tiering.slot_map import MapPiece, SlotState, TierMap, write_cells
+from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap, write_cells
+from swift_tiers.radix_tiering.bus.contract.answer_records import map_record
+from swift_tiers.radix_tiering.bus.contract.view_reading import read_view
+from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView, RequestView
 
 from support.console_answers import map_view
 

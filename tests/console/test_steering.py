@@ -8,9 +8,9 @@ from textual.pilot import Pilot
 
 from swift_tiers.console import ConsoleApp
 from swift_tiers.console.screens.ask import AskScreen
-from swift_tiers.radix_tiering.bus.commands import AnyCommand, CapTier, DrainDevice, Flush
-from swift_tiers.radix_tiering.bus.views import CommandView
-from swift_tiers.radix_tiering.errors import BusError
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CapTier, DrainDevice, Flush
+from swift_tiers.radix_tiering.bus.contract.views import CommandView
 
 from support.console_screen import SIZE, console, shows, told, until
 from support.console_world import WorldFeed

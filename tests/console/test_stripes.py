@@ -20,8 +20,8 @@ from swift_tiers.console.views.stripe_prefix import placed, slot_runs
 from swift_tiers.console.views.stripes import Stripes
 from swift_tiers.console.views.sums import imbalance
 from swift_tiers.console.views.view import Answered, Scene
-from swift_tiers.radix_tiering.bus.commands import AddDevice, DrainDevice
-from swift_tiers.radix_tiering.bus.views import PrefixPage, PrefixView
+from swift_tiers.radix_tiering.bus.contract.commands import AddDevice, DrainDevice
+from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView
 
 from support.console_world import KEY, World, scene_of
 

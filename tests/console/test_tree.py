@@ -16,8 +16,8 @@ from swift_tiers.console.model.table import Sorting, Table, ordered
 from swift_tiers.console.views.tree import ASKED, TreeShape
 from swift_tiers.console.views.tree_nodes import ORDERS, Tree
 from swift_tiers.console.views.view import Answered, Scene
-from swift_tiers.radix_tiering.bus.commands import Pin
-from swift_tiers.radix_tiering.bus.views import NodeEntry, NodesView
+from swift_tiers.radix_tiering.bus.contract.commands import Pin
+from swift_tiers.radix_tiering.bus.contract.views import NodeEntry, NodesView
 
 from support.console_answers import KEY, nodes_view
 from support.console_world import World, scene_of

@@ -15,8 +15,8 @@ from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views.links import Links
 from swift_tiers.console.views.view import Scene
 from swift_tiers.console.views.wires import NVLINK, PCIE, Both, Wire, way_words, wires
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.views import LinkView, RankState
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
+from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState
 
 from support.console_world import GPUS, MIB, START, World, moment_of, scene_of
 

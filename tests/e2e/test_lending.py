@@ -12,10 +12,10 @@ import pytest
 
 from swift_tiers.ops.cli import main as command
 from swift_tiers.ops.model import tiny_model
-from swift_tiers.radix_tiering.bus.event_reading import Event
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.waiting import wait_for
-from swift_tiers.radix_tiering.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot
 

@@ -19,10 +19,10 @@ import redis
 
 from swift_tiers.ops.cli import main as command
 from swift_tiers.ops.model import tiny_model
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.redis_server import socket_path
-from swift_tiers.radix_tiering.bus.waiting import wait_for
-from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+from swift_tiers.radix_tiering.bus.redis.redis_server import socket_path
 
 from support.servers import START_SECONDS, Site, generate, prompt, snapshot
 

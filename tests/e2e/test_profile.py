@@ -14,7 +14,7 @@ import pytest
 
 from swift_tiers.ops.errors import INTERRUPTED
 from swift_tiers.ops.model import tiny_model
-from swift_tiers.radix_tiering.bus.waiting import wait_for
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 from swift_tiers.radix_tiering.restore.profiles import Profile, find_profile, load_profile
 from swift_tiers.sglang_ext.hardware import hardware_name
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.commands import SetPolicy
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 
 from support.servers import START_SECONDS, Site, call, generate, prompt, snapshot, wait_written
 

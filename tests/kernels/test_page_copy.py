@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.kernels.page_copy import runs
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.page import PageGeometry
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
 from swift_tiers.sglang_ext.device_pool import HostMemoryPool, pool_geometry
 

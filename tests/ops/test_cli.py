@@ -12,7 +12,7 @@ import pytest
 from swift_tiers.ops import bench_command, cli
 from swift_tiers.ops.bench_command import find_benches, summary_of
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
+from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -32,7 +32,9 @@ from swift_tiers.ops.console_demo import DemoFeed
 from swift_tiers.ops.console_demo.pictures import PICTURES, Picture, draw
 from swift_tiers.ops.console_demo.script import ROUND
 from swift_tiers.ops.console_demo.server import DemoServer
-from swift_tiers.radix_tiering.bus.commands import (
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.base.slot_map import SlotState
+from swift_tiers.radix_tiering.bus.contract.commands import (
     AddDevice,
     AnyCommand,
     CapLending,
@@ -46,10 +48,8 @@ from swift_tiers.radix_tiering.bus.commands import (
     SetPolicy,
     Unpin,
 )
-from swift_tiers.radix_tiering.bus.lease_pairs import differences, pairs_of, views_of
-from swift_tiers.radix_tiering.bus.views import RankState
-from swift_tiers.radix_tiering.errors import BusError
-from swift_tiers.radix_tiering.slot_map import SlotState
+from swift_tiers.radix_tiering.bus.contract.views import RankState
+from swift_tiers.radix_tiering.bus.hear.lease_pairs import differences, pairs_of, views_of
 
 from support.command_line import run_command
 

@@ -11,8 +11,7 @@ import pytest
 from swift_tiers.ops import control_command
 from swift_tiers.ops.control_command import make_command
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.bus.command_words import usage
-from swift_tiers.radix_tiering.bus.commands import (
+from swift_tiers.radix_tiering.bus.contract.commands import (
     COMMANDS,
     AddDevice,
     AnyCommand,
@@ -30,6 +29,7 @@ from swift_tiers.radix_tiering.bus.commands import (
     read_command,
     read_order,
 )
+from swift_tiers.radix_tiering.bus.hear.command_words import usage
 
 from support.bus import PAGE, HandWritten
 from support.command_line import run_command
@@ -178,7 +178,7 @@ def test_a_server_that_is_not_there_or_does_not_obey(control: Control, alpha: Ha
 
 
 def test_a_server_that_says_nothing(control: Control, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.PATIENCE_SECONDS", 0.1)
     code, out, error = control("alpha", "flush", "--timeout", "0.1")
     assert (code, out) == (1, "")
     assert "nobody answered within 0.1 s" in error

@@ -31,7 +31,7 @@ from swift_tiers.ops.demo.workload import (
     read_shape,
 )
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.bus.views import DeviceView, RankState, RankView, RequestView, TierView
+from swift_tiers.radix_tiering.bus.contract.views import DeviceView, RankState, RankView, RequestView, TierView
 
 # ---- workload ----
 

@@ -13,7 +13,7 @@ import redis
 from swift_tiers.ops.demo import bus as module
 from swift_tiers.ops.demo.bus import RANK, SERVER, DemoBus
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.bus.schema import SCHEMA_VERSION, Keys
+from swift_tiers.radix_tiering.bus.contract.schema import SCHEMA_VERSION, Keys
 
 KEYS = Keys("swift")
 

@@ -25,8 +25,8 @@ from swift_tiers.ops.doctor.finding import Check, Finding, combined, note, ok, w
 from swift_tiers.ops.doctor.isolation import run_checks
 from swift_tiers.ops.doctor.machine import Memory
 from swift_tiers.ops.doctor.software import EntryPoint
-from swift_tiers.radix_tiering.config import HostConfig, SsdConfig
-from swift_tiers.radix_tiering.units import Size
+from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig
+from swift_tiers.radix_tiering.base.units import Size
 
 from support.doctor import assert_finding
 

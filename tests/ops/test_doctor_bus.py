@@ -14,9 +14,9 @@ from swift_tiers.ops import cli
 from swift_tiers.ops.doctor import bus, command
 from swift_tiers.ops.doctor.finding import Check, Finding
 from swift_tiers.ops.doctor.isolation import run_checks
-from swift_tiers.radix_tiering.bus.redis_binary import SERVER_VARIABLE
-from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
-from swift_tiers.radix_tiering.config import BusConfig, TiersConfig
+from swift_tiers.radix_tiering.base.config import BusConfig, TiersConfig
+from swift_tiers.radix_tiering.bus.redis.redis_binary import SERVER_VARIABLE
+from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
 
 from support.doctor import assert_finding
 from support.redis import RealRedis, free_port, processes_with

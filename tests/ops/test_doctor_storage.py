@@ -18,11 +18,11 @@ from swift_tiers.ops.doctor.finding import Check, Finding, ok
 from swift_tiers.ops.doctor.isolation import run_checks
 from swift_tiers.ops.doctor.places import Disk, Mount, Place, disks_of, mount_of, place_of, read_mounts
 from swift_tiers.ops.doctor.stripe_sets import device_files, read_content, stripe_set
-from swift_tiers.radix_tiering.config import SsdConfig, TiersConfig
-from swift_tiers.radix_tiering.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.ssd import StripeSet
-from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array
-from swift_tiers.radix_tiering.units import Size
+from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.base.units import Size
+from swift_tiers.radix_tiering.tiers.ssd import StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array
 
 from support.doctor import assert_finding
 
@@ -393,7 +393,7 @@ def test_a_device_cut_short(tmp_path: Path) -> None:
 
 
 def test_another_format_version(tmp_path: Path) -> None:
-    from swift_tiers.radix_tiering.ssd.layout import CHECKSUM_OFFSET, LAYOUT_VERSION, seal
+    from swift_tiers.radix_tiering.tiers.ssd.layout import CHECKSUM_OFFSET, LAYOUT_VERSION, seal
 
     (path,) = make_set(tmp_path, 1)
     with open(path, "r+b") as file:

@@ -12,12 +12,12 @@ import pytest
 
 from swift_tiers.ops import cli
 from swift_tiers.ops.fsck import check_set, describe, find_devices, group_by_set
-from swift_tiers.radix_tiering.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
-from swift_tiers.radix_tiering.ssd import DeviceArray, StripeSet, files
-from swift_tiers.radix_tiering.ssd.blockio import Patience, aligned_buffer
-from swift_tiers.radix_tiering.ssd.devices import Completion
-from swift_tiers.radix_tiering.ssd.faulty import Delay, Fault, FaultPlan, FaultyArray
-from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
+from swift_tiers.radix_tiering.tiers.ssd import DeviceArray, StripeSet, files
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion
+from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, aligned_buffer
+from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array
+from swift_tiers.radix_tiering.tiers.testing.faulty import Delay, Fault, FaultPlan, FaultyArray
 
 UNIT = 8192
 DEVICE_BYTES = 2**20

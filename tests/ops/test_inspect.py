@@ -18,11 +18,7 @@ import pytest
 
 from swift_tiers.ops.inspect.answers import slots_by_state
 from swift_tiers.ops.inspect.requests import explain
-from swift_tiers.radix_tiering.bus import figures as units
-from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
-from swift_tiers.radix_tiering.bus.event_tail import merged
-from swift_tiers.radix_tiering.bus.rates import Rates
-from swift_tiers.radix_tiering.bus.views import (
+from swift_tiers.radix_tiering.bus.contract.views import (
     LinkView,
     MapPart,
     MapView,
@@ -32,6 +28,10 @@ from swift_tiers.radix_tiering.bus.views import (
     ServerView,
     Snapshot,
 )
+from swift_tiers.radix_tiering.bus.hear import figures as units
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_tail import merged
+from swift_tiers.radix_tiering.bus.hear.rates import Rates
 
 from support.bus import DEVICE, LEASES, LINK, PAGE, RANK, RID, STRIPE, TIER, TREE, HandWritten
 from support.command_line import run_command
@@ -602,7 +602,7 @@ def test_how_to_look_by_hand(inspect: Inspect, alpha: HandWritten, tmp_path: Pat
 
 
 def test_no_redis_cli(inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.redis_binary.find_cli", lambda: None)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.redis.redis_binary.find_cli", lambda: None)
     shown = inspect("--redis-cli")
     assert shown.code == 1
     assert "install the package redis-tools" in shown.error

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from swift_tiers.ops.inspect.restores import BAR, bar, explain_restore, show_restore
-from swift_tiers.radix_tiering.bus.views import RequestView
-from swift_tiers.radix_tiering.restore.story import RestoreStory
+from swift_tiers.radix_tiering.bus.contract.views import RequestView
+from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 from support.bus import RID, HandWritten
 from support.bus import STORY as ON_THE_BUS

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from swift_tiers.ops import cli
-from swift_tiers.radix_tiering.bus.commands import (
+from swift_tiers.radix_tiering.bus.contract.commands import (
     AnyCommand,
     CapLending,
     PinLease,

@@ -22,7 +22,7 @@ from swift_tiers.ops.bench.multiturn_report import Round, different_answers, fig
 from swift_tiers.ops.bench.multiturn_systems import HICACHE, OFF, SYSTEMS, TIERS, Sizes, choose_sizes, make_system
 from swift_tiers.ops.bench.multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
 from swift_tiers.ops.errors import CommandError
-from swift_tiers.radix_tiering.config import parse_config
+from swift_tiers.radix_tiering.base.config import parse_config
 
 SHAPE = Shape(agents=5, turns=4, longest=600)
 VOCABULARY = 1000

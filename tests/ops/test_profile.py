@@ -19,8 +19,8 @@ from swift_tiers.ops.profile.procedure import make_profile
 from swift_tiers.ops.profile.report import show
 from swift_tiers.ops.profile.session import Answer, Served
 from swift_tiers.ops.profile.setting import LONGEST_PREFIX, Setting, model_directory, prepare
-from swift_tiers.radix_tiering.bus.commands import CapTier, Flush
-from swift_tiers.radix_tiering.config import load_config, parse_config
+from swift_tiers.radix_tiering.base.config import load_config, parse_config
+from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.plan import Prefix, Run, plan_layer_wise, plan_token_wise
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, load_profile, save_profile

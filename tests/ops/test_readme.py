@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from swift_tiers.ops.model import tiny_model
-from swift_tiers.radix_tiering.bus.redis_server import default_directory
+from swift_tiers.radix_tiering.bus.redis.redis_server import default_directory
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

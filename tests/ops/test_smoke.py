@@ -18,10 +18,10 @@ from swift_tiers.ops.bench_command import FOLDER, find_benches
 from swift_tiers.ops.doctor.command import families
 from swift_tiers.ops.errors import FOUND
 from swift_tiers.ops.model import tiny_model
-from swift_tiers.radix_tiering.bus.command_words import name_of
-from swift_tiers.radix_tiering.bus.commands import COMMANDS
-from swift_tiers.radix_tiering.bus.schema import TIERS
-from swift_tiers.radix_tiering.config import load_config
+from swift_tiers.radix_tiering.base.config import load_config
+from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS
+from swift_tiers.radix_tiering.bus.contract.schema import TIERS
+from swift_tiers.radix_tiering.bus.hear.command_words import name_of
 
 from support.bus import PAGE, RID, HandWritten
 from support.command_line import run_command

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swift_tiers.radix_tiering.bus.commands import AddDevice
-from swift_tiers.radix_tiering.config import SsdConfig
-from swift_tiers.radix_tiering.device_files import DeviceFiles
-from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array, open_device_file
-from swift_tiers.radix_tiering.ssd_tier import SsdTier
-from swift_tiers.radix_tiering.units import Size
+from swift_tiers.radix_tiering.base.config import SsdConfig
+from swift_tiers.radix_tiering.base.units import Size
+from swift_tiers.radix_tiering.bus.contract.commands import AddDevice
+from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles
+from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array, open_device_file
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 
 from support.engine import chain, check, close, get, make_stack, memory_ssd, obey, put, refusal
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from swift_tiers.radix_tiering.held_page import Page
-from swift_tiers.radix_tiering.page_table import PageTable
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.sweeps import STEP_PAGES
+from swift_tiers.radix_tiering.table.held_page import Page
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.sweeps import STEP_PAGES
 
 from support.engine import (
     GEOMETRY,

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from swift_tiers.radix_tiering.config import TiersConfig, dump_config, explain, load_config, parse_config
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.units import Duration, Size, format_size
+from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, explain, load_config, parse_config
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.units import Duration, Size, format_size
 
 
 def test_nothing_at_all_is_a_configuration():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS, LatencyHistogram, LinkCounters, LinkSnapshot
+from swift_tiers.radix_tiering.figures.counters import LATENCY_BOUNDS, LatencyHistogram, LinkCounters, LinkSnapshot
 
 
 def test_a_latency_falls_into_the_first_bucket_whose_bound_it_does_not_exceed() -> None:

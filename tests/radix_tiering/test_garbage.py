@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 
-from swift_tiers.radix_tiering.garbage import PAGES, Garbage
-from swift_tiers.radix_tiering.held_page import Page
-from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.table.garbage import PAGES, Garbage
+from swift_tiers.radix_tiering.table.held_page import Page
 
 
 def test_pages_are_looked_at_once_more_only_when_many_have_come() -> None:

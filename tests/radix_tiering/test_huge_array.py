@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering import memory
-from swift_tiers.radix_tiering.memory import HUGE_PAGE_BYTES, available_memory, huge_array
+from swift_tiers.radix_tiering.base import memory
+from swift_tiers.radix_tiering.base.memory import HUGE_PAGE_BYTES, available_memory, huge_array
 
 
 def resident() -> int:

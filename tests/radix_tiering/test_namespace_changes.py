@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.engine import Clock, chain, check, crash, get, make_stack, memory_ssd, namespace, put
 from support.silent import STALL, SilentArray, wait_for

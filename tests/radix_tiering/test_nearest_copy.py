@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.held_page import Page
-from swift_tiers.radix_tiering.leases import LeaseKey
-from swift_tiers.radix_tiering.nearest_copy import NearestCopy
-from swift_tiers.radix_tiering.page import BLOCK_BYTES, PageRecord
-from swift_tiers.radix_tiering.peer_copies import PeerCopy
-from swift_tiers.radix_tiering.peer_memory import PeerPlace
-from swift_tiers.radix_tiering.promotion import Source
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord
+from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.table.held_page import Page
+from swift_tiers.radix_tiering.table.peer_copies import PeerCopy
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.nearest_copy import NearestCopy
+from swift_tiers.radix_tiering.way.promotion import Source
 
 from support.engine import GEOMETRY, chain, check, get, make_stack, memory_ssd, put, settle
 from support.model_peer import ModelPeer

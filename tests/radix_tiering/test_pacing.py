@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_tiers.radix_tiering.errors import NotHeldError
-from swift_tiers.radix_tiering.request_restore import Readiness, Restore
+from swift_tiers.radix_tiering.base.errors import NotHeldError
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 
 from support.engine import Clock, check, end_all
 from support.restores import Link, on_ssd, take

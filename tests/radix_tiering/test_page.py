@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swift_tiers.radix_tiering.page import Namespace, PageGeometry
+from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry
 
 from support.engine import namespace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.held_page import HostState
-from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.table.held_page import HostState
 
 from support.engine import GEOMETRY, chain, check, get, make_stack, memory_ssd, put, settle
 from support.examples import examples

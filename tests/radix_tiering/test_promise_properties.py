@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swift_tiers.radix_tiering.request_restore import Readiness
 from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.way.request_restore import Readiness
 
 from support.engine import check, content, end_all, page_at
 from support.examples import examples

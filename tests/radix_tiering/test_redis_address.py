@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.redis_address import Address, parse_url
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.redis_address import Address, parse_url
 
 SECRET = "planted-marker"
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.request_restore import Readiness, Restore
+from swift_tiers.radix_tiering.figures.story import COMPUTED
 from swift_tiers.radix_tiering.restore.flight import Step
-from swift_tiers.radix_tiering.restore.story import COMPUTED
+from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 
 from support.engine import Clock, chain, check, close, end_all, make_stack, memory_ssd, put, settle
 from support.examples import examples

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.slot_map import MapPiece, SlotState, TierMap, write_cells
+from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap, write_cells
 
 STATES = st.sampled_from(list(SlotState))
 #: Pieces of runs of states, so that there is something to shorten.

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_tiers.radix_tiering.page import ROOT_KEY, PageGeometry
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.plan import Strategy
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.engine import Clock, chain, content, end_all, make_stack, memory_ssd, namespace
 from support.silent import wait_for

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from swift_tiers.radix_tiering.errors import FormatError
-from swift_tiers.radix_tiering.page import ROOT_KEY
-from swift_tiers.radix_tiering.promotion import Source
-from swift_tiers.radix_tiering.request_restore import RestoreState
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.base.errors import FormatError
+from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.promotion import Source
+from swift_tiers.radix_tiering.way.request_restore import RestoreState
 
 from support.engine import (
     WAIT,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering import direct_reads as reads_module
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.page import ROOT_KEY, PageGeometry
-from swift_tiers.radix_tiering.promotion import Source
-from swift_tiers.radix_tiering.ssd import ReadOutcome
-from swift_tiers.radix_tiering.ssd.direct import KvikioFiles, find_kvikio
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.tiers.ssd import direct_reads as reads_module
+from swift_tiers.radix_tiering.tiers.ssd.direct import KvikioFiles, find_kvikio
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.promotion import Source
 
 from support.direct_files import PlainLanding, direct_reads
 from support.engine import (

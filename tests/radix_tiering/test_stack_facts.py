@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.counters import DirectorySnapshot, PageFacts
-from swift_tiers.radix_tiering.page import ROOT_KEY
-from swift_tiers.radix_tiering.ssd import Operation
-from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray, FlipBits
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.figures.counters import DirectorySnapshot, PageFacts
+from swift_tiers.radix_tiering.tiers.ssd import Operation
+from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray, FlipBits
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.engine import Clock, chain, check, get, make_stack, memory_ssd, namespace, put, settle, wait_until
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.promotion import Source
+from swift_tiers.radix_tiering.way.promotion import Source
 
 from support.engine import GEOMETRY, chain, check, get, memory_ssd, page_at, settle
 from support.landing_stack import landing, leave_with_peers

@@ -5,12 +5,12 @@ Where all is quiet, `support.engine.check` compares the maps with the pages, in 
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.bus.commands import Pin, Unpin
-from swift_tiers.radix_tiering.counters import PagePlaces
-from swift_tiers.radix_tiering.observing import prefix_places, tier_map, whole_key
-from swift_tiers.radix_tiering.page import ROOT_KEY
-from swift_tiers.radix_tiering.ssd.faulty import Fault, FaultyArray, Gone
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.bus.contract.commands import Pin, Unpin
+from swift_tiers.radix_tiering.figures.counters import PagePlaces
+from swift_tiers.radix_tiering.tiers.testing.faulty import Fault, FaultyArray, Gone
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 
 from support.engine import chain, check, make_stack, memory_ssd, obey, put, settle, slot_words
 from support.model_peer import ModelPeer

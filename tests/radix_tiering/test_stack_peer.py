@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.bus.commands import Flush, Pin
-from swift_tiers.radix_tiering.promotion import Source
-from swift_tiers.radix_tiering.request_restore import RestoreState
+from swift_tiers.radix_tiering.bus.contract.commands import Flush, Pin
+from swift_tiers.radix_tiering.way.promotion import Source
+from swift_tiers.radix_tiering.way.request_restore import RestoreState
 
 from support.engine import GEOMETRY, chain, check, content, get, make_stack, memory_ssd, obey, put, settle
 from support.model_peer import ModelPeer

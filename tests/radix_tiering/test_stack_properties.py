@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from swift_tiers.radix_tiering.bus.commands import (
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, page_digest
+from swift_tiers.radix_tiering.bus.contract.commands import (
     AddDevice,
     CapTier,
     CommandError,
@@ -23,13 +24,12 @@ from swift_tiers.radix_tiering.bus.commands import (
     SetPolicy,
     Unpin,
 )
-from swift_tiers.radix_tiering.device_files import MadeDevice
-from swift_tiers.radix_tiering.held_page import HostState, Page
-from swift_tiers.radix_tiering.page import ROOT_KEY, page_digest
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.sweeps import prefix_of
+from swift_tiers.radix_tiering.table.held_page import HostState, Page
+from swift_tiers.radix_tiering.tiers.ssd.device_files import MadeDevice
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.sweeps import prefix_of
 
 from support.direct_files import PlainLanding, direct_reads
 from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, obey, page_at, put, settle

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.commands import (
+from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.bus.contract.commands import (
     CapLending,
     CapTier,
     CommandError,
@@ -23,15 +24,14 @@ from swift_tiers.radix_tiering.bus.commands import (
     Unpin,
     UnpinLease,
 )
-from swift_tiers.radix_tiering.bus.records import tier_record
-from swift_tiers.radix_tiering.counters import NO_LATENCY
-from swift_tiers.radix_tiering.page import ROOT_KEY
-from swift_tiers.radix_tiering.request_restore import RestoreState
-from swift_tiers.radix_tiering.ssd import Operation
-from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.steering import carry_out
-from swift_tiers.radix_tiering.sweeps import STEP_PAGES
+from swift_tiers.radix_tiering.bus.contract.records import tier_record
+from swift_tiers.radix_tiering.bus.speak.steering import carry_out
+from swift_tiers.radix_tiering.figures.counters import NO_LATENCY
+from swift_tiers.radix_tiering.tiers.ssd import Operation
+from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.request_restore import RestoreState
+from swift_tiers.radix_tiering.way.sweeps import STEP_PAGES
 
 from support.engine import (
     Clock,

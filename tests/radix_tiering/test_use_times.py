@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering import use_times
-from swift_tiers.radix_tiering.use_times import UseTimes
+from swift_tiers.radix_tiering.table import use_times
+from swift_tiers.radix_tiering.table.use_times import UseTimes
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=200), st.integers(4, 50))

@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from swift_tiers.radix_tiering.counters import LinkCounters, TierCounters
-from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.held_page import Page
-from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
-from swift_tiers.radix_tiering.page_table import PageTable
-from swift_tiers.radix_tiering.policy import AdmitAlways, LeastRecentlyUsed
-from swift_tiers.radix_tiering.ssd import Placement, StoredPage, StripeSet
-from swift_tiers.radix_tiering.write_behind import WriteBehind
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
+from swift_tiers.radix_tiering.table.held_page import Page
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import AdmitAlways, LeastRecentlyUsed
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage, StripeSet
+from swift_tiers.radix_tiering.way.write_behind import WriteBehind
 
 from support.engine import GEOMETRY, chain
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import pytest
 
-from swift_tiers.radix_tiering.slot_map import SlotState
-from swift_tiers.radix_tiering.telemetry import NoAnswer, NotYet
+from swift_tiers.radix_tiering.base.slot_map import SlotState
+from swift_tiers.radix_tiering.figures.telemetry import NoAnswer, NotYet
 
 from support.scheduler_process import SchedulerProcess
 

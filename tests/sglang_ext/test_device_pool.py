@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.page import PageGeometry
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.sglang_ext.device_pool import BlockMajorPool, DevicePool, HostMemoryPool
 
 

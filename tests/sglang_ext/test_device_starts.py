@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from swift_tiers.ops import cli
-from swift_tiers.radix_tiering.config import SsdConfig, TiersConfig
-from swift_tiers.radix_tiering.errors import ConfigError, SwiftTiersError
-from swift_tiers.radix_tiering.units import Size
+from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.sglang_ext.build import Rank, check_machine, open_ssd
 
 from support.engine import chain, close, get, make_stack, put

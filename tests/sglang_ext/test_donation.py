@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.config import PeerConfig
-from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.peer import PeerTier
-from swift_tiers.radix_tiering.ssd import ReadOutcome
+from swift_tiers.radix_tiering.base.config import PeerConfig
+from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.tiers.peer import PeerTier
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 from support.fake_device import FakeDeviceMemory
 from support.redis import wait_for

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from swift_tiers.ops.model import tiny_model
-from swift_tiers.radix_tiering.config import parse_config
-from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.sglang_ext import identity
 from swift_tiers.sglang_ext.build import Rank, current_rank
 from swift_tiers.sglang_ext.content_names import ContentNames

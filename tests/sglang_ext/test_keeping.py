@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.config import PeerConfig
-from swift_tiers.radix_tiering.peer import PeerTier
+from swift_tiers.radix_tiering.base.config import PeerConfig
+from swift_tiers.radix_tiering.tiers.peer import PeerTier
 
 from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering.config import PeerConfig, parse_config
-from swift_tiers.radix_tiering.donation.arena import ArenaError
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.landing import Landing
-from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.peer import PeerTier
-from swift_tiers.radix_tiering.units import Size
+from swift_tiers.radix_tiering.base.config import PeerConfig, parse_config
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.base.units import Size
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.radix_tiering.tiers.peer import PeerTier
 from swift_tiers.sglang_ext import landing as landing_module
 from swift_tiers.sglang_ext import peer_side as peer_side_module
 from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool

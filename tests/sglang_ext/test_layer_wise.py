@@ -51,7 +51,7 @@ class Watch:
         """Whatever the loading thread has been told is done when it comes to this."""
         import threading
 
-        from swift_tiers.radix_tiering.held_page import Places
+        from swift_tiers.radix_tiering.table.held_page import Places
         from swift_tiers.sglang_ext.loads import LayerLoad
 
         done = threading.Event()

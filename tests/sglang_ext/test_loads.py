@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.counters import LinkCounters
-from swift_tiers.radix_tiering.held_page import Places
+from swift_tiers.radix_tiering.figures.counters import LinkCounters
+from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.sglang_ext.loads import Load, Loader
 
 LAYERS = 2

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS, LatencyHistogram
+from swift_tiers.radix_tiering.figures.counters import LATENCY_BOUNDS, LatencyHistogram
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample
-from swift_tiers.radix_tiering.observing import take_snapshot
+from swift_tiers.radix_tiering.way.observing import take_snapshot
 from swift_tiers.sglang_ext.metrics import MetricsUpdater, TierMetrics
 
 from support.engine import chain, end_all, make_stack, memory_ssd, put, settle

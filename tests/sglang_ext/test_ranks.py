@@ -9,8 +9,8 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from swift_tiers.radix_tiering.request_restore import Readiness
 from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.way.request_restore import Readiness
 from swift_tiers.sglang_ext.admission import Admission, Arrival
 from swift_tiers.sglang_ext.cache import SwiftLinkerWrapper
 from swift_tiers.sglang_ext.layer_wise import LayerWise

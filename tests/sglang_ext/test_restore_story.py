@@ -98,7 +98,7 @@ def nothing_arrives(s):
 @contextlib.contextmanager
 def failing(s, fails):
     """Reads fail for whose number, from 1, `fails` says so."""
-    from swift_tiers.radix_tiering.ssd import ReadOutcome
+    from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
     stripes, numbers = s.linker.stack.stripes, itertools.count(1)
     read = stripes.read

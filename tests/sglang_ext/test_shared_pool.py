@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from swift_tiers.radix_tiering.donation.extents import Span
-from swift_tiers.radix_tiering.errors import ConfigError
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.lending.donation.extents import Span
 
 from support.examples import examples
 from support.fake_device import FakeDeviceMemory
@@ -174,7 +174,7 @@ def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch
     from sglang.srt import platforms
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-    from swift_tiers.radix_tiering.config import parse_config
+    from swift_tiers.radix_tiering.base.config import parse_config
     from swift_tiers.sglang_ext import cpu_platform, hooks
     from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
     from swift_tiers.sglang_ext.shared_pool import DeviceKVPool
@@ -236,7 +236,7 @@ def test_what_a_server_on_a_gpu_cannot_lend_is_told_before_anything_is_loaded(
 ) -> None:
     from sglang.srt import platforms
 
-    from swift_tiers.radix_tiering.config import parse_config
+    from swift_tiers.radix_tiering.base.config import parse_config
     from swift_tiers.sglang_ext.build import check_donor
 
     here = SimpleNamespace(is_cuda=lambda: platform.get("cuda", True))

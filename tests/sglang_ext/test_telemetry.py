@@ -19,7 +19,7 @@ import pytest
 from swift_tiers.radix_tiering.gpus.nvml import Nvml
 from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
 from swift_tiers.radix_tiering.gpus.watch import GpuWatch
-from swift_tiers.radix_tiering.observing import page_facts
+from swift_tiers.radix_tiering.way.observing import page_facts
 
 from support.fake_nvml import FakeGpu, FakeNvml
 from support.redis import wait_for

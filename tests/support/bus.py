@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from swift_tiers.radix_tiering.bus.schema import BY_NAME, SCHEMA_VERSION, Keys
+from swift_tiers.radix_tiering.bus.contract.schema import BY_NAME, SCHEMA_VERSION, Keys
 
 Fields = Mapping[str, object]
 

@@ -25,7 +25,7 @@ from swift_tiers.kernels.page_codec_triton import code_shape, decode_tiles, enco
 from swift_tiers.kernels.page_digest_triton import digest_constants, finish_digests, sum_parts
 from swift_tiers.kernels.page_gather_triton import copy_pieces, copy_shape
 from swift_tiers.kernels.piece_copy_triton import CONSTANTS, copy_chunks
-from swift_tiers.radix_tiering.page import round_up
+from swift_tiers.radix_tiering.base.page import round_up
 
 #: Layers, KV heads on one GPU, head_dim.
 MODELS = {

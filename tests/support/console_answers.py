@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from swift_tiers.console.feeds.feed import Answers, Question
-from swift_tiers.radix_tiering.bus.views import (
+from swift_tiers.radix_tiering.bus.contract.views import (
     MapPart,
     MapView,
     NodeEntry,

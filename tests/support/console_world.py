@@ -16,10 +16,11 @@ from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place
 from swift_tiers.console.views.view import Scene
-from swift_tiers.radix_tiering.bus.commands import AnyCommand
-from swift_tiers.radix_tiering.bus.event_reading import Event
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.views import (
+from swift_tiers.radix_tiering.base.config import dump_config, parse_config
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
+from swift_tiers.radix_tiering.bus.contract.views import (
     CommandView,
     DeviceView,
     DirectoryView,
@@ -36,9 +37,8 @@ from swift_tiers.radix_tiering.bus.views import (
     TierView,
     TreeView,
 )
-from swift_tiers.radix_tiering.config import dump_config, parse_config
-from swift_tiers.radix_tiering.errors import BusError
-from swift_tiers.radix_tiering.restore.story import RestoreStory
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 from support.console_answers import answers_of
 

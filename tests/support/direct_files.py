@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.page_digest import digest_bytes, host_page_digest, page_digests
-from swift_tiers.radix_tiering.direct_reads import DirectReads
-from swift_tiers.radix_tiering.ssd.direct import DirectFiles
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.tiers.ssd.direct import DirectFiles
+from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 POISON = 0xAA
 

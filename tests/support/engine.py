@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from swift_tiers.radix_tiering.bus.commands import AnyCommand, CommandError
-from swift_tiers.radix_tiering.config import parse_config
-from swift_tiers.radix_tiering.direct_reads import DirectReads
-from swift_tiers.radix_tiering.held_page import HostState
-from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.landing import LandingSlots
-from swift_tiers.radix_tiering.observing import tier_map
-from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageGeometry
-from swift_tiers.radix_tiering.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.request_restore import Restore
-from swift_tiers.radix_tiering.slot_map import SlotState
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
+from swift_tiers.radix_tiering.base.slot_map import SlotState
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandError
+from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.steering import carry_out
+from swift_tiers.radix_tiering.table.held_page import HostState
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way.observing import tier_map
+from swift_tiers.radix_tiering.way.request_restore import Restore
 
 from support.model_peer import ModelPeer
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from swift_tiers.radix_tiering.donation.arena import ArenaError, ArenaKind
-from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, ArenaKind
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
 
 #: Memory is had in multiples of so many bytes.
 GRANULE = 1 << 16

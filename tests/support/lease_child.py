@@ -18,8 +18,17 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseKey, LeaseService, RunState, Timing, Use
-from swift_tiers.radix_tiering.leases.effects import LeaseBegan, LeaseEnded, Reclaimed
+from swift_tiers.radix_tiering.lending.leases import (
+    Borrower,
+    Donor,
+    Extent,
+    LeaseKey,
+    LeaseService,
+    RunState,
+    Timing,
+    Use,
+)
+from swift_tiers.radix_tiering.lending.leases.effects import LeaseBegan, LeaseEnded, Reclaimed
 
 PAGE = 4096
 _saying = threading.Lock()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from swift_tiers.radix_tiering.leases import ipc_address
+from swift_tiers.radix_tiering.lending.leases import ipc_address
 
 from support.redis import wait_for
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseService, Timing, ipc_address
-from swift_tiers.radix_tiering.leases.hand import ServiceHand
+from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, LeaseService, Timing, ipc_address
+from swift_tiers.radix_tiering.lending.leases.hand import ServiceHand
 
 from support.redis import wait_for
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseKey, Letter, Party
-from swift_tiers.radix_tiering.leases.effects import LeaseBegan, Send
+from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, LeaseKey, Letter, Party
+from swift_tiers.radix_tiering.lending.leases.effects import LeaseBegan, Send
 
 PAGE = 256
 RUN = 1024

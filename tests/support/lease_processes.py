@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseKey, Party, Timing, Use
-from swift_tiers.radix_tiering.leases.effects import (
+from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, LeaseKey, Party, Timing, Use
+from swift_tiers.radix_tiering.lending.leases.effects import (
     Back,
     DonorJoined,
     DonorLeft,
@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.leases.effects import (
     Reclaimed,
     Send,
 )
-from swift_tiers.radix_tiering.leases.link import LinkState
+from swift_tiers.radix_tiering.lending.leases.link import LinkState
 
 from support.lease_faults import DRIFT
 

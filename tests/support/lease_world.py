@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Letter, Party, RunState
-from swift_tiers.radix_tiering.leases.effects import Back, Ended, Reclaimed
+from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Letter, Party, RunState
+from swift_tiers.radix_tiering.lending.leases.effects import Back, Ended, Reclaimed
 
 from support.lease_faults import CHAOS_SECONDS, DRIFT, Fault, Shape, draw_faults, draw_shape
 from support.lease_processes import BLOCK_BYTES, TIMING, Block, BorrowerProcess, DonorProcess, Process, Violation

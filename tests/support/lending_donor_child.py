@@ -18,8 +18,8 @@ import torch  # noqa: E402
 
 from swift_tiers.ops.gpu_proof import lending_donor  # noqa: E402
 from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions, LendingDonor  # noqa: E402
-from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory  # noqa: E402
-from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory  # noqa: E402
+from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory  # noqa: E402
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory  # noqa: E402
 
 from support.fake_cuda_driver import FakeCudaDriver  # noqa: E402
 from support.fake_device import FakeDeviceMemory  # noqa: E402

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from swift_tiers.radix_tiering.counters import LinkCounters
-from swift_tiers.radix_tiering.leases import LeaseKey
-from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
-from swift_tiers.radix_tiering.ssd import ReadOutcome
+from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.figures.counters import LinkCounters
+from swift_tiers.radix_tiering.lending.leases import LeaseKey
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 
 class ModelPeer:

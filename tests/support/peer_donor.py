@@ -8,12 +8,12 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
-from swift_tiers.radix_tiering.donation.arena import SharedArena
-from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
-from swift_tiers.radix_tiering.donation.device_arena import DeviceArena
-from swift_tiers.radix_tiering.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.leases import Donor, Extent, LeaseService, RunState, Timing, ipc_address
-from swift_tiers.radix_tiering.leases.effects import Reclaimed
+from swift_tiers.radix_tiering.lending.donation.arena import SharedArena
+from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.device_arena import DeviceArena
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.leases import Donor, Extent, LeaseService, RunState, Timing, ipc_address
+from swift_tiers.radix_tiering.lending.leases.effects import Reclaimed
 
 PAGE = 4096
 #: What the donor's own bytes are, in memory that is not lent.

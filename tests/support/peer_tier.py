@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from swift_tiers.radix_tiering.config import Duration, PeerConfig
-from swift_tiers.radix_tiering.leases import LeaseKey
-from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.peer import PeerTier
-from swift_tiers.radix_tiering.peer_memory import PeerPlace
-from swift_tiers.radix_tiering.ssd import ReadOutcome
+from swift_tiers.radix_tiering.base.config import Duration, PeerConfig
+from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.lending.leases import LeaseKey
+from swift_tiers.radix_tiering.tiers.peer import PeerTier
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 from support.peer_donor import PAGE
 from support.redis import wait_for

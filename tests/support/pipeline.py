@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from swift_tiers.radix_tiering.config import parse_config
-from swift_tiers.radix_tiering.host_tier import HostTier
-from swift_tiers.radix_tiering.page import ROOT_KEY, Namespace, PageGeometry
-from swift_tiers.radix_tiering.ssd.files import create_device_file, open_array
-from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
-from swift_tiers.radix_tiering.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
+from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 
 LAYERS, HIDDEN, KV_HEADS, HEAD_DIM, VOCABULARY = 6, 64, 2, 16, 128
 PAGE_TOKENS = 8

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from swift_tiers.radix_tiering.pipeline import Move, StageRestore, StageState
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.stages import Move, StageRestore, StageState
 
 from support.pipeline import (
     CHUNK,

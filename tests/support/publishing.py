@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.config import BusConfig, parse_config
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 
 from support.redis import PATIENCE, RealRedis, wait_for
 from support.telemetry import INFO, MadeUp

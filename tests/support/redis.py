@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import redis
 
-from swift_tiers.radix_tiering.bus.redis_binary import SERVER_VARIABLE, bundled, find_server, parse_version
+from swift_tiers.radix_tiering.bus.redis.redis_binary import SERVER_VARIABLE, bundled, find_server, parse_version
 
 #: Certificates; see the folder's README.
 TLS = Path(__file__).with_name("tls")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from swift_tiers.radix_tiering.request_restore import Restore
 from swift_tiers.radix_tiering.restore.flight import Step
-from swift_tiers.radix_tiering.ssd import ReadOutcome
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.way.request_restore import Restore
 
 from support.engine import WAIT, Clock, chain, make_stack, memory_ssd, put
 

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request
-from swift_tiers.radix_tiering.ssd.wrapping import WrappingArray
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.arrays.wrapping import WrappingArray
 
 #: Patience with devices in these tests, by the clock that the test holds.
 STALL = 100.0

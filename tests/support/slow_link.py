@@ -119,7 +119,7 @@ class Link:
         return len(now)
 
     def fail(self, pages: int) -> int:
-        from swift_tiers.radix_tiering.ssd import ReadOutcome
+        from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
         now, self.kept[:] = self.kept[:pages], self.kept[pages:]
         for _, _, done in now:

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from swift_tiers.radix_tiering.bus.records import ServerInfo
-from swift_tiers.radix_tiering.bus.schema import LINKS
-from swift_tiers.radix_tiering.counters import (
+from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap
+from swift_tiers.radix_tiering.bus.contract.records import ServerInfo
+from swift_tiers.radix_tiering.bus.contract.schema import LINKS
+from swift_tiers.radix_tiering.figures.counters import (
     DeviceSnapshot,
     DirectorySnapshot,
     LatencyHistogram,
@@ -22,12 +23,8 @@ from swift_tiers.radix_tiering.counters import (
     StripeSnapshot,
     TierSnapshot,
 )
-from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample, Reach, ReachSample
-from swift_tiers.radix_tiering.leases import LeaseView, Party
-from swift_tiers.radix_tiering.leases.hand import LeaseSnapshot
-from swift_tiers.radix_tiering.restore.story import RestoreStory
-from swift_tiers.radix_tiering.slot_map import MapPiece, SlotState, TierMap
-from swift_tiers.radix_tiering.telemetry import (
+from swift_tiers.radix_tiering.figures.story import RestoreStory
+from swift_tiers.radix_tiering.figures.telemetry import (
     DevicePoolSample,
     EngineSample,
     NoAnswer,
@@ -39,6 +36,9 @@ from swift_tiers.radix_tiering.telemetry import (
     TreeNodes,
     TreeSample,
 )
+from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample, Reach, ReachSample
+from swift_tiers.radix_tiering.lending.leases import LeaseView, Party
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseSnapshot
 
 INFO = ServerInfo(
     host="box",

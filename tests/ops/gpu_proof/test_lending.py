@@ -24,7 +24,7 @@ from swift_tiers.ops.gpu_proof.lending import Lending, lend_on_cuda
 from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions
 from swift_tiers.ops.gpu_proof.proof import Proof
 from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
-from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
+from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
 
 from support import fake_sgl_kernel
 from support.deferred_accelerator import DeferredAccelerator
@@ -176,7 +176,9 @@ def test_a_device_that_is_not_reached_is_told(directory: str) -> None:
 
 
 def on_cuda(memory: CudaDeviceMemory, pages: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check | Figure]:
-    monkeypatch.setattr("swift_tiers.radix_tiering.donation.cuda_memory.CudaDeviceMemory", lambda ordinal: memory)
+    monkeypatch.setattr(
+        "swift_tiers.radix_tiering.lending.donation.cuda_memory.CudaDeviceMemory", lambda ordinal: memory
+    )
     accelerator = DeferredAccelerator(0, locked=True)
     accelerator.device = torch.device("cpu", 0)
     return lend_on_cuda(SMALL, accelerator, Stopwatch(CPU), pages, 1, [sys.executable, str(CHILD), "driver"])

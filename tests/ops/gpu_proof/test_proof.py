@@ -211,7 +211,7 @@ def test_what_needs_more_than_torch_and_triton_is_left_out_where_that_is_absent(
 ) -> None:
     monkeypatch.delitem(sys.modules, "swift_tiers.sglang_ext.accelerator_pool", raising=False)
     monkeypatch.delitem(sys.modules, "swift_tiers.sglang_ext.device_pool", raising=False)
-    monkeypatch.delitem(sys.modules, "swift_tiers.radix_tiering.page", raising=False)
+    monkeypatch.delitem(sys.modules, "swift_tiers.radix_tiering.base.page", raising=False)
     monkeypatch.setitem(sys.modules, "xxhash", None)
     findings = Findings(facts(CPU))
     proof(findings, cases=1).run()

@@ -13,10 +13,10 @@ from swift_tiers.ops.simulate.peer_route import DEFAULT_LANDING, PEER, PeerRoute
 from swift_tiers.ops.simulate.restoring import LOAD, Request, Server
 from swift_tiers.ops.simulate.runs import linear_setup
 from swift_tiers.ops.simulate.scenarios.conversations import AS_THE_PAPER, DEFAULT, HOST, LARGE, first_token
-from swift_tiers.radix_tiering.config import TiersConfig
-from swift_tiers.radix_tiering.landing import Landing, landing_slots
+from swift_tiers.radix_tiering.base.config import TiersConfig
 from swift_tiers.radix_tiering.restore.cost import ComputeCost
 from swift_tiers.radix_tiering.restore.planner import HERE
+from swift_tiers.radix_tiering.tiers.host.landing import Landing, landing_slots
 
 from support.engine import chain, settle
 from support.landing_stack import landing, leave_with_peers

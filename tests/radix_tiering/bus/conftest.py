@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.bus import connection
-from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.config import BusConfig
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.bus.redis import connection
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 
 from support.publishing import bus_config, make_publisher
 from support.redis import RealRedis, outliving

@@ -6,8 +6,11 @@ import time
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.batch import Batch
-from swift_tiers.radix_tiering.bus.command_book import (
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.contract.commands import CommandError
+from swift_tiers.radix_tiering.bus.contract.schema import COMMAND_TTL, Keys
+from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from swift_tiers.radix_tiering.bus.speak.command_book import (
     HURRY_SECONDS,
     LATE_SECONDS,
     MOST_NOTES,
@@ -15,9 +18,6 @@ from swift_tiers.radix_tiering.bus.command_book import (
     CommandBook,
     verdict,
 )
-from swift_tiers.radix_tiering.bus.commands import CommandError
-from swift_tiers.radix_tiering.bus.schema import COMMAND_TTL, Keys
-from swift_tiers.radix_tiering.events import EventLog
 
 from support.redis import RealRedis
 

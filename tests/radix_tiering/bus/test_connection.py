@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.bus import connection
-from swift_tiers.radix_tiering.bus.connection import PASSWORD_VARIABLE, bus_errors, check, connect, describe
-from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
-from swift_tiers.radix_tiering.config import BusConfig, parse_config
-from swift_tiers.radix_tiering.errors import BusError, ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
+from swift_tiers.radix_tiering.base.errors import BusError, ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.bus.redis import connection
+from swift_tiers.radix_tiering.bus.redis.connection import PASSWORD_VARIABLE, bus_errors, check, connect, describe
+from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
 
 from support.redis import TLS, RealRedis, free_port, tls_proxy
 
@@ -237,8 +237,8 @@ def test_secrets_are_not_in_the_command_line(guarded, password_file):
     """Of a process that is connected with one."""
     code = (
         "import sys\n"
-        "from swift_tiers.radix_tiering.bus.connection import connect\n"
-        "from swift_tiers.radix_tiering.config import load_config\n"
+        "from swift_tiers.radix_tiering.bus.redis.connection import connect\n"
+        "from swift_tiers.radix_tiering.base.config import load_config\n"
         "client = connect(load_config(sys.argv[1]).bus, 'one')\n"
         "print(client.ping(), flush=True)\n"
         "sys.stdin.read()\n"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.commands import CommandError, Flush, Pin
-from swift_tiers.radix_tiering.bus.connection import PASSWORD_VARIABLE
-from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.schema import KEYS, KeySpec, Kind
-from swift_tiers.radix_tiering.counters import DEVICE_LINKS
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.contract.commands import CommandError, Flush, Pin
+from swift_tiers.radix_tiering.bus.contract.schema import KEYS, KeySpec, Kind
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.redis.connection import PASSWORD_VARIABLE
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
+from swift_tiers.radix_tiering.figures.counters import DEVICE_LINKS
 
 from support.publishing import bus_config, wait_published
 from support.redis import PATIENCE, RealRedis, redis_programs, wait_for

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.event_reading import Cursor, Event, Gap
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.waiting import wait_for
+from swift_tiers.radix_tiering.bus.hear.event_reading import Cursor, Event, Gap
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.bus import HandWritten
 from support.redis import RealRedis

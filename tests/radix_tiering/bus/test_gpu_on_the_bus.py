@@ -8,11 +8,11 @@ import msgspec
 import pynvml
 import pytest
 
-from swift_tiers.radix_tiering.bus.gpu_records import reaches
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.reader import BusReader, Part
-from swift_tiers.radix_tiering.bus.schema import MOST_REACHES
-from swift_tiers.radix_tiering.bus.views import RankState
+from swift_tiers.radix_tiering.bus.contract.gpu_records import reaches
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
+from swift_tiers.radix_tiering.bus.contract.schema import MOST_REACHES
+from swift_tiers.radix_tiering.bus.contract.views import RankState
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
 from swift_tiers.radix_tiering.gpus.nvml import Nvml
 from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample, Reach, ReachSample

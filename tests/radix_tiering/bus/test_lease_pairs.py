@@ -7,10 +7,10 @@ import itertools
 import msgspec
 import pytest
 
-from swift_tiers.radix_tiering.bus.lease_pairs import FITTING, difference, differences, leases_of, pairs_of
-from swift_tiers.radix_tiering.bus.views import LeaseEntry, LeasesView
-from swift_tiers.radix_tiering.leases.lease import LeaseState
-from swift_tiers.radix_tiering.leases.runs import RunState
+from swift_tiers.radix_tiering.bus.contract.views import LeaseEntry, LeasesView
+from swift_tiers.radix_tiering.bus.hear.lease_pairs import FITTING, difference, differences, leases_of, pairs_of
+from swift_tiers.radix_tiering.lending.leases.lease import LeaseState
+from swift_tiers.radix_tiering.lending.leases.runs import RunState
 
 DONOR, BORROWER = "alpha.dp0-tp0", "beta.dp0-tp0"
 

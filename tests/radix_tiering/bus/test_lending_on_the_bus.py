@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.views import LeasesView
-from swift_tiers.radix_tiering.config import Duration, PeerConfig
-from swift_tiers.radix_tiering.leases import Timing
-from swift_tiers.radix_tiering.leases.hand import LeaseHand, ServiceHand
-from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.peer import PeerTier
-from swift_tiers.radix_tiering.ssd import ReadOutcome
+from swift_tiers.radix_tiering.base.config import Duration, PeerConfig
+from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.bus.contract.views import LeasesView
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
+from swift_tiers.radix_tiering.lending.leases import Timing
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand, ServiceHand
+from swift_tiers.radix_tiering.tiers.peer import PeerTier
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 from support.peer_donor import PAGE, LocalDonor, local_donor
 from support.peer_tier import Answer

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.schema import (
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.contract.schema import (
     ENDED_REQUEST_TTL,
     ENDED_REQUESTS,
     LINKS,
     SCHEMA_VERSION,
     SERVER_TTL,
 )
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 
 from support.publishing import bus_config, make_publisher, publishes, wait_published
 from support.redis import RealRedis, wait_for

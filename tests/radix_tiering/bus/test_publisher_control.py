@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.commands import CommandError, Flush, Order, Pin, read_order, write_order
-from swift_tiers.radix_tiering.bus.control_inbox import MOST_ORDERS
-from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.schema import SERVER_TTL
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.contract.commands import CommandError, Flush, Order, Pin, read_order, write_order
+from swift_tiers.radix_tiering.bus.contract.schema import SERVER_TTL
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.speak.control_inbox import MOST_ORDERS
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 
 from support.publishing import bus_config, wait_published
 from support.redis import RealRedis, wait_for

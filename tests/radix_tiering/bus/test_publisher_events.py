@@ -10,12 +10,12 @@ from itertools import pairwise
 import pytest
 from redis.exceptions import ResponseError
 
-from swift_tiers.radix_tiering.bus.batch import Batch
-from swift_tiers.radix_tiering.bus.event_feed import MOST_EVENTS, EventFeed
-from swift_tiers.radix_tiering.bus.event_reading import Event, Gap
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.schema import SERVER_TTL
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.contract.schema import SERVER_TTL
+from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from swift_tiers.radix_tiering.bus.speak.event_feed import MOST_EVENTS, EventFeed
 
 from support.publishing import RANK, between_turns, bus_config, wait_published
 from support.redis import PATIENCE, RealRedis, wait_for

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from swift_tiers.radix_tiering.bus import neighbours
-from swift_tiers.radix_tiering.bus.batch import Batch
-from swift_tiers.radix_tiering.bus.link_rates import LinkRates
-from swift_tiers.radix_tiering.bus.neighbours import Neighbours
-from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.bus.schema import LINKS, MOST_DONOR_LINKS, Keys
-from swift_tiers.radix_tiering.config import BusConfig
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.contract import neighbours
+from swift_tiers.radix_tiering.bus.contract.link_rates import LinkRates
+from swift_tiers.radix_tiering.bus.contract.neighbours import Neighbours
+from swift_tiers.radix_tiering.bus.contract.schema import LINKS, MOST_DONOR_LINKS, Keys
+from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 
 from support.bus import HandWritten
 from support.publishing import bus_config, wait_published, within

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.event_reading import Cursor
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.views import Snapshot
-from swift_tiers.radix_tiering.events import Event, EventLog
+from swift_tiers.radix_tiering.base.events import Event, EventLog
+from swift_tiers.radix_tiering.bus.contract.views import Snapshot
+from swift_tiers.radix_tiering.bus.hear.event_reading import Cursor
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 
 from support.publishing import PublisherProcess, bus_config, make_publisher, publishes, wait_published
 from support.redis import RealRedis, wait_for

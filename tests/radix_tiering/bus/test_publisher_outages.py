@@ -15,12 +15,13 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from swift_tiers.radix_tiering.bus import connection, publisher
-from swift_tiers.radix_tiering.bus.connection import PASSWORD_VARIABLE
-from swift_tiers.radix_tiering.bus.outage import LONGEST_PAUSE, Outage
-from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
-from swift_tiers.radix_tiering.errors import BusError
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.redis import connection
+from swift_tiers.radix_tiering.bus.redis.connection import PASSWORD_VARIABLE
+from swift_tiers.radix_tiering.bus.redis.outage import LONGEST_PAUSE, Outage
+from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
+from swift_tiers.radix_tiering.bus.speak import publisher
 
 from support.publishing import PublisherProcess, between_turns, bus_config, wait_published, within
 from support.redis import TLS, RealRedis, free_port, tls_proxy, wait_for

@@ -8,15 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from swift_tiers.radix_tiering.bus.batch import Batch
-from swift_tiers.radix_tiering.bus.faults import Faults
-from swift_tiers.radix_tiering.bus.question_inbox import MOST_QUESTIONS, MOST_WAITING, WAITING_SECONDS, QuestionInbox
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.schema import ANSWER_TTL, SERVER_TTL, Keys
-from swift_tiers.radix_tiering.counters import PageFacts
-from swift_tiers.radix_tiering.events import EventLog
-from swift_tiers.radix_tiering.slot_map import TierMap
-from swift_tiers.radix_tiering.telemetry import NotYet, PageAnswer
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.slot_map import TierMap
+from swift_tiers.radix_tiering.bus.contract.faults import Faults
+from swift_tiers.radix_tiering.bus.contract.schema import ANSWER_TTL, SERVER_TTL, Keys
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from swift_tiers.radix_tiering.bus.speak.question_inbox import (
+    MOST_QUESTIONS,
+    MOST_WAITING,
+    WAITING_SECONDS,
+    QuestionInbox,
+)
+from swift_tiers.radix_tiering.figures.counters import PageFacts
+from swift_tiers.radix_tiering.figures.telemetry import NotYet, PageAnswer
 
 from support.publishing import RANK, bus_config, wait_published
 from support.redis import PATIENCE, RealRedis, wait_for

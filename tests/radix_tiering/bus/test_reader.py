@@ -13,14 +13,13 @@ import msgspec
 import pytest
 import redis as redis_py
 
-from swift_tiers.radix_tiering.bus import connection
-from swift_tiers.radix_tiering.bus.commands import CommandError, DrainDevice, Flush, read_order
-from swift_tiers.radix_tiering.bus.event_tail import EventTail
-from swift_tiers.radix_tiering.bus.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.bus.reader import EVERYTHING, BusReader, Part
-from swift_tiers.radix_tiering.bus.schema import BY_NAME, Kind
-from swift_tiers.radix_tiering.bus.views import (
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.contract.commands import CommandError, DrainDevice, Flush, read_order
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
+from swift_tiers.radix_tiering.bus.contract.schema import BY_NAME, Kind
+from swift_tiers.radix_tiering.bus.contract.views import (
     CommandView,
     DeviceView,
     DirectoryView,
@@ -42,9 +41,10 @@ from swift_tiers.radix_tiering.bus.views import (
     TreeView,
     View,
 )
-from swift_tiers.radix_tiering.config import BusConfig
-from swift_tiers.radix_tiering.errors import BusError
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail
+from swift_tiers.radix_tiering.bus.hear.reader import EVERYTHING, BusReader, Part
+from swift_tiers.radix_tiering.bus.redis import connection
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 
 from support.bus import MAPS, NODES, PAGE, RID, HandWritten, documented_fields
 from support.publishing import wait_published
@@ -569,7 +569,7 @@ def test_a_page_that_is_not_held(reader: BusReader, alpha: HandWritten) -> None:
 @pytest.fixture
 def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written by hand is an answer to what is asked next, however long that takes."""
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.FRESH_SECONDS", 25.0)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.FRESH_SECONDS", 25.0)
 
 
 @pytest.mark.usefixtures("_slow")
@@ -626,7 +626,7 @@ def test_ranks_that_disagree(reader: BusReader, alpha: HandWritten) -> None:
 def test_a_rank_that_is_late_is_waited_for(
     reader: BusReader, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.STRAGGLER_SECONDS", 60.0)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.STRAGGLER_SECONDS", 60.0)
     with alpha.obeying(ranks={"dp0-tp0": "done"}), ThreadPoolExecutor(1) as pool:
         future = pool.submit(reader.command, "alpha", "me", Flush())
         (key,) = wait_for(lambda: list(alpha.client.scan_iter(match="swift:alpha:command:*", count=1000)))
@@ -652,7 +652,7 @@ def test_nobody_to_command(reader: BusReader, alpha: HandWritten) -> None:
 
 
 def test_a_server_that_says_nothing(reader: BusReader, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.PATIENCE_SECONDS", 0.1)
     with pytest.raises(BusError, match="nobody answered within"):
         reader.command("alpha", "me", Flush(), timeout=0.1)
 
@@ -660,8 +660,8 @@ def test_a_server_that_says_nothing(reader: BusReader, alpha: HandWritten, monke
 def test_a_server_that_accepts_and_never_finishes(
     reader: BusReader, alpha: HandWritten, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.PATIENCE_SECONDS", 2.0)  # to accept it
-    monkeypatch.setattr("swift_tiers.radix_tiering.bus.asking.FINISH_SECONDS", 0.1)
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.PATIENCE_SECONDS", 2.0)  # to accept it
+    monkeypatch.setattr("swift_tiers.radix_tiering.bus.hear.asking.FINISH_SECONDS", 0.1)
     said = r"has not finished it \(no word from dp0-tp1\); see .* hgetall swift:alpha:command:"
     with alpha.obeying("accepted", ranks={"dp0-tp0": "done"}), pytest.raises(BusError, match=said):
         reader.command("alpha", "me", Flush(), timeout=0.1)

@@ -7,17 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from swift_tiers.radix_tiering.bus.batch import Batch
-from swift_tiers.radix_tiering.bus.faults import Faults
-from swift_tiers.radix_tiering.bus.recent import WINDOW, RecentLatencies, quantiles
-from swift_tiers.radix_tiering.bus.records import PublisherNumbers, Record
-from swift_tiers.radix_tiering.bus.schema import Keys
-from swift_tiers.radix_tiering.bus.state import RankState
-from swift_tiers.radix_tiering.bus.troubles import device_troubles
-from swift_tiers.radix_tiering.bus.view_reading import read_view
-from swift_tiers.radix_tiering.bus.views import DeviceView, LinkView, TierView
-from swift_tiers.radix_tiering.counters import LATENCY_BOUNDS, NO_LATENCY, LatencyHistogram, LinkSnapshot
-from swift_tiers.radix_tiering.events import EventLog
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.contract.faults import Faults
+from swift_tiers.radix_tiering.bus.contract.recent import WINDOW, RecentLatencies, quantiles
+from swift_tiers.radix_tiering.bus.contract.records import PublisherNumbers, Record
+from swift_tiers.radix_tiering.bus.contract.schema import Keys
+from swift_tiers.radix_tiering.bus.contract.view_reading import read_view
+from swift_tiers.radix_tiering.bus.contract.views import DeviceView, LinkView, TierView
+from swift_tiers.radix_tiering.bus.hear.troubles import device_troubles
+from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from swift_tiers.radix_tiering.bus.speak.state import RankState
+from swift_tiers.radix_tiering.figures.counters import LATENCY_BOUNDS, NO_LATENCY, LatencyHistogram, LinkSnapshot
 
 from support import telemetry
 from support.publishing import bus_config

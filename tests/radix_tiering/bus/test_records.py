@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.bus import answer_records, records
-from swift_tiers.radix_tiering.bus.gpu_records import gpu_record, reach_record
-from swift_tiers.radix_tiering.bus.lease_records import lease_sums, leases_record, partners
-from swift_tiers.radix_tiering.bus.records import PublisherNumbers, block_table_text, to_text
-from swift_tiers.radix_tiering.bus.schema import BY_NAME, MOST_LISTED_LEASES, MOST_PARTNERS
-from swift_tiers.radix_tiering.events import Event
+from swift_tiers.radix_tiering.base.events import Event
+from swift_tiers.radix_tiering.bus.contract import answer_records, records
+from swift_tiers.radix_tiering.bus.contract.gpu_records import gpu_record, reach_record
+from swift_tiers.radix_tiering.bus.contract.lease_records import lease_sums, leases_record, partners
+from swift_tiers.radix_tiering.bus.contract.records import PublisherNumbers, block_table_text, to_text
+from swift_tiers.radix_tiering.bus.contract.schema import BY_NAME, MOST_LISTED_LEASES, MOST_PARTNERS
+from swift_tiers.radix_tiering.figures.telemetry import PageAnswer
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample
-from swift_tiers.radix_tiering.telemetry import PageAnswer
 
 from support import telemetry
 from support.telemetry import latency

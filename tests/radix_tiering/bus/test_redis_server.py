@@ -19,10 +19,10 @@ import psutil
 import pytest
 import redis
 
-from swift_tiers.radix_tiering.bus import redis_binary, redis_child, redis_server
-from swift_tiers.radix_tiering.bus.redis_binary import SERVER_VARIABLE, bundled, find_cli, find_server
-from swift_tiers.radix_tiering.bus.redis_server import FILE_BYTES, MEMORY_BYTES, EmbeddedRedis, default_directory
-from swift_tiers.radix_tiering.errors import BusError, ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.base.errors import BusError, ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.bus.redis import redis_binary, redis_child, redis_server
+from swift_tiers.radix_tiering.bus.redis.redis_binary import SERVER_VARIABLE, bundled, find_cli, find_server
+from swift_tiers.radix_tiering.bus.redis.redis_server import FILE_BYTES, MEMORY_BYTES, EmbeddedRedis, default_directory
 
 from support.redis import outliving, processes_with, redis_programs, wait_for
 

@@ -16,15 +16,15 @@ import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
 from swift_tiers.ops.doctor import bus as doctor_bus
-from swift_tiers.radix_tiering.bus.commands import COMMANDS, Flush, read_command
-from swift_tiers.radix_tiering.bus.publisher import BusPublisher
-from swift_tiers.radix_tiering.bus.reader import BusReader
-from swift_tiers.radix_tiering.bus.redis_binary import find_cli
-from swift_tiers.radix_tiering.bus.schema import KEYS
-from swift_tiers.radix_tiering.bus.schema_document import BEGIN, END, renewed, schema_markdown, unit_of
-from swift_tiers.radix_tiering.config import BusConfig
-from swift_tiers.radix_tiering.errors import BusError
-from swift_tiers.radix_tiering.restore.story import RestoreStory
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, Flush, read_command
+from swift_tiers.radix_tiering.bus.contract.schema import KEYS
+from swift_tiers.radix_tiering.bus.contract.schema_document import BEGIN, END, renewed, schema_markdown, unit_of
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from swift_tiers.radix_tiering.bus.redis.redis_binary import find_cli
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
+from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 from support.bus import PAGE, HandWritten, documented_fields
 from support.publishing import wait_published
@@ -50,7 +50,7 @@ def redis(own_redis: RealRedis) -> RealRedis:
 
 
 def test_the_table_is_the_contract() -> None:
-    assert renewed(TEXT) == TEXT, "run: python -m swift_tiers.radix_tiering.bus.schema_document docs/bus.md"
+    assert renewed(TEXT) == TEXT, "run: python -m swift_tiers.radix_tiering.bus.contract.schema_document docs/bus.md"
 
 
 def test_every_key_and_field_has_a_row() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.radix_tiering.donation.arena import ArenaError, AttachedArena, SharedArena
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, AttachedArena, SharedArena
 
 SIZE = 1 << 20
 

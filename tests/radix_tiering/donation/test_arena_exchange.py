@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.donation import arena_client, arena_server, pace
-from swift_tiers.radix_tiering.donation.arena import ArenaError, SharedArena
-from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
-from swift_tiers.radix_tiering.donation.arena_guest import MAX_WAITING
-from swift_tiers.radix_tiering.donation.arena_messages import (
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.lending.donation import arena_client, arena_server, pace
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, SharedArena
+from swift_tiers.radix_tiering.lending.donation.arena_client import ArenaClient
+from swift_tiers.radix_tiering.lending.donation.arena_guest import MAX_WAITING
+from swift_tiers.radix_tiering.lending.donation.arena_messages import (
     MAX_PACKET_BYTES,
     MAX_STORES,
     VERSION,
@@ -32,11 +33,10 @@ from swift_tiers.radix_tiering.donation.arena_messages import (
     decode_donors,
     encode,
 )
-from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
-from swift_tiers.radix_tiering.donation.arena_socket import arena_path, packet_socket, receive, send
-from swift_tiers.radix_tiering.donation.extents import CutRun
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.leases import Extent, Party, ipc_address
+from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path, packet_socket, receive, send
+from swift_tiers.radix_tiering.lending.donation.extents import CutRun
+from swift_tiers.radix_tiering.lending.leases import Extent, Party, ipc_address
 
 from support.redis import wait_for
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.donation.arena_messages import (
+from swift_tiers.radix_tiering.lending.donation.arena_messages import (
     MAX_PACKET_BYTES,
     MAX_STORES,
     Attach,
@@ -28,8 +28,8 @@ from swift_tiers.radix_tiering.donation.arena_messages import (
     encode,
     in_packets,
 )
-from swift_tiers.radix_tiering.leases import Party
-from swift_tiers.radix_tiering.leases.messages import GarbledError
+from swift_tiers.radix_tiering.lending.leases import Party
+from swift_tiers.radix_tiering.lending.leases.messages import GarbledError
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "leases.md"
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering.donation.arena import ArenaError, SharedArena
-from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, SharedArena
+from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed: its types are what is checked")
 
@@ -288,7 +288,8 @@ def test_without_the_bindings_one_line_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_module_is_imported_without_the_bindings() -> None:
     code = (
-        "import sys; sys.modules['cuda.bindings.driver'] = None; import swift_tiers.radix_tiering.donation.cuda_memory"
+        "import sys; sys.modules['cuda.bindings.driver'] = None; "
+        "import swift_tiers.radix_tiering.lending.donation.cuda_memory"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering.donation.arena import ArenaError, SharedArena
-from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, SharedArena
+from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering.donation.arena import ArenaError, SharedArena
-from swift_tiers.radix_tiering.donation.device_arena import AttachedDevice, DeviceArena
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, SharedArena
+from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevice, DeviceArena
 
 from support.fake_device import GRANULE, POISON, FakeDeviceMemory
 

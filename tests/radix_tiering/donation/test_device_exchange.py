@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.donation.arena import SharedArena
-from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
-from swift_tiers.radix_tiering.donation.arena_messages import Store, Stored
-from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
-from swift_tiers.radix_tiering.donation.arena_socket import arena_path
-from swift_tiers.radix_tiering.donation.device_arena import AttachedDevice, DeviceArena
-from swift_tiers.radix_tiering.donation.extents import CutRun
-from swift_tiers.radix_tiering.leases import Extent, Party, ipc_address
+from swift_tiers.radix_tiering.lending.donation.arena import SharedArena
+from swift_tiers.radix_tiering.lending.donation.arena_client import ArenaClient
+from swift_tiers.radix_tiering.lending.donation.arena_messages import Store, Stored
+from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path
+from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevice, DeviceArena
+from swift_tiers.radix_tiering.lending.donation.extents import CutRun
+from swift_tiers.radix_tiering.lending.leases import Extent, Party, ipc_address
 
 from support.fake_device import GRANULE, FakeDeviceMemory
 from support.redis import wait_for

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.donation.elastic_unit import block_elements, common_unit, elastic_unit
-from swift_tiers.radix_tiering.page import PageGeometry
+from swift_tiers.radix_tiering.base.page import PageGeometry
+from swift_tiers.radix_tiering.lending.donation.elastic_unit import block_elements, common_unit, elastic_unit
 
 #: Table 2 of the paper: layers, KV heads, head dimension, megabytes of one token in float16.
 TABLE_2 = {

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.donation.elastic_unit import elastic_unit
-from swift_tiers.radix_tiering.donation.extents import CutRun, Extent, PoolLayout, RunShape, Span, run_shape
-from swift_tiers.radix_tiering.page import PageGeometry
+from swift_tiers.radix_tiering.base.page import PageGeometry
+from swift_tiers.radix_tiering.lending.donation.elastic_unit import elastic_unit
+from swift_tiers.radix_tiering.lending.donation.extents import CutRun, Extent, PoolLayout, RunShape, Span, run_shape
 
 shapes = st.builds(
     PageGeometry,

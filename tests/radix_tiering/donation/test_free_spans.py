@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.donation.extents import Span
-from swift_tiers.radix_tiering.donation.free_spans import FreeSpans
+from swift_tiers.radix_tiering.lending.donation.extents import Span
+from swift_tiers.radix_tiering.lending.donation.free_spans import FreeSpans
 
 pages = st.lists(st.integers(1, 200), unique=True).map(lambda numbers: np.array(numbers, np.int64))
 

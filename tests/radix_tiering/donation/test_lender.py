@@ -13,14 +13,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swift_tiers.radix_tiering.donation.extents import PoolLayout, Span
-from swift_tiers.radix_tiering.donation.free_spans import FreeSpans
-from swift_tiers.radix_tiering.donation.lender import LEND_SECONDS, LOOK_SECONDS, SCATTERED_SECONDS, Lender, Sized
-from swift_tiers.radix_tiering.donation.sizing import ElasticSizer
-from swift_tiers.radix_tiering.leases.effects import DonorEffect, Reclaimed, Send
-from swift_tiers.radix_tiering.leases.messages import Extent
-from swift_tiers.radix_tiering.leases.runs import RunState
-from swift_tiers.radix_tiering.leases.timing import Timing
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, Span
+from swift_tiers.radix_tiering.lending.donation.free_spans import FreeSpans
+from swift_tiers.radix_tiering.lending.donation.lender import (
+    LEND_SECONDS,
+    LOOK_SECONDS,
+    SCATTERED_SECONDS,
+    Lender,
+    Sized,
+)
+from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
+from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, Reclaimed, Send
+from swift_tiers.radix_tiering.lending.leases.messages import Extent
+from swift_tiers.radix_tiering.lending.leases.runs import RunState
+from swift_tiers.radix_tiering.lending.leases.timing import Timing
 
 from support.examples import examples
 from support.lease_pair import Pair

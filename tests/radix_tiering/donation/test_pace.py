@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.donation.pace import BURST_SECONDS, REST_SECONDS, Pace
+from swift_tiers.radix_tiering.lending.donation.pace import BURST_SECONDS, REST_SECONDS, Pace
 
 
 def test_without_a_rate_nobody_waits() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from swift_tiers.radix_tiering.donation.elastic_unit import ElasticUnit
-from swift_tiers.radix_tiering.donation.sizing import (
+from swift_tiers.radix_tiering.lending.donation.elastic_unit import ElasticUnit
+from swift_tiers.radix_tiering.lending.donation.sizing import (
     NOTHING,
     ElasticSizer,
     Resize,
@@ -18,7 +18,7 @@ from swift_tiers.radix_tiering.donation.sizing import (
     scale_up,
     spare_pages,
 )
-from swift_tiers.radix_tiering.donation.window import WindowMaximum
+from swift_tiers.radix_tiering.lending.donation.window import WindowMaximum
 
 from support.examples import examples
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swift_tiers.radix_tiering.donation.used_paths import MOST_AT_ONCE, Part, UsedPaths
+from swift_tiers.radix_tiering.lending.donation.used_paths import MOST_AT_ONCE, Part, UsedPaths
 
 ROOT = 0
 

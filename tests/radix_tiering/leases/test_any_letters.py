@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, Letter, Party, RunState, Use
-from swift_tiers.radix_tiering.leases.effects import Fence, LeaseBegan, LeaseEnded, Reclaimed
-from swift_tiers.radix_tiering.leases.messages import (
+from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, Letter, Party, RunState, Use
+from swift_tiers.radix_tiering.lending.leases.effects import Fence, LeaseBegan, LeaseEnded, Reclaimed
+from swift_tiers.radix_tiering.lending.leases.messages import (
     Expire,
     Grant,
     GrantedLease,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.radix_tiering.leases import Donor, Letter, LinkState, Party, Use
-from swift_tiers.radix_tiering.leases.effects import (
+from swift_tiers.radix_tiering.lending.leases import Donor, Letter, LinkState, Party, Use
+from swift_tiers.radix_tiering.lending.leases.effects import (
     Back,
     DonorJoined,
     DonorLeft,
@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.leases.effects import (
     LeaseRecalled,
     Reclaimed,
 )
-from swift_tiers.radix_tiering.leases.messages import (
+from swift_tiers.radix_tiering.lending.leases.messages import (
     Expire,
     Extent,
     Grant,
@@ -29,7 +29,7 @@ from swift_tiers.radix_tiering.leases.messages import (
     Return,
     Welcome,
 )
-from swift_tiers.radix_tiering.leases.timing import RENEWALS_PER_TERM
+from swift_tiers.radix_tiering.lending.leases.timing import RENEWALS_PER_TERM
 
 from support.lease_pair import PAGE, RUN, Pair
 

@@ -9,10 +9,10 @@ from typing import get_args
 
 import pytest
 
-from swift_tiers.radix_tiering.leases import LeaseState, LinkState, RunState, Timing, Use
-from swift_tiers.radix_tiering.leases.effects import Back, Ended
-from swift_tiers.radix_tiering.leases.lease import _BEGINS
-from swift_tiers.radix_tiering.leases.messages import (
+from swift_tiers.radix_tiering.lending.leases import LeaseState, LinkState, RunState, Timing, Use
+from swift_tiers.radix_tiering.lending.leases.effects import Back, Ended
+from swift_tiers.radix_tiering.lending.leases.lease import _BEGINS
+from swift_tiers.radix_tiering.lending.leases.messages import (
     MAX_EXTENTS,
     MAX_LEASES,
     MAX_LETTER_BYTES,
@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.leases.messages import (
     DonorMessage,
     Reason,
 )
-from swift_tiers.radix_tiering.leases.timing import RENEWALS_PER_TERM
+from swift_tiers.radix_tiering.lending.leases.timing import RENEWALS_PER_TERM
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "leases.md").read_text()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.leases import Donor, Extent, Letter, Party, RunState, Timing
-from swift_tiers.radix_tiering.leases.effects import (
+from swift_tiers.radix_tiering.lending.leases import Donor, Extent, Letter, Party, RunState, Timing
+from swift_tiers.radix_tiering.lending.leases.effects import (
     Back,
     BorrowerJoined,
     BorrowerLeft,
@@ -19,7 +19,7 @@ from swift_tiers.radix_tiering.leases.effects import (
     Reclaimed,
     Send,
 )
-from swift_tiers.radix_tiering.leases.messages import (
+from swift_tiers.radix_tiering.lending.leases.messages import (
     MAX_EXTENTS,
     MAX_LEASES,
     Expire,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from swift_tiers.radix_tiering.leases import LinkState, RunState
-from swift_tiers.radix_tiering.leases.lease import LeaseState
+from swift_tiers.radix_tiering.lending.leases import LinkState, RunState
+from swift_tiers.radix_tiering.lending.leases.lease import LeaseState
 
 from support.lease_children import PAGE, Child, Children
 from support.redis import wait_for

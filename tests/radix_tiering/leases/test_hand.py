@@ -9,8 +9,16 @@ from random import Random
 
 import pytest
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, Extent, LeaseService, RunState, Timing, ipc_address
-from swift_tiers.radix_tiering.leases.hand import ServiceHand
+from swift_tiers.radix_tiering.lending.leases import (
+    Borrower,
+    Donor,
+    Extent,
+    LeaseService,
+    RunState,
+    Timing,
+    ipc_address,
+)
+from swift_tiers.radix_tiering.lending.leases.hand import ServiceHand
 
 from support.lease_hand import BORROWER, LENDER, PAGE, Both
 from support.redis import wait_for

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.leases.messages import (
+from swift_tiers.radix_tiering.lending.leases.messages import (
     MAX_EXTENTS,
     MAX_LEASES,
     MAX_LETTER_BYTES,

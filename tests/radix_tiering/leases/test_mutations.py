@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.leases import Borrower, Donor, LeaseState, Party, RunState, Ticket, Timing
-from swift_tiers.radix_tiering.leases.effects import Back
-from swift_tiers.radix_tiering.leases.lease import Lease
-from swift_tiers.radix_tiering.leases.link import Link, Outputs
-from swift_tiers.radix_tiering.leases.messages import Grant, Hello, Letter, Recall, Renewed
-from swift_tiers.radix_tiering.leases.timing import RECALL_PART
+from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, LeaseState, Party, RunState, Ticket, Timing
+from swift_tiers.radix_tiering.lending.leases.effects import Back
+from swift_tiers.radix_tiering.lending.leases.lease import Lease
+from swift_tiers.radix_tiering.lending.leases.link import Link, Outputs
+from swift_tiers.radix_tiering.lending.leases.messages import Grant, Hello, Letter, Recall, Renewed
+from swift_tiers.radix_tiering.lending.leases.timing import RECALL_PART
 
 from support.lease_faults import Shape
 from support.lease_world import Violation, World

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.leases.sharing import Ask, share
+from swift_tiers.radix_tiering.lending.leases.sharing import Ask, share
 
 ASKS = st.dictionaries(st.integers(0, 9), st.builds(Ask, st.integers(0, 50), st.integers(0, 50)), max_size=6)
 

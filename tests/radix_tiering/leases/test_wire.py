@@ -21,8 +21,8 @@ import pytest
 import zmq
 import zmq.auth
 
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.leases import (
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.lending.leases import (
     Borrower,
     Donor,
     Extent,
@@ -33,8 +33,8 @@ from swift_tiers.radix_tiering.leases import (
     Timing,
     ipc_address,
 )
-from swift_tiers.radix_tiering.leases.curve import CurveKeys, load_keys
-from swift_tiers.radix_tiering.leases.effects import (
+from swift_tiers.radix_tiering.lending.leases.curve import CurveKeys, load_keys
+from swift_tiers.radix_tiering.lending.leases.effects import (
     DonorJoined,
     DonorLeft,
     DonorRefused,
@@ -43,7 +43,7 @@ from swift_tiers.radix_tiering.leases.effects import (
     Reclaimed,
     Send,
 )
-from swift_tiers.radix_tiering.leases.messages import (
+from swift_tiers.radix_tiering.lending.leases.messages import (
     MAX_LETTER_BYTES,
     VERSION,
     Heartbeat,
@@ -55,7 +55,13 @@ from swift_tiers.radix_tiering.leases.messages import (
     decode,
     encode,
 )
-from swift_tiers.radix_tiering.leases.wire import MAX_FRAME_BYTES, MAX_ROUTES, QUEUED_LETTERS, FromBorrower, Wire
+from swift_tiers.radix_tiering.lending.leases.wire import (
+    MAX_FRAME_BYTES,
+    MAX_ROUTES,
+    QUEUED_LETTERS,
+    FromBorrower,
+    Wire,
+)
 
 from support.redis import wait_for
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.radix_tiering.landing import Landing
-from swift_tiers.radix_tiering.leases import Timing
-from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.ssd import ReadOutcome
+from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.lending.leases import Timing
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 from support.deferred_accelerator import DeferredAccelerator
 from support.fake_device import FakeDeviceMemory

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.peer import neighbour
+from swift_tiers.radix_tiering.tiers.peer import neighbour
 
 from support.fake_device import FakeDeviceMemory
 from support.lease_children import Child

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.config import PeerConfig, Size
-from swift_tiers.radix_tiering.donation import pace
-from swift_tiers.radix_tiering.donation.arena_client import ArenaClient
-from swift_tiers.radix_tiering.donation.arena_messages import (
+from swift_tiers.radix_tiering.base.config import PeerConfig, Size
+from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.lending.donation import pace
+from swift_tiers.radix_tiering.lending.donation.arena_client import ArenaClient
+from swift_tiers.radix_tiering.lending.donation.arena_messages import (
     MAX_PACKET_BYTES,
     VERSION,
     Attached,
@@ -23,13 +24,12 @@ from swift_tiers.radix_tiering.donation.arena_messages import (
     StoresDone,
     encode,
 )
-from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
-from swift_tiers.radix_tiering.donation.arena_socket import arena_path, packet_socket, send
-from swift_tiers.radix_tiering.leases import Extent, Party, Timing, ipc_address
-from swift_tiers.radix_tiering.page import page_digest
-from swift_tiers.radix_tiering.peer import neighbour, worker
-from swift_tiers.radix_tiering.peer_memory import PeerMemory, PeerPlace
-from swift_tiers.radix_tiering.ssd import ReadOutcome
+from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path, packet_socket, send
+from swift_tiers.radix_tiering.lending.leases import Extent, Party, Timing, ipc_address
+from swift_tiers.radix_tiering.tiers.peer import neighbour, worker
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory, PeerPlace
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 from support.peer_donor import OWN, PAGE, LocalDonor, local_donor
 from support.peer_tier import Answer, Borrowing

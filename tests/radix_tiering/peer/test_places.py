@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from swift_tiers.radix_tiering.donation.extents import CutRun
-from swift_tiers.radix_tiering.leases import Extent, LeaseKey
-from swift_tiers.radix_tiering.peer.places import PlaceBook
-from swift_tiers.radix_tiering.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.lending.donation.extents import CutRun
+from swift_tiers.radix_tiering.lending.leases import Extent, LeaseKey
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.peer.places import PlaceBook
 
 from support.examples import examples
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.page import Namespace, PageGeometry
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.fitting import ComputeSample, LoadSample, Residuals
 from swift_tiers.radix_tiering.restore.profiles import (

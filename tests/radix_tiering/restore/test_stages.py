@@ -10,15 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
-from swift_tiers.radix_tiering.restore.plan import (
-    Prefix,
-    Run,
-    Strategy,
-    plan_load,
-    plan_restore,
-    two_pointer_bound,
-)
-from swift_tiers.radix_tiering.restore.stages import (
+from swift_tiers.radix_tiering.restore.pipeline.stages import (
     Stage,
     pipeline_seconds,
     plan_stage,
@@ -27,6 +19,14 @@ from swift_tiers.radix_tiering.restore.stages import (
     split_evenly,
     stage_bound,
     worth_of_boundaries,
+)
+from swift_tiers.radix_tiering.restore.plan import (
+    Prefix,
+    Run,
+    Strategy,
+    plan_load,
+    plan_restore,
+    two_pointer_bound,
 )
 
 from support.costs import models

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift_tiers.radix_tiering.figures.story import COMPUTED, ON_DEVICE, RestoreStory
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, SourceCost
 from swift_tiers.radix_tiering.restore.planner import HERE, Choice, Decision, Planner
-from swift_tiers.radix_tiering.restore.story import COMPUTED, ON_DEVICE, RestoreStory
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
 PAGE = 16

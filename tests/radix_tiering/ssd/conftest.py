@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
-from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
-from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer
-from swift_tiers.radix_tiering.ssd.devices import DeviceArray
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray
+from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 UNIT = 8192
 NAMESPACE = b"namespace-one..."
@@ -50,7 +50,7 @@ class Rig:
 
     @staticmethod
     def device_bytes(slots: int) -> int:
-        from swift_tiers.radix_tiering.ssd.layout import first_slot_offset
+        from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
 
         return first_slot_offset(slots) + slots * (BLOCK_BYTES + UNIT)
 
@@ -96,7 +96,7 @@ class Rig:
         return self.read_all(stripes, [stored])[0]
 
     def read_all(self, stripes: StripeSet, pages: Sequence[StoredPage]) -> list[tuple[ReadOutcome, np.ndarray]]:
-        from swift_tiers.radix_tiering.ssd import ReadRequest
+        from swift_tiers.radix_tiering.tiers.ssd import ReadRequest
 
         left = threading.Semaphore(0)
         outcomes: list[ReadOutcome | None] = [None] * len(pages)

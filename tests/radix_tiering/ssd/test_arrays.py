@@ -17,19 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
-from swift_tiers.radix_tiering.ssd import uring
-from swift_tiers.radix_tiering.ssd.devices import Completion, DeviceArray, Operation, Request
-from swift_tiers.radix_tiering.ssd.faulty import FaultyArray
-from swift_tiers.radix_tiering.ssd.files import (
-    ThreadArray,
-    UringArray,
-    create_device_file,
-    open_array,
-)
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd.recording import RecordingArray
-from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
+from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
+from swift_tiers.radix_tiering.tiers.ssd.arrays import uring
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
+from swift_tiers.radix_tiering.tiers.ssd.files import ThreadArray, UringArray, create_device_file, open_array
+from swift_tiers.radix_tiering.tiers.testing.faulty import FaultyArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.testing.recording import RecordingArray
 
 from support.examples import examples
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.radix_tiering.ssd.files import open_array
+from swift_tiers.radix_tiering.tiers.ssd.files import open_array
 
 BLKIO = Path("/sys/fs/cgroup/blkio")
 RATE = 100 << 20  # bytes per second and device

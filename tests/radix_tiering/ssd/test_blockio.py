@@ -7,11 +7,11 @@ import itertools
 
 import numpy as np
 
-from swift_tiers.radix_tiering.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.ssd.blockio import IN_FLIGHT, Patience, aligned_buffer, execute, sync_devices
-from swift_tiers.radix_tiering.ssd.devices import Operation, Request
-from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.blockio import IN_FLIGHT, Patience, aligned_buffer, execute, sync_devices
+from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.silent import SilentArray
 

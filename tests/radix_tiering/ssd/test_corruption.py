@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.errors import FormatError
-from swift_tiers.radix_tiering.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
-from swift_tiers.radix_tiering.ssd.layout import Defect, Superblock, decode_superblock, first_slot_offset
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.base.errors import FormatError
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.layout import Defect, Superblock, decode_superblock, first_slot_offset
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.examples import examples
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
-from swift_tiers.radix_tiering.ssd.fsck import check, repair
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd.recording import RecordingArray
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.fsck import check, repair
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.testing.recording import RecordingArray
 
 
 class Version(NamedTuple):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.radix_tiering.errors import ConfigError, StripeSetBusyError
-from swift_tiers.radix_tiering.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.ssd.files import (
+from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.tiers.ssd.files import (
     check_owner,
     create_device_file,
     half_made,

@@ -7,9 +7,18 @@ import errno
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.ssd.devices import Operation, Request
-from swift_tiers.radix_tiering.ssd.faulty import Delay, Fail, Fault, FaultPlan, FaultyArray, FlipBits, Gone, Lose
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
+from swift_tiers.radix_tiering.tiers.testing.faulty import (
+    Delay,
+    Fail,
+    Fault,
+    FaultPlan,
+    FaultyArray,
+    FlipBits,
+    Gone,
+    Lose,
+)
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 READ, WRITE = Operation.READ, Operation.WRITE
 BLOCK = 4096

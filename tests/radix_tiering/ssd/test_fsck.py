@@ -7,14 +7,14 @@ import errno
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.errors import FormatError
-from swift_tiers.radix_tiering.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.ssd import Operation
-from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray
-from swift_tiers.radix_tiering.ssd.fsck import Report, Severity, check, repair
-from swift_tiers.radix_tiering.ssd.layout import StoredPage
-from swift_tiers.radix_tiering.ssd.members import Standing
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.base.errors import FormatError
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.tiers.ssd import Operation
+from swift_tiers.radix_tiering.tiers.ssd.fsck import Report, Severity, check, repair
+from swift_tiers.radix_tiering.tiers.ssd.layout import StoredPage
+from swift_tiers.radix_tiering.tiers.ssd.members import Standing
+from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 
 def filled(rig, *, clean: bool, devices: int = 3) -> tuple[MemoryArray, list[StoredPage]]:
@@ -34,7 +34,7 @@ def filled(rig, *, clean: bool, devices: int = 3) -> tuple[MemoryArray, list[Sto
 
 
 def slot_bytes(array: MemoryArray, device: int, slot: int) -> np.ndarray:
-    from swift_tiers.radix_tiering.ssd.layout import first_slot_offset
+    from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
 
     size = BLOCK_BYTES + 8192
     return array.images[device][first_slot_offset(10) + slot * size :][:size]

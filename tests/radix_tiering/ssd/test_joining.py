@@ -7,14 +7,14 @@ import threading
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.errors import ConfigError, FormatError
-from swift_tiers.radix_tiering.ssd import Operation, Service, StripeSet
-from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray
-from swift_tiers.radix_tiering.ssd.files import ThreadArray, UringArray, create_device_file, open_device_file
-from swift_tiers.radix_tiering.ssd.layout import CHECKPOINT_OFFSET, SUPERBLOCK_OFFSETS, decode_superblock
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
-from swift_tiers.radix_tiering.ssd.uring import probe
+from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
+from swift_tiers.radix_tiering.tiers.ssd import Operation, Service, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
+from swift_tiers.radix_tiering.tiers.ssd.arrays.uring import probe
+from swift_tiers.radix_tiering.tiers.ssd.files import ThreadArray, UringArray, create_device_file, open_device_file
+from swift_tiers.radix_tiering.tiers.ssd.layout import CHECKPOINT_OFFSET, SUPERBLOCK_OFFSETS, decode_superblock
+from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.silent import SilentArray, wait_for
 

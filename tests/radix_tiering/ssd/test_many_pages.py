@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from swift_tiers.radix_tiering.page import ROOT_KEY, PageRecord
-from swift_tiers.radix_tiering.ssd import StoredPage, scan
-from swift_tiers.radix_tiering.ssd.checkpoint import PAGES_AT_A_TIME, build_checkpoints
-from swift_tiers.radix_tiering.ssd.devices import Request
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.tiers.ssd import StoredPage, scan
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Request
+from swift_tiers.radix_tiering.tiers.ssd.checkpoint import PAGES_AT_A_TIME, build_checkpoints
 
 
 def test_the_headers_of_all_devices_are_read_together(rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.ssd.devices import Operation, Request
-from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultPlan, FaultyArray
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd.recording import RecordingArray, TornPrefix, TornSubset
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
+from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultPlan, FaultyArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.testing.recording import RecordingArray, TornPrefix, TornSubset
 
 from support.examples import examples
 

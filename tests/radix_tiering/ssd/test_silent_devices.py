@@ -9,14 +9,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.ssd import ReadOutcome, StoredPage, StripeSet
-from swift_tiers.radix_tiering.ssd.blockio import CONTROL_TAG, aligned_buffer
-from swift_tiers.radix_tiering.ssd.device_state import Service
-from swift_tiers.radix_tiering.ssd.devices import Operation
-from swift_tiers.radix_tiering.ssd.layout import TABLE_BYTES, TABLE_OFFSETS
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd.namespaces import MAX_NAMESPACES
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation
+from swift_tiers.radix_tiering.tiers.ssd.blockio import CONTROL_TAG, aligned_buffer
+from swift_tiers.radix_tiering.tiers.ssd.device_state import Service
+from swift_tiers.radix_tiering.tiers.ssd.layout import TABLE_BYTES, TABLE_OFFSETS
+from swift_tiers.radix_tiering.tiers.ssd.namespaces import MAX_NAMESPACES
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.engine import Clock
 from support.silent import STALL, SilentArray, wait_for

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.errors import FormatError
-from swift_tiers.radix_tiering.ssd import Service, StripeSet
-from swift_tiers.radix_tiering.ssd.blockio import Patience
-from swift_tiers.radix_tiering.ssd.devices import Request
-from swift_tiers.radix_tiering.ssd.faulty import Delay, Fault, FaultyArray
-from swift_tiers.radix_tiering.ssd.fsck import Severity, check, repair
-from swift_tiers.radix_tiering.ssd.layout import first_slot_offset
-from swift_tiers.radix_tiering.ssd.members import Standing
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.base.errors import FormatError
+from swift_tiers.radix_tiering.tiers.ssd import Service, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Request
+from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
+from swift_tiers.radix_tiering.tiers.ssd.fsck import Severity, check, repair
+from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
+from swift_tiers.radix_tiering.tiers.ssd.members import Standing
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.tiers.testing.faulty import Delay, Fault, FaultyArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.engine import Clock, make_stack
 from support.silent import STALL, SilentArray, wait_for

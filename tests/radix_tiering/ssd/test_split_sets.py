@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.radix_tiering.ssd import StripeSet
-from swift_tiers.radix_tiering.ssd.blockio import Patience
-from swift_tiers.radix_tiering.ssd.fsck import check, repair
-from swift_tiers.radix_tiering.ssd.members import read_tables
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd.namespaces import MemberTable, NamespaceTable, reconcile
+from swift_tiers.radix_tiering.tiers.ssd import StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
+from swift_tiers.radix_tiering.tiers.ssd.fsck import check, repair
+from swift_tiers.radix_tiering.tiers.ssd.members import read_tables
+from swift_tiers.radix_tiering.tiers.ssd.namespaces import MemberTable, NamespaceTable, reconcile
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 THIRD = b"namespace-three."
 

@@ -10,14 +10,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.errors import ConfigError, FormatError
-from swift_tiers.radix_tiering.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.ssd import Operation, ReadOutcome, ReadRequest, Service, StoredPage, StripeSet
-from swift_tiers.radix_tiering.ssd.blockio import aligned_buffer
-from swift_tiers.radix_tiering.ssd.faulty import Delay, Fail, Fault, FaultyArray, Gone
-from swift_tiers.radix_tiering.ssd.layout import SUPERBLOCK_OFFSETS
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd.slots import SlotAllocator, SlotMap
+from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadOutcome, ReadRequest, Service, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
+from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS
+from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+from swift_tiers.radix_tiering.tiers.testing.faulty import Delay, Fail, Fault, FaultyArray, Gone
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.silent import wait_for
 
@@ -568,7 +568,7 @@ def test_slots_of_an_earlier_stripe_set_do_not_count(rig) -> None:
 
 
 def test_another_format_version_is_refused_and_left_alone(rig) -> None:
-    from swift_tiers.radix_tiering.page import page_digest
+    from swift_tiers.radix_tiering.base.page import page_digest
 
     array = rig.memory(2)
     for offset in SUPERBLOCK_OFFSETS:

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swift_tiers.radix_tiering.ssd import Operation, ReadOutcome, Service, StoredPage
-from swift_tiers.radix_tiering.ssd.faulty import Fail, Fault, FaultyArray
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadOutcome, Service, StoredPage
+from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.examples import examples
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.ssd.devices import Completion, Operation, Request
-from swift_tiers.radix_tiering.ssd.memory_array import MemoryArray
-from swift_tiers.radix_tiering.ssd.throttled import ThrottledArray
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 KIB = 1024
 READ, WRITE = Operation.READ, Operation.WRITE

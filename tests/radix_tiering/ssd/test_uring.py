@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.ssd import uring
-from swift_tiers.radix_tiering.ssd.uring import NOP, READV, WRITEV, Ring, UringUnavailableError, probe
+from swift_tiers.radix_tiering.tiers.ssd.arrays import uring
+from swift_tiers.radix_tiering.tiers.ssd.arrays.uring import NOP, READV, WRITEV, Ring, UringUnavailableError, probe
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.page import ROOT_KEY
+from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.pipeline import StageRestore, StageState
+from swift_tiers.radix_tiering.pipeline.boundary_inputs import AHEAD
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.stages import StageRestore, StageState
-from swift_tiers.radix_tiering.stages.boundary_inputs import AHEAD
 
 from support.engine import chain, check, content, end_all, make_stack, memory_ssd, namespace, put
 from support.examples import examples

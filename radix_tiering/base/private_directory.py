@@ -1,0 +1,42 @@
+"""A directory of this user alone, where sockets and locks can lie that nobody else can put there or reach."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from swift_tiers.radix_tiering.base.errors import ConfigError
+
+
+def open_private_directory(directory: Path, called: str, *, create: bool) -> int:
+    """An O_PATH descriptor of `directory`, of which everything below was checked: what it names cannot be changed.
+
+    `called`: what messages call it. Raises ConfigError unless it is a directory of this user alone, made here if
+    `create` and it is not there.
+    """
+    try:
+        if create:
+            try:
+                os.mkdir(directory, 0o700)
+            except FileExistsError:
+                pass
+        opened = os.open(directory, os.O_PATH | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ConfigError(
+            f"{called}: {directory} cannot be used ({error.strerror}); name one that this user can make"
+        ) from None
+    details = os.fstat(opened)
+    trouble = ""
+    if stat.S_ISLNK(details.st_mode):
+        trouble = "is not a directory but a symbolic link; name the directory itself"
+    elif not stat.S_ISDIR(details.st_mode):
+        trouble = "is not a directory; remove it, or name another"
+    elif details.st_uid != os.geteuid():
+        trouble = f"belongs to uid {details.st_uid}, not to {os.geteuid()} who runs this; name another directory"
+    elif details.st_mode & 0o077:
+        trouble = f"is open to others (mode {stat.S_IMODE(details.st_mode):04o}); run `chmod 700` on it"
+    if trouble:
+        os.close(opened)
+        raise ConfigError(f"{called}: {directory} {trouble}")
+    return opened

@@ -1,0 +1,187 @@
+"""What an operator may command over the bus: one typed message each, checked before anything is touched.
+
+Every command is carried out by all ranks of a server in the same step of their schedulers. None of them can make an
+answer wrong: at worst pages are recomputed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+
+PageKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="hex key of a page")]
+LeaseNumber = Annotated[int, Meta(ge=1, description="number of a lease at its donor")]
+LeaseName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z", description="a rank, as leases call it: SERVER.RANK")
+]
+RankName = Annotated[str, Meta(pattern=r"^dp\d+-tp\d+\Z", description="the one rank that is meant")]
+
+
+class CommandError(SwiftTiersError):
+    """A command that is not carried out. The message says why, and what would be."""
+
+
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
+    """Base of all commands."""
+
+
+class Flush(Command, frozen=True, tag="flush"):
+    """Forget the pages of this server's namespace: in host memory, or in every tier."""
+
+    tiers: Literal["host", "all"] = "host"
+
+
+class DrainDevice(Command, frozen=True, tag="drain_device"):
+    """A device gets no new pages any more; it goes on serving those it has, until they are evicted."""
+
+    device: Annotated[int, Meta(ge=0, description="number of the device in the stripe set")]
+
+
+class AddDevice(Command, frozen=True, tag="add_device"):
+    """One more device for the stripe set: a file in this directory, made if need be."""
+
+    directory: Annotated[str, Meta(min_length=1)]
+
+
+class Pin(Command, frozen=True, tag="pin"):
+    """A page and its prefix are not evicted from where they are until they are unpinned; a flush takes them too."""
+
+    page: PageKeyText
+
+
+class Unpin(Command, frozen=True, tag="unpin"):
+    """Take back a `pin` of the same page."""
+
+    page: PageKeyText
+
+
+class Drop(Command, frozen=True, tag="drop"):
+    """Forget a page and everything that follows it, in every tier below the device."""
+
+    page: PageKeyText
+
+
+class SetPolicy(Command, frozen=True, tag="set_policy"):
+    """Change one value of the configuration until the server ends: of its section `policy`, or of another one."""
+
+    field: Literal[
+        "eviction",
+        "write",
+        "ssd_admission",
+        "admission_uses",
+        "admission_tokens",
+        "restore_deadline",
+        "flush_cache",
+        "restore.strategy",
+        "restore.behind",
+        "restore.loads",
+        "ssd.throttle",
+    ]
+    value: str | int | float
+
+
+class CapTier(Command, frozen=True, tag="cap_tier"):
+    """Let a tier hold no more than this; what is too much is evicted. Without a limit: its whole capacity again."""
+
+    tier: Literal["host", "ssd"]
+    limit: str | int | None = None  # "8GiB", or bytes
+
+
+class RecallLeases(Command, frozen=True, tag="recall_leases"):
+    """Ask borrowers to return a lease, or all; of one borrower only, if it is named. They may be lent again."""
+
+    leases: LeaseNumber | Literal["all"]
+    borrower: LeaseName | None = None
+    rank: RankName | None = None
+
+
+class PinLease(Command, frozen=True, tag="pin_lease"):
+    """A lease is recalled last when memory is taken back, until it is unpinned or ends."""
+
+    lease: LeaseNumber
+    rank: RankName | None = None
+
+
+class UnpinLease(Command, frozen=True, tag="unpin_lease"):
+    """Take back a `pin_lease`."""
+
+    lease: LeaseNumber
+    rank: RankName | None = None
+
+
+class CapLending(Command, frozen=True, tag="cap_lending"):
+    """Let each rank lend no more than this, and recall what is beyond. Without a limit: as much as there is to lend."""
+
+    limit: str | int | None = None  # "8GiB", or bytes
+    rank: RankName | None = None
+
+
+AnyCommand = (
+    Flush
+    | DrainDevice
+    | AddDevice
+    | Pin
+    | Unpin
+    | Drop
+    | SetPolicy
+    | CapTier
+    | RecallLeases
+    | PinLease
+    | UnpinLease
+    | CapLending
+)
+
+COMMANDS: tuple[type[Command], ...] = get_args(AnyCommand)
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the control stream, read."""
+
+    id: str
+    author: str
+    deadline: float  # seconds since 1970 by Redis' clock
+    command: AnyCommand
+
+
+def read_order(entry: dict[str, str]) -> Order:
+    """An entry of the control stream. Raises CommandError, which names what is wrong with it."""
+    identifier = entry.get("id", "")
+    if not _ID.fullmatch(identifier):
+        raise CommandError("id: must be 1 to 64 characters of A-Z a-z 0-9 . _ -")
+    author = entry.get("author", "")
+    if not author or len(author) > 200 or not author.isprintable():
+        raise CommandError("author: must be 1 to 200 printable characters, for the audit")
+    try:
+        deadline = float(entry["deadline"])
+    except (KeyError, ValueError):
+        deadline = math.nan
+    if not math.isfinite(deadline):
+        raise CommandError("deadline: must be a time in seconds since 1970 by Redis' clock (TIME)")
+    return Order(id=identifier, author=author, deadline=deadline, command=read_command(entry.get("command", "")))
+
+
+def read_command(text: str) -> AnyCommand:
+    """A command from its JSON. Raises CommandError."""
+    try:
+        return msgspec.json.decode(text, type=AnyCommand)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        names = ", ".join(str(kind.__struct_config__.tag) for kind in COMMANDS)
+        raise CommandError(f"command: {error}; it is a JSON object whose `type` is one of {names}") from None
+
+
+def write_order(order: Order) -> dict[str, str]:
+    """The inverse of `read_order`."""
+    return {
+        "id": order.id,
+        "author": order.author,
+        "deadline": repr(order.deadline),
+        "command": msgspec.json.encode(order.command).decode(),
+    }

@@ -1,0 +1,104 @@
+"""Who lends memory on this machine, as the bus tells it: lease names with their addresses."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from swift_tiers.radix_tiering.bus.contract.schema import Keys
+from swift_tiers.radix_tiering.bus.redis.batch import Batch
+
+#: Servers that are looked at, those whose heartbeat is newest.
+MOST_SERVERS = 256
+#: A lender that is on the bus no more is believed in for so long, seconds: a Redis that was emptied must not end
+#: leases, and it takes servers 2 s to be there again. Leases themselves end without the bus.
+PATIENCE_SECONDS = 10.0
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+#: Is told all lenders whenever they change: lease name -> lease address. Must return soon.
+OnNeighbours = Callable[[Mapping[str, str]], None]
+
+
+def lease_name(server: str, rank: str) -> str:
+    """What leases call a rank: `web-1.dp0-tp0`."""
+    return f"{server}.{rank}"
+
+
+def lease_scope() -> str:
+    """Where a lease address on a unix socket can be reached from: `HOST/BOOT/UID`, this machine since it was booted,
+    this user. Containers have host names of their own."""
+    return f"{socket.gethostname()}/{_BOOT_ID.read_text().strip()}/{os.geteuid()}"
+
+
+class Neighbours:
+    """Looks with every batch of the publisher. One thread."""
+
+    def __init__(
+        self, keys: Keys, own: str, scope: str, on_neighbours: OnNeighbours, monotonic: Callable[[], float]
+    ) -> None:
+        """`own`: this rank's lease name, which is left out. `scope`: only lenders of the same one are neighbours."""
+        self._keys = keys
+        self._own = own
+        self._scope = scope
+        self._on_neighbours = on_neighbours
+        self._monotonic = monotonic
+        # What is asked for follows from what was answered before: servers, then their ranks, then what these say.
+        self._servers: tuple[str, ...] = ()
+        self._homes: dict[str, str] = {}  # lease name -> key of the rank
+        self._listed: tuple[str, ...] = ()
+        self._named: dict[str, str] = {}
+        self._said: dict[str, str] = {}  # lease name -> address, of those that lend here
+        self._lenders: dict[str, str] = {}
+        self._missing: dict[str, float] = {}  # lenders that say nothing, since when
+        self._told: dict[str, str] = {}
+
+    def ask(self, batch: Batch) -> None:
+        """Queue what is to be asked now."""
+        self._listed, self._named, self._said = (), {}, {}
+        batch.add("ZRANGE", self._keys.of("servers"), 0, MOST_SERVERS - 1, "REV", reply=self._list)
+        for server in self._servers:
+            key = self._keys.of("info", server=server)
+            batch.add("HMGET", key, "ranks", reply=partial(self._name_ranks, server))
+        for name, key in self._homes.items():
+            batch.add("HMGET", key, "lease_address", "lease_scope", reply=partial(self._hear, name))
+
+    def settle(self) -> bool:
+        """After the batch: tell who is there, if that has changed; whether to look again soon, since somebody has come.
+
+        Raises what `on_neighbours` raises; it is told again next time.
+        """
+        hurry = not set(self._listed) <= set(self._servers) or not self._named.keys() <= self._homes.keys()
+        self._servers, self._homes = self._listed, self._named
+        self._update()
+        if self._lenders != self._told:
+            lenders = dict(self._lenders)
+            self._on_neighbours(lenders)
+            self._told = lenders
+        return hurry
+
+    def _update(self) -> None:
+        now = self._monotonic()
+        for name, address in self._said.items():
+            self._missing.pop(name, None)
+            self._lenders[name] = address
+        for name in self._lenders.keys() - self._said.keys():
+            if now - self._missing.setdefault(name, now) >= PATIENCE_SECONDS:
+                del self._lenders[name], self._missing[name]
+
+    def _list(self, servers: list[str]) -> None:
+        self._listed = tuple(servers)
+
+    def _name_ranks(self, server: str, said: list[str | None]) -> None:
+        for rank in (said[0] or "").split(","):
+            name = lease_name(server, rank)
+            if rank and name != self._own:
+                self._named[name] = self._keys.of("rank", server=server, rank=rank)
+
+    def _hear(self, name: str, said: list[str | None]) -> None:
+        address, scope = said
+        if address and scope == self._scope:
+            self._said[name] = address

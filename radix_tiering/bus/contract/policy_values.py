@@ -1,0 +1,79 @@
+"""Values of the configuration that `set-policy` changes: which there are, what they may be, and what they are now.
+
+A server and whoever is about to command it ask the same functions, so that what can only be refused is refused before
+it is sent. The configuration is imported where it is asked: it needs numpy, which the help of a command does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.units import Size
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CapLending, CapTier, CommandError, SetPolicy
+
+#: As `set-policy` names them: of the section `policy`, or with their section before them.
+FIELDS: tuple[str, ...] = get_args(
+    next(field.type for field in msgspec.structs.fields(SetPolicy) if field.name == "field")
+)
+
+
+class PolicyField(NamedTuple):
+    """One of them, for people."""
+
+    name: str
+    now: str  # its value at a server, or empty where that is not known
+    takes: str  # `"lru" | "lfu"`, or what kind of value it is
+    meaning: str
+
+
+def section_of(field: str) -> tuple[str, str]:
+    """Section and name in the configuration."""
+    section, _, name = field.rpartition(".")
+    return section or "policy", name
+
+
+def policy_value(field: str, value: str | float) -> Any:
+    """The value as the configuration has it. Raises CommandError, which says what it may be."""
+    from swift_tiers.radix_tiering.base.config import parse_config
+
+    section, name = section_of(field)
+    try:
+        return getattr(getattr(parse_config({section: {name: value}}), section), name)
+    except ConfigError as error:
+        raise CommandError(str(error)) from None
+
+
+def limit_bytes(limit: str | int) -> int:
+    """Raises CommandError."""
+    try:
+        return int(Size.parse(limit))  # a `Size` would stand on the bus as "8MiB"
+    except ValueError as error:
+        raise CommandError(f"limit: {error}") from None
+
+
+def check_values(command: AnyCommand) -> None:
+    """Raises CommandError for a value that every server must refuse."""
+    match command:
+        case SetPolicy(field=field, value=value):
+            policy_value(field, value)
+        case CapTier(limit=limit) | CapLending(limit=limit) if limit is not None:
+            limit_bytes(limit)
+
+
+def policy_fields(configuration: Mapping[str, Any]) -> list[PolicyField]:
+    """All of them. `configuration`: of a server, as it says it on the bus."""
+    from swift_tiers.radix_tiering.base.config import explain
+
+    known = {(one.section, one.name): one for one in explain()}
+    found = []
+    for field in FIELDS:
+        section, name = section_of(field)
+        values = configuration.get(section)
+        now = values.get(name) if isinstance(values, Mapping) else None
+        one = known[section, name]
+        found.append(PolicyField(field, "" if now is None else str(now), one.kind.replace('"', ""), one.description))
+    return found

@@ -1,0 +1,198 @@
+"""Asking the ranks of a server something, and waiting for what they say: where a page is, what a tier holds, what
+became of a command."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, NamedTuple
+
+from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, Order, read_order, write_order
+from swift_tiers.radix_tiering.bus.contract.round_trips import RoundTrips
+from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES, TIERS
+from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView, aged, family_of, read_view
+from swift_tiers.radix_tiering.bus.contract.views import (
+    CommandView,
+    MapView,
+    NodesView,
+    PageView,
+    PrefixView,
+    ServerView,
+)
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+
+#: Entries that the streams which readers write are kept at, about.
+STREAM_ENTRIES = 1000
+#: An answer that is at most so much older than the question need not be given anew, seconds.
+FRESH_SECONDS = 1.0
+#: How long a server may take to look at what is asked of it, seconds: it does so once a second at least.
+PATIENCE_SECONDS = 3.0
+#: How long a command may take once its deadline has passed, if it was accepted before, seconds; at least its timeout.
+FINISH_SECONDS = 5.0
+#: How long ranks that have not said anything are waited for when a command is done, seconds.
+STRAGGLER_SECONDS = 1.0
+
+_PAGE_KEY = re.compile(r"[0-9a-f]{64}")
+_BEGUN_KEY = re.compile(r"([0-9a-f]{2}){8,32}")
+
+
+class Answers(NamedTuple, Generic[AnyView]):
+    """What became of a question. `silent`: server and rank that did not answer in time."""
+
+    answers: tuple[AnyView, ...]
+    silent: tuple[tuple[str, str], ...]
+
+
+class Question(NamedTuple, Generic[AnyView]):
+    """Something that every rank of a server can be asked."""
+
+    name: str  # of the field of an entry, and of the key of the answer
+    word: str  # what the field says
+    view: type[AnyView]  # of the answer
+    known: Mapping[str, str]  # words of the answer's key, which the view has too
+    suits: Callable[[AnyView], bool] = lambda answer: True  # whether an answer to somebody else would do
+
+
+def page_question(page: str) -> Question[PageView]:
+    """`page`: its key, or the beginning of it. Raises BusError for what is neither."""
+    if not _BEGUN_KEY.fullmatch(page):
+        raise BusError(
+            f"page {page[:80]!r}: is not the key of a page; give its 64 digits, 0-9 and a-f, "
+            "or the first of them: 16 at least, evenly many"
+        )
+    return Question("page", page, PageView, {"key": page})
+
+
+def prefix_question(page: str) -> Question[PrefixView]:
+    """Raises BusError for what is not the key of a page."""
+    return Question("prefix", _checked_page(page), PrefixView, {"key": page})
+
+
+def map_question(tier: str) -> Question[MapView]:
+    """Raises BusError for what is not a tier."""
+    if tier not in TIERS:
+        raise BusError(f"tier {tier[:80]!r}: there is none; give one of {', '.join(TIERS)}")
+    return Question("map", tier, MapView, {"tier": tier})
+
+
+def nodes_question(count: int) -> Question[NodesView]:
+    """Raises BusError for a count that no server answers."""
+    if not 1 <= count <= MOST_LISTED_NODES:
+        raise BusError(f"{count} nodes: cannot be asked for; give 1 to {MOST_LISTED_NODES}")
+
+    def suits(answer: NodesView) -> bool:
+        return answer.nodes is None or answer.listed is None or answer.listed >= min(count, answer.nodes)
+
+    return Question("nodes", str(count), NodesView, {}, suits)
+
+
+def ask_ranks(
+    bus: RoundTrips, servers: Sequence[ServerView], question: Question[AnyView], timeout: float
+) -> Answers[AnyView]:
+    """Ask every rank of `servers`, which are alive."""
+    homes = {
+        bus.keys.of(question.name, server=one.server, rank=rank, **question.known): (one, rank)
+        for one in servers
+        for rank in one.ranks
+    }
+    # Answers may be long, and are looked for often: first, from when they are.
+    times = {key: lambda pipeline, key=key: pipeline.hget(key, "time") for key in homes}
+    whole = {key: lambda pipeline, key=key: pipeline.hgetall(key) for key in homes}
+    entry = {question.name: question.word}
+    streams = [bus.keys.of("questions", server=one.server) for one in servers]
+    ask = {
+        key: lambda pipeline, key=key: pipeline.xadd(key, entry, maxlen=STREAM_ENTRIES, approximate=True)
+        for key in streams
+    }
+    earlier, asked = bus.ask({**times, **ask})
+    answered: dict[str, AnyView] = {}
+
+    def gather() -> bool | None:
+        said, _ = bus.ask({key: times[key] for key in homes if key not in answered})
+        offsets = {key: homes[key][0].clock_offset_seconds for key in said}
+        new = [key for key, time in said.items() if _is_fresh(time, earlier[key], asked, offsets[key])]
+        if new:
+            answers, now = bus.ask({key: whole[key] for key in new})
+            for key, fields in answers.items():
+                server, rank = homes[key]
+                if fields:
+                    view = read_view(question.view, fields, server=server.server, rank=rank, **question.known)
+                    if question.suits(view):
+                        answered[key] = aged(view, server.clock_offset_seconds, now)
+        return True if len(answered) == len(homes) else None
+
+    wait_for(gather, timeout)
+    silent = tuple((one.server, rank) for key, (one, rank) in homes.items() if key not in answered)
+    return Answers(tuple(answered[key] for key in homes if key in answered), silent)
+
+
+def _checked_page(page: str) -> str:
+    if not _PAGE_KEY.fullmatch(page):
+        raise BusError(f"page {page[:80]!r}: is not the key of a page; give its 64 digits, 0-9 and a-f")
+    return page
+
+
+def _is_fresh(time: str | None, earlier: str | None, asked: float, offset: float | None) -> bool:
+    """Whether what was said then answers our question, or one that was asked just before it."""
+    if time != earlier:
+        return time is not None
+    try:
+        return offset is not None and time is not None and asked - (float(time) - offset) <= FRESH_SECONDS
+    except ValueError:
+        return False
+
+
+def send_command(
+    bus: RoundTrips, server: ServerView, author: str, command: AnyCommand, timeout: float, now: float
+) -> CommandView:
+    """Send one command to `server` and wait until nothing more becomes of it. `now`: by Redis' clock."""
+    if not server.control:
+        raise BusError(f"server {server.server}: obeys no commands; start it with bus.control = true")
+    order = Order(id=uuid.uuid4().hex, author=author, deadline=now + timeout, command=command)
+    entry = write_order(order)
+    read_order(entry)  # raises CommandError for what the server would refuse
+    stream = bus.keys.of("control", server=server.server)
+    outcome = bus.keys.of("command", server=server.server, id=order.id)
+    bus.ask({"sent": lambda pipeline: pipeline.xadd(stream, entry, maxlen=STREAM_ENTRIES, approximate=True)})
+
+    def look() -> CommandView | None:
+        answers, now = bus.ask({"outcome": lambda pipeline: pipeline.hgetall(outcome)})
+        said = answers["outcome"]
+        if not said:
+            return None
+        view = read_view(CommandView, said, server=server.server, id=order.id, ranks=family_of(said, "rank"))
+        return aged(view, server.clock_offset_seconds, now)
+
+    def final() -> CommandView | None:
+        view = look()
+        return view if view is not None and view.final else None
+
+    def complete() -> CommandView | None:
+        view = look()
+        return view if view is not None and set(server.ranks) <= set(view.ranks) else None
+
+    # Until the deadline, and then until the server can have seen that it has passed, and said so.
+    found = wait_for(final, timeout + PATIENCE_SECONDS)
+    if found is None and look() is not None:
+        found = wait_for(final, max(timeout, FINISH_SECONDS))
+    if found is None:
+        raise _unfinished(server, look(), outcome, timeout)
+    if found.state in ("done", "partly"):
+        return wait_for(complete, STRAGGLER_SECONDS) or look() or found
+    return found
+
+
+def _unfinished(server: ServerView, seen: CommandView | None, key: str, timeout: float) -> BusError:
+    if seen is None:
+        return BusError(
+            f"server {server.server}: nobody answered within {timeout:g} s, after which the command counts no more; "
+            "see `swift-tiers inspect servers`, and send it again"
+        )
+    silent = [rank for rank in server.ranks if rank not in seen.ranks]
+    said = f"no word from {', '.join(silent)}" if silent else "every rank has said what it did"
+    return BusError(
+        f"server {server.server}: accepted the command and has not finished it ({said}); see what "
+        f"becomes of it with `redis-cli hgetall {key}`"
+    )

@@ -1,0 +1,351 @@
+"""What is wrong with what is seen: each trouble with its place and what to do about it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
+from swift_tiers.radix_tiering.bus.contract.views import (
+    DeviceView,
+    LeasesView,
+    RankState,
+    RankView,
+    RequestView,
+    ServerState,
+    ServerView,
+    Snapshot,
+    StripeSetView,
+    TierView,
+    TreeView,
+    View,
+)
+from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
+from swift_tiers.radix_tiering.bus.hear.reader import Part
+
+#: A heartbeat that is older than so many intervals, and than so many seconds, is late.
+LATE_INTERVALS, LATE_SECONDS = 3, 2.0
+#: Clocks that are further apart than this are worth a word, seconds.
+SKEW_SECONDS = 1.0
+#: Restores that gave less than was found: beyond this share of all, something does not keep up.
+SHORT_RESTORES = 0.05
+#: Pinned pages: beyond this share of all, there is hardly anything that may be evicted.
+PINNED = 0.9
+#: Reasons for not taking pages in that come from a lack or a fault, and what to do; the others are in the nature of
+#: things.
+SICK_REFUSALS = {
+    "full": "all that was there was in use: if it grows, make the tier larger, or let fewer requests run at once",
+    "no device takes pages": "all are out of service or drained: see `inspect devices`, mend them, or add one",
+    "no room for promotion": "all of host memory was in use: make host.size larger",
+    "the weights changed": "the device has KV of weights that are gone, and nothing of it is kept: send /flush_cache",
+    "write failed": "see which of its devices is out, and the kernel's log (dmesg)",
+}
+#: A device is slow if its requests of the last minute took so many times longer than those of the others of its set:
+#: their slowest hundredth where there were so many, else their median where there were so many.
+SLOW_FACTOR, MANY_REQUESTS, SOME_REQUESTS = 4.0, 100, 8
+#: A lease whose time has been over for so long, seconds, should not be there any more; states in which time counts.
+LATE_LEASE = 1.0
+USABLE_LEASES = ("lent", "recalled", "active", "closing")
+#: Figures of a GPU that are older than this, seconds, are no figures of now: NVML is asked every 2 s.
+LATE_GPU = 10.0
+#: A request that has not begun to be computed after so many seconds waits long.
+LONG_WAIT = 10.0
+
+
+class Mark(IntEnum):
+    """How bad it is. Shown as a word, so that no colour is needed."""
+
+    OK = 0
+    NOTE = 1  # worth knowing
+    WARNING = 2  # works, but less well than it could
+    WRONG = 3
+
+    def __str__(self) -> str:
+        return ("ok", "note", "warning", "WRONG")[self]
+
+
+class Trouble(NamedTuple):
+    """Something about one view that an operator should know."""
+
+    mark: Mark
+    view: View
+    what: str
+    remedy: str = ""
+    part: str = ""  # what the view is of, within its rank
+    counted: bool = False  # it has been counted since a start, and stays counted when it is over
+
+    @property
+    def place(self) -> str:
+        """`alpha dp0-tp0 host`."""
+        words = (self.view.server, getattr(self.view, "rank", ""), self.part)
+        return " ".join(text(word) for word in words if word)
+
+
+class Troubles:
+    """Everything that is wrong in one snapshot, which has these parts."""
+
+    def __init__(self, snapshot: Snapshot, parts: Part) -> None:
+        found = [trouble for state in snapshot.servers for trouble in _of_server(state, parts)]
+        alive = {state.server.server: state.server.alive for state in snapshot.servers}
+        ranks = [rank for state in snapshot.servers for rank in state.ranks]
+        leases = [view for rank in ranks for view in (*rank.lent, *rank.borrowed)]
+        found += [trouble for view in leases for trouble in lease_troubles(view, alive)]
+        self._by_view: dict[int, list[Trouble]] = {}
+        for trouble in found:
+            self._by_view.setdefault(id(trouble.view), []).append(trouble)
+        self._snapshot = snapshot  # keeps the views alive, by whose identity the troubles are found
+
+    def of(self, views: Iterable[View]) -> list[Trouble]:
+        """Those of these views, the worst first."""
+        found = [trouble for view in views for trouble in self._by_view.get(id(view), ())]
+        return sorted(found, key=lambda trouble: -trouble.mark)
+
+    def mark(self, *views: View) -> Mark:
+        """The worst of them all."""
+        return max((trouble.mark for trouble in self.of(views)), default=Mark.OK)
+
+
+def _of_server(state: ServerState, parts: Part) -> Iterator[Trouble]:
+    yield from server_troubles(state.server)
+    if Part.RANKS in parts:
+        yield from clock_troubles(state.server)
+    for rank in state.ranks:
+        if Part.RANKS in parts and rank.rank is None:
+            yield Trouble(Mark.WRONG, state.server, f"its rank {text(rank.name)} says nothing", "see the server's log")
+        yield from _of_rank(rank, parts)
+
+
+def _of_rank(state: RankState, parts: Part) -> Iterator[Trouble]:
+    if state.rank is not None:
+        yield from rank_troubles(state.rank)
+    for tier in state.tiers:
+        yield from tier_troubles(tier)
+    if state.stripe_set is not None:
+        yield from stripe_set_troubles(state.stripe_set)
+    for device in state.devices:
+        yield from device_troubles(device, state.devices)
+    if state.gpu is not None:
+        yield from gpu_troubles(state.gpu)
+    if state.tree is not None:
+        yield from tree_troubles(state.tree)
+    for request in state.requests if Part.REQUESTS in parts else ():
+        yield from request_troubles(request)
+
+
+def server_troubles(server: ServerView) -> Iterator[Trouble]:
+    if not server.alive:
+        yield Trouble(
+            Mark.WARNING, server, f"gone; last heard of {seconds(server.age_seconds)} ago",
+            "if nobody stopped it, see its log and its last events",
+        )  # fmt: skip
+        return
+    patience = max(LATE_SECONDS, LATE_INTERVALS * (server.interval_seconds or 0.0))
+    if server.age_seconds is not None and server.age_seconds > patience:
+        yield Trouble(
+            Mark.WARNING, server, f"has said nothing for {seconds(server.age_seconds)}",
+            "it hangs, or cannot reach Redis: see its log",
+        )  # fmt: skip
+
+
+def clock_troubles(server: ServerView) -> Iterator[Trouble]:
+    offset = server.clock_offset_seconds
+    if not server.alive:
+        return
+    if offset is None:
+        yield Trouble(Mark.NOTE, server, "has not said how far its clock is off: ages are not known")
+    elif abs(offset) > SKEW_SECONDS:
+        way = "ahead of" if offset > 0 else "behind"
+        yield Trouble(
+            Mark.WARNING, server, f"its clock is {seconds(abs(offset))} {way} Redis'",
+            "let both machines follow NTP; ages here are corrected for it",
+        )  # fmt: skip
+
+
+def rank_troubles(rank: RankView) -> Iterator[Trouble]:
+    if rank.failed_loads:
+        yield Trouble(
+            Mark.WRONG, rank, f"{count(rank.failed_loads)} copies to the device failed; their requests got a 503",
+            "see the events of kind load.failed", counted=True,
+        )  # fmt: skip
+    short = (rank.restores_cut_short or 0) + (rank.restores_expired or 0)
+    if short and short > SHORT_RESTORES * (rank.restores_started or 0):
+        yield Trouble(
+            Mark.WARNING, rank,
+            f"{count(short)} of {count(rank.restores_started)} restores gave less than was found "
+            f"({count(rank.restores_expired)} ran out of time)",
+            "the devices are too slow, or host memory is too small; see `inspect devices` and `inspect tiers`",
+            counted=True,
+        )  # fmt: skip
+    if rank.lost_pages:
+        yield Trouble(
+            Mark.NOTE, rank, f"{count(rank.lost_pages)} pages that were found did not come up, and were computed",
+            "see the events of kind restore.pages_lost", counted=True,
+        )  # fmt: skip
+    late = rank.restores_late or 0
+    if late and late > SHORT_RESTORES * (rank.restores_started or 0):
+        yield Trouble(
+            Mark.WARNING, rank, f"{count(late)} of {count(rank.restores_started)} restores fell behind their estimates",
+            "a source has become slow, see `inspect devices`; or its profile is off: `swift-tiers profile`",
+            counted=True,
+        )  # fmt: skip
+    if rank.events_lost:
+        yield Trouble(
+            Mark.WARNING, rank, f"dropped {count(rank.events_lost)} events before they could be published",
+            "Redis was away, or too slow", counted=True,
+        )  # fmt: skip
+    if rank.lend_limit_bytes is not None:
+        yield Trouble(Mark.NOTE, rank, f"lends at most {size(rank.lend_limit_bytes)}, by an operator")
+    if rank.publish_failures:
+        yield Trouble(Mark.NOTE, rank, f"could not publish {count(rank.publish_failures)} times", counted=True)
+
+
+def tier_troubles(tier: TierView) -> Iterator[Trouble]:
+    if tier.checksum_failures:
+        remedy = "see `inspect devices`" if tier.tier == "ssd" else "test this machine's memory"
+        yield Trouble(
+            Mark.WRONG, tier, f"{count(tier.checksum_failures)} pages were damaged: dropped, never served", remedy,
+            tier.tier, counted=True,
+        )  # fmt: skip
+    refused = {reason: pages for reason, pages in tier.refused.items() if pages}
+    if refused:
+        reasons = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in sorted(refused.items()))
+        sick = sorted(refused.keys() & SICK_REFUSALS)
+        mark = Mark.WARNING if sick else Mark.NOTE
+        remedy = SICK_REFUSALS[sick[0]] if sick else ""
+        yield Trouble(mark, tier, f"pages not taken in: {reasons}", remedy, tier.tier, counted=True)
+    if tier.tier != "device" and tier.pages and (tier.pinned_pages or 0) >= PINNED * tier.pages:
+        yield Trouble(
+            Mark.WARNING, tier, f"{count(tier.pinned_pages)} of {count(tier.pages)} pages are pinned",
+            "hardly anything can be evicted: make it larger, or unpin", tier.tier,
+        )  # fmt: skip
+    if tier.limit_bytes is not None and tier.capacity_bytes is not None and tier.limit_bytes < tier.capacity_bytes:
+        yield Trouble(
+            Mark.NOTE, tier, f"capped at {size(tier.limit_bytes)} of {size(tier.capacity_bytes)} by an operator",
+            part=tier.tier,
+        )  # fmt: skip
+
+
+def stripe_set_troubles(stripe_set: StripeSetView) -> Iterator[Trouble]:
+    if stripe_set.missing:
+        yield Trouble(
+            Mark.WRONG, stripe_set, f"{count(stripe_set.missing)} of its devices were not found at the start",
+            "bring them back and restart; pages with a part there are misses", "stripe set",
+        )  # fmt: skip
+
+
+def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator[Trouble]:
+    """`peers`: all devices of its set."""
+    part = f"device {device.number} {text(device.path)}".rstrip()
+    if device.service == "draining":
+        yield Trouble(Mark.NOTE, device, "is draining: no new pages go there", part=part)
+    elif device.service not in ("in service", ""):
+        yield Trouble(
+            Mark.WRONG, device, f"is out of service: {text(device.reason) or 'no reason was given'}",
+            "its pages are misses and the server goes on without it; replace it and restart", part,
+        )  # fmt: skip
+    if device.corrupt_units:
+        yield Trouble(
+            Mark.WRONG, device, f"{count(device.corrupt_units)} stripe units were not what was written",
+            "check the device and its cabling", part, counted=True,
+        )  # fmt: skip
+    errors = (device.read_errors or 0) + (device.write_errors or 0)
+    if errors:
+        yield Trouble(
+            Mark.WARNING, device,
+            f"{count(device.read_errors)} reads and {count(device.write_errors)} writes failed",
+            "see the kernel's log (dmesg)", part, counted=True,
+        )  # fmt: skip
+    slow = slowness(device, peers)
+    if slow is not None:
+        yield Trouble(
+            Mark.WARNING, device,
+            f"is slow: in the last minute {slow.which} took {seconds(slow.took)}, the others' {seconds(slow.usual)}",
+            "every page waits for its slowest device: drain it, or see what else uses it", part,
+        )  # fmt: skip
+
+
+class Slowness(NamedTuple):
+    """By how much a device is slower than the others of its set."""
+
+    which: str  # of its requests
+    took: float  # seconds
+    usual: float  # the median of the others
+
+
+def slowness(device: DeviceView, peers: Sequence[DeviceView]) -> Slowness | None:
+    """None: it is not, or too few requests ended lately to tell. `peers`: all devices of its set."""
+    for least, field, which in (
+        (MANY_REQUESTS, "recent_p99_seconds", "its slowest hundredth"),
+        (SOME_REQUESTS, "recent_p50_seconds", "half of its requests"),
+    ):
+        known = [peer for peer in peers if (peer.recent_requests or 0) >= least and getattr(peer, field)]
+        others = [getattr(peer, field) for peer in known if peer is not device]
+        if others and any(peer is device for peer in known):
+            took, usual = getattr(device, field), statistics.median(others)
+            return Slowness(which, took, usual) if took >= SLOW_FACTOR * usual else None
+    return None
+
+
+def gpu_troubles(gpu: GpuView) -> Iterator[Trouble]:
+    part = "GPU" if gpu.index is None else f"GPU {gpu.index}"
+    if gpu.trouble:
+        yield Trouble(
+            Mark.WRONG, gpu, f"its driver has no figures of it: {text(gpu.trouble)}",
+            "see the kernel's log (dmesg) for an Xid; reset it, or restart the machine", part,
+        )  # fmt: skip
+    elif gpu.age_seconds is not None and gpu.age_seconds > LATE_GPU:
+        yield Trouble(
+            Mark.WARNING, gpu, f"its driver has not answered for {seconds(gpu.age_seconds)}",
+            "see the kernel's log (dmesg)", part,
+        )  # fmt: skip
+
+
+def lease_troubles(view: LeasesView, alive: Mapping[str, bool]) -> Iterator[Trouble]:
+    """`alive`: whether servers that are known are there."""
+    lends = view.lends
+    other = view.borrower if lends else view.donor
+    part = f"{'lent to' if lends else 'borrowed from'} {text(other)}"
+    if alive.get(other.rpartition(".")[0]) is False:
+        what = "its borrower is gone" if lends else "its donor is gone"
+        after = "all of it comes back when its time is over" if lends else "nothing of it is read any more"
+        yield Trouble(Mark.WARNING, view, f"{what}: {after}", f"see the events of {text(other)}", part)
+    late = [-entry.seconds_left for entry in view.table if entry.state in USABLE_LEASES and entry.seconds_left < 0]
+    if late and max(late) > LATE_LEASE:
+        yield Trouble(
+            Mark.WRONG, view, f"{count(len(late))} leases are past their time, the first for {seconds(max(late))}",
+            "its thread swift-lease hangs: see the server's log", part,
+        )  # fmt: skip
+
+
+def tree_troubles(tree: TreeView) -> Iterator[Trouble]:
+    if tree.complete is False:
+        yield Trouble(Mark.NOTE, tree, "too large to be walked: nodes, leaves and depths are of a part", part="tree")
+
+
+def request_troubles(request: RequestView) -> Iterator[Trouble]:
+    part = f"request {text(request.rid)}"
+    if request.restore in ("expired", "cut short"):
+        if request.restore == "expired":
+            why, where = "its pages did not come up in time", "`inspect devices` shows slow ones"
+        else:
+            why = "some pages did not come up"
+            where = "`inspect tiers` shows whether host memory had no room, `inspect devices` failing ones"
+        recomputed = f"{why}: {count(request.recomputed_tokens)} tokens were recomputed"
+        yield Trouble(Mark.WARNING, request, recomputed, where, part)
+    waited = request.queue_seconds
+    if request.state in ("waiting", "restoring") and waited is None and _age(request) > LONG_WAIT:
+        yield Trouble(
+            Mark.WARNING, request, f"has been {request.state} for {seconds(_age(request))}",
+            "the device is full of other requests, or the server hangs: see `inspect tiers`", part,
+        )  # fmt: skip
+    if request.state == "aborted":
+        yield Trouble(Mark.NOTE, request, "was aborted", part=part)
+
+
+def _age(request: RequestView) -> float:
+    """From its arrival to when it was looked at, both by the server's clock."""
+    if request.time is None or request.arrived is None:
+        return 0.0
+    return max(0.0, request.time - request.arrived)

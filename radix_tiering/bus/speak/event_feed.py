@@ -1,0 +1,67 @@
+"""The way of a rank's events into its server's stream: in order, and none is missing without a gap in the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.bus.contract.records import event_record
+from swift_tiers.radix_tiering.bus.redis.batch import Batch, Reply
+
+#: Events in one go.
+MOST_EVENTS = 256
+
+
+class EventFeed:
+    """One thread. Before each round of `send`, `check` whether the stream still is the one that has what was sent."""
+
+    def __init__(self, log: EventLog, key: str, rank: str, length: int) -> None:
+        """`length`: entries that the stream is capped at, about."""
+        self.lost = 0  # events that the log dropped before they could be sent
+        self._log = log
+        self._key = key
+        self._rank = rank
+        self._length = length
+        self._sent = 0  # all events up to this one are in the stream, or lost
+        self._newest = 0  # the highest that `_sent` ever was
+        self._anchor: str | None = None  # the stream's entry of event `_sent`
+
+    @property
+    def waiting(self) -> bool:
+        return self._log.emitted > self._sent
+
+    def check(self, batch: Batch) -> None:
+        """Ask whether what was sent is still there. If it is not, everything that the log has is sent once more."""
+        if self._anchor is None:
+            return
+        found: list[Any] = []
+        batch.add("XRANGE", self._key, self._anchor, self._anchor, reply=found.extend)
+        batch.add("XLEN", self._key, reply=lambda length: self._checked(bool(found), length))
+
+    def send(self, batch: Batch) -> None:
+        """Queue the oldest events that wait, at most `MOST_EVENTS`."""
+        events = self._log.since(self._sent, MOST_EVENTS)
+        for event in events:
+            entry = event_record(event, self._rank)
+            words = (word for pair in entry.items() for word in pair)
+            cap = ("MAXLEN", "~", self._length)
+            batch.add(
+                "XADD", self._key, *cap, "*", *words, reply=self._confirmation(event.sequence, events[0].sequence)
+            )
+
+    def _confirmation(self, sequence: int, first: int) -> Reply:
+        def confirm(entry: str) -> None:
+            if sequence == first:
+                # Where a stream begins anew, what the log has dropped by now was in the former one.
+                self.lost += max(0, first - 1 - self._newest)
+            elif sequence != self._sent + 1:
+                return  # one before it was refused: they come again together
+            self._sent, self._anchor = sequence, entry
+            self._newest = max(self._newest, sequence)
+
+        return confirm
+
+    def _checked(self, found: bool, length: int) -> None:
+        # A stream that has reached its cap loses its oldest entries without having vanished.
+        if not found and length < self._length:
+            self._sent, self._anchor = 0, None

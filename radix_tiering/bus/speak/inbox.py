@@ -1,0 +1,55 @@
+"""A stream that others write to this server: every entry is taken once, from the first look on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swift_tiers.radix_tiering.bus.redis.batch import Batch
+
+Entry = tuple[str, dict[str, str]]
+
+_BEGINNING = "0-0"
+
+
+class Inbox:
+    """One thread."""
+
+    def __init__(self, key: str, most: int) -> None:
+        """`most`: entries that are taken at a time."""
+        self._key = key
+        self._most = most
+        self._position: str | None = None  # the last entry that was read, or that was there before the first look
+        self._entries: list[Entry] = []
+
+    def place(self, batch: Batch) -> None:
+        """To be done after every connecting, and before the first `ask`. Where a stream has begun anew, because Redis
+        was emptied and its clock is behind the one before, reading does so too."""
+        batch.add("XREVRANGE", self._key, "+", "-", "COUNT", 1, reply=self._placed)
+
+    def ask(self, batch: Batch) -> None:
+        """Get what is new. Waits for nothing."""
+        if self._position is not None:
+            words = ("COUNT", self._most, "STREAMS", self._key, self._position)
+            batch.add("XREAD", *words, reply=self._read)
+
+    def take(self) -> list[Entry]:
+        """What has been read, oldest first."""
+        entries, self._entries = self._entries, []
+        return entries
+
+    def _placed(self, newest: list[Entry]) -> None:
+        last = newest[0][0] if newest else _BEGINNING
+        if self._position is None:
+            self._position = last
+        elif _parts(last) < _parts(self._position):
+            self._position = _BEGINNING
+
+    def _read(self, streams: list[tuple[str, list[Any]]]) -> None:
+        for _, entries in streams:
+            self._entries += [(entry, fields or {}) for entry, fields in entries]
+            self._position = entries[-1][0]
+
+
+def _parts(entry: str) -> tuple[int, int]:
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number)

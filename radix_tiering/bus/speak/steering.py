@@ -1,0 +1,331 @@
+"""Carrying out what an operator commands: see `bus.commands` for the commands.
+
+Whatever may take longer than a few microseconds is done by the stack's errand thread: a command comes in on the thread
+of the serving engine, between two batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, assert_never
+
+import msgspec
+
+from swift_tiers.radix_tiering.base.errand_thread import ENDING, Errand
+from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from swift_tiers.radix_tiering.base.units import format_size
+from swift_tiers.radix_tiering.bus.contract.commands import (
+    AddDevice,
+    AnyCommand,
+    CapLending,
+    CapTier,
+    CommandError,
+    DrainDevice,
+    Drop,
+    Flush,
+    Pin,
+    PinLease,
+    RecallLeases,
+    SetPolicy,
+    Unpin,
+    UnpinLease,
+)
+from swift_tiers.radix_tiering.bus.contract.policy_values import limit_bytes, policy_value, section_of
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.held_page import Page
+from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.way import sweeps
+
+logger = logging.getLogger(__name__)
+
+#: Share of host memory that operators may pin: requests need the rest to come up.
+PINNED_SHARE = 0.5
+
+#: Gets what has been done, in words, or why nothing was.
+Done = Callable[[str | CommandError], None]
+
+
+def carry_out(stack: TierStack, command: AnyCommand, done: Done) -> None:
+    """Carry out one command. Any thread, but one at a time; returns at once and never raises.
+
+    `done` is called exactly once: before this returns, or later on another thread, at the latest when the stack is
+    closed. It must be short. Commands that take longer are carried out one after the other.
+    """
+    try:
+        outcome: str | Errand | CommandError = _begin(stack, command)
+    except CommandError as error:
+        outcome = error
+    except Exception as error:
+        logger.exception("swift-tiers: a command failed: %s", command)
+        outcome = CommandError(f"internal error: {error!r}")
+    if isinstance(outcome, str | CommandError):
+        done(outcome)
+    else:
+        stack.errands.start(outcome, lambda told: done(told if isinstance(told, str) else _as_refusal(told)))
+
+
+def _as_refusal(error: SwiftTiersError) -> CommandError:
+    return error if isinstance(error, CommandError) else CommandError(str(error))
+
+
+def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
+    """What has been done, or what is left to do. Raises CommandError."""
+    if stack.closed:
+        raise CommandError(ENDING)
+    match command:
+        case Flush(tiers=tiers):
+            return _flush(stack, ssd=tiers == "all")
+        case DrainDevice(device=device):
+            return _drain(stack, device)
+        case AddDevice(directory=directory):
+            return _add(stack, directory)
+        case Pin(page=key):
+            return _pin(stack, _held(stack, key))
+        case Unpin(page=key):
+            return _unpin(stack, _held(stack, key))
+        case Drop(page=key):
+            return _drop(stack, _held(stack, key))
+        case SetPolicy(field=field, value=value):
+            return _set_policy(stack, field, value)
+        case CapTier(tier=tier, limit=limit):
+            size = None if limit is None else limit_bytes(limit)
+            return _cap_host(stack, size) if tier == "host" else _cap_ssd(stack, _ssd(stack), size)
+        case RecallLeases() | PinLease() | UnpinLease() | CapLending():
+            return _of_leases(stack, command)
+        case _:
+            assert_never(command)
+
+
+# ---- pages ----
+
+
+def _held(stack: TierStack, key: str) -> Page:
+    page = stack.table.find(stack.digest, bytes.fromhex(key))
+    if page is None or not page.complete:
+        raise CommandError(
+            f"page: {key} is not held below the device here; `swift-tiers inspect page` says where pages are"
+        )
+    return page
+
+
+def _flush(stack: TierStack, *, ssd: bool) -> Errand:
+    flushed = yield from stack.flush_steps(host=True, ssd=ssd)
+    text = f"{flushed.pages} pages forgotten in {'every tier' if ssd else 'host memory'}"
+    return text if flushed.durable else f"{text}; no device could write this down: a restart may find some again"
+
+
+def _drop(stack: TierStack, page: Page) -> Errand:
+    pages = yield from sweeps.drop(stack.table, page)
+    stack.events.emit("prefix.dropped", page=page.key.hex(), pages=pages)
+    return f"{pages} pages forgotten"
+
+
+def _pin(stack: TierStack, page: Page) -> Errand:
+    pins, room = stack.table.operator_pins, int(stack.host.limit_slots * PINNED_SHARE)
+    if page in pins.pinned:
+        return "it was pinned already"
+    new = sum(not one.kept for one in sweeps.prefix_of(page))
+    if pins.kept_pages + new > room:
+        raise CommandError(
+            f"page: {new} more pages would be pinned with it, {pins.kept_pages} are; at most {room} may be, half of "
+            "host memory: unpin others first"
+        )
+    pages = yield from sweeps.keep(stack.table, page)
+    if pages and page.namespace != stack.digest:
+        yield from sweeps.let_go(stack.table, page)
+        pages = 0
+    if not pages:
+        raise CommandError(f"page: {page.key.hex()} has left meanwhile")
+    stack.events.emit("prefix.pinned", page=page.key.hex(), pages=pages)
+    return f"{pages} pages pinned"
+
+
+def _unpin(stack: TierStack, page: Page) -> Errand:
+    pages = yield from sweeps.let_go(stack.table, page)
+    if not pages:
+        raise CommandError(f"page: {page.key.hex()} is not pinned; a prefix is unpinned by the page it was pinned by")
+    stack.events.emit("prefix.unpinned", page=page.key.hex(), reason="unpinned")
+    return "unpinned"
+
+
+# ---- policy and limits ----
+
+
+def _set_policy(stack: TierStack, field: str, value: str | float) -> str | Errand:
+    """At once, but for the order of eviction: pages take their new places one after the other."""
+    name, field_name = section_of(field)
+    section, new = getattr(stack.config, name), policy_value(field, value)
+    old = getattr(section, field_name)
+    if new == old:
+        return f"{field} was {old!s} already"
+    if name == "ssd":
+        _throttle(stack, float(new))
+    changed = msgspec.structs.replace(section, **{field_name: new})
+    stack.config = msgspec.structs.replace(stack.config, **{name: changed})
+    policy, restoring = stack.config.policy, stack.config.restore
+    stack.restorer.change_deadline(float(policy.restore_deadline))
+    stack.restorer.behind = restoring.behind
+    stack.restorer.serve(by_age=restoring.loads == "by-age")
+    stack.planner.choice = restoring.strategy
+    if stack.writer is not None:
+        stack.writer.admission = admission_policy(policy, stack.namespace.geometry.tokens)
+    if name == "policy":
+        with stack.table.lock:
+            stack.table.change_eviction(eviction_policy(policy))
+    stack.events.emit("policy.changed", field=field, old=str(old), new=str(new))
+    text = f"{field}: {old!s} -> {new!s}"
+    return _requeue(stack, text) if field == "eviction" else text
+
+
+def _throttle(stack: TierStack, bytes_per_second: float) -> None:
+    if stack.ssd is None or not stack.ssd.throttle(bytes_per_second):
+        raise CommandError("ssd.throttle: can be changed only where the server was started with it; set it there")
+
+
+def _requeue(stack: TierStack, text: str) -> Errand:
+    yield from sweeps.requeue(stack.table)
+    return text
+
+
+def _cap_host(stack: TierStack, limit: int | None) -> Errand:
+    table, host = stack.table, stack.host
+    with table.lock:
+        pinned = table.pinned_pages * host.geometry.stride_bytes
+        if limit is not None and limit < pinned:
+            raise _too_low(limit, table.pinned_pages, pinned)
+        host.limit_bytes = host.capacity_bytes if limit is None else limit
+    return (yield from _shed(stack, "host", limit, host.limit_bytes))
+
+
+def _cap_ssd(stack: TierStack, ssd: SsdTier, limit: int | None) -> Errand:
+    table = stack.table
+    with table.lock:
+        pinned = table.pinned_on_ssd * ssd.size_of(stack.namespace.geometry.page_bytes)
+        if limit is not None and limit < pinned:
+            raise _too_low(limit, table.pinned_on_ssd, pinned)
+        table.ssd_limit = limit
+    return (yield from _shed(stack, "ssd", limit, limit or 0))
+
+
+def _too_low(limit: int, pages: int, pinned: int) -> CommandError:
+    return CommandError(
+        f"limit: {format_size(limit)} is less than the {format_size(pinned)} of the {pages} pages that are pinned; "
+        "unpin some, or wait for the requests that use them"
+    )
+
+
+def _shed(stack: TierStack, tier: str, limit: int | None, effective: int) -> Errand:
+    """`effective`: the limit in force, bytes."""
+    stack.events.emit("tier.capped", tier=tier, limit_bytes=limit)
+    pages = yield from sweeps.shed(stack.table)
+    if limit is None:
+        return f"{tier} may use its whole capacity"
+    with stack.table.lock:
+        rest = stack.table.over_limit
+    text = f"{tier} holds at most {format_size(effective)}; {pages} pages evicted"
+    return f"{text}; what running requests hold beyond that leaves when they are done" if rest else text
+
+
+# ---- devices ----
+
+
+def _ssd(stack: TierStack) -> SsdTier:
+    if stack.ssd is None:
+        raise CommandError("this server has no ssd tier; name ssd.directories or ssd.devices and start it again")
+    return stack.ssd
+
+
+def _drain(stack: TierStack, number: int) -> str:
+    ssd = _ssd(stack)
+    _, devices = ssd.snapshot()
+    if number >= len(devices):
+        raise CommandError(f"device: there is no device {number} here, only 0 to {len(devices) - 1}")
+    device = devices[number]
+    if device.service == "draining":
+        return f"{device.path} was draining already"
+    if not device.in_service:
+        raise CommandError(f"device: {device.path} is out of service: {device.reason}")
+    ssd.stripes.drain(number)
+    stack.events.emit("device.draining", device=device.path)
+    others = any(other.service == "in service" for other in devices if other is not device)
+    return f"{device.path} gets no new pages" + ("" if others else "; no device is left that does")
+
+
+def _add(stack: TierStack, directory: str) -> Errand:
+    ssd = _ssd(stack)
+    _check_place(stack, directory)
+    number, path = ssd.add_device(directory)
+    yield
+    stack.events.emit("device.added", device=path, number=number)
+    return f"device {number}: {path}; name {directory} under ssd.directories when the server is started again"
+
+
+def _check_place(stack: TierStack, directory: str) -> None:
+    """Raise CommandError for a directory that whoever may write to this bus must not fill.
+
+    The embedded Redis takes commands of this server's user alone, who may write there anyway.
+    """
+    allowed = stack.config.ssd.add_beneath
+    if not allowed and stack.config.bus.url is None:
+        return
+    real = os.path.realpath(directory)
+    if not any(Path(real).is_relative_to(os.path.realpath(place)) for place in allowed):
+        places = ", ".join(allowed) or "nothing"
+        raise CommandError(
+            f"directory: {directory!r} is not beneath ssd.add_beneath of this server ({places}); name one that is, or "
+            "add it there and start the server again"
+        )
+
+
+# ---- leases ----
+
+
+def _of_leases(stack: TierStack, command: RecallLeases | PinLease | UnpinLease | CapLending) -> str:
+    hand = stack.lease_hand
+    if hand is None or not hand.lends:
+        raise CommandError("this server does not lend; set peer.donate and start it again")
+    if command.rank not in (None, hand.name.rpartition(".")[2]):
+        return "another rank was meant"
+    match command:
+        case RecallLeases(leases=leases, borrower=borrower):
+            return _recall(stack, hand, leases, borrower or "")
+        case PinLease(lease=lease):
+            return _pin_lease(stack, hand, lease, pinned=True)
+        case UnpinLease(lease=lease):
+            return _pin_lease(stack, hand, lease, pinned=False)
+        case CapLending(limit=limit):
+            return _cap_lending(stack, hand, None if limit is None else limit_bytes(limit))
+        case _:
+            assert_never(command)
+
+
+def _recall(stack: TierStack, hand: LeaseHand, leases: int | Literal["all"], borrower: str) -> str:
+    recalled = hand.recall(None if leases == "all" else [leases], borrower)
+    if not recalled and leases != "all":
+        whose = f" to {borrower}" if borrower else ""
+        raise CommandError(
+            f"leases: {leases} is not lent{whose} here, or recalled already; `swift-tiers inspect leases` shows all"
+        )
+    if recalled:
+        stack.events.emit("lease.recalled", leases=recalled, borrower=borrower, reason="command")
+    return f"{recalled} leases recalled"
+
+
+def _pin_lease(stack: TierStack, hand: LeaseHand, lease: int, *, pinned: bool) -> str:
+    if not hand.pin(lease, pinned):
+        raise CommandError(f"lease: {lease} is not lent here; `swift-tiers inspect leases` shows those that are")
+    stack.events.emit("lease.pinned" if pinned else "lease.unpinned", lease=lease)
+    return "recalled last from now on" if pinned else "recalled like others from now on"
+
+
+def _cap_lending(stack: TierStack, hand: LeaseHand, limit: int | None) -> str:
+    hand.cap(limit)
+    stack.events.emit("lending.capped", limit_bytes=limit)
+    if limit is None:
+        return "as much is lent as there is"
+    return f"at most {format_size(limit)} are lent; what is beyond is recalled"

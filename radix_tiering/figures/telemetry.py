@@ -1,0 +1,177 @@
+"""What the serving engine above tells about requests, its device memory and its tree: typed, for whoever publishes it.
+
+The engine fills these at a safe point of its own thread; others only read them. They hold ids, counts and page numbers,
+never token ids or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from swift_tiers.radix_tiering.base.slot_map import TierMap
+from swift_tiers.radix_tiering.figures.counters import PageFacts, PagePlaces, StackSnapshot
+from swift_tiers.radix_tiering.figures.story import RestoreStory
+
+
+class RequestState(Enum):
+    WAITING = "waiting"
+    RESTORING = "restoring"  # its pages are coming up
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+class RequestSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One request at one moment. Times are seconds since the epoch; None: it has not come to that yet."""
+
+    rid: str
+    state: RequestState
+    arrived: float
+    prompt_tokens: int
+    output_tokens: int
+    device_tokens: int  # of the prompt, by where they came from
+    peer_tokens: int
+    host_tokens: int
+    ssd_tokens: int
+    recomputed_tokens: int
+    restore: str  # "none", "waiting", "completed", "cut short", "expired", "cancelled"
+    restore_seconds: float
+    restore_story: RestoreStory | None  # None: its prefix has not been looked for below the device
+    queue_seconds: float | None
+    first_token_seconds: float | None
+    ended: float | None
+    tiers: tuple[tuple[str, int], ...]  # runs of pages, in order: (("device", 12), ("host", 30), ("compute", 4))
+    last_page: str  # hex key of the last whole page of its prompt; empty if there is none, or it is not known yet
+    block_table: tuple[int, ...]  # device pages in order, as pairs first, last of runs; empty unless it is running
+
+
+class DevicePoolSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The device's KV pool and what the tree keeps in it. Bytes and pages are of this rank."""
+
+    capacity_bytes: int
+    used_bytes: int
+    pages: int  # in use or cached
+    pinned_pages: int  # in use by requests
+    hits: int  # pages of prompts that were found on the device
+    misses: int  # pages of prompts that were not
+    bytes_read: int  # copied to host memory
+    bytes_written: int  # loaded from below
+    evictions: int  # pages
+
+
+class TreeSample(msgspec.Struct, frozen=True, kw_only=True):
+    """SGLang's radix tree. `complete` is False where it was too large to be walked in the time allowed."""
+
+    nodes: int
+    leaves: int
+    depth: int
+    deepest_tokens: int
+    cached_tokens: int
+    evictable_tokens: int
+    protected_tokens: int
+    reused_tokens: int
+    prompt_tokens: int
+    evicted_tokens: int
+    complete: bool
+
+
+class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sampled in one turn of the engine's thread."""
+
+    time: float
+    requests: tuple[RequestSample, ...]  # that are there; ended ones are told apart
+    running_requests: int
+    waiting_requests: int
+    device: DevicePoolSample
+    tree: TreeSample
+    sample_seconds: float  # what sampling has taken that thread so far, in all
+
+
+class TreeNode(NamedTuple):
+    """One node of SGLang's radix tree. `hits`: requests that ended at it or behind it since it is in the tree."""
+
+    node: int
+    parent: int | None  # None: it hangs at the root
+    tokens: int
+    subtree_tokens: int  # its own, and those of all nodes behind it
+    hits: int
+    locks: int  # requests that are there now and use it
+    idle_seconds: float | None  # since the last of the hits
+    key: str  # hex key of its last page; empty where it is not known
+
+
+class TreeNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest subtrees of SGLang's radix tree. Not `complete`: sizes are of the part of it that is known."""
+
+    time: float
+    nodes: int  # of the tree
+    complete: bool
+    table: tuple[TreeNode, ...]  # the largest subtree first
+
+
+class PageAnswer(NamedTuple):
+    """What is known of one page below the device, if it is held there; its slot on the device, if that is known; its
+    whole key, unless only the beginning was asked for, and no page below the device begins so, or several do."""
+
+    facts: PageFacts | None
+    device_slot: int | None = None
+    key: bytes | None = None
+
+
+class PrefixAnswer(NamedTuple):
+    """The pages of a sequence; none if it is not known."""
+
+    pages: int
+    listed: Sequence[PagePlaces]  # the last ones of them
+
+
+class NotYet(Exception):
+    """The engine's thread has not got to it: ask again soon."""
+
+
+class NoAnswer(Exception):
+    """There is none, and will be none; says why."""
+
+
+class Answerer(Protocol):
+    """Who knows what readers of the bus ask. Called on the publisher's thread; waits for nothing but short locks.
+
+    Where the engine's thread has to look first, a method raises NotYet until it has; then the answer is of a moment
+    between the first time and now. What many ask for is looked for once.
+    """
+
+    def page(self, key: bytes) -> PageAnswer:
+        """Where a page is. `key`: its first bytes at least."""
+        ...
+
+    def prefix(self, key: bytes, most: int) -> PrefixAnswer:
+        """Where the pages of a sequence are, of which this is the last; the last `most` of them one by one."""
+        ...
+
+    def map(self, tier: str) -> TierMap:
+        """What is in each slot of a tier. Raises NoAnswer."""
+        ...
+
+    def nodes(self, count: int) -> TreeNodes:
+        """The largest subtrees. Raises NoAnswer."""
+        ...
+
+
+class Telemetry(Protocol):
+    """Where a publisher gets everything from. Called on the publisher's thread; waits for nothing but short locks."""
+
+    def stack(self) -> StackSnapshot:
+        """Tiers, devices, restores, links and directory, now."""
+        ...
+
+    def engine(self) -> EngineSample | None:
+        """The newest sample; None before the first, or if sampling is off. The same object until there is a new one."""
+        ...
+
+    def ended(self) -> list[RequestSample]:
+        """Requests that have ended since the last call, each once, oldest first; at most the newest 1,024."""
+        ...

@@ -1,0 +1,206 @@
+"""A borrower's end of the arena socket: maps a donor's memory for reading, and has pages stored there."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import Counter, deque
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from swift_tiers.radix_tiering.base.private_directory import open_private_directory
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, AttachedArena, SharedArena
+from swift_tiers.radix_tiering.lending.donation.arena_messages import (
+    Attach,
+    Attached,
+    OtherVersionError,
+    Paced,
+    Refused,
+    Store,
+    Stored,
+    StoresDone,
+    decode_donors,
+    encode,
+    in_packets,
+)
+from swift_tiers.radix_tiering.lending.donation.arena_socket import close_all, is_own_user, packet_socket, receive, send
+from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevice
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.donation.extents import CutRun
+from swift_tiers.radix_tiering.lending.leases.messages import GarbledError, Party
+
+#: Packets taken at one time.
+_BATCH = 16
+
+
+class ArenaClient:
+    """One connection to one donor's arena. It does nothing by itself and never waits: whoever owns it polls
+    `descriptor` for `interest`, and calls `handle` when that is ready. One thread.
+
+    A client that has ended stays so; another one is made. The donor's memory stays mapped for as long as a read of it
+    is under way.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        donor: str,
+        party: Party,
+        page_bytes: int,
+        staging: SharedArena,
+        device: DeviceMemory | None = None,
+    ) -> None:
+        """Connect to the donor of this name at `path`, as `party`. `staging`: where pages to be stored are put; it may
+        be shared by all clients of a process. `device`: for which a donor's device memory is mapped; None: for none,
+        and such a donor cannot be used. Raises ArenaError where nobody serves there now, ConfigError for a directory
+        that is not this user's alone."""
+        os.close(open_private_directory(path.parent, "lease directory", create=False))
+        self._donor = donor
+        self._device = device
+        #: What was ignored: `garbled`, `oversized`.
+        self.counters: Counter[str] = Counter()
+        #: The donor's memory, once it has answered, and whose leases lie in it.
+        self.arena: AttachedArena | AttachedDevice | None = None
+        self.party: Party | None = None
+        self.bandwidth: float | None = None
+        #: The part of its time that this borrower may spend on moving pages, as the donor said last; None: all of it.
+        self.share: float | None = None
+        #: Why the connection has ended; empty while it has not.
+        self.ended = ""
+        self._outbox: deque[bytes] = deque()
+        self._blocked = False
+        self._connection = packet_socket()
+        try:
+            self._connection.connect(str(path))
+            if not is_own_user(self._connection):
+                raise ArenaError(f"{path}: another user's process listens there")
+            send(self._connection, encode(Attach(party, page_bytes, staging.size)), staging.fd)
+        except OSError as error:  # as well where so many wait to be let in that there is no room for one more
+            self._connection.close()
+            raise ArenaError(f"{path}: cannot be reached ({error.strerror})") from None
+        except ArenaError:
+            self._connection.close()
+            raise
+        self.descriptor = self._connection.fileno()
+
+    @property
+    def memory(self) -> torch.Tensor | None:
+        """The donor's memory as this server's own device reaches it, uint8 [size]; None where it lies in memory of the
+        host, or is not mapped. To be touched within `AttachedDevice.use` only."""
+        return self.arena.memory if isinstance(self.arena, AttachedDevice) else None
+
+    @property
+    def interest(self) -> int:
+        """What to poll for."""
+        return select.POLLIN | (select.POLLOUT if self._blocked else 0)
+
+    def store(self, stores: list[Store]) -> None:
+        """Have these pages stored. Each is answered by `handle`, once, unless the connection ends before."""
+        self._outbox.extend(encode(message) for message in in_packets(stores))
+        self._flush()
+
+    def handle(self) -> list[Stored]:
+        """Take what has come, and send what waits. Look at `arena` and `ended` afterwards."""
+        answers: list[Stored] = []
+        try:
+            for _ in range(_BATCH):
+                if self.ended:
+                    break
+                packet = receive(self._connection)
+                if packet.ended:
+                    self.end("the donor has closed the connection")
+                elif not packet.whole:
+                    close_all(packet.descriptors)
+                    self.counters["oversized"] += 1
+                else:
+                    answers += self._understand(packet.data, packet.descriptors)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.end(f"the connection is broken ({error.strerror})")
+        self._flush()
+        return answers
+
+    def has(self, run: CutRun) -> bool:
+        """Whether all of a run lies within the donor's memory."""
+        size = self.arena.size if self.arena is not None else 0
+        return all(one.buffer == 0 and one.offset + one.length <= size for one in run.extents)
+
+    def copy(self, run: CutRun, slot: int, into: np.ndarray) -> None:
+        """Copy the page in a slot of `run`, which this arena has, to `into`, uint8 [page_bytes]. Complete on
+        return. Raises ArenaError where a device fails."""
+        assert self.arena is not None
+        self.arena.read(run.pieces_of(slot), into)
+
+    def end(self, reason: str) -> None:
+        """Close the connection. Idempotent: the first reason stays."""
+        self.ended = self.ended or reason
+        self._connection.close()
+        self._outbox.clear()
+        if self.arena is not None:
+            self.arena.close()
+
+    def _flush(self) -> None:
+        self._blocked = False
+        try:
+            while self._outbox and not self.ended:
+                send(self._connection, self._outbox[0])
+                self._outbox.popleft()
+        except BlockingIOError:
+            self._blocked = True
+        except OSError:
+            pass  # what the donor said last is still to be read; then comes the end
+
+    def _understand(self, data: bytes, descriptors: tuple[int, ...]) -> tuple[Stored, ...]:
+        try:
+            message = decode_donors(data)
+            if isinstance(message, Attached) != bool(descriptors) or isinstance(message, StoresDone | Paced) != (
+                self.arena is not None
+            ):
+                raise GarbledError("not the time for that")
+        except OtherVersionError as error:
+            close_all(descriptors)
+            self.end(str(error))
+        except GarbledError:
+            close_all(descriptors)
+            self.counters["garbled"] += 1
+        else:
+            if isinstance(message, StoresDone):
+                return message.stored
+            if isinstance(message, Paced):
+                self.share = message.share
+            elif isinstance(message, Refused):
+                self.end(f"the donor refuses: {message.reason}")
+            elif isinstance(message, Attached):
+                self._attach(message, descriptors[0])
+        return ()
+
+    def _attach(self, attached: Attached, descriptor: int) -> None:
+        if attached.party.name != self._donor:
+            close_all((descriptor,))
+            self.end(f"{attached.party.name} listens where {self._donor} should")
+            return
+        try:
+            arena = self._map(attached, descriptor)
+        except ArenaError as error:
+            self.end(str(error))
+            return
+        self.arena, self.party, self.bandwidth = arena, attached.party, attached.bandwidth
+
+    def _map(self, attached: Attached, descriptor: int) -> AttachedArena | AttachedDevice:
+        """The memory that was handed out. Takes the descriptor over. Raises ArenaError."""
+        if attached.kind == AttachedArena.kind:
+            return AttachedArena(descriptor, attached.size)
+        device = self._device
+        if device is None or device.kind != attached.kind:
+            close_all((descriptor,))
+            raise ArenaError(
+                f"it lends memory of {attached.device}, a device of kind {attached.kind!r}, and this server has none "
+                "to map it for; borrow with a server that runs on such a device, or lend from one that does not"
+            )
+        try:
+            return AttachedDevice(device, descriptor, attached.size)
+        except ArenaError as error:
+            raise ArenaError(f"its memory on {attached.device} cannot be mapped for {device.name}: {error}") from None

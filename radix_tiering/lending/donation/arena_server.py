@@ -1,0 +1,321 @@
+"""The donor's end of the arena socket: hands its memory out for reading, and stores what borrowers have staged.
+
+The donor alone writes to its arena. A borrower that wants a page stored puts it into a small arena of its own and asks;
+the thread "swift-arena" copies it, after asking whether the lease is still held. Whatever happens to the borrower,
+stopped in the middle of anything, no byte of the donor's changes once the lease has ended here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.private_directory import open_private_directory
+from swift_tiers.radix_tiering.base.waker import Waker
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, AttachedArena, ExportedArena
+from swift_tiers.radix_tiering.lending.donation.arena_guest import Guest
+from swift_tiers.radix_tiering.lending.donation.arena_messages import (
+    Attach,
+    Attached,
+    OtherVersionError,
+    Refused,
+    Store,
+    Stored,
+    Stores,
+    decode_borrowers,
+    encode,
+)
+from swift_tiers.radix_tiering.lending.donation.arena_socket import (
+    arena_path,
+    close_all,
+    is_own_user,
+    packet_socket,
+    receive,
+)
+from swift_tiers.radix_tiering.lending.donation.extents import CutRun
+from swift_tiers.radix_tiering.lending.donation.pace import Pace
+from swift_tiers.radix_tiering.lending.leases.messages import Extents, GarbledError, Party
+
+logger = logging.getLogger(__name__)
+
+#: Connections at one time, attached or not.
+MAX_GUESTS = 128
+#: How long a connection may take to say who it is, seconds.
+ATTACH_SECONDS = 5.0
+#: How long the thread rests after an error of ours, seconds.
+FAULT_SECONDS = 0.1
+#: Packets taken from one connection before the others get their turn.
+_BATCH = 16
+
+
+class ArenaServer:
+    """Hands out one arena. Any thread may call its methods."""
+
+    def __init__(
+        self,
+        address: str,
+        party: Party,
+        arena: ExportedArena,
+        lent: Callable[[Party, int], Extents | None],
+        *,
+        bandwidth: float | None = None,
+        interference: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Serve at the socket beside the lease address `address`, which a `LeaseService` of this process has taken.
+
+        `party`: this life of the donor. `arena`: buffer 0 of the extents it lends; stays the caller's. `lent`:
+        `LeaseService.lent_to`. `bandwidth`: bytes per second that each borrower may have stored here, and is told to
+        keep to with all that it moves. `interference`: the part of a processor core's time that copies may cost while
+        the donor computes, here and at all borrowers together; None: any. Raises ConfigError.
+        """
+        path = arena_path(address)
+        if path is None:
+            raise ConfigError(f"lease address: {address}: memory is shared on one machine only; use ipc://")
+        self._party, self._arena, self._lent, self._clock = party, arena, lent, clock
+        self._bandwidth = bandwidth
+        self._interference = interference
+        self._computes = False
+        #: `attached` borrowers, pages `stored` or `refused`, and what was ignored: `strangers` (other users),
+        #: `garbled`, `oversized`, of an `other version`; `full`: turned away; `faults`: errors of ours, logged.
+        self.counters: Counter[str] = Counter()
+        self._guests: dict[int, Guest] = {}  # by descriptor
+        self._copying = threading.Condition()
+        self._copy_under_way = False
+        self._copies_ended = 0
+        self._stopping = False
+        os.close(open_private_directory(path.parent, "lease directory", create=True))
+        self._path = path
+        self._listener = packet_socket()
+        try:
+            # Left behind by a former life: whoever holds the lease address' lock is the only one to listen here.
+            path.unlink(missing_ok=True)
+            self._listener.bind(str(path))
+            os.chmod(path, 0o600)
+            self._listener.listen(MAX_GUESTS)
+        except OSError as error:
+            self._listener.close()
+            raise ConfigError(f"lease address: cannot listen at {path} ({error.strerror}); name another") from None
+        self._waker = Waker()
+        self._poll = select.poll()
+        self._poll.register(self._waker.descriptor, select.POLLIN)
+        self._poll.register(self._listener, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="swift-arena", daemon=True)
+        self._thread.start()
+
+    def wait_for_copy(self) -> None:
+        """Return when no copy into the arena is under way that began before this call: one page's time at most.
+
+        Whoever has been told `Reclaimed` and calls this has the run's bytes to itself. Not to be called under the lease
+        service's lock.
+        """
+        with self._copying:
+            if self._copy_under_way:
+                ended = self._copies_ended
+                self._copying.wait_for(lambda: self._copies_ended > ended)
+
+    def computing(self, computes: bool) -> None:
+        """Whether the donor has requests to compute, for which the interference is bounded. Costs nothing unless that
+        has changed."""
+        if computes != self._computes:
+            self._computes = computes
+            if self._interference is not None:
+                self._waker.set()
+
+    @property
+    def guests(self) -> list[Party]:
+        """Who is attached."""
+        return [guest.party for guest in list(self._guests.values()) if guest.party is not None]
+
+    def close(self) -> None:
+        """End all connections and the thread. Idempotent."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._waker.set()
+        self._thread.join()
+        self._waker.close()
+
+    # The thread
+
+    def _run(self) -> None:
+        seconds = 0.0
+        while not self._stopping:
+            try:
+                seconds = self._round(seconds)
+            except Exception:
+                self.counters["faults"] += 1
+                logger.exception("swift-tiers: arena socket: a round failed")
+                time.sleep(FAULT_SECONDS)
+        for guest in list(self._guests.values()):
+            self._drop(guest)
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+    def _round(self, seconds: float) -> float:
+        """Wait so long at most for something to do, and do a little of it; how long to wait next."""
+        ready = dict(self._poll.poll(seconds * 1000))
+        if ready.pop(self._waker.descriptor, 0):
+            self._waker.clear()
+        knocks = ready.pop(self._listener.fileno(), 0)
+        for descriptor, events in ready.items():
+            guest = self._guests.get(descriptor)
+            if guest is not None:
+                self._guarded(guest, lambda guest=guest, events=events: self._hear(guest, events))  # type: ignore[misc]
+        if knocks:
+            self._accept()  # last: a new connection may get the descriptor of one that has just been closed
+        now = self._clock()
+        waits = [FAULT_SECONDS * 10]
+        share = self._share()
+        for guest in list(self._guests.values()):
+            if guest.party is None and guest.since + ATTACH_SECONDS <= now:
+                self._drop(guest)
+                continue
+            if guest.party is not None:
+                guest.allow(share)
+            self._guarded(guest, lambda guest=guest: self._serve(guest))  # type: ignore[misc]
+            if guest.has_work:
+                waits.append(guest.pace.wait(now))
+        return min(waits)
+
+    def _share(self) -> float | None:
+        """Of the time, that each borrower may spend now; as much again is spent here on what each wants stored."""
+        if self._interference is None or not self._computes:
+            return None
+        return self._interference / (2 * max(1, len(self.guests)))
+
+    def _guarded(self, guest: Guest, step: Callable[[], None]) -> None:
+        """What goes wrong with one connection ends that one alone."""
+        try:
+            step()
+        except OSError:
+            self._drop(guest)
+        except Exception:
+            self.counters["faults"] += 1
+            logger.exception("swift-tiers: arena socket: a connection failed")
+            self._drop(guest)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        connection.setblocking(False)
+        own = is_own_user(connection)
+        if not own or len(self._guests) >= MAX_GUESTS:
+            self.counters["full" if own else "strangers"] += 1
+            connection.close()
+            return
+        guest = Guest(connection, self._clock())
+        self._guests[connection.fileno()] = guest
+        self._poll.register(connection, select.POLLIN)
+
+    def _drop(self, guest: Guest) -> None:
+        """The end of a connection. What it asked for and has not got will not be done."""
+        if self._guests.get(guest.descriptor) is guest:
+            del self._guests[guest.descriptor]
+            self._poll.unregister(guest.descriptor)
+        guest.close()
+
+    def _hear(self, guest: Guest, events: int) -> None:
+        if not events & select.POLLIN:
+            if events & (select.POLLHUP | select.POLLERR):
+                self._drop(guest)
+            return
+        for _ in range(_BATCH):
+            if not guest.may_ask or guest.closed:
+                return
+            try:
+                packet = receive(guest.connection)
+            except BlockingIOError:
+                return
+            if packet.ended:
+                self._drop(guest)
+            elif not packet.whole:
+                close_all(packet.descriptors)
+                self.counters["oversized"] += 1
+            else:
+                self._understand(guest, packet.data, packet.descriptors)
+
+    def _understand(self, guest: Guest, data: bytes, descriptors: tuple[int, ...]) -> None:
+        try:
+            message = decode_borrowers(data)
+            if isinstance(message, Attach) != bool(descriptors) or isinstance(message, Attach) != (guest.party is None):
+                raise GarbledError("not the time for that")
+        except OtherVersionError as error:
+            close_all(descriptors)
+            self.counters["other version"] += 1
+            self._refuse(guest, str(error))
+        except GarbledError:
+            close_all(descriptors)
+            self.counters["garbled"] += 1
+        else:
+            if isinstance(message, Attach):
+                self._attach(guest, message, descriptors[0])
+            elif isinstance(message, Stores):
+                guest.stores.extend(message.stores)
+
+    def _attach(self, guest: Guest, attach: Attach, descriptor: int) -> None:
+        try:
+            staging = AttachedArena(descriptor, attach.staging_bytes)
+        except ArenaError as error:
+            self.counters["garbled"] += 1
+            self._refuse(guest, str(error))
+            return
+        for former in [other for other in self._guests.values() if other.party == attach.party]:
+            # What it has not had stored must not overwrite what it asks for from now on.
+            self._drop(former)
+        guest.begin(attach.party, attach.page_bytes, staging, Pace(self._bandwidth))
+        self.counters["attached"] += 1
+        arena = self._arena
+        attached = Attached(self._party, arena.size, arena.kind, arena.device, self._bandwidth)
+        guest.say(encode(attached), arena.fd)
+
+    def _refuse(self, guest: Guest, reason: str) -> None:
+        guest.say(encode(Refused(reason)))
+        self._drop(guest)
+
+    def _serve(self, guest: Guest) -> None:
+        """One store, if it is its time, and the answers that wait."""
+        if guest.has_work and not guest.pace.wait(self._clock()):
+            store, began = guest.stores.popleft(), time.thread_time()
+            guest.answers.append(Stored(store.number, self._store(guest, store)))
+            now = self._clock()
+            guest.pace.take(guest.page_bytes, now)
+            guest.pace.spent(time.thread_time() - began, now)
+        guest.flush()
+        self._poll.modify(guest.descriptor, guest.interest)
+
+    def _store(self, guest: Guest, store: Store) -> bool:
+        """Copy one page, if its lease is held. Whoever waits for a copy waits for this one at most."""
+        assert guest.party is not None
+        assert guest.staging is not None
+        page = guest.staging.array[store.staging : store.staging + guest.page_bytes]
+        with self._copying:
+            # Asked here so that whoever sees the lease's end, and then that nothing is copied, knows it is over.
+            extents = self._lent(guest.party, store.lease)
+            run = None if extents is None else guest.cut(store.lease, extents)
+            if run is None or store.slot >= run.slots or len(page) < guest.page_bytes:
+                self.counters["refused"] += 1
+                return False
+            self._copy_under_way = True
+        try:
+            self._copy(page, run, store.slot)
+        finally:
+            with self._copying:
+                self._copy_under_way = False
+                self._copies_ended += 1
+                self._copying.notify_all()
+        self.counters["stored"] += 1
+        return True
+
+    def _copy(self, page: np.ndarray, run: CutRun, slot: int) -> None:
+        self._arena.write(page, run.pieces_of(slot)[:, [1, 0, 2]])

@@ -1,0 +1,380 @@
+"""Letters over ZeroMQ: a donor's ROUTER socket, and a DEALER socket to each donor that a borrower talks to."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zmq
+
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.private_directory import open_private_directory
+from swift_tiers.radix_tiering.base.waker import Waker
+from swift_tiers.radix_tiering.lending.leases.addresses import ipc_path, take_path
+from swift_tiers.radix_tiering.lending.leases.curve import CurveKeys, Gate
+from swift_tiers.radix_tiering.lending.leases.effects import Send
+from swift_tiers.radix_tiering.lending.leases.messages import (
+    MAX_LETTER_BYTES,
+    GarbledError,
+    Letter,
+    Party,
+    Reason,
+    Refuse,
+    VersionError,
+    decode,
+    encode,
+)
+from swift_tiers.radix_tiering.lending.leases.watch import ProcessWatch
+
+#: Letters that wait in either direction of one connection. What does not fit is dropped by its sender: the protocol
+#: says everything again that matters, and what waits for long is not worth much.
+QUEUED_LETTERS = 64
+#: A frame beyond this ends its connection, before ZeroMQ has taken it all into memory.
+MAX_FRAME_BYTES = 2 * MAX_LETTER_BYTES
+#: Borrowers that a donor has ways to, the least recently heard forgotten first. More than may have sessions.
+MAX_ROUTES = 256
+#: Letters taken from one socket before the others get their turn.
+_BATCH = 64
+#: How long closing waits for the last letters to leave, milliseconds.
+_LINGER_MS = 100
+#: ZeroMQ's own heartbeats, milliseconds; over TCP only, where nothing else tells that a connection is dead.
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 3000
+#: How soon, and at last how seldom, a connection is tried again, milliseconds.
+_RECONNECT_MS, _RECONNECT_MAX_MS = 50, 1000
+
+_Socket = zmq.Socket[bytes]
+
+
+class FromBorrower(NamedTuple):
+    """For the donor's machine."""
+
+    letter: Letter
+
+
+class FromDonor(NamedTuple):
+    """For the borrower's machine."""
+
+    letter: Letter
+
+
+class BorrowerGone(NamedTuple):
+    """A borrower's process has ended."""
+
+    borrower: Party
+
+
+class DonorGone(NamedTuple):
+    """A donor's process has ended."""
+
+    donor: Party
+
+
+class DonorRefuses(NamedTuple):
+    """A donor speaks another version."""
+
+    donor: str
+    reason: str
+
+
+Event = FromBorrower | FromDonor | BorrowerGone | DonorGone | DonorRefuses
+
+
+class _Peer(NamedTuple):
+    """Who is at the other end of a connection, by the word of the kernel or of CURVE, not by its own."""
+
+    process: int  # 0 where it is not known
+    key: str
+
+
+class _Route(NamedTuple):
+    identity: bytes
+    peer: _Peer
+
+
+class Dealer:
+    """The way to one donor."""
+
+    def __init__(self, socket: _Socket, local: bool) -> None:
+        self.socket = socket
+        self.local = local
+        self.party: Party | None = None  # who answered last
+
+
+class Wire:
+    """All sockets of one server. `wake` is for any thread; everything else for the one that waits."""
+
+    def __init__(self, keys: CurveKeys | None = None) -> None:
+        #: How many letters were `received`, `sent`, `dropped` (nobody there, or a full queue), `garbled`, `oversized`,
+        #: of an `other version`, or of `strangers`: another user's, or in another party's name.
+        self.counters: Counter[str] = Counter()
+        self._context: zmq.Context[_Socket] = zmq.Context(io_threads=1)
+        self._poller = zmq.Poller()
+        self._watch = ProcessWatch(self._poller)
+        self._parties: dict[int, set[BorrowerGone | DonorGone]] = {}  # by process: what to say when it has ended
+        self._waker = Waker()
+        self._poller.register(self._waker.descriptor, zmq.POLLIN)
+        self._keys = keys
+        self._gate = Gate(self._context, keys) if keys else None
+        if self._gate:
+            self._poller.register(self._gate.socket, zmq.POLLIN)
+        self._router: _Socket | None = None
+        self._party: Party | None = None
+        self._path: Path | None = None
+        self._lock: int | None = None
+        self._routes: OrderedDict[Party, _Route] = OrderedDict()
+        self._dealers: dict[str, Dealer] = {}
+
+    def listen(self, address: str, party: Party) -> None:
+        """Receive letters for this donor. Raises ConfigError."""
+        path = ipc_path(address)
+        if path is not None:
+            os.close(open_private_directory(path.parent, "lease directory", create=True))
+            self._lock = take_path(path)
+        elif self._gate is None:
+            raise ConfigError(f"lease address: {address} is open to the network; give CURVE keys, or use ipc://")
+        self._router = self._socket(zmq.ROUTER, local=path is not None)
+        # A letter to nobody is an error then, and counted, instead of lost without a word.
+        self._router.router_mandatory = True
+        if path is None and self._gate is not None:
+            self._gate.guard(self._router)
+        try:
+            self._router.bind(address)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"lease address: cannot listen at {address} ({error.strerror}); name another") from None
+        if path is not None:
+            os.chmod(path, 0o600)
+        self._party, self._path = party, path
+        self._poller.register(self._router, zmq.POLLIN)
+
+    def dial(self, address: str, server_key: bytes | None = None) -> Dealer:
+        """A way to a donor, whether it is there already or not, for `add`. Any thread. Raises ConfigError.
+
+        `server_key`: the donor's public key, over TCP.
+        """
+        path = ipc_path(address)
+        if path is not None:
+            os.close(open_private_directory(path.parent, "lease directory", create=True))
+        elif self._keys is None or server_key is None:
+            raise ConfigError(f"lease address: {address} needs CURVE keys and the donor's public key; or use ipc://")
+        socket = self._socket(zmq.DEALER, local=path is not None)
+        # No letter waits for a donor that is not there: it would come too late to mean anything.
+        socket.immediate = True
+        socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MAX_MS
+        try:
+            if self._keys is not None and server_key is not None:
+                socket.curve_serverkey = server_key
+                socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise ConfigError(f"lease address: cannot use {address} ({error.strerror}); name another") from None
+        return Dealer(socket, local=path is not None)
+
+    def add(self, donor: str, dealer: Dealer) -> None:
+        """Talk to this donor from now on."""
+        self._drop(donor)  # it may have been left and joined again within one round
+        self._dealers[donor] = dealer
+        self._poller.register(dealer.socket, zmq.POLLIN)
+
+    def keep(self, donors: Collection[str]) -> None:
+        """Close the ways to all other donors."""
+        for donor in [name for name in self._dealers if name not in donors]:
+            self._drop(donor)
+
+    def _drop(self, donor: str) -> None:
+        dealer = self._dealers.pop(donor, None)
+        if dealer is not None:
+            self._answers(dealer, None)
+            self._poller.unregister(dealer.socket)
+            dealer.socket.close()
+
+    def send(self, send: Send) -> None:
+        """Send a letter, or drop it: never waits."""
+        frames = [encode(send.letter)]
+        socket: _Socket | None = None
+        if isinstance(send.to, str):
+            socket = self._dealers[send.to].socket if send.to in self._dealers else None
+        elif send.to in self._routes:
+            socket = self._router
+            frames.insert(0, self._routes[send.to].identity)
+        try:
+            if socket is not None:
+                socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            socket = None
+        self.counters["sent" if socket is not None else "dropped"] += 1
+
+    def forget(self, borrower: Party) -> None:
+        """No more letters for this life of a borrower."""
+        self._routes.pop(borrower, None)
+        self._unwatch(BorrowerGone(borrower))
+
+    def wake(self) -> None:
+        """Let `wait` return now. Any thread, also after `close`."""
+        self._waker.set()
+
+    def wait(self, seconds: float) -> list[Event]:
+        """What has come, after at most so many seconds."""
+        ready = dict(self._poller.poll(math.ceil(max(0.0, seconds) * 1000)))
+        if self._waker.descriptor in ready:
+            self._waker.clear()
+        if self._gate and self._gate.socket in ready:
+            self._gate.answer()
+        events: list[Event] = []
+        if self._router in ready:
+            events += self._from_borrowers()
+        for donor, dealer in self._dealers.items():
+            if dealer.socket in ready:
+                events += self._from_donor(donor, dealer)
+        # Letters first: what a process said before its end is still true.
+        for process in self._watch.ended(ready):
+            for end in self._parties.pop(process, ()):
+                events.append(end)
+                if isinstance(end, BorrowerGone):
+                    self._routes.pop(end.borrower, None)
+        return events
+
+    def close(self) -> None:
+        """Close all sockets; letters on their way get a moment."""
+        self.keep(())
+        if self._router is not None:
+            self._router.close()
+        if self._gate is not None:
+            self._gate.socket.close(0)
+        self._watch.close()
+        self._context.term()
+        self._waker.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _socket(self, kind: int, *, local: bool) -> _Socket:
+        socket = self._context.socket(kind)
+        socket.linger = _LINGER_MS
+        socket.sndhwm = socket.rcvhwm = QUEUED_LETTERS
+        socket.maxmsgsize = MAX_FRAME_BYTES
+        if not local:
+            socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS
+        return socket
+
+    def _from_borrowers(self) -> Iterable[Event]:
+        router = self._router
+        assert router is not None
+        for frames in _received(router):
+            peer = self._peer(frames[-1], local=self._path is not None)
+            try:
+                letter = self._open(frames[1:], peer)
+            except VersionError:
+                assert self._party is not None
+                answer = encode(Letter(self._party, 0, Refuse(0, Reason.VERSION)))
+                try:
+                    router.send_multipart([frames[0].bytes, answer], zmq.NOBLOCK)
+                except zmq.ZMQError:
+                    self.counters["dropped"] += 1
+                continue
+            if letter is None or peer is None:
+                continue
+            route = self._routes.get(letter.sender)
+            if route is not None and route.peer != peer:
+                self.counters["strangers"] += 1
+                continue
+            if not self._watched(peer, BorrowerGone(letter.sender)):
+                continue
+            self._routes[letter.sender] = _Route(frames[0].bytes, peer)
+            self._routes.move_to_end(letter.sender)
+            if len(self._routes) > MAX_ROUTES:
+                self.forget(next(iter(self._routes)))
+            yield FromBorrower(letter)
+
+    def _from_donor(self, donor: str, dealer: Dealer) -> Iterable[Event]:
+        for frames in _received(dealer.socket):
+            peer = self._peer(frames[-1], local=dealer.local)
+            try:
+                letter = self._open(frames, peer)
+            except VersionError as error:
+                yield DonorRefuses(donor, str(error))
+                continue
+            if letter is None or peer is None:
+                continue
+            if letter.sender.name != donor:
+                self.counters["strangers"] += 1
+                continue
+            if letter.sender != dealer.party:
+                self._answers(dealer, letter.sender)
+            if self._watched(peer, DonorGone(letter.sender)):
+                yield FromDonor(letter)
+
+    def _answers(self, dealer: Dealer, party: Party | None) -> None:
+        """Another life of the donor answers: the end of the one before is no news any more."""
+        if dealer.party is not None:
+            self._unwatch(DonorGone(dealer.party))
+        dealer.party = party
+
+    def _peer(self, frame: zmq.Frame, *, local: bool) -> _Peer | None:
+        """Who sent a frame; None for another user. A client that CURVE let in is known by its key."""
+        if not local:
+            return _Peer(0, _property(frame, "User-Id"))
+        # Of the kernel's making: `localhost:UID:GID:PID`.
+        words = _property(frame, "Peer-Address").rsplit(":", 3)
+        if len(words) != 4 or words[1] != str(os.geteuid()):
+            return None
+        return _Peer(int(words[3]), "")
+
+    def _open(self, frames: list[zmq.Frame], peer: _Peer | None) -> Letter | None:
+        """The letter in these frames, or None and counted. Raises VersionError, counted as well."""
+        if peer is None:
+            self.counters["strangers"] += 1
+            return None
+        if len(frames) != 1:
+            self.counters["garbled"] += 1
+            return None
+        if len(frames[0]) > MAX_LETTER_BYTES:
+            self.counters["oversized"] += 1
+            return None
+        try:
+            letter = decode(frames[0].bytes)
+        except GarbledError:
+            self.counters["garbled"] += 1
+            return None
+        except VersionError:
+            self.counters["other version"] += 1
+            raise
+        self.counters["received"] += 1
+        return letter
+
+    def _watched(self, peer: _Peer, end: BorrowerGone | DonorGone) -> bool:
+        """Whether the sender's process still lives; from now on its end is an event."""
+        try:
+            self._watch.add(peer.process)
+        except ProcessLookupError:
+            return False
+        if peer.process:
+            self._parties.setdefault(peer.process, set()).add(end)
+        return True
+
+    def _unwatch(self, end: BorrowerGone | DonorGone) -> None:
+        for process, ends in list(self._parties.items()):
+            ends.discard(end)
+            if not ends:
+                del self._parties[process]
+                self._watch.drop(process)
+
+
+def _received(socket: _Socket) -> Iterable[list[zmq.Frame]]:
+    for _ in range(_BATCH):
+        try:
+            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+
+
+def _property(frame: Any, name: str) -> str:
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""

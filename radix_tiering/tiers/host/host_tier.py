@@ -1,0 +1,97 @@
+"""The host tier: a slab of block-major pages in this machine's DRAM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.memory import huge_array
+from swift_tiers.radix_tiering.base.page import PageGeometry
+from swift_tiers.radix_tiering.base.slot_map import SlotState
+
+
+class HostTier:
+    """`slots` places for one page each; allocating and freeing one is O(1), and the capacity is exact.
+
+    Not thread-safe: used under the page table's lock, except that the bytes of a slot belong to whoever holds it.
+    """
+
+    name = "host"
+
+    def __init__(
+        self,
+        geometry: PageGeometry,
+        size_bytes: int,
+        *,
+        allocate: Callable[[int], np.ndarray] = huge_array,
+    ) -> None:
+        """`allocate(bytes)` gives zeroed, 4 KiB-aligned memory; the size is rounded down to whole pages.
+
+        Raises ValueError if not even one page fits, MemoryError if the machine has too little memory.
+        """
+        self.geometry = geometry
+        self.slots = size_bytes // geometry.stride_bytes
+        if self.slots < 1:
+            raise ValueError(f"{size_bytes} bytes hold no page of {geometry.stride_bytes} bytes")
+        self.slab = allocate(self.slots * geometry.stride_bytes)[: self.slots * geometry.stride_bytes].reshape(
+            self.slots, geometry.stride_bytes
+        )
+        self.limit_slots = self.slots  # how many may be used; lowered by an operator
+        # Popped from the end: low slots first, so that a chain of pages gets neighbouring slots and is copied in
+        # long runs.
+        self._free = list(range(self.slots - 1, -1, -1))
+        self._states = bytearray([SlotState.FREE]) * self.slots
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.slots * self.geometry.stride_bytes
+
+    @property
+    def used_slots(self) -> int:
+        return self.slots - len(self._free)
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that may still be used."""
+        return max(0, self.limit_slots - self.used_slots)
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.limit_slots * self.geometry.stride_bytes
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit: int) -> None:
+        """Allow only as many slots as fit into `limit` bytes; those in use stay so."""
+        self.limit_slots = min(self.slots, limit // self.geometry.stride_bytes)
+
+    def allocate(self) -> int | None:
+        """A slot, its content undefined; None when the tier is full, or holds as much as it may."""
+        if self.used_slots >= self.limit_slots:
+            return None
+        slot = self._free.pop()
+        self._states[slot] = SlotState.PRIVATE
+        return slot
+
+    def free(self, slot: int) -> None:
+        self._free.append(slot)
+        self._states[slot] = SlotState.FREE
+
+    def mark(self, slot: int, state: SlotState) -> None:
+        """What a slot that is not free is used for."""
+        self._states[slot] = state
+
+    def states(self) -> np.ndarray:
+        """What each slot is used for now: uint8 [slots] of `SlotState`, a copy."""
+        return np.frombuffer(bytes(self._states), dtype=np.uint8)
+
+    def page(self, slot: int) -> np.ndarray:
+        """The page's bytes in `slot`: uint8 [page_bytes], a view. Raises IndexError where there is no such slot."""
+        return self.block_run(slot)[: self.geometry.page_bytes]
+
+    def block_run(self, slot: int) -> np.ndarray:
+        """The whole slot in whole 4 KiB blocks, for direct I/O: uint8 [stride_bytes], a view. Raises IndexError where
+        there is no such slot."""
+        if slot < 0:  # which numpy would take for the last one
+            raise IndexError(f"host memory has no slot {slot}")
+        return self.slab[slot]

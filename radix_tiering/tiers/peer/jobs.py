@@ -1,0 +1,69 @@
+"""What the tier stack asks for, one page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from swift_tiers.radix_tiering.lending.leases import Ticket
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+
+#: Why a page was not written.
+LEASE_ENDED = "lease ended"
+REFUSED = "the donor refused"
+CLOSING = "the server is ending"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """A page to be fetched."""
+
+    place: PeerPlace
+    into: np.ndarray
+    digest: bytes
+    done: Callable[[ReadOutcome], None]
+    demote: bool
+    covered: bool  # False: its lease was over when it was asked for
+    since: float  # by the clock of leases
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Land:
+    """A page to be fetched into landing memory."""
+
+    place: PeerPlace
+    slot: int  # there; taken, and given back by whoever answers with anything but OK
+    digest: bytes  # as landing memory computes it
+    done: Callable[[ReadOutcome, int], None]
+    covered: bool
+    since: float  # by the clock of leases
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """A page to be put there."""
+
+    place: PeerPlace
+    data: np.ndarray
+    digest: bytes  # its checksum
+    done: Callable[[bool, str], None]
+    covered: bool
+    since: float
+
+
+Job = Read | Land | Write
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Storing:
+    """A page that is staged, and that its donor has been asked to store."""
+
+    job: Write
+    donor: str
+    #: For a use as a read: the donor itself asks whether the lease is held before it stores, so that no return has to
+    #: wait for it. A donor that does not answer could keep it from being sent otherwise.
+    ticket: Ticket
+    staged_at: int

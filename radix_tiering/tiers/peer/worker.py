@@ -1,0 +1,425 @@
+"""The thread "swift-peer": follows leases and donors, and has pages copied in the order in which they matter."""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from random import SystemRandom
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.waker import Waker
+from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.donation.extents import CutRun
+from swift_tiers.radix_tiering.lending.leases import Borrower, LeaseKey, LeaseService, Timing
+from swift_tiers.radix_tiering.lending.leases.effects import (
+    BorrowerEffect,
+    DonorJoined,
+    DonorRefused,
+    LeaseBegan,
+    LeaseEnded,
+    LeaseRecalled,
+)
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.radix_tiering.tiers.peer.copier import Copier
+from swift_tiers.radix_tiering.tiers.peer.jobs import CLOSING, LEASE_ENDED, Job
+from swift_tiers.radix_tiering.tiers.peer.neighbour import MISTRUST_SECONDS, Neighbour
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerWatcher
+from swift_tiers.radix_tiering.tiers.peer.places import PlaceBook
+from swift_tiers.radix_tiering.tiers.peer.staging import Staging
+
+logger = logging.getLogger(__name__)
+
+#: Donors that one server borrows from at most; others are left out.
+MAX_NEIGHBOURS = 64
+#: Reads and writes that are under way or queued at most.
+MAX_JOBS = 16384
+#: Pages that are copied to this device in one go: enough to fill a link, and over well within a recall's bound.
+LANDINGS_AT_ONCE = 32
+#: The longest that the thread waits, seconds.
+IDLE_SECONDS = 1.0
+#: How long the thread rests after an error of ours, seconds.
+FAULT_SECONDS = 0.1
+
+
+class PeerWorker:
+    """Any thread may call the methods above the line; nothing there waits."""
+
+    def __init__(
+        self,
+        name: str,
+        page_bytes: int,
+        book: PlaceBook,
+        *,
+        most_bytes: float,
+        fingerprint: Callable[[np.ndarray], bytes],
+        clock: Callable[[], float],
+        timing: Timing,
+        landing: Landing | None = None,
+        device: DeviceMemory | None = None,
+    ) -> None:
+        """`most_bytes`: what is borrowed at most, of all donors together."""
+        self._name = name
+        self._page_bytes = page_bytes
+        self._book = book
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._device = device
+        self._lock = threading.Lock()  # of what other threads put here
+        self._inbox: deque[Job] = deque()
+        self._named: Mapping[str, str] | None = None
+        self._closing = False
+        self.wanted_bytes = 0
+        self.asked_bytes = 0  # what the lease service was told
+        self._ceiling = math.inf  # where a whole run more would be too much
+        self._effects: deque[BorrowerEffect] = deque()
+        self.watcher: PeerWatcher | None = None
+        self.neighbours: dict[str, Neighbour] = {}
+        self._turn = 0
+        self.staging = Staging(page_bytes)
+        self._waker = Waker()
+        borrower = Borrower(name, page_bytes, SystemRandom(), timing=timing)
+        self._party = borrower.party
+        self.service = LeaseService(borrower=borrower, on_borrower=self._on_effect, clock=clock)
+        self.copier = Copier(self.service, book, self.staging, page_bytes, fingerprint, clock, landing)
+        self._poll = select.poll()
+        self._poll.register(self._waker.descriptor, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="swift-peer", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Have a page copied. Raises RuntimeError once it is closed, or where too many wait."""
+        with self._lock:
+            if self._closing:
+                raise RuntimeError("the peer tier is closed")
+            if len(self._inbox) + sum(one.queued for one in list(self.neighbours.values())) >= MAX_JOBS:
+                raise RuntimeError(f"{MAX_JOBS} reads and writes of lent memory wait already")
+            self._inbox.append(job)
+        self._waker.set()
+
+    def reaches(self, donor: str) -> bool:
+        """Whether pages can be copied from this donor's device to this server's: a hint, which may change at once."""
+        neighbour = self.neighbours.get(donor)
+        return neighbour is not None and neighbour.on_device
+
+    def meet(self, named: Mapping[str, str]) -> None:
+        """Who lends now: lease name -> lease address."""
+        with self._lock:
+            self._named = dict(named)
+        self._waker.set()
+
+    def want(self, wanted_bytes: int) -> None:
+        """How much to hold."""
+        with self._lock:
+            self.wanted_bytes = wanted_bytes
+            self._ceiling = math.inf
+        self._waker.set()
+
+    def close(self) -> None:
+        """Answer everything, return everything, end. Waits for the donors, a few recall bounds at most. Idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self._waker.set()
+        self._thread.join()
+        self.service.close()
+        self._waker.close()
+        self.staging.close()
+
+    def _on_effect(self, effect: BorrowerEffect) -> None:
+        """Under the lease service's lock."""
+        self._effects.append(effect)
+        self._waker.set()
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        seconds = 0.0
+        while not self._closing:
+            try:
+                seconds = self._round(seconds)
+            except Exception:
+                self.copier.faults += 1
+                logger.exception("swift-tiers: lent memory: a round failed")
+                time.sleep(FAULT_SECONDS)
+        for neighbour in list(self.neighbours.values()):
+            self.copier.abandon(neighbour, CLOSING)
+            for job in neighbour.take():
+                self.copier.refuse(job, CLOSING)
+            neighbour.end()
+        for job in self._inbox:
+            self.copier.refuse(job, CLOSING)
+
+    def _round(self, seconds: float) -> float:
+        """Wait so long at most for something to do, and do it; how long to wait next."""
+        ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
+        if self._waker.descriptor in ready:
+            self._waker.clear()
+        for neighbour in list(self.neighbours.values()):
+            if neighbour.client is not None and neighbour.client.descriptor in ready:
+                self._hear(neighbour)
+        self._take_effects()
+        self._take_names()
+        for neighbour in list(self.neighbours.values()):
+            self._tend(neighbour, self._clock())
+        self._take_effects()  # what ended with a connection
+        self._adjust()
+        self._take_jobs()
+        if self._work(self._clock()):
+            return 0.0
+        now = self._clock()
+        waits = [one.wake - now for one in self.neighbours.values()]
+        waits += [
+            one.pace.wait(now) or IDLE_SECONDS
+            for one in self.neighbours.values()
+            if one.reads or one.landings or one.writes
+        ]
+        return min([IDLE_SECONDS, *(max(0.0, wait) for wait in waits)])
+
+    # Pages
+
+    def _take_jobs(self) -> None:
+        while self._inbox:
+            job = self._inbox.popleft()
+            neighbour = self.neighbours.get(job.place.key.donor)
+            if neighbour is None or not job.covered or self._book.run(job.place.key) is None:
+                self.copier.refuse(job)
+            else:
+                neighbour.put(job)
+
+    def _work(self, now: float) -> bool:
+        """One page of those that matter most: to be saved, then to be read, then to be stored; donors take turns.
+
+        Pages that are saved do not keep to the pace: their donor wants its memory back.
+        """
+        began = time.thread_time()
+        worked = self._work_for(now)
+        if worked is not None:
+            neighbour, pages = worked
+            # Of this thread's own time: that it was kept waiting costs the donor nothing.
+            neighbour.pace.spent(time.thread_time() - began, self._clock(), pages)
+        return worked is not None
+
+    def _work_for(self, now: float) -> tuple[Neighbour, int] | None:
+        """Whose page it was, and how many at once; None if there was nothing to do, or it is nobody's time."""
+        donors = [one for one in self._in_turn() if one.attached]
+        for one in donors:
+            if one.demotes:
+                self.copier.read(one, one.demotes.popleft())
+                return one, 1
+        donors = [one for one in donors if not one.pace.wait(now)]
+        for one in donors:
+            if one.landings:
+                count = min(len(one.landings), LANDINGS_AT_ONCE if one.pace.bytes_per_second is None else 1)
+                self.copier.land(one, [one.landings.popleft() for _ in range(count)])
+                return one, count
+            if one.reads:
+                self.copier.read(one, one.reads.popleft())
+                return one, 1
+        for one in donors:
+            if one.writes and self.copier.may_store(one, alone=len(self.neighbours) == 1):
+                self.copier.store(one, one.writes.popleft())
+                self._poll_for(one)
+                return one, 1
+        return None
+
+    def _in_turn(self) -> Iterator[Neighbour]:
+        found = list(self.neighbours.values())
+        self._turn = (self._turn + 1) % max(1, len(found))
+        yield from found[self._turn :]
+        yield from found[: self._turn]
+
+    # Leases
+
+    def _take_effects(self) -> None:
+        more_room = False
+        while self._effects:
+            effect = self._effects.popleft()
+            match effect:
+                case LeaseBegan():
+                    more_room |= self._began(effect)
+                case LeaseRecalled():
+                    self._recalled(effect)
+                case LeaseEnded():
+                    self._ended(effect.key)
+                case DonorJoined():
+                    self._joined(effect)
+                case DonorRefused() if effect.donor in self.neighbours:
+                    self.neighbours[effect.donor].reason = f"refuses: {effect.reason}"
+        if more_room:
+            self._tell(lambda watcher: watcher.lease_began())
+
+    def _joined(self, joined: DonorJoined) -> None:
+        neighbour = self.neighbours.get(joined.donor)
+        party = neighbour.client.party if neighbour is not None and neighbour.client is not None else None
+        if neighbour is not None and party is not None and party.epoch != joined.epoch:
+            # A process that inherited the former life's connection may keep it open.
+            self._detach(neighbour, "has begun a new life")
+
+    def _began(self, began: LeaseBegan) -> bool:
+        """Whether there is more room now."""
+        key = began.key
+        neighbour = self.neighbours.get(key.donor)
+        if neighbour is None or neighbour.client is None or not neighbour.lends(key):
+            self.service.release(key)  # of another life than the one whose memory is mapped
+            return False
+        try:
+            run = CutRun(began.extents, self._page_bytes)
+        except ValueError as error:
+            self._part(neighbour, f"lends what is no memory ({error})", MISTRUST_SECONDS)
+            return False
+        if not neighbour.client.has(run):
+            self._part(neighbour, "lends memory that it has not handed out", MISTRUST_SECONDS)
+            return False
+        held = self._book.occupancy().slots * self._page_bytes
+        if held + run.slots * self._page_bytes > self._most_bytes:
+            self._ceiling = held
+            self.service.release(key)
+            return False
+        neighbour.reason = ""
+        self._book.open(key, run)
+        return True
+
+    def _recalled(self, recalled: LeaseRecalled) -> None:
+        self._book.close(recalled.key)
+        self._drop_jobs(recalled.key, but_demotes=True)
+        self._tell(lambda watcher: watcher.lease_recalled(recalled.key, recalled.until))
+
+    def _ended(self, key: LeaseKey) -> None:
+        if not self._book.forget(key):
+            return
+        self._ceiling = math.inf
+        neighbour = self.neighbours.get(key.donor)
+        if neighbour is not None:
+            self.copier.abandon(neighbour, LEASE_ENDED, key)
+        self._take_jobs()
+        self._drop_jobs(key)
+        self._tell(lambda watcher: watcher.lease_ended(key))
+
+    def _drop_jobs(self, key: LeaseKey, *, but_demotes: bool = False) -> None:
+        """Answer what waits for places of a lease that allows it no more."""
+        neighbour = self.neighbours.get(key.donor)
+        if neighbour is not None:
+            for job in neighbour.take(key, but_demotes=but_demotes):
+                self.copier.refuse(job)
+
+    def _adjust(self) -> None:
+        """Say how much is wanted, and return idle leases that are beyond it."""
+        wanted = int(min(self.wanted_bytes, self._most_bytes, self._ceiling))
+        if wanted == self.asked_bytes:
+            return
+        self.asked_bytes = wanted
+        beyond = self._book.occupancy().slots - wanted // self._page_bytes
+        for key in self._book.close_idle(beyond):
+            self.service.release(key)
+        self.service.want(wanted)
+
+    def _tell(self, what: Callable[[PeerWatcher], None]) -> None:
+        if self.watcher is None:
+            return
+        try:
+            what(self.watcher)
+        except Exception:
+            self.copier.faults += 1
+            logger.exception("swift-tiers: whoever watches leases raised")
+
+    # Donors
+
+    def _take_names(self) -> None:
+        with self._lock:
+            named, self._named = self._named, None
+        if named is None:
+            return
+        for name, neighbour in list(self.neighbours.items()):
+            if name not in named:
+                neighbour.named = False
+            elif named[name] != neighbour.address:
+                self._forget(neighbour, "has moved")
+        for name, address in named.items():
+            if name in self.neighbours:
+                self.neighbours[name].named = True
+            elif name != self._name and len(self.neighbours) < MAX_NEIGHBOURS:
+                self._meet(name, address)
+
+    def _meet(self, name: str, address: str) -> None:
+        try:
+            path = arena_path(address)
+        except ConfigError as error:
+            logger.warning("swift-tiers: %s lends nothing here: %s", name, error)
+            return
+        if path is not None:
+            self.neighbours[name] = Neighbour(name, address, path)
+            self.copier.meet(name)
+
+    def _hear(self, neighbour: Neighbour) -> None:
+        """Something has come from a donor."""
+        client = neighbour.client
+        assert client is not None
+        was_attached = neighbour.attached
+        self.copier.stored(neighbour, client.handle())
+        if client.ended:
+            self._part(neighbour, client.ended)
+            return
+        if neighbour.attached and not was_attached:
+            neighbour.begin()
+        neighbour.pace.share = client.share
+        self._poll_for(neighbour)
+
+    def _tend(self, neighbour: Neighbour, now: float) -> None:
+        """What is due with a donor."""
+        if not neighbour.named and not self._book.has_leases(neighbour.name):
+            self._forget(neighbour, "is said to lend no more")
+        elif now >= neighbour.answer_by:
+            self._part(neighbour, "does not answer")
+        elif now >= neighbour.next_at:
+            if neighbour.client is None:
+                if neighbour.call(self._party, self._page_bytes, self.staging.arena, now, self._device):
+                    self._poll_for(neighbour)
+            elif neighbour.attached and not neighbour.joined:
+                self._join(neighbour, now)
+
+    def _join(self, neighbour: Neighbour, now: float) -> None:
+        """Ask a donor for leases, now that they could be used."""
+        try:
+            self.service.connect(neighbour.name, neighbour.address)
+        except ValueError:
+            neighbour.rest("leases of before are being returned", now)
+        except ConfigError as error:
+            self._part(neighbour, str(error), MISTRUST_SECONDS)
+        else:
+            neighbour.joined = True
+
+    def _part(self, neighbour: Neighbour, reason: str, seconds: float = 0.0) -> None:
+        """The connection to a donor's memory has ended, or is to end: all its leases end at once, and are returned."""
+        self._detach(neighbour, reason, seconds)
+        if neighbour.joined:
+            neighbour.joined = False
+            self.service.disconnect(neighbour.name)
+
+    def _detach(self, neighbour: Neighbour, reason: str, seconds: float = 0.0) -> None:
+        """Give up a donor's memory, and try to get it anew, not before so many seconds."""
+        if neighbour.client is not None:
+            self._poll.unregister(neighbour.client.descriptor)
+            self.copier.abandon(neighbour, LEASE_ENDED)
+        neighbour.end()
+        neighbour.rest(reason, self._clock(), seconds)
+
+    def _forget(self, neighbour: Neighbour, reason: str) -> None:
+        self._part(neighbour, reason)
+        self._take_effects()
+        for job in neighbour.take():
+            self.copier.refuse(job)
+        del self.neighbours[neighbour.name]
+        self.copier.part(neighbour.name)
+
+    def _poll_for(self, neighbour: Neighbour) -> None:
+        if neighbour.client is not None:
+            self._poll.register(neighbour.client.descriptor, neighbour.client.interest)

@@ -1,0 +1,63 @@
+"""What every array asks of a request before it starts: a bad request is the caller's fault and is raised at once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
+
+_UINT8 = np.dtype(np.uint8)
+_byte_at: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+_address = ctypes.addressof
+#: What one preadv or pwritev takes (IOV_MAX).
+MOST_BUFFERS = 1024
+
+
+def check_requests(requests: Sequence[Request], sizes: Sequence[int]) -> None:
+    """Raise ValueError if any request cannot be meant: no such device, outside it, or buffers of the wrong kind.
+
+    All are looked at before the first is started. In particular a write beyond the end would make a regular file
+    longer, where a block device would refuse it.
+    """
+    for request in requests:
+        if not 0 <= request.device < len(sizes):
+            raise ValueError(f"request {request.tag}: device {request.device} of {len(sizes)}")
+        if not 0 < len(request.buffers) <= MOST_BUFFERS:
+            raise ValueError(f"request {request.tag}: {len(request.buffers)} buffers; 1 to {MOST_BUFFERS} are possible")
+        length = 0
+        for buffer in request.buffers:
+            if buffer.dtype != _UINT8 or not buffer.flags.carray or not buffer.nbytes:
+                raise ValueError(
+                    f"request {request.tag}: a buffer is not a C-contiguous, writable, non-empty uint8 array "
+                    f"({buffer.dtype}, shape {buffer.shape})"
+                )
+            length += buffer.nbytes
+        if request.offset < 0 or request.offset + length > sizes[request.device]:
+            raise ValueError(
+                f"request {request.tag}: bytes {request.offset} to {request.offset + length} of device "
+                f"{request.device}, which has {sizes[request.device]}"
+            )
+        if request.operation not in (Operation.READ, Operation.WRITE):
+            raise ValueError(f"request {request.tag}: operation {request.operation}")
+
+
+def address_of(buffer: np.ndarray) -> int:
+    """Where the bytes of a writable, C-contiguous, non-empty array begin; a third of the cost of `.ctypes.data`."""
+    return _address(_byte_at(buffer))
+
+
+def copy_in(buffers: Sequence[np.ndarray], source: np.ndarray) -> None:
+    """Fill `buffers` in order from `source`, which is as long as they are together."""
+    at = 0
+    for buffer in buffers:
+        buffer.reshape(-1)[:] = source[at : at + buffer.nbytes]
+        at += buffer.nbytes
+
+
+def copy_out(buffers: Sequence[np.ndarray]) -> np.ndarray:
+    """The bytes of `buffers` in order, as one new array."""
+    return np.concatenate([buffer.reshape(-1) for buffer in buffers])

@@ -1,0 +1,206 @@
+"""The device files of one rank: what they are called, how large they are made, and making one for a running server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from swift_tiers.radix_tiering.base.config import SsdConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.base.units import format_size
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import NewDevice
+from swift_tiers.radix_tiering.tiers.ssd.files import (
+    DeviceFile,
+    create_device_file,
+    half_made,
+    is_empty_file,
+    open_device_file,
+    remove_half_made,
+)
+from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS
+
+#: Largest device file that is made without a configured size, bytes.
+AUTOMATIC_DEVICE_LIMIT = 256 * 2**30
+#: Smallest device file that is of any use, bytes.
+SMALLEST_DEVICE = 16 * 2**20
+
+
+class MadeDevice(NamedTuple):
+    """A blank device, opened and locked, that no array has yet."""
+
+    path: str
+    device: NewDevice
+    #: Closes it (unless an array has it: False) and removes it if it was made for this.
+    discard: Callable[[bool], None]
+
+
+class DeviceFiles(NamedTuple):
+    """Where one rank of a server has its device files."""
+
+    rank: str  # "dp0-tp0"
+    ranks: int  # of the server: each has a file in every directory
+    config: SsdConfig
+
+    def path_in(self, directory: Path) -> Path:
+        return directory / f"swift-tiers-{self.rank}.stripe"
+
+    def paths(self) -> list[Path]:
+        """The device files in the configured directories, then the configured block devices."""
+        directories = [self.path_in(Path(directory)) for directory in self.config.directories]
+        return directories + [Path(device) for device in self.config.devices]
+
+    def size_in(self, directory: Path) -> int:
+        return new_device_size(self.config, directory, self.ranks)
+
+    def make_missing(self) -> None:
+        """Make the device files of the configured directories that are not there; all of them or, on an error, none.
+
+        An empty file is all that may be left of a device, so it is made anew only where no other has any content.
+        Raises ConfigError or StripeSetBusyError.
+        """
+        wanted = self.paths()[: len(self.config.directories)]
+        again = nothing_left(self.paths())
+        made: list[Path] = []
+        try:
+            for path in wanted:
+                remove_half_made(path.parent)
+                if not os.path.lexists(path) or (again and is_empty_file(path)):
+                    create_device_file(path, self.size_in(path.parent))
+                    made.append(path)
+        except BaseException:
+            for path in made:
+                path.unlink(missing_ok=True)
+            raise
+
+    def make(self, directory: str, known: Sequence[str]) -> MadeDevice:
+        """A blank device file in `directory`, for a set whose devices `known` are open. Allocating it may take long.
+
+        A file of that name which is there already is taken if it is blank. Raises ConfigError or StripeSetBusyError,
+        with nothing left behind.
+        """
+        path = self.path_in(Path(directory))
+        if not os.path.isabs(directory) or not os.path.isdir(directory):
+            raise ConfigError(f"directory: {directory!r} is not the absolute path of a directory; make it first")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise ConfigError(f"directory: {directory!r} is not writable for this user; change its owner or mode")
+        if any(os.path.exists(other) and path.exists() and os.path.samefile(path, other) for other in known):
+            raise ConfigError(f"directory: {directory!r} holds a device of this server already; name another")
+        existed = os.path.lexists(path) and not is_empty_file(path)
+        if not existed:
+            self._create(path)
+        return _open_blank(path, existed)
+
+    def _create(self, path: Path) -> None:
+        remove_half_made(path.parent)
+        size, free = self.size_in(path.parent), free_in(path.parent)
+        if size < SMALLEST_DEVICE:
+            raise ConfigError(
+                f"directory: {format_size(size)}, which a file in {str(path.parent)!r} may have, is too small; "
+                f"it takes at least {format_size(SMALLEST_DEVICE)}"
+            )
+        if size > free:
+            raise ConfigError(
+                f"directory: ssd.size_per_device, {format_size(size)}, does not fit in {str(path.parent)!r}, "
+                f"{format_size(free)} are free; free some space, or name another"
+            )
+        create_device_file(path, size)
+
+
+def nothing_left(paths: Sequence[Path]) -> bool:
+    """Whether none of these devices has any content: each is missing, or an empty file."""
+    return all(not os.path.lexists(path) or is_empty_file(path) for path in paths)
+
+
+def free_in(directory: Path) -> int:
+    """Bytes that new device files may take there: what is free, and what a process that was killed left half-made."""
+    return shutil.disk_usage(directory).free + sum(size for _, size in half_made(directory))
+
+
+def new_device_size(config: SsdConfig, directory: Path, ranks: int) -> int:
+    """Bytes of a new device file in `directory`."""
+    if config.size_per_device is not None:
+        return int(config.size_per_device)
+    device = os.stat(directory).st_dev
+    sharing = sum(os.path.isdir(name) and os.stat(name).st_dev == device for name in config.directories)
+    return min(AUTOMATIC_DEVICE_LIMIT, free_in(directory) // 2 // ranks // max(1, sharing))
+
+
+def check_directories(config: SsdConfig, ranks: int) -> None:
+    """Raise ConfigError unless the directories can be used, and new device files fit in them, all of them together."""
+    names = config.directories
+    if len({os.path.realpath(name) for name in names}) != len(names):
+        raise ConfigError("ssd.directories: the same directory is named twice; name each once")
+    for index, name in enumerate(names):
+        field = f"ssd.directories[{index}]"
+        if not os.path.isdir(name):
+            raise ConfigError(f"{field}: {name!r} is not a directory; make it, mount its device, or remove it")
+        if not os.access(name, os.W_OK | os.X_OK):
+            raise ConfigError(f"{field}: {name!r} is not writable for this user; change its owner or mode")
+    _check_room(config, ranks)
+
+
+def _check_room(config: SsdConfig, ranks: int) -> None:
+    found = {name: device_files_in(Path(name)) for name in config.directories}
+    again = not config.devices and nothing_left([path for paths in found.values() for path in paths])
+    needs: dict[int, list[tuple[str, int]]] = {}  # by file system: directory, bytes of its new files
+    for name, paths in found.items():
+        missing = ranks - (0 if again else len(paths))
+        if missing <= 0:
+            continue
+        size = new_device_size(config, Path(name), ranks)
+        if size < SMALLEST_DEVICE:
+            raise ConfigError(
+                f"ssd.size_per_device: {format_size(size)} in {name!r} is too small; it takes at least "
+                f"{format_size(SMALLEST_DEVICE)}"
+            )
+        needs.setdefault(os.stat(name).st_dev, []).append((name, size * missing))
+    for together in needs.values():
+        need = sum(size for _, size in together)
+        # What was left half-made in any of them goes before anything is made there.
+        left = sum(size for name, _ in together for _, size in half_made(Path(name)))
+        free = shutil.disk_usage(together[0][0]).free + left
+        if need > free:
+            where = " and ".join(repr(name) for name, _ in together)
+            raise ConfigError(
+                f"ssd.size_per_device: the {format_size(need)} of new device files do not fit in {where}"
+                f"{', which share a file system' if len(together) > 1 else ''}: {format_size(free)} are free; "
+                "make it smaller"
+            )
+
+
+def device_files_in(directory: Path) -> list[Path]:
+    """The device files there, of all ranks."""
+    return sorted(directory.glob("swift-tiers-*.stripe"))
+
+
+def _open_blank(path: Path, existed: bool) -> MadeDevice:
+    """Open a file that must hold nothing. Raises ConfigError or StripeSetBusyError."""
+
+    file: DeviceFile | None = None
+
+    def discard(close: bool) -> None:
+        if close and file is not None:
+            file.close()
+        if not existed:
+            path.unlink(missing_ok=True)
+
+    try:
+        file = open_device_file(path)
+        with open(path, "rb") as content:
+            head = content.read(len(SUPERBLOCK_OFFSETS) * BLOCK_BYTES)
+        if any(head):
+            raise ConfigError(
+                f"{path}: is not blank; name its directory under ssd.directories and start the server again, "
+                "or remove the file"
+            )
+    except OSError as error:
+        discard(True)
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except BaseException:
+        discard(True)
+        raise
+    return MadeDevice(str(path), file, discard)

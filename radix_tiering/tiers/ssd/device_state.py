@@ -1,0 +1,115 @@
+"""One device of a stripe set, as the engine sees it: in service or not, and what it has done.
+
+    IN --drain--> DRAINING --fault--> OUT        IN --fault--> OUT
+
+A device that is OUT stays out until the stripe set is opened again. The stripe set's lock guards all of this.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from swift_tiers.radix_tiering.figures.counters import LatencyHistogram, LatencySnapshot
+from swift_tiers.radix_tiering.tiers.ssd.layout import Geometry
+from swift_tiers.radix_tiering.tiers.ssd.slots import SlotMap
+
+if TYPE_CHECKING:
+    from swift_tiers.radix_tiering.tiers.ssd.transfers import Unit
+
+#: So many reads in a row that end in an I/O error take a device out of service.
+READ_ERROR_LIMIT = 3
+#: Errors after which nothing more is to be expected of a device.
+GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.EBADF})
+
+
+class Service(Enum):
+    IN = "in service"
+    DRAINING = "draining"  # serves its pages, gets no new ones
+    OUT = "out"
+
+
+class DeviceStatus(NamedTuple):
+    """A snapshot of one device, for operators."""
+
+    device: int  # position in the array
+    service: Service
+    reason: str  # why it is not in service; empty if it is
+    capacity_units: int
+    free_units: int  # 0 unless it is in service
+    used_units: int  # reserved or holding pages
+    bytes_read: int
+    bytes_written: int
+    reads: int
+    writes: int
+    read_errors: int
+    write_errors: int
+    corrupt_units: int
+    in_flight: int
+    latency: LatencySnapshot  # of requests, reads and writes together
+
+
+class DeviceState:
+    """Counters, queues and condition of one device."""
+
+    def __init__(self, device: int, device_index: int, geometry: Geometry | None, slots: SlotMap | None) -> None:
+        self.device = device
+        self.device_index = device_index
+        self.geometry = geometry
+        self.slots = slots
+        self.service = Service.IN
+        self.reason = ""
+        self.reads: deque[Unit] = deque()
+        self.writes: deque[Unit] = deque()
+        self.in_flight: dict[int, float] = {}  # tag -> when submitted, oldest first
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self.reads_done = 0
+        self.writes_done = 0
+        self.read_errors = 0
+        self.write_errors = 0
+        self.corrupt_units = 0
+        self._errors_in_a_row = 0
+        self._latency = LatencyHistogram()
+
+    def completed(self, writing: bool, nbytes: int, error: int, seconds: float) -> str:
+        """Count one request; returns why the device has to go out of service, or an empty string."""
+        self._latency.observe(seconds)
+        if writing:
+            self.writes_done += 1
+            if error:
+                self.write_errors += 1
+                return f"write failed: {errno.errorcode.get(error, error)}"
+            self.bytes_written += nbytes
+            return ""
+        self.reads_done += 1
+        if not error:
+            self._errors_in_a_row = 0
+            self.bytes_read += nbytes
+            return ""
+        self.read_errors += 1
+        self._errors_in_a_row += 1
+        if error in GONE or self._errors_in_a_row >= READ_ERROR_LIMIT:
+            return f"{self._errors_in_a_row} reads in a row failed: {errno.errorcode.get(error, error)}"
+        return ""
+
+    def status(self) -> DeviceStatus:
+        return DeviceStatus(
+            self.device,
+            self.service,
+            self.reason,
+            self.slots.count if self.slots is not None else 0,
+            self.slots.free if self.slots is not None and self.service is Service.IN else 0,
+            self.slots.count - self.slots.free if self.slots is not None else 0,
+            self.bytes_read,
+            self.bytes_written,
+            self.reads_done,
+            self.writes_done,
+            self.read_errors,
+            self.write_errors,
+            self.corrupt_units,
+            len(self.in_flight),
+            self._latency.snapshot(),
+        )

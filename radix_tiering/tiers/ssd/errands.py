@@ -1,0 +1,39 @@
+"""What goes to the I/O thread besides transfers, and what comes back from it besides their ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from swift_tiers.radix_tiering.tiers.ssd.layout import StoredPage
+
+
+class Command:
+    """A function to run on the I/O thread, and what became of it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self.ended = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._function()
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
+            self.error = error
+        self.ended.set()
+
+
+class DeviceOut(NamedTuple):
+    """A device went out of service, and every stored page of these that has a part on it."""
+
+    device: int
+    reason: str
+    known: list[StoredPage]
+
+    @property
+    def lost(self) -> Iterator[StoredPage]:
+        """Those, looked for as they are asked for: there may be very many."""
+        return (page for page in self.known if page.uses(self.device))

@@ -1,0 +1,54 @@
+"""Arrays of real devices: files and block devices, by io_uring or, where that is not allowed, by threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.tiers.ssd.arrays.device_file import (
+    DeviceFile,
+    check_owner,
+    create_device_file,
+    half_made,
+    is_empty_file,
+    open_device_file,
+    remove_half_made,
+)
+from swift_tiers.radix_tiering.tiers.ssd.arrays.file_array import FileArray
+from swift_tiers.radix_tiering.tiers.ssd.arrays.thread_array import ThreadArray
+from swift_tiers.radix_tiering.tiers.ssd.arrays.uring import probe
+from swift_tiers.radix_tiering.tiers.ssd.arrays.uring_array import UringArray
+
+__all__ = [
+    "DeviceFile",
+    "Engine",
+    "FileArray",
+    "ThreadArray",
+    "UringArray",
+    "check_owner",
+    "create_device_file",
+    "half_made",
+    "is_empty_file",
+    "open_array",
+    "open_device_file",
+    "remove_half_made",
+]
+
+Engine = Literal["auto", "io_uring", "threads"]
+
+
+def open_array(paths: Sequence[Path | str], *, engine: Engine = "auto", depth: int = 256) -> UringArray | ThreadArray:
+    """Open and lock `paths` as one array, device i being `paths[i]`.
+
+    "auto" takes io_uring where this process may use it, else threads, and `description` says why. `depth` is how many
+    requests the system is given at once; more wait in user space. Raises ConfigError (also for engine "io_uring" where
+    it does not work) and StripeSetBusyError, with nothing left open.
+    """
+    reason = probe() if engine != "threads" else "as configured"
+    if reason is None:
+        return UringArray(paths, depth=depth)
+    if engine == "io_uring":
+        raise ConfigError(f"ssd engine io_uring cannot be used: {reason}; use engine auto or threads")
+    return ThreadArray(paths, depth=depth, reason=reason)

@@ -1,0 +1,529 @@
+"""The thread "ssd-io": the only one that touches the device array.
+
+One round: give every device with room its next units, reads first; submit them all at once; call back what has
+ended; run at most one command (table changes, closing); collect completions; look after the devices once a second.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, page_digest, round_up
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.blockio import CONTROL_TAG, Patience, aligned_buffer
+from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceState, Service
+from swift_tiers.radix_tiering.tiers.ssd.errands import Command, DeviceOut
+from swift_tiers.radix_tiering.tiers.ssd.layout import (
+    SlotPlace,
+    StoredPage,
+    combined_digest,
+    encode_header,
+    unit_identity,
+    unit_length,
+)
+from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator
+from swift_tiers.radix_tiering.tiers.ssd.transfers import PageRead, PageWrite, ReadOutcome, Stage, Transfer, Unit
+from swift_tiers.radix_tiering.tiers.ssd.verify_pool import ReadUnit, VerifyPool
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at whether the devices are still there.
+CHECK_INTERVAL = 1.0
+#: Longest wait for a completion, in seconds, before newly queued transfers are looked at ...
+REAP_TIMEOUT = 0.0005
+#: ... or, up to so long, for as long as the devices have been quiet: to look two thousand times a second at devices
+#: that answer a hundred times takes a twentieth of a core from whoever computes meanwhile.
+QUIET_REAP_TIMEOUT = 0.005
+#: How often devices that are out are asked, in seconds, whether they have answered after all.
+LATE_INTERVAL = 0.005
+#: How often closing looks, in seconds, whether there is still something to wait for.
+IDLE_POLL = 0.01
+
+Result = TypeVar("Result")
+
+
+class IoThread:
+    """Owns the queues. `lock` guards all shared state, the stripe set's as well; no callback runs under it."""
+
+    def __init__(
+        self,
+        array: DeviceArray,
+        *,
+        depth: int,
+        max_writes: int,
+        verifiers: int,
+        stall_seconds: float,
+        clock: Callable[[], float],
+        on_device_out: Callable[[int, str, Iterator[StoredPage]], None],
+    ) -> None:
+        self.array = array
+        self.lock = threading.Lock()
+        self._wake = threading.Condition(self.lock)
+        self._depth = depth
+        self._max_writes = max_writes
+        self._clock = clock
+        self._on_device_out = on_device_out
+        self._devices: list[DeviceState] = []
+        self._allocator = SlotAllocator([])
+        self._set_id = b""
+        self._unit_bytes = 0
+        self._is_flushed: Callable[[bytes, int], bool] = lambda namespace, generation: False
+        self._commands: deque[Command] = deque()
+        self._write_queue: deque[PageWrite] = deque()
+        self._writes_active = 0
+        self._outbox: deque[Transfer | DeviceOut] = deque()  # what is to be called back, in the order it happened
+        self._flying: dict[int, tuple[Unit, np.ndarray]] = {}
+        self._next_tag = 0
+        self._headers: list[np.ndarray] = []
+        self._next_check = clock() + CHECK_INTERVAL
+        self._stirred = clock()  # when a device was last given something, or answered
+        self._stopping = False
+        self._given_up = False
+        self.patience = Patience(stall_seconds, clock, self.complete, self._serve)
+        self.pending = 0  # transfers accepted and not yet called back
+        self.callback_errors = 0
+        self.pages: dict[tuple[int, int], StoredPage] = {}  # those that are not released, by place of their first unit
+        self._pool = VerifyPool(verifiers, self._notify) if verifiers else None
+        self._thread = threading.Thread(target=self._run, name="ssd-io", daemon=True)
+        self._thread.start()
+
+    def attach(
+        self,
+        devices: list[DeviceState],
+        allocator: SlotAllocator,
+        set_id: bytes,
+        unit_bytes: int,
+        is_flushed: Callable[[bytes, int], bool],
+    ) -> None:
+        """Begin to serve transfers. Called once, on the I/O thread. `is_flushed`: (namespace, generation)."""
+        with self.lock:
+            self._devices = devices
+            self._allocator = allocator
+            self._set_id = set_id
+            self._unit_bytes = unit_bytes
+            self._is_flushed = is_flushed
+            blocks = aligned_buffer(max(1, len(devices)) * self._depth * BLOCK_BYTES)
+            self._headers = list(blocks.reshape(-1, BLOCK_BYTES))
+
+    def add_device(self, state: DeviceState) -> None:
+        """One more device, the last, whose place in the allocator there is already. On the I/O thread, lock held."""
+        self._devices.append(state)
+        self._headers += list(aligned_buffer(self._depth * BLOCK_BYTES).reshape(-1, BLOCK_BYTES))
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Run a function on the I/O thread and wait for it. Raises what it raises."""
+        self.check_outside()
+        command = self.post(function)
+        command.ended.wait()
+        if command.error is not None:
+            raise command.error
+        result: Result = command.result
+        return result
+
+    def post(self, function: Callable[[], object]) -> Command:
+        """Have a function run on the I/O thread. Any thread; waits for nothing."""
+        command = Command(function)
+        with self._wake:
+            if self._stopping:
+                raise RuntimeError("the stripe set is closed")
+            self._commands.append(command)
+            self._wake.notify_all()
+        return command
+
+    def check_outside(self) -> None:
+        """Raise RuntimeError on the I/O thread, which would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a callback of the stripe set must not wait for it: hand this over to another thread")
+
+    # Any thread, with the lock held.
+
+    def enqueue(self, transfers: Sequence[Transfer]) -> None:
+        """Accept transfers whose places are held already."""
+        self.pending += len(transfers)
+        for transfer in transfers:
+            if any(self._devices[device].service is Service.OUT for device, _ in transfer.placement):
+                transfer.lose_device("device gone")
+            if transfer.failed:
+                self._end(transfer)
+            elif isinstance(transfer, PageWrite):
+                self._write_queue.append(transfer)
+            else:
+                for index, (device, _) in enumerate(transfer.placement):
+                    self._devices[device].reads.append(Unit(transfer, index))
+        self._wake.notify_all()
+
+    def cancel(self, transfer: PageRead) -> bool:
+        """End a read that has not started; False where it has."""
+        if transfer.stage is not Stage.QUEUED:
+            return False
+        transfer.outcome = ReadOutcome.CANCELLED
+        self._end(transfer)
+        self._wake.notify_all()
+        return True
+
+    def wait_idle(self, deadline: float | None) -> None:
+        """Wait until every accepted transfer has been called back, or only devices that do not answer could end the
+        rest, or the deadline has passed."""
+        while self.pending and not self._is_stuck():
+            if deadline is not None and self._clock() >= deadline:
+                return
+            self._wake.wait(IDLE_POLL)
+
+    def _is_stuck(self) -> bool:
+        """Whether all that is still under way are reads on devices that went out and have not answered for long."""
+        if self._outbox or self._write_queue or self._writes_active or self._verified() or self._given_up:
+            return False
+        oldest_hope = self._clock() - self.patience.seconds
+        for state in self._devices:
+            if state.reads or state.writes:
+                return False
+            if state.in_flight and (
+                state.service is not Service.OUT or next(reversed(state.in_flight.values())) > oldest_hope
+            ):
+                return False
+        return any(state.in_flight for state in self._devices)
+
+    def _end(self, transfer: Transfer) -> None:
+        """-> FINISHED: its callback follows. Its places are free for others, those of units under way once these are
+        back."""
+        transfer.stage = Stage.FINISHED
+        if transfer.flying:
+            away = {number for (other, number), _ in self._flying.values() if other is transfer}
+            back = [place for number, place in enumerate(transfer.placement) if number not in away]
+            self._allocator.unhold(tuple(back))
+        else:
+            self._allocator.unhold(transfer.placement)
+        if isinstance(transfer, PageWrite):
+            if any(self._devices[device].service is Service.OUT for device, _ in transfer.placement):
+                transfer.lose_device("a device went out of service meanwhile")
+            if self._is_flushed(transfer.record.namespace, transfer.generation):
+                transfer.lose_device("the namespace was flushed meanwhile")
+            if transfer.failed:
+                self._allocator.give_back_taken(transfer.placement)
+            else:
+                self._allocator.fill(transfer.placement)
+                stored = StoredPage(transfer.record, transfer.generation, transfer.digest, transfer.placement)
+                transfer.stored = self.pages[transfer.placement[0]] = stored
+        self._outbox.append(transfer)
+
+    # The I/O thread.
+
+    def stop(self) -> None:
+        """End the thread once nothing is left to do, and wait for it."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        self._thread.join()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if not self._round():
+                    return
+            except Exception as error:
+                # Nothing is known to raise here. If something does, every waiter must still get an answer.
+                logger.exception("the I/O thread failed")
+                for state in self._devices:
+                    self.take_out(state.device, f"internal error: {error}")
+                with self._wake:
+                    self._wake.wait(CHECK_INTERVAL / 10)
+
+    def _round(self) -> bool:
+        with self._wake:
+            while True:
+                requests = self._collect()
+                admitted = self._admit()
+                command = self._commands.popleft() if self._commands else None
+                answers = self._flying and any(s.in_flight for s in self._devices if s.service is not Service.OUT)
+                if requests or admitted or command or self._outbox or answers or self._verified():
+                    break
+                if self._stopping and (not self._flying or self._given_up):
+                    return False
+                rest = self._next_check - self._clock()
+                if rest <= 0:
+                    break
+                if self._flying:
+                    self._wake.wait(LATE_INTERVAL)
+                    break
+                self._wake.wait(min(rest, CHECK_INTERVAL))
+        if requests:
+            self._submit(requests)
+        if admitted is not None:
+            self._prepare(admitted)
+        self._call_back()
+        if command is not None:
+            command.run()
+        if self._flying:
+            wait = answers and admitted is None and command is None
+            self.complete(self.array.reap(1, self._reap_timeout()) if wait else self.array.reap(0))
+        if self._verified():
+            self._settle_verified()
+        self._call_back()
+        if self.patience.abandoned and self._clock() >= self._next_check:
+            # Not while a command waits for answers of its own, which would be taken for late ones.
+            self.complete(self.array.reap(0))
+        self._look_after_devices()
+        return True
+
+    def _reap_timeout(self) -> float:
+        """Seconds to wait for a completion."""
+        return min(max(REAP_TIMEOUT, self._clock() - self._stirred), QUIET_REAP_TIMEOUT)
+
+    def _serve(self) -> None:
+        """What a round does for transfers, for a command that waits for devices; it hands completions to `complete`."""
+        with self._wake:
+            requests = self._collect()
+            admitted = self._admit()
+        if requests:
+            self._submit(requests)
+        if admitted is not None:
+            self._prepare(admitted)
+        if self._verified():
+            self._settle_verified()
+        self._call_back()
+        self._look_after_devices()
+
+    def _collect(self) -> list[Request]:
+        """The next units of every device that has room: reads before writes. Lock held."""
+        requests: list[Request] = []
+        now = self._clock()
+        for state in self._devices:
+            for queue in (state.reads, state.writes):
+                while queue and len(state.in_flight) < self._depth:
+                    unit = queue.popleft()
+                    transfer = unit.transfer
+                    if transfer.stage is Stage.FINISHED or transfer.failed:
+                        continue
+                    transfer.stage = Stage.STARTED
+                    transfer.flying += 1
+                    requests.append(self._request(unit, state, now))
+        return requests
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        self._stirred = self._clock()
+        try:
+            self.array.submit(requests)
+        except (OSError, ValueError):
+            # An array refuses requests as a whole, before it has started any.
+            logger.exception("the device array refused requests")
+            self.complete([Completion(request.tag, request.device, errno.EINVAL) for request in requests])
+
+    def _request(self, unit: Unit, state: DeviceState, now: float) -> Request:
+        transfer, index = unit
+        tag = self._next_tag
+        self._next_tag += 1
+        header = self._headers.pop()
+        start = index * self._unit_bytes
+        stop = min(start + self._unit_bytes, round_up(transfer.length, BLOCK_BYTES))
+        slot = transfer.placement[index][1]
+        operation = Operation.READ
+        if isinstance(transfer, PageWrite):
+            operation = Operation.WRITE
+            identity = unit_identity(
+                transfer.record, transfer.generation, transfer.digest, transfer.namespace_id, index, self._unit_bytes,
+                SlotPlace(self._set_id, state.device_index, slot),
+            )  # fmt: skip
+            header[:] = np.frombuffer(encode_header(identity, transfer.unit_digests[index]), dtype=np.uint8)
+        self._flying[tag] = (unit, header)
+        state.in_flight[tag] = now
+        assert state.geometry is not None  # a device without one is out of service
+        return Request(
+            tag, operation, state.device, state.geometry.slot_offset(slot), (header, transfer.data[start:stop])
+        )
+
+    def _admit(self) -> PageWrite | None:
+        """The next write to begin, if not too many are under way. One per round: hashing it delays reads. Lock held."""
+        if self._write_queue and self._writes_active < self._max_writes:
+            self._writes_active += 1
+            return self._write_queue.popleft()
+        return None
+
+    def _prepare(self, write: PageWrite) -> None:
+        """Compute the checksums of a write, then queue its units."""
+        for index in range(len(write.placement)):
+            start = index * self._unit_bytes
+            payload = write.data[start : start + unit_length(write.length, self._unit_bytes, index)]
+            write.unit_digests.append(page_digest(payload.data))
+        write.digest = combined_digest(write.unit_digests)
+        with self._wake:
+            if any(self._devices[device].service is Service.OUT for device, _ in write.placement):
+                write.lose_device("device gone")
+                self._writes_active -= 1
+                self._end(write)
+                return
+            for index, (device, _) in enumerate(write.placement):
+                self._devices[device].writes.append(Unit(write, index))
+
+    def complete(self, completions: Sequence[Completion]) -> None:
+        """Account for completions, verify what was read, end the transfers that have all their units."""
+        now = self._clock()
+        if completions:
+            self._stirred = now
+        ending: list[Transfer] = []
+        unverified: list[ReadUnit] = []
+        for tag, device, error in completions:
+            if tag >= CONTROL_TAG:
+                # The slow paths gave up on this one.
+                self.patience.abandoned.pop(tag, None)
+                continue
+            (transfer, index), header = self._flying.pop(tag)
+            state = self._devices[device]
+            started = state.in_flight.pop(tag)
+            start = index * self._unit_bytes
+            length = unit_length(transfer.length, self._unit_bytes, index)
+            fault = state.completed(transfer.writing, length, error, now - started)
+            verifying = False
+            if transfer.stage is Stage.FINISHED:
+                with self.lock:
+                    self._allocator.unhold((transfer.placement[index],))
+            elif isinstance(transfer, PageWrite):
+                if error:
+                    transfer.failure = transfer.failure or f"device {device}: {fault}"
+            elif not transfer.failed:
+                if error:
+                    transfer.outcome = ReadOutcome.IO_ERROR
+                else:
+                    place = SlotPlace(self._set_id, state.device_index, transfer.placement[index][1])
+                    payload = transfer.into[start : start + length]
+                    unverified.append(ReadUnit(transfer, index, device, place, header.tobytes(), payload))
+                    verifying = True
+            self._headers.append(header)
+            if fault:
+                self.take_out(device, fault)
+            if not verifying:
+                self._unit_back(transfer, ending)
+        if self._pool is not None and len(unverified) >= self._pool.WORTH:
+            self._pool.verify(unverified, self._unit_bytes)
+        else:
+            for unit in unverified:
+                self._judge(unit, unit.verify(self._unit_bytes), ending)
+        self._end_all(ending)
+
+    def _verified(self) -> bool:
+        return self._pool is not None and bool(self._pool.results)
+
+    def _settle_verified(self) -> None:
+        """Take over what the pool has verified."""
+        assert self._pool is not None  # somebody verified
+        ending: list[Transfer] = []
+        while self._pool.results:
+            unit, outcome = self._pool.results.popleft()
+            self._judge(unit, outcome, ending)
+        self._end_all(ending)
+
+    def _judge(self, unit: ReadUnit, outcome: ReadOutcome, ending: list[Transfer]) -> None:
+        if outcome is not ReadOutcome.OK and not unit.transfer.failed and unit.transfer.stage is not Stage.FINISHED:
+            self._devices[unit.device].corrupt_units += 1
+            unit.transfer.outcome = outcome
+        self._unit_back(unit.transfer, ending)
+
+    def _unit_back(self, transfer: Transfer, ending: list[Transfer]) -> None:
+        transfer.flying -= 1
+        transfer.todo -= 1
+        if not transfer.flying and (not transfer.todo or transfer.failed):
+            ending.append(transfer)
+
+    def _end_all(self, ending: Sequence[Transfer]) -> None:
+        if ending:
+            with self._wake:
+                for transfer in ending:
+                    # Losing a device may have ended it already.
+                    if transfer.stage is not Stage.FINISHED:
+                        self._writes_active -= transfer.writing
+                        self._end(transfer)
+
+    def take_out(self, device: int, reason: str) -> None:
+        """-> OUT: no new work for this device; what waits for it ends, and so do writes that are under way on it.
+
+        Reads that are under way are waited for: the device may still write into the caller's buffer.
+        """
+        with self._wake:
+            state = self._devices[device]
+            if state.service is Service.OUT:
+                return
+            state.service = Service.OUT
+            state.reason = reason
+            self._allocator.shut(device)
+            # To make a list of them is one step of the interpreter; to go through them, with the lock held, is not.
+            self._outbox.append(DeviceOut(device, reason, list(self.pages.values())))
+            hit = [unit.transfer for queue in (state.reads, state.writes) for unit in queue]
+            under_way = [self._flying[tag][0].transfer for tag in state.in_flight if tag in self._flying]
+            hit += [transfer for transfer in under_way if transfer.writing]
+            state.reads.clear()
+            state.writes.clear()
+            for transfer in hit:
+                if transfer.stage is Stage.FINISHED:
+                    continue
+                transfer.lose_device(f"device {device} went out of service: {reason}")
+                if transfer.writing or not transfer.flying:
+                    self._writes_active -= transfer.writing
+                    self._end(transfer)
+
+    def give_up(self, reason: str) -> None:
+        """On the I/O thread, when closing: end what has not ended, whether or not its units ever come back."""
+        for state in self._devices:
+            if state.in_flight:
+                self.take_out(state.device, reason)
+        with self._wake:
+            self._given_up = True
+            left: list[Transfer] = [unit.transfer for unit, _ in self._flying.values()]
+            for state in self._devices:
+                left += [unit.transfer for queue in (state.reads, state.writes) for unit in queue]
+            left += self._write_queue
+            self._writes_active += len(self._write_queue)  # they are taken for active ones below
+            self._write_queue.clear()
+            for transfer in left:
+                if transfer.stage is Stage.FINISHED:
+                    continue
+                if isinstance(transfer, PageRead) and transfer.stage is Stage.QUEUED:
+                    transfer.outcome = ReadOutcome.CANCELLED
+                transfer.lose_device(reason)
+                self._writes_active -= transfer.writing
+                self._end(transfer)
+
+    def _call_back(self) -> None:
+        """Tell the callers what has ended. A callback that raises is logged and harms nobody else."""
+        while self._outbox:
+            news = self._outbox.popleft()
+            if isinstance(news, DeviceOut):
+                self._guarded(self._on_device_out, news.device, news.reason, news.lost)
+                continue
+            self._guarded(news.finish)
+            with self._wake:
+                self.pending -= 1
+                if not self.pending:
+                    self._wake.notify_all()
+
+    def _guarded(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            callback(*arguments)
+        except Exception:
+            logger.exception("a callback of the stripe set raised")
+            self.callback_errors += 1
+
+    def _look_after_devices(self) -> None:
+        """Once in CHECK_INTERVAL: which devices have gone, or do not answer."""
+        now = self._clock()
+        if now < self._next_check:
+            return
+        self._next_check = now + CHECK_INTERVAL
+        for state in self._devices:
+            if state.service is Service.OUT:
+                continue
+            if not self.array.present(state.device):
+                self.take_out(state.device, "no longer present")
+            elif state.in_flight and now - next(iter(state.in_flight.values())) > self.patience.seconds:
+                self.take_out(state.device, f"no answer for {self.patience.seconds:g} seconds")

@@ -1,0 +1,225 @@
+"""Creating and opening a stripe set: from what the devices hold to what the engine works with.
+
+The order of opening for writing is what makes every crash harmless: read everything, write
+"not clean" to every member, sync, and only then hand out slots.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray
+from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, sync_devices, write_blocks
+from swift_tiers.radix_tiering.tiers.ssd.checkpoint import read_checkpoint
+from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceState, Service
+from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS, Geometry, StoredPage, Superblock, unit_count
+from swift_tiers.radix_tiering.tiers.ssd.members import (
+    Members,
+    Probe,
+    Standing,
+    find_members,
+    member_tables,
+    probe_all,
+    read_tables,
+    silent_devices,
+    write_table,
+)
+from swift_tiers.radix_tiering.tiers.ssd.namespaces import MemberTable, NamespaceTable, reconcile
+from swift_tiers.radix_tiering.tiers.ssd.scan import assemble, scan_devices
+from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+
+
+class Opened(NamedTuple):
+    """A stripe set ready for use."""
+
+    set_id: bytes
+    unit_bytes: int
+    device_count: int  # members of the set, those that are not here included
+    devices: list[DeviceState]  # by position in the array
+    allocator: SlotAllocator
+    table: NamespaceTable
+    recovered: list[StoredPage]
+    next_generation: int
+    scanned: tuple[int, ...]  # devices whose slot headers had to be read
+    superblocks: dict[int, Superblock]  # as written last, of the devices in service
+    next_copy: dict[int, int]  # superblock copy to write next
+
+
+def all_blank(array: DeviceArray, patience: Patience) -> bool:
+    """Whether there are devices to which nothing was ever written, and of all others nothing is left.
+
+    Raises FormatError as `open_set` does.
+    """
+    probes = [one for one in probe_all(array, patience) if array.sizes[one.device]]
+    return bool(probes) and all(one.standing is Standing.BLANK for one in probes)
+
+
+def create_set(
+    array: DeviceArray, unit_bytes: int, patience: Patience, *, set_id: bytes | None = None, overwrite: bool = False
+) -> None:
+    """Make the devices of an array a new, empty stripe set. One of 0 bytes is left out.
+
+    Raises FormatError where a device is not blank (unless `overwrite`), does not answer or cannot be written,
+    ConfigError where it is too small. Slots are left as they are: a header of another stripe set never counts.
+    """
+    set_id = os.urandom(16) if set_id is None else set_id
+    devices = [device for device, size in enumerate(array.sizes) if size]
+    if not devices:
+        raise FormatError("every device is empty: give one a size, or remove them, and the next start makes them anew")
+    geometries = {device: Geometry.of(array.sizes[device], unit_bytes) for device in devices}
+    for device in silent_devices(array, devices, patience):
+        raise FormatError(f"device {device} does not answer ({patience.no_answer}): check it, or leave it out")
+    if not overwrite:
+        for one in probe_all(array, patience):
+            if one.device in geometries and one.standing is not Standing.BLANK:
+                raise FormatError(
+                    f"device {one.device} is {one.standing.value} of a stripe set: open it, or zero its first 8 KiB"
+                )
+    for index, (device, geometry) in enumerate(geometries.items()):
+        superblock = Superblock(set_id, 1, index, len(devices), geometry, next_generation=1)
+        error = write_table(array, device, NamespaceTable().encode(), patience)
+        for copy in range(len(SUPERBLOCK_OFFSETS)):
+            error = error or write_superblock(array, device, copy, superblock._replace(sequence=1 + copy), patience)
+        if error:
+            raise FormatError(f"device {device} {patience.reason(error)}: check it, or leave it out")
+
+
+def open_set(array: DeviceArray, patience: Patience, progress: Callable[[int, int, int], None] | None = None) -> Opened:
+    """Open for writing. `progress(device, slots done, slots)` is called while slot headers are scanned.
+
+    Raises FormatError for devices that must not be touched, and where no member answers; else a device that cannot be
+    used, or falls silent meanwhile, is left out.
+    """
+    members = find_members(array, patience)
+    alive = {one.device: one for one in members.of(Standing.MEMBER)}
+    reasons = {one.device: one.reason for one in members.probes if one.device not in alive}
+    tables = member_tables(array, list(alive), patience)
+    known = {device: _superblock(member) for device, member in alive.items()}
+    found = {
+        device: read_checkpoint(array, device, known[device], patience) if member.clean else None
+        for device, member in alive.items()
+    }
+    scanned = tuple(device for device, records in found.items() if records is None)
+    scans = scan_devices(
+        array, {device: known[device] for device in scanned}, patience, progress or (lambda device, done, slots: None)
+    )
+    records = {device: scans[device].records if one is None else one for device, one in found.items()}
+    reach = {device: superblock.next_generation for device, superblock in known.items()}
+    for device, scan in scans.items():
+        reach[device] = max(reach[device], scan.last_generation + 1)
+    minimums = [entry.minimum_generation for table in tables.values() for entry in table.entries]
+    generation = max([1, *reach.values(), *minimums])
+    table = reconcile([MemberTable(table, reach[device]) for device, table in tables.items()], generation)
+
+    blank = members.of(Standing.BLANK)
+    superblocks, next_copy = _mark_open(array, members, alive, blank, table, generation, reasons, patience)
+    pages = assemble(
+        {device: ours for device, ours in records.items() if device in superblocks},
+        table.by_identifier(),
+        lambda length: unit_count(length, members.unit_bytes),
+    ).pages
+    devices, allocator = _devices(len(members.probes), superblocks, reasons, pages)
+    return Opened(
+        members.set_id, members.unit_bytes, max([members.device_count, *_counts(superblocks)]), devices, allocator,
+        table, pages, generation, scanned, superblocks, next_copy,
+    )  # fmt: skip
+
+
+def write_superblock(array: DeviceArray, device: int, copy: int, superblock: Superblock, patience: Patience) -> int:
+    """Write one copy and sync the device; returns 0 or an errno."""
+    error = write_blocks(array, device, SUPERBLOCK_OFFSETS[copy], superblock.encode(), patience)
+    return error or sync_devices(array, [device], patience)[device]
+
+
+def write_both(array: DeviceArray, device: int, first: Superblock, patience: Patience) -> int:
+    """Both superblock copies of a device that becomes a member, `first` being the older one; 0 or an errno."""
+    error = write_superblock(array, device, 0, first, patience)
+    return error or write_superblock(array, device, 1, first._replace(sequence=first.sequence + 1), patience)
+
+
+def _mark_open(
+    array: DeviceArray,
+    members: Members,
+    alive: dict[int, Probe],
+    blank: Sequence[Probe],
+    table: NamespaceTable,
+    generation: int,
+    reasons: dict[int, str],
+    patience: Patience,
+) -> tuple[dict[int, Superblock], dict[int, int]]:
+    """Let blank devices join and mark every member as being written to; those that fail get a reason instead."""
+    count = members.device_count
+    joining: dict[int, Superblock] = {}
+    for one in blank:
+        try:
+            geometry = Geometry.of(array.sizes[one.device], members.unit_bytes)
+        except ConfigError as too_small:
+            reasons[one.device] = str(too_small)
+            continue
+        joining[one.device] = Superblock(members.set_id, 1, count, 0, geometry, generation)
+        count += 1
+    superblocks: dict[int, Superblock] = {}
+    next_copy: dict[int, int] = {}
+    # Members first: once a device has joined, every member knows that its index is taken.
+    for device, member in alive.items():
+        old = _superblock(member)
+        superblock = old._replace(
+            sequence=old.sequence + 1, clean=False, device_count=count, next_generation=generation,
+            checkpoint_bytes=0, checkpoint_digest=bytes(16),
+        )  # fmt: skip
+        known = read_tables(array, device, patience)
+        error = 0
+        if any(copy is None or copy.sequence != table.sequence for copy in known):
+            error = write_table(array, device, table.encode(), patience)
+        error = error or write_superblock(array, device, member.next_copy, superblock, patience)
+        if error:
+            reasons[device] = patience.reason(error)
+            continue
+        superblocks[device] = superblock
+        next_copy[device] = 1 - member.next_copy
+    for device, fresh in joining.items():
+        superblock = fresh._replace(device_count=count)
+        error = write_table(array, device, table.encode(), patience)
+        error = error or write_both(array, device, superblock, patience)
+        if error:
+            reasons[device] = patience.reason(error)
+            continue
+        superblocks[device] = superblock._replace(sequence=2)
+        next_copy[device] = 0
+    return superblocks, next_copy
+
+
+def _devices(
+    count: int, superblocks: dict[int, Superblock], reasons: dict[int, str], pages: Sequence[StoredPage]
+) -> tuple[list[DeviceState], SlotAllocator]:
+    taken: dict[int, list[int]] = {device: [] for device in superblocks}
+    for page in pages:
+        for device, slot in page.placement:
+            taken[device].append(slot)
+    maps = [
+        SlotMap(superblocks[device].geometry.slot_count, taken[device]) if device in superblocks else None
+        for device in range(count)
+    ]
+    devices = []
+    for device in range(count):
+        superblock = superblocks.get(device)
+        if superblock is None:
+            state = DeviceState(device, -1, None, None)
+            state.service = Service.OUT
+            state.reason = reasons.get(device) or "not used"
+        else:
+            state = DeviceState(device, superblock.device_index, superblock.geometry, maps[device])
+        devices.append(state)
+    return devices, SlotAllocator(maps)
+
+
+def _counts(superblocks: dict[int, Superblock]) -> list[int]:
+    return [superblock.device_count for superblock in superblocks.values()]
+
+
+def _superblock(member: Probe) -> Superblock:
+    assert member.superblock is not None  # what makes it a member
+    return member.superblock

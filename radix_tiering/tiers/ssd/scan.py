@@ -1,0 +1,180 @@
+"""Recovery, part one: read what is on the devices. Part two, `assemble`, tells which of it are whole pages.
+
+Both a scan of all slot headers and a checkpoint yield the same thing, an array of `RECORD_DTYPE`, one element for
+each slot that holds a unit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, aligned_buffer, execute
+from swift_tiers.radix_tiering.tiers.ssd.layout import (
+    HEADER_DTYPE,
+    LAYOUT_VERSION,
+    RECORD_BYTES,
+    RECORD_DTYPE,
+    SLOT_MAGIC,
+    WRITE_IDENTITY,
+    StoredPage,
+    Superblock,
+    sealed,
+)
+from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceEntry
+
+#: Device, slots done, slots in all.
+Progress = Callable[[int, int, int], None]
+#: Headers read per round of each device, which takes 4 MiB of memory.
+HEADERS_PER_ROUND = 1024
+
+
+class ScanResult(NamedTuple):
+    """What the slot headers of one device say."""
+
+    records: np.ndarray  # RECORD_DTYPE, by slot
+    last_generation: int  # the highest in any valid header, 0 if none
+    damaged: tuple[int, ...]  # slots whose header was once written and does not check out
+    unreadable: tuple[int, ...]
+
+
+def _header_requests(device: int, superblock: Superblock, slots: Sequence[int], blocks: np.ndarray) -> list[Request]:
+    """What reads the header blocks of `slots` into `blocks`, in order."""
+    return [
+        Request(0, Operation.READ, device, superblock.geometry.slot_offset(slot),
+                [blocks[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES]])
+        for at, slot in enumerate(slots)
+    ]  # fmt: skip
+
+
+class Scan:
+    """The scan of one device, a round of headers at a time."""
+
+    def __init__(self, device: int, superblock: Superblock) -> None:
+        self.device = device
+        self.slots = superblock.geometry.slot_count
+        self._superblock = superblock
+        self._blocks = aligned_buffer(min(self.slots, HEADERS_PER_ROUND) * BLOCK_BYTES)
+        self._parts: list[np.ndarray] = []
+        self._damaged: list[int] = []
+        self._unreadable: list[int] = []
+        self._last_generation = 0
+
+    def requests(self, slots: range) -> list[Request]:
+        """What reads the headers of these slots."""
+        return _header_requests(self.device, self._superblock, slots, self._blocks)
+
+    def take(self, slots: range, errors: Sequence[int]) -> None:
+        """The headers of these slots have been read, or not."""
+        good = []
+        for at, slot in enumerate(slots):
+            if errors[at]:
+                self._unreadable.append(slot)
+                continue
+            block = self._blocks[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES].data
+            if block[:8] == SLOT_MAGIC and sealed(block):  # type: ignore[arg-type]
+                good.append(at)
+            elif any(block[:64]):
+                self._damaged.append(slot)
+        headers = self._blocks.view(HEADER_DTYPE)[good]
+        ours = (
+            (headers["version"] == LAYOUT_VERSION)
+            & (headers["set_id"] == np.void(self._superblock.set_id))
+            & (headers["device_index"] == self._superblock.device_index)
+            & (headers["slot"] == np.asarray(good, dtype=np.uint64) + np.uint64(slots.start))
+        )
+        # A sound header of another set or another place is what an earlier life of the device left there: free.
+        headers = headers[ours]
+        if len(headers):
+            self._last_generation = max(self._last_generation, int(headers["generation"].max()))
+            records = np.zeros(len(headers), dtype=RECORD_DTYPE)
+            for name in RECORD_DTYPE.names or ():
+                if not name.startswith("reserved"):
+                    records[name] = headers[name]
+            self._parts.append(records)
+
+    def result(self) -> ScanResult:
+        records = np.concatenate(self._parts) if self._parts else np.zeros(0, dtype=RECORD_DTYPE)
+        return ScanResult(records, self._last_generation, tuple(self._damaged), tuple(self._unreadable))
+
+
+def scan_devices(
+    array: DeviceArray,
+    superblocks: Mapping[int, Superblock],
+    patience: Patience,
+    progress: Progress = lambda device, done, slots: None,
+) -> dict[int, ScanResult]:
+    """Read the header of every slot of these devices, of all of them together, a round at a time. Never raises for what
+    it finds.
+
+    The slots of a device that falls silent meanwhile are unreadable from there on.
+    """
+    scans = [Scan(device, superblock) for device, superblock in superblocks.items()]
+    for start in range(0, max((scan.slots for scan in scans), default=0), HEADERS_PER_ROUND):
+        rounds = [
+            (scan, range(start, min(start + HEADERS_PER_ROUND, scan.slots))) for scan in scans if start < scan.slots
+        ]
+        errors = iter(execute(array, [request for one, slots in rounds for request in one.requests(slots)], patience))
+        for scan, slots in rounds:
+            scan.take(slots, list(itertools.islice(errors, len(slots))))
+            progress(scan.device, slots.stop, scan.slots)
+    return {scan.device: scan.result() for scan in scans}
+
+
+class Assembly(NamedTuple):
+    """Which units make whole pages."""
+
+    pages: list[StoredPage]  # the newest whole version of each page
+    superseded: list[StoredPage]  # whole, but a newer version is whole too
+    incomplete: list[tuple[int, int]]  # (device, slot) of units whose page is not whole
+    stale: list[tuple[int, int]]  # (device, slot) of units of flushed or unknown namespaces
+
+
+def assemble(
+    found: Mapping[int, np.ndarray], namespaces: Mapping[int, NamespaceEntry], units: Callable[[int], int]
+) -> Assembly:
+    """Put units together to pages. `found`: records by device; `units`: page length -> stripe units.
+
+    Units belong together if everything in their headers agrees, the digest of the whole page included. So even two
+    sessions that used the same generation, each without the other's devices, can never be mixed.
+    """
+    records = np.concatenate([found[device] for device in found]) if found else np.zeros(0, dtype=RECORD_DTYPE)
+    devices = np.repeat(np.array(list(found), dtype=np.int64), [len(found[device]) for device in found])
+    least = np.full(len(records), np.iinfo(np.uint64).max, dtype=np.uint64)
+    for identifier, entry in namespaces.items():
+        least[records["namespace_id"] == identifier] = entry.minimum_generation
+    valid = (records["generation"] >= least) & (records["length"] > 0)
+    stale = [(int(device), int(slot)) for device, slot in zip(devices[~valid], records["slot"][~valid], strict=True)]
+    records, devices = records[valid], devices[valid]
+
+    # Sorted by generation the units of one write lie together, and later writes of a page come after earlier ones.
+    order = np.lexsort((records["unit_index"], records["generation"]))
+    records, devices = records[order], devices[order]
+    tail = records.view(np.uint8).reshape(len(records), RECORD_BYTES)[:, RECORD_BYTES - WRITE_IDENTITY.size :]
+    identities: list[bytes] = np.ascontiguousarray(tail).view(f"V{WRITE_IDENTITY.size}").ravel().tolist()
+    places = list(zip(devices.tolist(), records["slot"].tolist(), strict=True))
+    indexes: list[int] = records["unit_index"].tolist()
+    bounds = (np.flatnonzero(np.diff(records["generation"])) + 1).tolist()
+
+    newest: dict[tuple[bytes, bytes], StoredPage] = {}
+    superseded: list[StoredPage] = []
+    incomplete: list[tuple[int, int]] = []
+    for start, stop in zip([0, *bounds], [*bounds, len(records)], strict=True):
+        for identity in dict.fromkeys(identities[start:stop]):
+            members = [at for at in range(start, stop) if identities[at] == identity]
+            generation, length, namespace_id, depth, count, _, key, parent, digest = WRITE_IDENTITY.unpack(identity)
+            placement = tuple(places[at] for at in members)
+            if [indexes[at] for at in members] != list(range(units(length))) or count != len(members):
+                incomplete.extend(placement)
+                continue
+            record = PageRecord(key, parent, namespaces[namespace_id].digest, depth, length)
+            name = (record.namespace, key)
+            if name in newest:
+                superseded.append(newest[name])
+            newest[name] = StoredPage(record, generation, digest, placement)
+    return Assembly(list(newest.values()), superseded, incomplete, stale)

@@ -1,0 +1,537 @@
+"""The stripe set: pages striped over many devices, written and read by one I/O thread, recovered after any crash."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, NewDevice
+from swift_tiers.radix_tiering.tiers.ssd.blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
+from swift_tiers.radix_tiering.tiers.ssd.checkpoint import build_checkpoints, write_checkpoint
+from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceStatus, Service
+from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
+from swift_tiers.radix_tiering.tiers.ssd.joining import join
+from swift_tiers.radix_tiering.tiers.ssd.layout import (
+    Geometry,
+    Placement,
+    StoredPage,
+    Superblock,
+    check_record,
+    unit_count,
+    unit_length,
+)
+from swift_tiers.radix_tiering.tiers.ssd.members import silent_devices
+from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceEntry
+from swift_tiers.radix_tiering.tiers.ssd.opening import Opened, all_blank, create_set, open_set, write_superblock
+from swift_tiers.radix_tiering.tiers.ssd.table_writer import TableWriter
+from swift_tiers.radix_tiering.tiers.ssd.transfers import (
+    PageRead,
+    PageWrite,
+    ReadDone,
+    ReadOutcome,
+    ReadRequest,
+    WriteDone,
+    WriteRequest,
+)
+
+#: Device, reason, and the stored pages that cannot be read any more.
+DeviceOutCallback = Callable[[int, str, Iterator[StoredPage]], None]
+
+
+class StripeSetStatus(NamedTuple):
+    """A snapshot for operators."""
+
+    set_id: bytes
+    unit_bytes: int
+    missing: int  # members of the set that are not in the array
+    capacity_units: int  # of the devices in service
+    free_units: int
+    queued: int  # transfers accepted and not yet called back
+    callback_errors: int
+    outcomes: dict[ReadOutcome, int]  # reads called back, by outcome
+    devices: tuple[DeviceStatus, ...]
+    names: tuple[str, ...]  # of the devices
+
+
+class DeviceSlots(NamedTuple):
+    """The slots of one device."""
+
+    service: Service
+    states: bytes  # of each slot, as in `slots`
+
+
+class UnitPlace(NamedTuple):
+    """Where the payload of a stripe unit lies."""
+
+    path: str  # of its device
+    offset: int  # bytes
+    length: int  # that are the page's; there are whole blocks of 4 KiB behind the offset
+
+
+class ReadToken(NamedTuple):
+    """A read under way; `StripeSet.cancel` takes it."""
+
+    transfer: PageRead
+
+
+class StripeSet:
+    """Thread-safe. Callbacks run on the thread "ssd-io": they must be short and must not wait for the stripe set.
+
+    The array stays the caller's: it is used by "ssd-io" alone (which has helpers sync it) from `open` until `close`
+    returns, then the caller closes it. When `on_device_out(device, reason, lost)` is called, the stored pages in `lost`
+    can no longer be read: the caller drops them from its directory and calls `release` for each, which frees their
+    units on other devices. There may be very many: `lost` is gone through once, later, on any thread.
+    """
+
+    def __init__(self, io: IoThread, opened: Opened, names: Sequence[str], on_device_out: DeviceOutCallback) -> None:
+        self._io = io
+        self._lock = io.lock
+        self._closing = threading.Lock()
+        self._closed = False
+        self._devices = opened.devices
+        self._allocator = opened.allocator
+        self._table = opened.table
+        self._table_writer = TableWriter(io, opened.table, opened.devices, opened.superblocks)
+        self._next_generation = opened.next_generation
+        self._device_count = opened.device_count
+        self._superblocks = opened.superblocks
+        self._next_copy = opened.next_copy
+        self._outcomes = dict.fromkeys(ReadOutcome, 0)
+        self._names = [*names, *(f"device {device}" for device in range(len(names), len(opened.devices)))]
+        io.pages = {page.placement[0]: page for page in opened.recovered}
+        #: Called on "ssd-io" when a device goes out of service. May be replaced; pass it to `open` to miss nothing.
+        self.on_device_out = on_device_out
+        self.set_id = opened.set_id
+        self.unit_bytes = opened.unit_bytes
+        #: Members of the set that are not in the array.
+        self.missing = opened.device_count - len(opened.superblocks)
+        #: Devices whose slot headers were read on opening, because they were not closed in order.
+        self.scanned = opened.scanned
+        #: The complete pages found on opening, each in its newest version; the caller owns their slots.
+        self.recovered = opened.recovered
+
+    @classmethod
+    def create(
+        cls,
+        array: DeviceArray,
+        unit_bytes: int,
+        *,
+        set_id: bytes | None = None,
+        overwrite: bool = False,
+        stall_seconds: float = STALL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make the devices of `array` a new, empty stripe set with stripe units of `unit_bytes` payload bytes.
+
+        Runs on the caller's thread, which is the array's only user meanwhile. Raises FormatError where a device is
+        not blank and `overwrite` is not given, or does not answer within `stall_seconds`, ConfigError for sizes that
+        cannot work.
+        """
+        create_set(array, unit_bytes, Patience(stall_seconds, clock), set_id=set_id, overwrite=overwrite)
+
+    @classmethod
+    def open(
+        cls,
+        array: DeviceArray,
+        *,
+        create: int | None = None,
+        depth: int = 32,
+        max_writes: int = 8,
+        verifiers: int = 0,
+        stall_seconds: float = STALL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        names: Sequence[str] = (),
+        on_device_out: DeviceOutCallback = lambda device, reason, lost: None,
+        progress: Callable[[int, int, int], None] | None = None,
+    ) -> StripeSet:
+        """Open for reading and writing; blank devices join the set, missing and silent ones leave it degraded.
+
+        `create`: where all devices are blank, make them a new set with stripe units of so many bytes. `depth`: requests
+        in flight per device. `max_writes`: pages being written at a time. `verifiers`: threads that compute the
+        checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a device that leaves a request unanswered so
+        long goes out of service, and nothing that waits for devices waits for one of them longer; all by `clock`, so
+        whoever brings a clock of his own must let it run while he closes. `names`: what people call the devices.
+        `progress(device, done, slots)` is called, on "ssd-io", while slot headers are scanned. Raises FormatError where
+        the devices cannot be one stripe set, or no member of one answers; ConfigError for sizes that cannot work.
+        """
+        if depth < 1 or max_writes < 1 or verifiers < 0:
+            raise ConfigError(
+                f"depth ({depth}) and max_writes ({max_writes}) must be at least 1, verifiers not negative"
+            )
+        stripes: StripeSet
+        io = IoThread(
+            array, depth=depth, max_writes=max_writes, verifiers=verifiers, stall_seconds=stall_seconds, clock=clock,
+            on_device_out=lambda device, reason, lost: stripes.on_device_out(device, reason, lost),
+        )  # fmt: skip
+
+        def start() -> None:
+            nonlocal stripes
+            if create is not None and all_blank(array, io.patience):
+                create_set(array, create, io.patience)
+            opened = open_set(array, io.patience, progress)
+            stripes = cls(io, opened, names, on_device_out)
+            io.attach(opened.devices, opened.allocator, opened.set_id, opened.unit_bytes, stripes._is_flushed)
+
+        try:
+            io.call(start)
+        except BaseException:
+            io.stop()
+            raise
+        return stripes
+
+    # Space.
+
+    def units(self, length: int) -> int:
+        """Stripe units of a page of `length` bytes."""
+        return unit_count(length, self.unit_bytes)
+
+    @property
+    def capacity_units(self) -> int:
+        """Units that the devices in service can hold; exact."""
+        with self._lock:
+            return self._allocator.capacity_units
+
+    @property
+    def free_units(self) -> int:
+        """Units that can be reserved now; exact."""
+        with self._lock:
+            return self._allocator.free_units
+
+    def reserve(self, length: int) -> Placement | None:
+        """Slots for a page of `length` bytes, round-robin over the devices in service (Swarm, Eq. 7).
+
+        None where there is no room, or the stripe set is closed. The caller returns them with `release`, or hands
+        them on with `write`.
+        """
+        if length <= 0:
+            raise ValueError(f"a page has at least one byte, not {length}")
+        with self._lock:
+            return None if self._closed else self._allocator.take(self.units(length))
+
+    def release(self, placement: Placement) -> None:
+        """Return the slots of a reservation or of a stored page. They are used again once no transfer uses them.
+
+        Nothing is written: after a crash the page may be found again, which harms nobody, as a key names content.
+        Raises ValueError for slots that are not reserved.
+        """
+        with self._lock:
+            self._allocator.give_back(placement)
+            self._io.pages.pop(placement[0], None)
+
+    # Transfers.
+
+    def write(self, record: PageRecord, placement: Placement, data: np.ndarray, done: WriteDone) -> None:
+        """Write one page; see `write_many`."""
+        self.write_many([WriteRequest(record, placement, data, done)])
+
+    def write_many(self, requests: Sequence[WriteRequest]) -> None:
+        """Write pages, in order of acceptance but not of completion.
+
+        `data`: uint8, address a multiple of 4096, at least `record.length` rounded up to 4096 bytes, unchanged
+        until `done`. What lies between the page and the end of its last block goes to the device as it is.
+        `done(stored, "")`: the page can be read. `done(None, reason)`: it is not stored and its slots are free
+        again. When a device goes out of service, that is said while requests are still under way: `data` must
+        outlive them (the array keeps it alive), and what they write of data that has changed is never taken for the
+        page. The slots belong to the stripe set from here until `done`, which never runs on the caller's thread. Raises
+        ValueError, and accepts nothing, for a request that cannot be meant; RuntimeError once the stripe set is closed.
+        """
+        for request in requests:
+            check_record(request.record)
+            check_buffer(request.data, request.record.length, "data")
+            if len(request.placement) != self.units(request.record.length):
+                raise ValueError(f"{len(request.placement)} slots for a page of {request.record.length} bytes")
+        with self._lock:
+            for request in requests:
+                self._allocator.check_taken(request.placement)
+                if self._table.get(request.record.namespace) is None:
+                    raise ValueError(f"namespace {request.record.namespace.hex()} is not registered")
+            self._check_open()
+            transfers = []
+            for request in requests:
+                entry = self._table.get(request.record.namespace)
+                assert entry is not None  # looked up above
+                self._allocator.hold(request.placement)
+                transfers.append(PageWrite(request, entry.identifier, self._next_generation))
+                self._next_generation += 1
+            self._io.enqueue(transfers)
+
+    def read(self, stored: StoredPage, into: np.ndarray, done: ReadDone) -> ReadToken:
+        """Read one page; see `read_many`."""
+        return self.read_many([ReadRequest(stored, into, done)])[0]
+
+    def read_many(self, requests: Sequence[ReadRequest]) -> list[ReadToken]:
+        """Read pages; each `done(outcome)` is called once, and `into` is left alone from then on (but see `close`).
+
+        A device that does not answer holds up `done` of the reads it works on until it answers, or until `close`.
+
+        `into`: as `data` in `write_many`. Only with ReadOutcome.OK its first `length` bytes are the page, verified;
+        the rest of its last block is undefined. `done` never runs on the caller's thread. Raises ValueError, and
+        accepts nothing, for a request that cannot be meant; RuntimeError once the stripe set is closed.
+        """
+        for request in requests:
+            check_buffer(request.into, request.stored.record.length, "into")
+            if len(request.stored.placement) != self.units(request.stored.record.length):
+                raise ValueError(f"a page of {request.stored.record.length} bytes in {request.stored.placement}")
+        with self._lock:
+            for request in requests:
+                self._allocator.check_places(request.stored.placement)
+            self._check_open()
+            transfers = []
+            for request in requests:
+                entry = self._table.get(request.stored.record.namespace)
+                transfer = PageRead(self._counted(request), 0 if entry is None else entry.identifier)
+                if entry is None or request.stored.generation < entry.minimum_generation:
+                    transfer.outcome = ReadOutcome.FLUSHED
+                self._allocator.hold(transfer.placement)
+                transfers.append(transfer)
+            self._io.enqueue(transfers)
+        return [ReadToken(transfer) for transfer in transfers]
+
+    def cancel(self, token: ReadToken) -> bool:
+        """End a read of which nothing has been submitted yet: `done(CANCELLED)` follows. False: it ends by itself."""
+        with self._lock:
+            return self._io.cancel(token.transfer)
+
+    def begin_reading_beside(self, stored: StoredPage) -> list[UnitPlace] | None:
+        """Where the units of a page lie, for somebody who reads them by other means, and who alone can tell then
+        whether they are the page: nothing else comes there until `end_reading_beside`, which must follow. None, and
+        nothing to follow, where the page cannot be read: a device is out, the page was flushed, or this is closed."""
+        length = stored.record.length
+        with self._lock:
+            if self._closed or self._is_flushed(stored.record.namespace, stored.generation):
+                return None
+            self._allocator.check_places(stored.placement)
+            places = []
+            for number, (device, slot) in enumerate(stored.placement):
+                state = self._devices[device]
+                if state.service is Service.OUT or state.geometry is None:
+                    return None
+                places.append(
+                    UnitPlace(
+                        self._names[device],
+                        state.geometry.slot_offset(slot) + BLOCK_BYTES,
+                        unit_length(length, self.unit_bytes, number),
+                    )
+                )
+            self._allocator.hold(stored.placement)
+        return places
+
+    def end_reading_beside(self, stored: StoredPage) -> None:
+        """The read has ended."""
+        with self._lock:
+            self._allocator.unhold(stored.placement)
+
+    def _check_open(self) -> None:
+        # Said by an exception, not by calling back: callers hold locks here that their callbacks take.
+        if self._closed:
+            raise RuntimeError("the stripe set is closed")
+
+    def _counted(self, request: ReadRequest) -> ReadRequest:
+        def done(outcome: ReadOutcome) -> None:
+            self._outcomes[outcome] += 1
+            request.done(outcome)
+
+        return request._replace(done=done)
+
+    # Namespaces.
+
+    @property
+    def namespaces(self) -> tuple[NamespaceEntry, ...]:
+        with self._lock:
+            return self._table.entries
+
+    def register_namespace(self, digest: bytes, description: str, done: Callable[[bool], None] | None = None) -> int:
+        """Make a namespace known, durably, so that its pages may be written; returns its id on this stripe set.
+
+        Waits for the devices if it is new, as `flush_namespace` does. With `done`, waits for nothing: `done(durable)`
+        follows on "ssd-io", False where no device is left, and pages must not be written before. When the table is
+        full, the oldest namespace that was not registered in this session, or was retired since, makes room. Raises
+        ConfigError where there is none, RuntimeError once the stripe set is closed.
+        """
+        if done is None:
+            self._io.check_outside()
+        with self._lock:
+            self._check_open()
+            identifier, _ = self._table.register(digest, description, self._next_generation)
+            change = self._table_writer.announce(done)
+        self._io.post(self._table_writer.run)
+        if done is None:
+            change.wait()
+        return identifier
+
+    def retire_namespace(self, digest: bytes) -> None:
+        """Say that a namespace registered in this session may make room for another. Any thread; waits for nothing.
+
+        It stays usable, and its pages recoverable, until a new one really takes its place: from then on its pages
+        read as FLUSHED and are not recovered, also if it is registered again. Registering it before that takes this
+        back. Unknown namespaces are left alone.
+        """
+        with self._lock:
+            self._table.retire(digest)
+
+    def flush_namespace(self, digest: bytes) -> bool:
+        """Let nothing that was written of this namespace so far be read or recovered ever again.
+
+        It is not read from the moment of the call. To be recovered by nobody this is written to the devices, and waited
+        for: for all of them, or, if one takes longer than a second, for at least one, since the newest table on any of
+        them counts on opening; where none answers, until all are out of service, `stall_seconds` each but all together.
+
+        The caller still releases the slots of its pages. False where no device is left to write this down. A member
+        that is missing meanwhile learns of it when it is opened together with one that was present. Raises
+        RuntimeError once the stripe set is closed.
+        """
+        self._io.check_outside()
+        with self._lock:
+            self._check_open()
+            if not self._table.flush(digest, self._next_generation):
+                return True  # of a namespace that is not in the table nothing is recovered
+            change = self._table_writer.announce()
+        self._io.post(self._table_writer.run)
+        return change.wait()
+
+    def _is_flushed(self, digest: bytes, generation: int) -> bool:
+        entry = self._table.get(digest)
+        return entry is None or generation < entry.minimum_generation
+
+    def _usable(self) -> list[int]:
+        return [state.device for state in self._devices if state.service is not Service.OUT]
+
+    # Devices.
+
+    def add(self, device: NewDevice, name: str) -> int:
+        """Let one more device, which must be blank, join the open set, durably; returns its number. Waits for devices.
+
+        Raises ConfigError where it is too small and RuntimeError once the stripe set is closed, having taken nothing;
+        FormatError where it cannot be written: the array keeps it until the end, out of service.
+        """
+        self._io.check_outside()
+        geometry = Geometry.of(device.size, self.unit_bytes)
+        return self._io.call(lambda: self._join(device, name, geometry))
+
+    def _join(self, device: NewDevice, name: str, geometry: Geometry) -> int:
+        with self._lock:
+            self._check_open()
+            table, generation = self._table.encode(), self._next_generation
+        number, index = len(self._devices), self._device_count
+        self._io.array.append(device)
+        first = Superblock(self.set_id, 1, index, index + 1, geometry, generation)
+        joined = join(
+            self._io.array, number, first, table, self._usable(), self._superblocks, self._next_copy,
+            self._io.take_out, self._io.patience,
+        )  # fmt: skip
+        with self._lock:
+            self._device_count += joined.index_taken
+            if joined.superblock is not None:
+                self._superblocks[number], self._next_copy[number] = joined.superblock, 0
+            self.missing = self._device_count - len(self._superblocks)
+            self._names.append(name)
+            self._allocator.add(joined.slots)
+            self._io.add_device(joined.state)
+        if joined.superblock is None:
+            raise FormatError(f"{name}: {joined.state.reason}; check the device, or name another")
+        return number
+
+    def drain(self, device: int) -> None:
+        """Place no new pages on a device; those on it stay readable until the caller has moved or dropped them."""
+        with self._lock:
+            state = self._devices[device]
+            if state.service is Service.IN:
+                state.service = Service.DRAINING
+                state.reason = "draining"
+                self._allocator.shut(device)
+
+    @property
+    def description(self) -> str:
+        """How the devices are read and written, for people."""
+        return self._io.array.description
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What people call the devices, by number."""
+        with self._lock:
+            return tuple(self._names)
+
+    def status(self) -> StripeSetStatus:
+        with self._lock:
+            return StripeSetStatus(
+                self.set_id, self.unit_bytes, self.missing, self._allocator.capacity_units,
+                self._allocator.free_units, self._io.pending, self._io.callback_errors, dict(self._outcomes),
+                tuple(state.status() for state in self._devices), tuple(self._names),
+            )  # fmt: skip
+
+    def slot_states(self) -> tuple[DeviceSlots, ...]:
+        """What each slot is used for, by device; all of one moment."""
+        with self._lock:
+            return tuple(
+                DeviceSlots(state.service, state.slots.states() if state.slots is not None else b"")
+                for state in self._devices
+            )
+
+    # The end.
+
+    def close(self, stored_pages: Iterable[StoredPage] | None, timeout: float | None = None) -> None:
+        """Finish what was accepted, write the index of `stored_pages` to the devices, mark them clean, end the thread.
+
+        None: write nothing, so that the next opening scans. Idempotent; later calls wait for the first and do
+        nothing. Devices that fail now, or are out, stay unclean. Does not close the array.
+
+        Ends although devices do not answer: each is waited for `stall_seconds` at most, and all together, with
+        `timeout`, about so many seconds (by `clock`). What has not ended then is given up: writes are called back as
+        failed, reads, as the last thing, with DEVICE_GONE or CANCELLED, and after `timeout` no index is written.
+        After DEVICE_GONE the system may still write into a read's buffer until the array is closed: buffers must
+        outlive the array, whose own `close` may still wait for the kernel.
+        """
+        self._io.check_outside()
+        with self._closing:
+            if self._closed:
+                return
+            patience = self._io.patience
+            with self._lock:
+                self._closed = True
+                patience.deadline = None if timeout is None else patience.clock() + timeout
+                self._io.wait_idle(patience.deadline)
+            if stored_pages is not None:
+                pages = list(stored_pages)
+                self._io.call(lambda: self._checkpoint(pages))
+            self._io.call(lambda: self._io.give_up("it did not answer before the stripe set was closed"))
+            with self._lock:
+                self._io.wait_idle(None)
+            self._io.stop()
+
+    def _checkpoint(self, pages: Sequence[StoredPage]) -> None:
+        """On "ssd-io": pages and records durable first, then the superblocks that vouch for them."""
+        array, patience = self._io.array, self._io.patience
+        self._leave_out_silent()
+        with self._lock:
+            live = [page for page in pages if not self._is_flushed(page.record.namespace, page.generation)]
+            identifiers = {entry.digest: entry.identifier for entry in self._table.entries}
+
+        def late() -> bool:
+            return patience.deadline is not None and patience.clock() >= patience.deadline
+
+        for device, checkpoint in (build_checkpoints(live, identifiers, self._usable(), late) or {}).items():
+            if late():
+                return
+            error = write_checkpoint(array, device, checkpoint, patience)
+            error = error or sync_devices(array, [device], patience)[device]
+            if not error:
+                superblock = self._superblocks[device]
+                superblock = superblock._replace(
+                    sequence=superblock.sequence + 1, clean=True, next_generation=self._next_generation,
+                    checkpoint_bytes=checkpoint.content.nbytes, checkpoint_digest=checkpoint.digest,
+                )  # fmt: skip
+                error = write_superblock(array, device, self._next_copy[device], superblock, patience)
+            if error:
+                self._io.take_out(device, f"its checkpoint cannot be written ({errno.errorcode.get(error, error)})")
+
+    def _leave_out_silent(self) -> None:
+        """On "ssd-io": before each is waited for on its own."""
+        for device in silent_devices(self._io.array, self._usable(), self._io.patience):
+            self._io.take_out(device, "it did not answer when the stripe set was closed")

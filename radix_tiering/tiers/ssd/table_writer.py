@@ -1,0 +1,185 @@
+"""The namespace table on the devices of an open stripe set: kept up to date, each device at its own pace.
+
+A device writes copy 0, syncs, writes copy 1, syncs, so that it holds a whole copy at every moment. When a stripe set
+is opened, the newest table on any of its devices counts. So whoever waits for a change need not wait for the device
+that takes longest: after a moment it is enough that others have it, and the slow one follows, or goes out of service.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+
+import numpy as np
+
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.blockio import POLL, Syncing, aligned_buffer, next_tag
+from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceState, Service
+from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
+from swift_tiers.radix_tiering.tiers.ssd.layout import TABLE_BYTES, TABLE_OFFSETS
+from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceTable
+
+logger = logging.getLogger(__name__)
+
+#: So many seconds after a change it need not be on every device any more, but on one.
+SLOW_SECONDS = 1.0
+
+
+class Change:
+    """A change of the table on its way to the devices."""
+
+    def __init__(self, sequence: int, since: float, done: Callable[[bool], None] | None) -> None:
+        self.sequence = sequence  # of the table that has it
+        self.since = since
+        self._done = done
+        self._ended = threading.Event()
+        self._durable = False
+
+    def wait(self) -> bool:
+        """Wait until it is durable; False where no device is left to write it to."""
+        self._ended.wait()
+        return self._durable
+
+    def end(self, durable: bool) -> None:
+        self._durable = durable
+        self._ended.set()
+        if self._done is not None:
+            self._done(durable)
+
+
+class TableWriter:
+    """Works on "ssd-io". The stripe set's lock guards the table and the list of changes."""
+
+    def __init__(
+        self, io: IoThread, table: NamespaceTable, devices: Sequence[DeviceState], up_to_date: Iterable[int]
+    ) -> None:
+        """`up_to_date`: devices that hold `table` as it is now."""
+        self._io = io
+        self._table = table
+        self._devices = devices
+        self._durable = dict.fromkeys(up_to_date, table.sequence)  # device -> sequence of the table that it holds
+        self._changes: list[Change] = []
+        self._flows: dict[int, Generator[None]] = {}
+        self._answers: dict[int, int | None] = {}  # tag -> errno, or None as long as there is no answer
+        self._syncs: set[Syncing] = set()
+        self._now = 0.0
+
+    def announce(self, done: Callable[[bool], None] | None = None) -> Change:
+        """Wait for the table as it is now. Any thread, lock held; whoever calls this has `run` called after that.
+
+        `done(durable)` is called on "ssd-io", without the lock.
+        """
+        change = Change(self._table.sequence, self._io.patience.clock(), done)
+        self._changes.append(change)
+        return change
+
+    def run(self) -> None:
+        """Return when every device in service has the newest table; serves transfers meanwhile."""
+        try:
+            while self._advance():
+                self._listen()
+                self._io.patience.serve()
+        except Exception:
+            # Nothing is known to raise here. If something does, nobody must wait for it.
+            logger.exception("the namespace table cannot be written")
+            self._end(self._changes, [False] * len(self._changes))
+
+    def _advance(self) -> bool:
+        """One step of every device; False when there is nothing left to do."""
+        with self._io.lock:
+            sequence = self._table.sequence
+            usable = [state.device for state in self._devices if state.service is not Service.OUT]
+            behind = [
+                device for device in usable if device not in self._flows and self._durable.get(device, -1) < sequence
+            ]
+            content = self._table.encode() if behind else b""
+        for device in behind:
+            self._flows[device] = self._bring_up(device, sequence, content)
+        for device, flow in list(self._flows.items()):
+            if device not in usable:
+                flow.close()
+                del self._flows[device]
+            elif next(flow, self) is self:
+                del self._flows[device]
+        self._settle()
+        return bool(self._flows)
+
+    def _settle(self) -> None:
+        """Tell those whose change is durable, or never will be."""
+        now = self._io.patience.clock()
+        ended, durable = [], []
+        with self._io.lock:
+            usable = [state.device for state in self._devices if state.service is not Service.OUT]
+            for change in self._changes:
+                have = {device for device, sequence in self._durable.items() if sequence >= change.sequence}
+                if have.issuperset(usable) or (have and now - change.since >= SLOW_SECONDS):
+                    ended.append(change)
+                    durable.append(bool(have))
+        self._end(ended, durable)
+
+    def _end(self, changes: Sequence[Change], durable: Sequence[bool]) -> None:
+        with self._io.lock:
+            self._changes = [change for change in self._changes if change not in changes]
+        for change, one in zip(changes, durable, strict=True):
+            try:
+                change.end(one)
+            except Exception:
+                logger.exception("a callback of the stripe set raised")
+
+    def _listen(self) -> None:
+        """Wait for an answer of some device, for a moment."""
+        # Before the answers are looked at: one that has arrived counts, however late we are.
+        self._now = self._io.patience.clock()
+        if not self._io.array.in_flight:
+            for thread in self._syncs:
+                thread.join(POLL)
+                return
+        for completion in self._io.array.reap(1, POLL):
+            if completion.tag in self._answers:
+                self._answers[completion.tag] = completion.error
+            else:
+                self._io.patience.stray([completion])
+
+    # What one device does; each `yield` waits for `_listen`.
+
+    def _bring_up(self, device: int, sequence: int, content: bytes) -> Generator[None]:
+        buffer = aligned_buffer(TABLE_BYTES)
+        buffer[:] = np.frombuffer(content, dtype=np.uint8)
+        for offset in TABLE_OFFSETS:
+            error = (yield from self._write(device, offset, buffer)) or (yield from self._sync(device))
+            if error:
+                name = errno.errorcode.get(error, error)
+                self._io.take_out(device, f"its namespace table cannot be written ({name})")
+                return
+        self._durable[device] = sequence
+
+    def _write(self, device: int, offset: int, buffer: np.ndarray) -> Generator[None, None, int]:
+        patience, tag = self._io.patience, next_tag()
+        request = Request(tag, Operation.WRITE, device, offset, [buffer])
+        self._answers[tag] = None
+        since = patience.clock()
+        self._io.array.submit([request])
+        try:
+            while (error := self._answers[tag]) is None:
+                if patience.ended(since, self._now):
+                    return errno.ETIMEDOUT
+                yield
+            return error
+        finally:
+            if self._answers.pop(tag) is None:
+                patience.give_up([request])
+
+    def _sync(self, device: int) -> Generator[None, None, int]:
+        since = self._io.patience.clock()
+        syncing = Syncing(self._io.array, device)
+        self._syncs.add(syncing)
+        try:
+            while syncing.is_alive():
+                if self._io.patience.ended(since, self._now):
+                    return errno.ETIMEDOUT
+                yield
+            return syncing.error
+        finally:
+            self._syncs.discard(syncing)

@@ -1,0 +1,223 @@
+"""Page transfers: what the I/O thread works on, unit by unit, and how what was read is verified.
+
+A transfer:   QUEUED --first unit submitted--> STARTED --last unit back--> FINISHED
+              QUEUED --cancelled, or a device gone--> FINISHED
+              STARTED --a device of a write out, or closing gave up--> FINISHED, units still under way
+
+Units that come back after the end only free their slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.page import PageRecord, page_digest
+from swift_tiers.radix_tiering.tiers.ssd.layout import (
+    CHECKSUM_OFFSET,
+    DIGEST_BYTES,
+    IDENTITY_BYTES,
+    PAYLOAD_DIGEST_OFFSET,
+    Placement,
+    SlotPlace,
+    StoredPage,
+    decode_header,
+    unit_identity,
+)
+
+
+class ReadOutcome(Enum):
+    """How a read ended. Only OK means that `into` holds the page; every other outcome is a miss."""
+
+    OK = "ok"
+    IO_ERROR = "io error"
+    DEVICE_GONE = "device gone"
+    CANCELLED = "cancelled"
+    FLUSHED = "namespace flushed"
+    # What was read is not the page asked for:
+    MAGIC = "corrupt: magic"
+    KEY = "corrupt: key"
+    NAMESPACE = "corrupt: namespace"
+    LENGTH = "corrupt: length"
+    GENERATION = "corrupt: generation"
+    PLACE = "corrupt: place"
+    CHECKSUM = "corrupt: checksum"
+
+    @property
+    def ok(self) -> bool:
+        return self is ReadOutcome.OK
+
+    @property
+    def cancelled(self) -> bool:
+        return self is ReadOutcome.CANCELLED
+
+    @property
+    def corrupt(self) -> bool:
+        """What was read is not the page asked for, or is damaged."""
+        return self in CORRUPT
+
+    def __str__(self) -> str:
+        return self.value
+
+
+CORRUPT = frozenset(outcome for outcome in ReadOutcome if outcome.value.startswith("corrupt"))
+
+ReadDone = Callable[[ReadOutcome], None]
+WriteDone = Callable[[StoredPage | None, str], None]
+
+
+class ReadRequest(NamedTuple):
+    """One page to read. `into`: see `StripeSet.read`."""
+
+    stored: StoredPage
+    into: np.ndarray
+    done: ReadDone
+
+
+class WriteRequest(NamedTuple):
+    """One page to write. `data`: see `StripeSet.write`."""
+
+    record: PageRecord
+    placement: Placement
+    data: np.ndarray
+    done: WriteDone
+
+
+class Stage(Enum):
+    QUEUED = 0
+    STARTED = 1
+    FINISHED = 2
+
+
+class PageRead:
+    """A page being read."""
+
+    __slots__ = ("done", "flying", "into", "namespace_id", "outcome", "stage", "stored", "todo")
+    writing = False
+
+    def __init__(self, request: ReadRequest, namespace_id: int) -> None:
+        self.stored = request.stored
+        self.into = request.into
+        self.done = request.done
+        self.namespace_id = namespace_id
+        self.stage = Stage.QUEUED
+        self.flying = 0  # units submitted and not yet back
+        self.todo = len(request.stored.placement)  # units not yet verified
+        self.outcome = ReadOutcome.OK
+
+    @property
+    def placement(self) -> Placement:
+        return self.stored.placement
+
+    @property
+    def length(self) -> int:
+        return self.stored.record.length
+
+    @property
+    def data(self) -> np.ndarray:
+        return self.into
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome is not ReadOutcome.OK
+
+    def lose_device(self, reason: str) -> None:
+        if not self.failed:
+            self.outcome = ReadOutcome.DEVICE_GONE
+
+    def finish(self) -> None:
+        self.done(self.outcome)
+
+
+class PageWrite:
+    """A page being written."""
+
+    __slots__ = (
+        "data", "digest", "done", "failure", "flying", "generation", "namespace_id", "placement", "record", "stage",
+        "stored", "todo", "unit_digests",
+    )  # fmt: skip
+    writing = True
+
+    def __init__(self, request: WriteRequest, namespace_id: int, generation: int) -> None:
+        self.record = request.record
+        self.placement = request.placement
+        self.data = request.data
+        self.done = request.done
+        self.namespace_id = namespace_id
+        self.generation = generation
+        self.digest = b""
+        self.unit_digests: list[bytes] = []
+        self.stage = Stage.QUEUED
+        self.flying = 0
+        self.todo = len(request.placement)
+        self.failure = ""
+        self.stored: StoredPage | None = None  # once it is written
+
+    @property
+    def length(self) -> int:
+        return self.record.length
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.failure)
+
+    def lose_device(self, reason: str) -> None:
+        self.failure = self.failure or reason
+
+    def finish(self) -> None:
+        self.done(self.stored, self.failure)
+
+
+Transfer = PageRead | PageWrite
+
+
+class Unit(NamedTuple):
+    """One stripe unit of a transfer."""
+
+    transfer: Transfer
+    number: int  # from 0, within the page
+
+
+def verify_unit(
+    stored: StoredPage,
+    index: int,
+    namespace_id: int,
+    unit_bytes: int,
+    place: SlotPlace,
+    block: bytes,
+    payload: np.ndarray,
+) -> ReadOutcome:
+    """Whether `block` (a slot's header) and `payload` (the unit's bytes, without padding) are that unit of that page.
+
+    Key, namespace, generation, length and place are compared with what was asked for; the checksums of the header
+    and of the payload are computed. About 60 microseconds per MiB, without the interpreter lock.
+    """
+    record = stored.record
+    expected = unit_identity(record, stored.generation, stored.digest, namespace_id, index, unit_bytes, place)
+    if block[:IDENTITY_BYTES] != expected:
+        return _explain(stored, namespace_id, place, block)
+    if page_digest(memoryview(block)[:CHECKSUM_OFFSET]) != block[CHECKSUM_OFFSET:]:
+        return ReadOutcome.CHECKSUM
+    digest = page_digest(payload.data)
+    if digest != block[PAYLOAD_DIGEST_OFFSET : PAYLOAD_DIGEST_OFFSET + DIGEST_BYTES]:
+        return ReadOutcome.CHECKSUM
+    return ReadOutcome.OK
+
+
+def _explain(stored: StoredPage, namespace_id: int, place: SlotPlace, block: bytes) -> ReadOutcome:
+    """What is wrong with a header that is not the expected one."""
+    header = decode_header(block)
+    if isinstance(header, str):
+        return ReadOutcome.MAGIC if header == "magic" else ReadOutcome.CHECKSUM
+    if header.place != place:
+        return ReadOutcome.PLACE
+    if header.record.namespace != stored.record.namespace or header.namespace_id != namespace_id:
+        return ReadOutcome.NAMESPACE
+    if header.record.key != stored.record.key:
+        return ReadOutcome.KEY
+    if header.generation != stored.generation or header.digest != stored.digest:
+        return ReadOutcome.GENERATION
+    return ReadOutcome.LENGTH

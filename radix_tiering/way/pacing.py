@@ -1,0 +1,176 @@
+"""What a request does while its pages come up: it waits for them, computes what is missing, or holds for one of them.
+
+Decided by what both costs, anew while it waits, and never for long: a load that falls behind its estimate is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.restore.planner import HERE, Planner
+from swift_tiers.radix_tiering.way.page_reads import PageReads
+from swift_tiers.radix_tiering.way.request_restore import Held, Readiness, Restore, RestoreState
+
+#: A waiting request is planned for anew after so long, seconds.
+REPLAN_SECONDS = 0.01
+#: ... or after so many times what planning took, where that is longer: very long prefixes of very small pages.
+PLANNING_SHARE = 50
+#: Within so long of its estimate nothing counts as late, seconds: threads wake up when they do.
+SLACK_SECONDS = 0.05
+
+
+class Pacing:
+    """Used under the page table's lock."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        reads: PageReads,
+        events: EventLog,
+        clock: Callable[[], float],
+        *,
+        behind: float,
+        deadline_seconds: Callable[[], float],
+    ) -> None:
+        """`behind`: `restore.behind` of the configuration; `deadline_seconds()`: how long a page is waited for whose
+        source is not known."""
+        self.behind = behind  # may be changed at any time
+        self.late = 0  # restores that fell behind
+        self._planner = planner
+        self._reads = reads
+        self._events = events
+        self._clock = clock
+        self._deadline_seconds = deadline_seconds
+
+    @staticmethod
+    def readiness_of_settled(restore: Restore) -> Readiness:
+        holes = restore.can_compute and len(restore.claimed) > restore.pages and restore.outcome != "expired"
+        return Readiness.COMPUTE if holes else Readiness.READY
+
+    def plan(self, restore: Restore) -> None:
+        """Decide, by where its pages are now."""
+        flight, now = restore.flight, self._clock()
+        if not restore.can_compute:
+            flight.steer(len(flight))  # front to back: what has come up when the deadline passes can be used
+            return
+        front = flight.step(1).jump
+        behind = restore.behind
+        decision = self._planner.decide(len(restore.prefix_keys) + front, flight.whereabouts(front, HERE), behind)
+        decision = self._planner.by_layers(
+            decision, len(restore.prefix_keys) + flight.front, flight.whereabouts(flight.front, HERE), behind,
+            restore.no_layers,
+        )  # fmt: skip
+        if restore.decision is None and decision.plan is not None:
+            restore.estimate = decision.plan.seconds
+        restore.decision = decision
+        restore.story.decided(decision, front)
+        restore.replan = now + max(REPLAN_SECONDS, PLANNING_SHARE * (self._clock() - now))
+        flight.steer(min(front + decision.lead, len(flight)) if decision.lead else 0, self._planner.island(decision))
+        # From now on: the request will be admitted as soon as there is room.
+        self._reads.batch.set_computing(restore, decision.compute)
+
+    def compute_or_wait(self, restore: Restore, now: float) -> Readiness:
+        """What it may do. It is told to wait for one deadline at a time at most, whatever was decided, and for nothing
+        once nothing is left to come."""
+        if restore.state is not RestoreState.RUNNING:
+            return self.readiness_of_settled(restore)
+        if restore.waits_since is None:
+            restore.waits_since = now
+        if self._waits(restore, now):
+            return Readiness.WAIT
+        restore.waits_since = None
+        return Readiness.COMPUTE
+
+    def _waits(self, restore: Restore, now: float) -> bool:
+        if restore.flight.done:
+            # All of it is there, or on the device: nothing is to be computed, and nothing to be waited for.
+            return False
+        if not restore.late and now >= restore.replan:
+            self.plan(restore)
+        decision = restore.decision
+        assert decision is not None, "planned for when its chain was complete"
+        if not restore.late and not decision.compute:
+            assert restore.asked is not None
+            waited = now - restore.asked
+            if restore.estimate is not None and waited > self.behind * restore.estimate + SLACK_SECONDS:
+                self._fell_behind(restore, restore.flight.absent, "loading takes longer than estimated")
+            elif now >= restore.deadline:
+                restore.flight.abandon_loading()  # what is under way is waited for no longer, either
+                self._fell_behind(restore, restore.flight.absent, "its deadline passed")
+            else:
+                return True
+            restore.flight.steer(0, self._planner.island(decision))
+            self._reads.batch.set_computing(restore, True)
+        if self.by_layers(restore):
+            return False
+        restore.flight.reserve(0)  # whoever asks again has not taken the last step
+        step = self.next_step(restore)
+        return step.end == step.jump
+
+    @staticmethod
+    def by_layers(restore: Restore) -> bool:
+        """Whether its layers are to be computed from the bottom, as things are."""
+        decision, flight = restore.decision, restore.flight
+        if decision is None or not decision.layer_wise or restore.late or restore.outcome == "expired":
+            return False
+        return flight.front < len(flight) and not flight.to_compute(flight.front, len(flight))
+
+    @staticmethod
+    def not_by_layers(restore: Restore, why: str) -> None:
+        if restore.decision is not None:
+            restore.decision = restore.decision._replace(layer_wise=False, plan=None, why=why)
+            restore.no_layers = why
+            restore.story.decided(restore.decision, restore.flight.front)
+
+    def next_step(self, restore: Restore) -> Step:
+        free_in = max(0.0, restore.busy_until - self._clock())
+        flight, batch, most = restore.flight, self._reads.batch, self._planner.most(restore.decision)
+        step = batch.next_step(restore, most, free_in) if restore in batch else flight.step(most)
+        if step.end > step.jump or step.jump == len(flight):
+            self.goes_on(restore)
+        elif self._held_too_long(restore):
+            pages = flight.abandon_loading()
+            for source in list(flight.sources()):
+                pages += flight.abandon_source(source)
+            self._fell_behind(restore, pages, "a page that the device waited for did not come in time")
+            step = flight.step(most)
+        return step
+
+    def _held_too_long(self, restore: Restore) -> bool:
+        """Whether nothing has come for longer than what is under way should take, or all of it takes too long: longer
+        than should be, or than the deadline."""
+        now, arrived, held = self._clock(), restore.flight.present, restore.held
+        if held is None:
+            restore.story.holds(now)
+            waits_since = now if restore.waits_since is None else restore.waits_since
+            patience = self._patience(self._reads.left_seconds(restore))
+            held = Held(now, arrived, min(now + patience, waits_since + self._deadline_seconds()))
+        elif held.arrived != arrived:
+            held = held._replace(since=now, arrived=arrived)
+        restore.held = held
+        return now > held.until or now - held.since > self._patience(self._reads.expected_seconds())
+
+    def _patience(self, expected: float | None) -> float:
+        """Seconds for which to wait for what is expected to take so long."""
+        return self._deadline_seconds() if expected is None else self.behind * expected + SLACK_SECONDS
+
+    def launched(self, restore: Restore, step: Step) -> None:
+        """The device computes a step of it when it is done with the one before."""
+        forward = self._planner.forward(len(restore.prefix_keys))
+        if forward is not None and not self._planner.launch_blocks:
+            began = max(self._clock(), restore.busy_until)
+            restore.busy_until = began + forward.seconds(step.jump, step.end)
+
+    def goes_on(self, restore: Restore) -> None:
+        if restore.held is not None:
+            restore.held = None
+            restore.story.goes_on(self._clock())
+
+    def _fell_behind(self, restore: Restore, pages: int, reason: str) -> None:
+        restore.late = reason
+        restore.story.fell_behind(reason, pages)
+        self.late += 1
+        waited = self._clock() - restore.started
+        self._events.emit("restore.behind", pages=pages, seconds=round(waited, 3), reason=reason)

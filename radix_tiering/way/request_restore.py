@@ -1,0 +1,174 @@
+"""What one request claims below the device: a chain of pages, on their way up to host memory or there.
+
+    WAITING --(worker takes it)--> RUNNING --(all pages settled)--> READY
+       |                              |---(deadline passed)------> READY, with what has come up so far
+       '----------(cancel)------------'--(cancel)----------------> CANCELLED
+
+While it is RUNNING or READY its pages are pinned. READY is final until `release`: `pages` pages from the start of the
+chain lie in host memory, verified, and cannot leave. Nothing is promised before that, but to a device that has begun
+to compute what is missing (`Readiness.COMPUTE`): it is given pages run by run, each verified when it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, IntEnum, auto
+from typing import NamedTuple
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.errors import NotHeldError
+from swift_tiers.radix_tiering.restore.flight import Flight
+from swift_tiers.radix_tiering.restore.planner import Decision
+from swift_tiers.radix_tiering.restore.storyteller import Storyteller
+from swift_tiers.radix_tiering.table.held_page import Page, Places
+from swift_tiers.radix_tiering.way.promotion import Source
+
+#: Where whoever drives the device has not said that it can.
+NOBODY_COMPUTES_LAYERS = "nothing here computes single layers"
+
+
+class RestoreState(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    READY = auto()
+    CANCELLED = auto()
+
+
+class Readiness(IntEnum):
+    """What a waiting request may do now. Ranks agree on the least."""
+
+    WAIT = 0
+    COMPUTE = 1  # be admitted, and compute what is missing while the rest comes up
+    READY = 2  # be admitted with what there is; no more is coming
+
+
+class Held(NamedTuple):
+    """A wait for pages."""
+
+    since: float  # the last one came, or it began
+    arrived: int  # pages that have come, and are not on the device
+    until: float  # at most
+
+
+class Restore:
+    """One request's claim on a chain of pages. Made and changed by `Restorer`; `state` and `pages` may be read
+    by any thread."""
+
+    __slots__ = (
+        "asked",
+        "busy_until",
+        "can_compute",
+        "claimed",
+        "complete",
+        "computing",
+        "deadline",
+        "decision",
+        "ended",
+        "estimate",
+        "flight",
+        "held",
+        "keys",
+        "late",
+        "no_layers",
+        "outcome",
+        "pages",
+        "prefix_keys",
+        "released",
+        "replan",
+        "short",
+        "sources",
+        "started",
+        "state",
+        "story",
+        "waits_since",
+    )
+
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        prefix_keys: Sequence[bytes],
+        started: float,
+        *,
+        page_tokens: int,
+        can_compute: bool = False,
+        no_layers: str = NOBODY_COMPUTES_LAYERS,
+        why: str = "",
+    ) -> None:
+        """`no_layers`: why the device could not compute it layer by layer; empty if it could. `why`: it is all
+        recomputed, for this reason, and nothing is looked for."""
+        self.keys = keys  # the chain to bring up
+        self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
+        self.can_compute = can_compute  # the device could compute a part of it
+        self.no_layers = no_layers
+        self.started = started
+        self.asked: float | None = None  # when somebody began to wait
+        self.deadline = float("inf")  # until somebody waits
+        self.state = RestoreState.WAITING
+        self.outcome = ""  # how it ended, by the name that `RestoreSnapshot` counts it under; empty: nothing was held
+        self.ended: float | None = None
+        self.claimed: list[Page] = []  # pinned
+        self.sources: list[Source] = []
+        self.flight = Flight()  # of the claimed pages
+        self.complete = False  # the chain has been claimed as far as it goes
+        self.short = False  # a page was found that could not be claimed
+        self.pages = 0  # final when READY
+        self.released = False
+        self.decision: Decision | None = None
+        self.replan = float("-inf")  # when it is decided anew
+        self.estimate: float | None = None  # seconds that the first decision expected it to take
+        self.computing = False  # the device computes what is missing
+        self.busy_until = float("-inf")  # about when the device will have computed what it was given
+        self.waits_since: float | None = None  # when it was told to wait, and has been since; before it is admitted
+        self.held: Held | None = None  # the device waits for pages
+        self.late = ""  # why it fell behind its estimate, if it did
+        self.story = Storyteller(
+            page_tokens=page_tokens, prefix_pages=len(prefix_keys), wanted_pages=len(keys), began=started, why=why
+        )
+        self.story.flight = self.flight
+
+    @property
+    def reach(self) -> int:
+        """Whole pages of its request, as far as known."""
+        return len(self.prefix_keys) + len(self.keys)
+
+    @property
+    def behind(self) -> int:
+        """Tokens of its request that follow what was claimed, as far as known: whole pages, and the last token."""
+        return (len(self.keys) - len(self.flight)) * self.story.page_tokens + 1
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is on its way any more, or could be."""
+        return self.complete and not self.flight.loading and not any(self.flight.sources())
+
+    @property
+    def usable(self) -> int:
+        """Pages from the start of the chain that have come, verified, and are held."""
+        come = self.claimed[: self.flight.arrived_from(0)]
+        return next((unit for unit, page in enumerate(come) if page.dropped), len(come))
+
+    @property
+    def all_there(self) -> bool:
+        """Whether its whole chain has come up, or is on the device already, before anything of it was computed."""
+        return self.complete and not self.computing and not self.short and len(self.flight) > 0 and self.flight.done
+
+    def by_source(self) -> dict[str, int]:
+        """Claimed pages that were found in each source, by its name; those without any are left out."""
+        return {source.value: pages for source in Source if (pages := self.sources.count(source))}
+
+    @property
+    def slots(self) -> np.ndarray:
+        """The places of its `pages`, until it is released; see `places`."""
+        return self.places(0, self.pages).numbers
+
+    def places(self, first: int, end: int) -> Places:
+        """Where pages `[first, end)` lie, to be copied to the device. Raises NotHeldError where one of them has not
+        come up, or is held nowhere: whoever asks for it has been promised what nobody has."""
+        if first == end:
+            return Places.none()
+        if not 0 <= first <= end <= len(self.claimed):
+            raise NotHeldError(f"pages [{first}, {end}) of {len(self.claimed)}")
+        if not self.flight.arrived_all(first, end):
+            raise NotHeldError(f"not all of pages [{first}, {end}) have come up")
+        return Places.of_pages(self.claimed[first:end])

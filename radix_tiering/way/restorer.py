@@ -1,0 +1,437 @@
+"""Bringing requests' pages up to host memory, before they are admitted or while the device computes the rest.
+
+A restore begins when its request arrives, which may be long before there is room for it on the device. So that a long
+queue does not pin all of host memory, one that nobody has asked for yet (`poll`) starts only while less than half of
+it is pinned; and the deadline counts from the first `poll`, since only from then on somebody waits.
+
+Where the device can compute beside it (`Restore.can_compute`), nobody waits for what is faster computed: `poll` says so
+by what both cost, and whoever drives the device asks for each next `step`, and says what it has taken.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.figures.counters import LinkCounters, RestoreSnapshot, TierCounters
+from swift_tiers.radix_tiering.restore.flight import Step, Unit
+from swift_tiers.radix_tiering.restore.planner import Planner
+from swift_tiers.radix_tiering.table.held_page import Page, Places
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.ssd import StripeSet
+from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
+from swift_tiers.radix_tiering.way.claims import PAGES_PER_HOLD, Claims
+from swift_tiers.radix_tiering.way.layer_steps import LayerSteps
+from swift_tiers.radix_tiering.way.pacing import Pacing
+from swift_tiers.radix_tiering.way.page_reads import PageReads, Waiter
+from swift_tiers.radix_tiering.way.peer_writer import PeerWriter
+from swift_tiers.radix_tiering.way.promotion import Promotions, Source
+from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
+from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+
+#: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
+EARLY_SHARE = 0.5
+
+
+class Restorer:
+    """Runs restores on one worker thread ("swift-restore"); SSD reads complete on the stripe set's thread."""
+
+    def __init__(
+        self,
+        namespace: bytes,
+        table: PageTable,
+        host: HostTier,
+        stripes: StripeSet | None,
+        writer: WriteBehind | None,
+        sharer: PeerWriter | None,
+        *,
+        host_counters: TierCounters,
+        ssd_counters: TierCounters,
+        peer: PeerMemory | None,
+        peer_counters: TierCounters,
+        link: LinkCounters,
+        events: EventLog,
+        clock: Callable[[], float],
+        deadline_seconds: float,
+        verify: bool,
+        fingerprint: Callable[[np.ndarray], bytes],
+        planner: Planner,
+        reads: PageReads,
+        behind: float,
+        landing: LandingSlots | None = None,
+        direct: DirectReads | None = None,
+    ) -> None:
+        self._table = table
+        self._host = host
+        self._host_counters = host_counters
+        self._ssd_counters = ssd_counters
+        self._peer_counters = peer_counters
+        self._events = events
+        self._clock = clock
+        self._page_tokens = host.geometry.tokens
+        self._deadline_seconds = deadline_seconds
+        self._reads = reads
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._deferred: deque[Restore] = deque()
+        self._promotions: Promotions[Waiter] = Promotions(
+            table, host, stripes, peer, host_counters=host_counters, ssd_counters=ssd_counters,
+            peer_counters=peer_counters, link=link, events=events, clock=clock, settled=self._promoted,
+            landing=landing, direct=direct,
+        )  # fmt: skip
+        reads.promotions = self._promotions
+        reads.changed = self._finish_if_settled
+        self._claims = Claims(
+            namespace, table, host, writer, sharer, self._promotions, host_counters=host_counters,
+            ssd_counters=ssd_counters if stripes is not None else None,
+            peer_counters=peer_counters if peer is not None else None, events=events, verify=verify,
+            fingerprint=fingerprint, settle=self._settle, nearest=lambda: reads.nearest(peer),
+        )  # fmt: skip
+        self._pacing = Pacing(
+            planner, reads, events, clock, behind=behind, deadline_seconds=lambda: self._deadline_seconds
+        )
+        #: For a device that computes restores layer by layer.
+        self.layers = LayerSteps(table, self._pacing, reads, host_counters)
+        self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
+        self._thread = threading.Thread(target=self._run, name="swift-restore", daemon=True)
+        self._thread.start()
+
+    # ---- any thread ----
+
+    def begin(
+        self,
+        keys: Sequence[bytes],
+        prefix_keys: Sequence[bytes] = (),
+        *,
+        can_compute: bool = False,
+        no_layers: str = NOBODY_COMPUTES_LAYERS,
+    ) -> Restore:
+        """Start to bring up `keys`, a chain of pages; returns at once. Counts a use of `prefix_keys` too.
+
+        `can_compute`: the device could compute a part of them meanwhile; `no_layers`: why not all of them, layer by
+        layer; empty if it could.
+        """
+        restore = Restore(
+            keys, prefix_keys, self._clock(), page_tokens=self._page_tokens, can_compute=can_compute,
+            no_layers=no_layers,
+        )  # fmt: skip
+        self._jobs.put(lambda: self._start(restore))
+        return restore
+
+    @property
+    def namespace(self) -> bytes:
+        """Digest of the namespace in which pages are looked for. May be changed at any time."""
+        return self._claims.namespace
+
+    @namespace.setter
+    def namespace(self, digest: bytes) -> None:
+        self._claims.namespace = digest
+
+    @property
+    def behind(self) -> float:
+        """So many times its estimate a load may take. May be changed at any time."""
+        return self._pacing.behind
+
+    @behind.setter
+    def behind(self, factor: float) -> None:
+        self._pacing.behind = factor
+
+    def serve(self, *, by_age: bool) -> None:
+        """Whom sources load for first from now on: the oldest, or who has most recomputation left."""
+        self._reads.batch.by_age = by_age
+
+    def change_deadline(self, seconds: float) -> None:
+        """How long those who begin to wait from now on will wait."""
+        self._deadline_seconds = seconds
+
+    def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), why: str = "") -> Restore:
+        """A restore of `keys` where nothing is held, or, if `why` says so, wanted: ready now, with no page. Counts the
+        misses and the uses."""
+        restore = Restore(keys, prefix_keys, self._clock(), page_tokens=self._page_tokens, why=why)
+        restore.ended = restore.started
+        restore.complete = True
+        restore.state = RestoreState.READY
+        self._jobs.put(lambda: self._miss(restore))
+        return restore
+
+    def poll(self, restore: Restore) -> Readiness:
+        """What the request may do now. Past its deadline it is no longer kept waiting: it goes on with what has come
+        up, or computes what is missing."""
+        now = self._clock()
+        if restore.state in (RestoreState.READY, RestoreState.CANCELLED):
+            return self._pacing.readiness_of_settled(restore)
+        if restore.asked is None:
+            restore.asked = now
+            restore.story.waited_for(now)
+            restore.deadline = now + self._deadline_seconds
+            self._jobs.put(lambda: self._start(restore))  # in case it had been deferred
+        if restore.can_compute and restore.complete:
+            with self._table.lock:
+                return self._pacing.compute_or_wait(restore, now)
+        if now < restore.deadline:
+            return Readiness.WAIT
+        with self._table.lock:
+            if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
+                self._end(restore, "expired")
+                waited = self._clock() - restore.started
+                self._events.emit("restore.expired", pages=len(restore.keys), seconds=round(waited, 3))
+                self._finish(restore)
+        return Readiness.READY
+
+    def settled(self, restore: Restore) -> bool:
+        """Whether nothing is to be waited for, computed or decided any more, without beginning to wait."""
+        ended = restore.state in (RestoreState.READY, RestoreState.CANCELLED)
+        return ended and self._pacing.readiness_of_settled(restore) is Readiness.READY
+
+    def release(self, restore: Restore) -> None:
+        """The request has its pages on the device, or ended: nothing is pinned for it any more. Idempotent."""
+        with self._table.lock:
+            if restore.released:
+                return
+            restore.released = True
+            self._reads.ended(restore)
+            restore.story.flight = None
+            self._pacing.goes_on(restore)
+            self._reads.remove(restore)
+            if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
+                self._end(restore, "completed" if restore.all_there else "cancelled")
+                restore.state = RestoreState.CANCELLED
+            claimed, restore.claimed = restore.claimed, []
+        if claimed:
+            self._jobs.put(lambda: self._give_back(claimed))
+
+    def count_load(
+        self, restore: Restore, first: int, pages: int, seconds: float, *, failed: bool, landed: int = 0
+    ) -> None:
+        """Account for a copy of `pages` pages, from the restore's page `first` (from 0), to the device; `landed` of
+        them were copied from landing memory."""
+        with self._table.lock:
+            if failed:
+                self._counts["failed_loads"] += 1
+                self._events.emit("load.failed", pages=pages)
+                return
+            served = restore.sources[first : first + pages]
+            by_source = {source: served.count(source) for source in Source}
+            length = restore.claimed[0].length if restore.claimed else 0
+            self._host_counters.hits += by_source[Source.HOST]
+            self._ssd_counters.hits += by_source[Source.SSD]
+            self._peer_counters.hits += by_source[Source.PEER]
+            self._host_counters.bytes_read += (pages - landed) * length
+            self._host_counters.read_latency.observe(seconds)
+            restore.story.copy_seconds += seconds
+
+    # ---- while the device computes; the thread that drives it ----
+
+    def step(self, restore: Restore, front: int) -> Step:
+        """What the device should do next for `restore`, of whose pages it has the first `front`.
+
+        What it says stays possible until the next call of this, of `take` or of `poll`. It holds (`end == jump`) while
+        it would compute what is about to arrive. Nothing is waited for without bound: what takes longer than
+        `restore.behind` times its estimate is computed.
+        """
+        with self._table.lock:
+            flight = restore.flight
+            flight.computed()
+            flight.observe(front)
+            flight.reserve(0)
+            step = self._pacing.next_step(restore)
+            flight.abandon_loading(step.jump, step.end)
+            flight.reserve(step.end)
+            self._reads.pump()
+            return step
+
+    def take(self, restore: Restore, step: Step) -> None:
+        """The device copies and computes as `step` says; see `Flight.take`."""
+        with self._table.lock:
+            restore.flight.take(step)
+            restore.computing = True
+            self._pacing.goes_on(restore)
+            self._pacing.launched(restore, step)
+            restore.story.computed(step.jump, step.end)
+            self._reads.batch.set_computing(restore, True)
+            self._reads.pump()
+
+    def present(self, restore: Restore, front: int) -> int:
+        """How many pages from the start the device could have at once, which has the first `front` of them now: behind
+        those, what lies verified and pinned in host memory. Any number of looks, in any order, changes nothing of it.
+
+        Where the device may compute a part meanwhile, what it has now is not loaded as long as it has it.
+        """
+        with self._table.lock:
+            if restore.can_compute:
+                restore.flight.observe(min(front, len(restore.flight)))  # the device may have what nobody else has
+            return front + restore.flight.arrived_from(front)
+
+    def places(self, restore: Restore, first: int, end: int) -> Places:
+        """See `Restore.places`."""
+        with self._table.lock:
+            return restore.places(first, end)
+
+    def split(self, restore: Restore) -> None:
+        """The device has computed or taken every page of it, or is about to. What it took stays pinned until it is
+        released."""
+        with self._table.lock:
+            self._reads.remove(restore)
+            restore.story.taken(self._clock())
+            if restore.state is RestoreState.RUNNING:
+                self._end(restore, "split")
+                restore.pages = len(restore.claimed)
+                restore.state = RestoreState.READY
+
+    # ---- any thread ----
+
+    def snapshot(self) -> RestoreSnapshot:
+        return RestoreSnapshot(**{**self._counts, "late": self._pacing.late})
+
+    def close(self) -> None:
+        """Finish queued jobs and end the worker."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def flush(self) -> None:
+        """Wait until every job queued so far has run."""
+        done = threading.Event()
+        self._jobs.put(done.set)
+        done.wait()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    # ---- the worker ----
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - the worker must outlive any one request
+                self._events.emit("restore.error", error=repr(error))
+
+    def _start(self, restore: Restore) -> None:
+        with self._table.lock:
+            if restore.state is not RestoreState.WAITING:
+                return
+            if restore.asked is None and not self._may_start_early(len(restore.keys)):
+                self._deferred.append(restore)
+                return
+            restore.state = RestoreState.RUNNING
+            self._counts["started"] += 1
+            now = self._table.tick()
+        self._claims.use(restore.prefix_keys, now, restore.reach)
+        try:
+            self._claims.claim(restore, now)
+        finally:
+            with self._table.lock:
+                restore.complete = True
+                if restore.state is RestoreState.RUNNING:
+                    self._reads.add(restore)
+                    self._pacing.plan(restore)
+                    self._reads.pump()
+        try:
+            self._claims.verify_resident(restore)
+        finally:
+            with self._table.lock:
+                self._finish_if_settled(restore)
+
+    def _may_start_early(self, pages: int) -> bool:
+        kept = self._table.operator_pins.kept_pages
+        return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
+
+    def learn(self, page: Page) -> None:
+        """See `Promotions.learn`. Lock held."""
+        self._promotions.learn(page)
+
+    def save(self, page: Page, ended: Callable[[bool], None]) -> bool:
+        """See `Promotions.save`. Lock held."""
+        return self._promotions.save(page, ended)
+
+    def abandon(self, device: int) -> None:
+        """See `Promotions.abandon`. Lock held."""
+        self._promotions.abandon(device)
+
+    def _give_back(self, claimed: Sequence[Page]) -> None:
+        """Unpin, then go on with the restores that were put off for want of room, in their order."""
+        for start in range(0, len(claimed), PAGES_PER_HOLD):
+            with self._table.lock:
+                for page in claimed[start : start + PAGES_PER_HOLD]:
+                    self._table.unpin(page)
+        with self._table.lock:
+            waiting, self._deferred = self._deferred, deque()
+        for restore in waiting:
+            self._start(restore)
+
+    def _miss(self, restore: Restore) -> None:
+        with self._table.lock:
+            now = self._table.tick()
+            self._claims.count_misses(len(restore.keys), 0, 0)
+        self._claims.use(restore.prefix_keys, now, restore.reach)
+
+    # ---- lock held ----
+
+    def _promoted(self, waiter: Waiter, source: Source, failure: str) -> None:
+        """A page that was on its way up is there, or will not come."""
+        restore, unit, asked = waiter
+        if unit < len(restore.sources):
+            restore.sources[unit] = source
+        if asked is not None:
+            self._reads.answered(asked, 0 if failure else self._host.geometry.page_bytes)
+        if not failure:
+            restore.story.arrived(source.value, self._clock())
+        self._settle(restore, unit, source, failure)
+        self._reads.pump()
+        self._finish_if_settled(restore)
+
+    def _settle(self, restore: Restore, unit: int, source: Source, failure: str) -> None:
+        if not failure:
+            restore.flight.arrived(unit)
+            return
+        if restore.state is RestoreState.RUNNING and restore.flight[unit] is Unit.LOADING:
+            restore.story.lost(source.value, failure)
+        restore.flight.failed(unit)
+
+    def _finish_if_settled(self, restore: Restore) -> None:
+        if restore.state is RestoreState.RUNNING and not restore.computing and restore.settled:
+            whole = restore.usable == len(restore.claimed) and not restore.short
+            self._end(restore, "completed" if whole else "cut_short")
+            self._finish(restore)
+
+    def _end(self, restore: Restore, outcome: str) -> None:
+        if restore.state is RestoreState.WAITING:
+            self._counts["started"] += 1  # the worker has not come to it: without this, more would end than begin
+        self._counts[outcome] += 1
+        restore.outcome = outcome
+        restore.ended = self._clock()
+        if outcome == "completed":
+            restore.story.ready(restore.ended)
+        if outcome != "cancelled":
+            self._tell_lost(restore)
+
+    def _tell_lost(self, restore: Restore) -> None:
+        """Pages that were found, and that a source did not bring."""
+        waited = round(self._clock() - restore.started, 3)
+        for where, pages in restore.story.lost_pages.items():
+            source, _, reason = where.partition(": ")
+            self._counts["lost_pages"] += pages
+            self._events.emit("restore.pages_lost", source=source, pages=pages, seconds=waited, reason=reason)
+
+    def _finish(self, restore: Restore) -> None:
+        """READY: keep the pages that arrived, from the start of the chain; let the others go, unless the device can
+        compute what is missing between them."""
+        usable = restore.usable
+        if not restore.complete:  # its time was up before its chain was claimed
+            restore.story.found(restore.by_source())
+        self._reads.remove(restore)
+        if not restore.can_compute or restore.outcome == "expired":
+            for unit, page in enumerate(restore.claimed[usable:], usable):
+                self._table.unpin(page)
+                restore.flight.failed(unit)
+            del restore.claimed[usable:], restore.sources[usable:]
+        restore.pages = usable
+        restore.state = RestoreState.READY

@@ -1,0 +1,182 @@
+"""Changes of many pages, a bounded number of them in each hold of the page table's lock.
+
+A sweep is a generator: between two of its steps the lock is free, and whoever waits for it has its turn. What comes in
+meanwhile may stay. It returns how many pages it has changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from swift_tiers.radix_tiering.table.held_page import HostState, Page
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+Sweep = Generator[None, None, int]
+
+#: Pages handled in one step.
+STEP_PAGES = 64
+
+
+def run(steps: Generator[None, None, Result]) -> Result:
+    """All of it at once, on this thread."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def drop(table: PageTable, page: Page) -> Sweep:
+    """`page` and everything behind it leave every tier; nobody finds any of it from the first step on."""
+    with table.lock:
+        dropped = table.drop(page)
+    return dropped + (yield from clean(table))
+
+
+def clean(table: PageTable) -> Sweep:
+    """Give back what pages have that nobody finds any more."""
+    left, more = 0, True
+    while more:
+        with table.lock:
+            left += table.clean_up(STEP_PAGES)
+            more = table.leaving
+        yield
+    return left
+
+
+def drop_namespace(table: PageTable, namespace: bytes) -> Sweep:
+    """Every page of `namespace` leaves every tier; nobody finds one from the first step on."""
+    with table.lock:
+        pages = table.forget_namespace(namespace)
+    yield from clean(table)
+    return pages
+
+
+def empty_memory(table: PageTable) -> Sweep:
+    """Copies in host memory and at peers leave; pages with an ssd copy stay, and so do pinned slots. Nobody is told of
+    one from the first step on. Returns how many pages have left."""
+    with table.lock:
+        table.forget_memory()
+    return (yield from settle_memory(table))
+
+
+def settle_memory(table: PageTable) -> Sweep:
+    """What `PageTable.forget_memory` has begun."""
+    flushes = table.flushes
+    emptied = yield from _each(table, table.in_memory(), table.settle)
+    with table.lock:
+        table.emptied(flushes)
+    yield from clean(table)
+    return emptied
+
+
+def offer(table: PageTable, writer: WriteBehind, pages: Sequence[Page]) -> Sweep:
+    """Have written what host memory has of `pages`, those first that others follow."""
+    offered = 0
+    for batch in batches(sorted(pages, key=lambda page: page.depth)):
+        with table.lock:
+            for page in batch:
+                if not page.dropped and page.host is HostState.RESIDENT:
+                    writer.offer(page)
+                    offered += 1
+        yield
+    return offered
+
+
+def batches(all_of_them: Iterable[Item]) -> Iterator[list[Item]]:
+    """So many at a time as one step handles."""
+    rest = iter(all_of_them)
+    while batch := list(itertools.islice(rest, STEP_PAGES)):
+        yield batch
+
+
+def requeue(table: PageTable) -> Sweep:
+    """Every page gets the place among those that leave that the eviction policy gives it now."""
+    return _each(table, table.listed(), table.reconsider)
+
+
+def shed(table: PageTable) -> Sweep:
+    """Evict what tiers hold beyond their limits; what is pinned stays until it no longer is."""
+    evicted = 0
+    while True:
+        with table.lock:
+            step = table.shed(STEP_PAGES)
+        evicted += step
+        if not step:
+            return evicted
+        yield
+
+
+def keep(table: PageTable, page: Page) -> Sweep:
+    """Keep `page` and the path to it, from the beginning of the sequence on; returns the pages of the path.
+
+    Each step holds the path up to a page further on and lets go of the one before, which that path holds as well.
+    Returns 0, and keeps nothing, if `page` has left meanwhile.
+    """
+    path = list(prefix_of(page))[::-1]
+    before: Page | None = None
+    for stop in [*path[STEP_PAGES - 1 : -1 : STEP_PAGES], page]:
+        with table.lock:
+            if stop.dropped:
+                # Those before it may be there still.
+                if before is not None and before.keep:
+                    table.operator_pins.let_go(before)
+                return 0
+            already = stop.keep
+            table.operator_pins.keep(stop)
+            if before is not None:
+                table.operator_pins.let_go(before)
+            before = None if already else stop
+            if stop is page:
+                table.operator_pins.pinned.add(page)
+        yield
+    return len(path)
+
+
+def let_go(table: PageTable, page: Page) -> Sweep:
+    """Take back `keep`; returns the pages of the path, or 0 if it was not pinned."""
+    with table.lock:
+        if page not in table.operator_pins.pinned:
+            return 0
+        table.operator_pins.pinned.discard(page)
+    path = list(prefix_of(page))
+    for start in range(0, len(path), STEP_PAGES):
+        stop = path[start + STEP_PAGES] if start + STEP_PAGES < len(path) else None
+        with table.lock:
+            if path[start].dropped:
+                break  # and with it what it kept
+            ends_here = stop is None or stop.keep
+            if stop is not None:
+                table.operator_pins.keep(stop)
+            table.operator_pins.let_go(path[start])
+        yield
+        if ends_here:
+            break
+    return len(path)
+
+
+def prefix_of(page: Page) -> Iterator[Page]:
+    """`page` and the pages before it. Safe without the lock: a page never changes its parent."""
+    current: Page | None = page
+    while current is not None:
+        yield current
+        current = current.parent
+
+
+def _each(table: PageTable, pages: Sequence[Page], change: Callable[[Page], bool | None]) -> Sweep:
+    """`change` these pages, those behind before those they follow. One of which it says False is not counted: there
+    was nothing to change."""
+    changed = 0
+    for stop in range(len(pages), 0, -STEP_PAGES):
+        with table.lock:
+            for page in reversed(pages[max(0, stop - STEP_PAGES) : stop]):
+                if not page.dropped and change(page) is not False:
+                    changed += 1
+        yield
+    return changed
