@@ -37,7 +37,7 @@ def _check(name: str, ranks: int) -> int:
 
     config = load_config(f"@{name.removeprefix('@')}")
     # The same look at the machine that a server takes: it imports torch, so only after the cheap part.
-    from swift_tiers.sglang_ext.build import check_machine
+    from swift_tiers.sglang_ext.build.assembly import check_machine
 
     check_machine(config, ranks)
     print("ok")

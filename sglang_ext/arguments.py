@@ -25,8 +25,8 @@ from sglang.srt.server_args import ServerArgs
 from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, parse_config, read_source
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
-from swift_tiers.sglang_ext.build import check_donor, check_machine
-from swift_tiers.sglang_ext.supported import check_model, check_modes, check_speculation, check_windows
+from swift_tiers.sglang_ext.build.assembly import check_donor, check_machine
+from swift_tiers.sglang_ext.pools.supported import check_model, check_modes, check_speculation, check_windows
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_PAGE_SIZE = 16
 #: Characters of a server's name on the bus.
 LONGEST_NAME = 128
-_LINKER = {"linker": "SwiftLinker", "linker_module_path": "swift_tiers.sglang_ext.linker"}
+_LINKER = {"linker": "SwiftLinker", "linker_module_path": "swift_tiers.sglang_ext.way.linker"}
 _SOURCE = "swift-tiers"
 
 

@@ -23,7 +23,6 @@ def _install() -> None:
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookType
 
-    from swift_tiers.sglang_ext import cpu_attention
     from swift_tiers.sglang_ext.arguments import (
         SwiftServerArgs,
         check_arguments,
@@ -32,6 +31,7 @@ def _install() -> None:
         translate_arguments,
     )
     from swift_tiers.sglang_ext.hooks import Hook, apply_hooks, install_scheduler_hooks
+    from swift_tiers.sglang_ext.platform import cpu_attention
 
     arguments = Hook(
         "sglang.srt.server_args.ServerArgs", HookType.REPLACE, SwiftServerArgs, (), "add our two fields to the record"

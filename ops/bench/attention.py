@@ -128,7 +128,7 @@ def measure(rounds: int, dtype_name: str, layers: int = LAYERS) -> dict[str, lis
     import torch
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-    from swift_tiers.sglang_ext.cpu_attention_backend import CpuAttentionBackend
+    from swift_tiers.sglang_ext.platform.cpu_attention_backend import CpuAttentionBackend
 
     dtype = getattr(torch, dtype_name)
     prompt = Pool([PROMPT], False, dtype)

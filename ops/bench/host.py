@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from swift_tiers.radix_tiering.base.memory import huge_array
     from swift_tiers.radix_tiering.base.page import page_digest
     from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-    from swift_tiers.sglang_ext.device_pool import HostMemoryPool
+    from swift_tiers.sglang_ext.pools.device_pool import HostMemoryPool
 
     shape = ((PAGES + 1) * TOKENS, HEADS, HEAD_DIM)
     pool = HostMemoryPool([[torch.rand(shape), torch.rand(shape)] for _ in range(LAYERS)], TOKENS)

@@ -23,8 +23,8 @@ TOLD_BYTES = 16e9
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from swift_tiers.sglang_ext.content_names import ContentNames
-    from swift_tiers.sglang_ext.weights import LoadedFiles, Source
+    from swift_tiers.sglang_ext.build.content_names import ContentNames
+    from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source
 
     options = parser("identity", __doc__, rounds=5)
     options.add_argument("--model", metavar="FOLDER", type=Path, help="its weights; without it, random bytes")

@@ -52,8 +52,8 @@ def _linker() -> Any:
     from swift_tiers.radix_tiering.base.page import Namespace
     from swift_tiers.radix_tiering.stack import TierStack
     from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-    from swift_tiers.sglang_ext.device_pool import HostMemoryPool
-    from swift_tiers.sglang_ext.linker import SwiftLinker
+    from swift_tiers.sglang_ext.pools.device_pool import HostMemoryPool
+    from swift_tiers.sglang_ext.way.linker import SwiftLinker
 
     # Small pages: their size does not matter to the scheduler's thread, their number does.
     shape = (TOKENS + PAGE, 1, 8)
@@ -65,8 +65,8 @@ def _linker() -> Any:
 
 def _hash_as_servers_do() -> None:
     """By SGLang's compiled hash, or by ours where there is no compiler."""
+    from swift_tiers.sglang_ext.build.page_hash import around_native_hash
     from swift_tiers.sglang_ext.hooks import apply_hooks, scheduler_hooks
-    from swift_tiers.sglang_ext.page_hash import around_native_hash
 
     apply_hooks(hook for hook in scheduler_hooks() if hook.function is around_native_hash)
 

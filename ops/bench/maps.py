@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from swift_tiers.radix_tiering.base.page import PageGeometry
     from swift_tiers.radix_tiering.bus.contract.answer_records import map_record
     from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-    from swift_tiers.sglang_ext.device_map import capture, completed
-    from swift_tiers.sglang_ext.tree_nodes import largest_subtrees
+    from swift_tiers.sglang_ext.tell.device_map import capture, completed
+    from swift_tiers.sglang_ext.tell.tree_nodes import largest_subtrees
 
     captured = capture(scheduler, linker)
     found = completed(captured)
@@ -81,8 +81,8 @@ def _scheduler() -> tuple[Any, Any, Any]:
     from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-    from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
-    from swift_tiers.sglang_ext.tree_shape import TreeShape
+    from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+    from swift_tiers.sglang_ext.tell.tree_shape import TreeShape
 
     allocator: Any = LendingAllocator(PAGES * PAGE, PAGE, torch.float32, "cpu", None, False)
     core = RustUnifiedTreeCore(

@@ -69,7 +69,7 @@ def _pool(layout: str, layers: int) -> Any:
     import torch
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool, SharedKVPool
+    from swift_tiers.sglang_ext.pools.shared_pool import BlockMajorKVPool, SharedKVPool
 
     kind = {"own": MHATokenToKVPool, "layer-major": SharedKVPool, "block-major": BlockMajorKVPool}[layout]
     pool = kind(
@@ -92,7 +92,7 @@ def _forward(work: Work, pool: Any) -> Callable[[], None]:
     """Writing and attending to all layers of one batch."""
     import torch
 
-    from swift_tiers.sglang_ext.cpu_attention_backend import CpuAttentionBackend
+    from swift_tiers.sglang_ext.platform.cpu_attention_backend import CpuAttentionBackend
 
     generator = torch.Generator().manual_seed(1)
     count = TOKENS // PAGE
@@ -148,7 +148,7 @@ def _copy(pool: Any, *, inward: bool) -> Callable[[], None]:
     import numpy as np
 
     from swift_tiers.radix_tiering.base.memory import huge_array
-    from swift_tiers.sglang_ext.device_pool import open_device_pool
+    from swift_tiers.sglang_ext.pools.device_pool import open_device_pool
 
     device = open_device_pool(pool, PAGE)
     stride = device.geometry.stride_bytes

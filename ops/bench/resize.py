@@ -70,7 +70,7 @@ class _Pool:
     def __init__(self, blocks: int) -> None:
         import torch
 
-        from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+        from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
 
         self.allocator = LendingAllocator(
             blocks * BLOCK_TOKENS, BLOCK_TOKENS, torch.float32, "cpu", kvcache=None, need_sort=False

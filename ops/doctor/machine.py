@@ -191,14 +191,14 @@ def shared_memory(folder: Path, statvfs: Callable[[Path], os.statvfs_result] = o
 def _memory() -> Memory:
     import psutil
 
-    from swift_tiers.sglang_ext.build import container_room
+    from swift_tiers.sglang_ext.build.assembly import container_room
 
     found = psutil.virtual_memory()
     return Memory(found.total, found.available, container_room())
 
 
 def _automatic_size() -> int:
-    from swift_tiers.sglang_ext.build import automatic_host_size
+    from swift_tiers.sglang_ext.build.assembly import automatic_host_size
 
     return automatic_host_size()
 

@@ -238,6 +238,6 @@ def _flag() -> Finding:
 
 
 def _compiler() -> Finding:
-    from swift_tiers.sglang_ext.page_hash import prepare_page_hash
+    from swift_tiers.sglang_ext.build.page_hash import prepare_page_hash
 
     return compiler(shutil.which, prepare_page_hash)

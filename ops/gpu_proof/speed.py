@@ -122,7 +122,7 @@ def transfers(
     """Loads and stores as a server makes them, neighbouring and scattered pages, by the way that the measured
     switch-over chooses. Raises ImportError where what a server needs is not installed."""
     from swift_tiers.kernels.switch_over import measure_switch_over
-    from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
+    from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
 
     layers = POOLS["layer-first"](layout, 2 * pages, accelerator.device)
     switch_over = measure_switch_over(accelerator, layers[0], PAGE_SIZE, layout.layers)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from swift_tiers.kernels.page_copy import runs
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
-from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
-from swift_tiers.sglang_ext.device_pool import HostMemoryPool, pool_geometry
+from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
+from swift_tiers.sglang_ext.pools.device_pool import HostMemoryPool, pool_geometry
 
 from support.deferred_accelerator import DeferredAccelerator
 from support.examples import examples
@@ -116,7 +116,7 @@ def test_runs_cover_everything_once(left, seed):
 
 @pytest.mark.parametrize("kind", [HostMemoryPool, late_pool])
 def test_one_layer_comes_alone(kind, monkeypatch):
-    from swift_tiers.sglang_ext import accelerator_pool
+    from swift_tiers.sglang_ext.pools import accelerator_pool
 
     buffers, pool = make(3, 2, 4, 4, 7, torch.float32, kind)
     monkeypatch.setattr(accelerator_pool, "STAGING_BYTES", 4 * pool.geometry.page_bytes)

@@ -323,7 +323,7 @@ def test_sglang_version() -> None:
 
 
 OURS = EntryPoint("swift-tiers", "swift_tiers.sglang_ext.plugin:load", "swift-tiers")
-OUR_PLATFORM = EntryPoint("swift-tiers-cpu", "swift_tiers.sglang_ext.platform:activate", "swift-tiers")
+OUR_PLATFORM = EntryPoint("swift-tiers-cpu", "swift_tiers.sglang_ext.platform.registering:activate", "swift-tiers")
 OTHER = EntryPoint("other", "other:load", "other-plugin")
 
 

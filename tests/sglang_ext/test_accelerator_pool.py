@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from swift_tiers.kernels.copy_queue import Mark
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
-from swift_tiers.sglang_ext import accelerator_pool
-from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool, split_runs
+from swift_tiers.sglang_ext.pools import accelerator_pool
+from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, split_runs
 
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
 from support.examples import examples

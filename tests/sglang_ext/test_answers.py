@@ -35,7 +35,7 @@ def truth(s, req) -> list[int]:
 
 def captured(s, *, walk: bool = False) -> list[str]:
     """The map of the device, as it is read and completed."""
-    from swift_tiers.sglang_ext.device_map import capture, completed
+    from swift_tiers.sglang_ext.tell.device_map import capture, completed
 
     found = completed(capture(s.scheduler, s.linker, walk=walk))
     assert (found.first_slot, len(found.states)) == (1, DEVICE_PAGES)
@@ -320,7 +320,7 @@ def a_sequence_that_the_device_alone_has(s) -> None:
 
 def a_scheduler_that_does_not_turn_keeps_no_page_waiting(s) -> None:
     """It is computing for long: what the tiers know is told without it."""
-    from swift_tiers.sglang_ext import answers as module
+    from swift_tiers.sglang_ext.tell import answers as module
 
     s.generate(prompt(15))
     unlock(s)
@@ -450,7 +450,7 @@ def arguments(tmp_path_factory, **more) -> list[str]:
 
 def nobody_else_asks(s) -> None:
     """And whoever does is answered, however long it takes on a busy machine."""
-    from swift_tiers.sglang_ext import answers, tree_shape
+    from swift_tiers.sglang_ext.tell import answers, tree_shape
 
     s.linker.reporting.publisher.close()
     answers.DEVICE_SECONDS = tree_shape.BUDGET_SECONDS = 60.0

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from swift_tiers.sglang_ext import block_tables
-from swift_tiers.sglang_ext.block_tables import Row, read_tables
+from swift_tiers.sglang_ext.tell import block_tables
+from swift_tiers.sglang_ext.tell.block_tables import Row, read_tables
 
 
 def pages_of(table: tuple[int, ...]) -> list[int]:

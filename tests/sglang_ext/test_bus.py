@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.sglang_ext.build import Rank
-from swift_tiers.sglang_ext.bus import ranks_here
+from swift_tiers.sglang_ext.build.assembly import Rank
+from swift_tiers.sglang_ext.build.bus import ranks_here
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.sglang_ext import content_names
-from swift_tiers.sglang_ext.content_names import ContentNames, FileChangedError, hub_name
+from swift_tiers.sglang_ext.build import content_names
+from swift_tiers.sglang_ext.build.content_names import ContentNames, FileChangedError, hub_name
 
 from support.clocks import file_clock_moved
 

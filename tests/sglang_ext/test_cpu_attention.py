@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType
 
-from swift_tiers.sglang_ext import cpu_attention
-from swift_tiers.sglang_ext import cpu_attention_backend as backend
-from swift_tiers.sglang_ext.cpu_attention_backend import CpuAttentionBackend, runs
+from swift_tiers.sglang_ext.platform import cpu_attention
+from swift_tiers.sglang_ext.platform import cpu_attention_backend as backend
+from swift_tiers.sglang_ext.platform.cpu_attention_backend import CpuAttentionBackend, runs
 
 from support.examples import examples
 

@@ -13,7 +13,7 @@ from swift_tiers.ops import cli
 from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
 from swift_tiers.radix_tiering.base.units import Size
-from swift_tiers.sglang_ext.build import Rank, check_machine, open_ssd
+from swift_tiers.sglang_ext.build.assembly import Rank, check_machine, open_ssd
 
 from support.engine import chain, close, get, make_stack, put
 

@@ -112,7 +112,7 @@ def many_that_generate(s, seeds: list[int], tokens: int, new: int) -> list[list[
 def reckoned_of_an_open_ended_request(s, seed: int, tokens: int, new: int) -> tuple[int, int, int]:
     """What it is reckoned to need while it waits, and once it runs and SGLang expects a tenth of what it may need; for
     how many tokens ahead there has to be memory in any case."""
-    from swift_tiers.sglang_ext.donation import AHEAD_TOKENS
+    from swift_tiers.sglang_ext.build.donation import AHEAD_TOKENS
 
     tracker, demand = s.scheduler.new_token_ratio_tracker, s.linker.peer_side.donation._demand
     limit = time.monotonic() + 60

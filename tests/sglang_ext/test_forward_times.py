@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.sglang_ext.forward_times import ForwardTimes, Took
+from swift_tiers.sglang_ext.tell.forward_times import ForwardTimes, Took
 
 lengths = st.lists(st.floats(0.001, 2.0), min_size=1, max_size=8)
 

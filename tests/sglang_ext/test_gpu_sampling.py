@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swift_tiers.radix_tiering.gpus.nvml import Nvml
-from swift_tiers.sglang_ext.gpu_sampling import gpu_sampler
+from swift_tiers.sglang_ext.tell.gpu_sampling import gpu_sampler
 
 from support.fake_nvml import FakeGpu, FakeNvml
 from support.redis import wait_for

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swift_tiers.sglang_ext.hardware import hardware_name, processor_name
+from swift_tiers.sglang_ext.build.hardware import hardware_name, processor_name
 
 
 def test_a_gpu_is_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ import pytest
 from swift_tiers.ops.model import tiny_model
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.sglang_ext import identity
-from swift_tiers.sglang_ext.build import Rank, current_rank
-from swift_tiers.sglang_ext.content_names import ContentNames
-from swift_tiers.sglang_ext.identity import config_digest, loading_digest, software
-from swift_tiers.sglang_ext.weights import LoadedFiles, Source
+from swift_tiers.sglang_ext.build import identity
+from swift_tiers.sglang_ext.build.assembly import Rank, current_rank
+from swift_tiers.sglang_ext.build.content_names import ContentNames
+from swift_tiers.sglang_ext.build.identity import config_digest, loading_digest, software
+from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source
 
 from support.clocks import file_clock_moved
 from support.engine import GEOMETRY, namespace

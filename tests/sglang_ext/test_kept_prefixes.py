@@ -17,9 +17,9 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from swift_tiers.sglang_ext.keeping_cache import KeepingRadixCache
-from swift_tiers.sglang_ext.kept_prefixes import MOST_PASSED_OVER, KeptPrefixes
-from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+from swift_tiers.sglang_ext.build.kept_prefixes import MOST_PASSED_OVER, KeptPrefixes
+from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+from swift_tiers.sglang_ext.way.keeping_cache import KeepingRadixCache
 
 from support.examples import examples
 

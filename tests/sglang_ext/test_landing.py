@@ -17,12 +17,12 @@ from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
-from swift_tiers.sglang_ext import landing as landing_module
-from swift_tiers.sglang_ext import peer_side as peer_side_module
-from swift_tiers.sglang_ext.accelerator_pool import AcceleratorPool
-from swift_tiers.sglang_ext.landing import open_direct, open_landing, wanted_kvikio
-from swift_tiers.sglang_ext.loads import Load, Loader
-from swift_tiers.sglang_ext.peer_side import PeerSide
+from swift_tiers.sglang_ext.build import peer_side as peer_side_module
+from swift_tiers.sglang_ext.build.peer_side import PeerSide
+from swift_tiers.sglang_ext.pools import landing as landing_module
+from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
+from swift_tiers.sglang_ext.pools.landing import open_direct, open_landing, wanted_kvikio
+from swift_tiers.sglang_ext.way.loads import Load, Loader
 
 from support.deferred_accelerator import DeferredAccelerator
 from support.engine import chain, check, make_stack, memory_ssd, namespace, put, settle

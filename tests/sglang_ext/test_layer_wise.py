@@ -30,7 +30,7 @@ class Watch:
         self.loader = s.linker.loader
 
     def __enter__(self):
-        from swift_tiers.sglang_ext.layer_wise import Copying
+        from swift_tiers.sglang_ext.way.layer_wise import Copying
 
         self.type, self.to_compute, self.end = Copying, Copying.to_compute, Copying.end
         Copying.to_compute = lambda copying: self._asked(copying)
@@ -52,7 +52,7 @@ class Watch:
         import threading
 
         from swift_tiers.radix_tiering.table.held_page import Places
-        from swift_tiers.sglang_ext.loads import LayerLoad
+        from swift_tiers.sglang_ext.way.loads import LayerLoad
 
         done = threading.Event()
 
@@ -69,7 +69,7 @@ class Watch:
 
 
 def facts_of(req: Any):
-    from swift_tiers.sglang_ext.request_facts import RequestFacts
+    from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 
     return RequestFacts.of(req)
 
@@ -186,7 +186,7 @@ def ends_early(s, when):
 
 def others_run(s):
     """A request decodes, one arrives with it, one is shorter than a page: each has its forwards, and its answer."""
-    from swift_tiers.sglang_ext.layer_wise import LayerWise
+    from swift_tiers.sglang_ext.way.layer_wise import LayerWise
 
     questions = [prompt(70, LENGTH), prompt(71, 40), prompt(72, 300), prompt(73, 9)]
     answers = to_ssd(s, *questions)
@@ -276,7 +276,7 @@ def servers_that_cannot(s):
 
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from swift_tiers.sglang_ext.layer_wise import why_never
+    from swift_tiers.sglang_ext.way.layer_wise import why_never
 
     runner, layers = s.scheduler.tp_worker.model_runner, s.linker.pool.geometry.layers
 
@@ -346,7 +346,7 @@ def any_order(s, seed):
     """Several requests, pages that arrive and fail between any two layers, ranks that have copied less."""
     from sglang.srt.managers.io_struct import AbortReq
 
-    from swift_tiers.sglang_ext.layer_wise import Copying, LayerWise
+    from swift_tiers.sglang_ext.way.layer_wise import Copying, LayerWise
 
     dice = random.Random(seed)
     shared = prompt(900 + seed, 240)

@@ -10,7 +10,7 @@ import pytest
 
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.table.held_page import Places
-from swift_tiers.sglang_ext.loads import Load, Loader
+from swift_tiers.sglang_ext.way.loads import Load, Loader
 
 LAYERS = 2
 

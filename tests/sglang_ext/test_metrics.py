@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from swift_tiers.radix_tiering.figures.counters import LATENCY_BOUNDS, LatencyHistogram
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample
 from swift_tiers.radix_tiering.way.observing import take_snapshot
-from swift_tiers.sglang_ext.metrics import MetricsUpdater, TierMetrics
+from swift_tiers.sglang_ext.tell.metrics import MetricsUpdater, TierMetrics
 
 from support.engine import chain, end_all, make_stack, memory_ssd, put, settle
 from support.telemetry import gpu, leases
@@ -232,7 +232,7 @@ def test_a_device_that_counts_anew_loses_nothing(stack, metrics, registry):
 
 
 def test_the_updater_goes_on_after_an_error_and_says_the_last(stack, metrics, registry, monkeypatch, caplog):
-    import swift_tiers.sglang_ext.metrics as module
+    import swift_tiers.sglang_ext.tell.metrics as module
 
     monkeypatch.setattr(module, "UPDATE_SECONDS", 0.01)
     failures, recovered = iter([OSError("injected"), OSError("injected")]), threading.Event()

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.sglang_ext import hooks, linker, offloads
-from swift_tiers.sglang_ext.linker import SwiftLinker
-from swift_tiers.sglang_ext.offloads import Offload, Offloader
+from swift_tiers.sglang_ext import hooks
+from swift_tiers.sglang_ext.way import linker, offloads
+from swift_tiers.sglang_ext.way.linker import SwiftLinker
+from swift_tiers.sglang_ext.way.offloads import Offload, Offloader
 
 from support.engine import GEOMETRY, chain, check, content, make_stack, wait_until
 

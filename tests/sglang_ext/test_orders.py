@@ -167,7 +167,7 @@ def a_sleeping_scheduler_wakes_for_an_order(s):
 
 
 def nothing_raises_on_the_schedulers_thread(s):
-    from swift_tiers.sglang_ext.orders import OrderMessage
+    from swift_tiers.sglang_ext.tell.orders import OrderMessage
 
     orders = s.linker.reporting.orders
 
@@ -199,7 +199,7 @@ def orders_that_wait_at_the_end_are_refused(s):
 
 def what_ranks_send_each_other_is_text(s):
     """SGLang pickles it between its own ranks."""
-    from swift_tiers.sglang_ext.orders import OrderMessage
+    from swift_tiers.sglang_ext.tell.orders import OrderMessage
 
     sent = order("x", type="cap_tier", tier="host", limit="1GiB")
     (arrived,) = pickle.loads(pickle.dumps([OrderMessage(sent)]))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.sglang_ext import page_hash
+from swift_tiers.sglang_ext.build import page_hash
 
 from support.examples import examples
 

@@ -13,7 +13,7 @@ import pytest
 import sglang.srt.utils.common  # noqa: F401
 import torch
 
-from swift_tiers.sglang_ext import platform
+from swift_tiers.sglang_ext.platform import registering as platform
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def arguments(**given: Any) -> SimpleNamespace:
 
 
 def test_defaults_fill_what_is_open_and_keep_what_was_given(tmp_path: Path) -> None:
-    from swift_tiers.sglang_ext import cpu_platform
+    from swift_tiers.sglang_ext.platform import cpu_platform
 
     cpu = cpu_platform.PortableCpuPlatform()
     (tmp_path / "config.json").write_text(json.dumps({"dtype": "float32"}))
@@ -102,7 +102,7 @@ def test_defaults_fill_what_is_open_and_keep_what_was_given(tmp_path: Path) -> N
 
 
 def test_what_sglang_asks_the_platform() -> None:
-    from swift_tiers.sglang_ext.cpu_platform import PortableCpuPlatform
+    from swift_tiers.sglang_ext.platform.cpu_platform import PortableCpuPlatform
 
     cpu = PortableCpuPlatform()
     assert cpu.get_device() == "cpu"
@@ -116,7 +116,7 @@ def test_what_sglang_asks_the_platform() -> None:
 def test_registering_is_light() -> None:
     """The HTTP server and the detokenizer call it too."""
     code = (
-        "import sys, swift_tiers.sglang_ext.cpu_attention as a; a.register(); "
+        "import sys, swift_tiers.sglang_ext.platform.cpu_attention as a; a.register(); "
         "print([m for m in sys.modules if m.startswith('sglang.srt.layers.attention')])"
     )
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)

@@ -11,10 +11,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.way.request_restore import Readiness
-from swift_tiers.sglang_ext.admission import Admission, Arrival
-from swift_tiers.sglang_ext.cache import SwiftLinkerWrapper
-from swift_tiers.sglang_ext.layer_wise import LayerWise
-from swift_tiers.sglang_ext.request_facts import RequestFacts
+from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
+from swift_tiers.sglang_ext.way.admission import Admission, Arrival
+from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
+from swift_tiers.sglang_ext.way.layer_wise import LayerWise
 
 PAGES, PAGE = 4, 16
 

@@ -320,7 +320,7 @@ def falls_back(s):
     """A request that wants log probabilities of its prompt waits for its pages, visibly."""
     question = prompt(8)
     (answer,) = to_ssd(s, question)
-    from swift_tiers.sglang_ext.request_facts import RequestFacts
+    from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 
     with Link(s) as link:
         req = s.add(question, return_logprob=True, logprob_start_len=900)

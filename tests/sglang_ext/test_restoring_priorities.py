@@ -46,7 +46,7 @@ def all_running(s, *questions: list[int]) -> list[Any]:
 def nobody_is_taken_off_in_vain(s):
     """The device is full of requests of low priority. One of high priority arrives that waits for its pages: until
     these are there nobody makes room for it."""
-    from swift_tiers.sglang_ext.request_facts import RequestFacts
+    from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 
     urgent, *others = prompt(1), prompt(2, 40), prompt(3, 40)
     answer, *_ = to_ssd(s, urgent, *others)
@@ -117,7 +117,7 @@ def retracted(s):
     """
     import sglang.srt.managers.scheduler as module
 
-    from swift_tiers.sglang_ext.request_facts import RequestFacts
+    from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 
     questions = [prompt(seed, 300) for seed in (31, 32)]
     answers = [s.generate(question, 12) for question in questions]
@@ -214,7 +214,7 @@ def test_the_fields_that_are_looked_at_are_those_of_sglang(scheduler) -> None:
 
 
 def why_not_split(s, fields):
-    from swift_tiers.sglang_ext.restoring import why_not
+    from swift_tiers.sglang_ext.way.restoring import why_not
 
     return why_not(request(**fields))
 

@@ -413,7 +413,7 @@ def offloads_that_take_too_long_publish_nothing(s):
     """/flush_cache gives them up; the device pages they were reading belong to others by the time they end."""
     import torch
 
-    from swift_tiers.sglang_ext.offloads import Offload
+    from swift_tiers.sglang_ext.way.offloads import Offload
 
     pool, going_on = s.linker.pool, threading.Event()
     copy_out, wait = pool.copy_out, s.linker.wait_offloads

@@ -34,7 +34,7 @@ def sglang() -> None:
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDeviceMemory:
     """The memory that a `DeviceKVPool` is of."""
-    from swift_tiers.sglang_ext import shared_pool
+    from swift_tiers.sglang_ext.pools import shared_pool
 
     found = FakeDeviceMemory()
     monkeypatch.setattr(shared_pool, "gpu_memory", lambda device: found)
@@ -44,7 +44,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDeviceMemory:
 def pool(kind: str, **options: Any) -> Any:
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    from swift_tiers.sglang_ext.shared_pool import BlockMajorKVPool, DeviceKVPool, SharedKVPool
+    from swift_tiers.sglang_ext.pools.shared_pool import BlockMajorKVPool, DeviceKVPool, SharedKVPool
 
     kinds = {
         "own": MHATokenToKVPool,
@@ -107,7 +107,7 @@ def test_a_pages_extents_are_the_bytes_of_its_rows_and_of_no_others(layout: str)
 @given(st.lists(st.integers(0, SIZE // PAGE), min_size=1, max_size=12, unique=True), st.randoms())
 @settings(max_examples=examples(40), deadline=None)
 def test_pages_are_copied_out_and_in_alike_from_both_layouts(pages: list[int], random: Any) -> None:
-    from swift_tiers.sglang_ext.device_pool import open_device_pool
+    from swift_tiers.sglang_ext.pools.device_pool import open_device_pool
 
     slots = random.sample(range(20), len(pages))
     slabs = []
@@ -175,9 +175,10 @@ def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
     from swift_tiers.radix_tiering.base.config import parse_config
-    from swift_tiers.sglang_ext import cpu_platform, hooks
-    from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
-    from swift_tiers.sglang_ext.shared_pool import DeviceKVPool
+    from swift_tiers.sglang_ext import hooks
+    from swift_tiers.sglang_ext.platform import cpu_platform
+    from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+    from swift_tiers.sglang_ext.pools.shared_pool import DeviceKVPool
 
     class PageMajor(MHATokenToKVPool):
         pass
@@ -237,7 +238,7 @@ def test_what_a_server_on_a_gpu_cannot_lend_is_told_before_anything_is_loaded(
     from sglang.srt import platforms
 
     from swift_tiers.radix_tiering.base.config import parse_config
-    from swift_tiers.sglang_ext.build import check_donor
+    from swift_tiers.sglang_ext.build.assembly import check_donor
 
     here = SimpleNamespace(is_cuda=lambda: platform.get("cuda", True))
     monkeypatch.setattr(platforms, "current_platform", here)
@@ -274,7 +275,7 @@ class Allocating(RuleBasedStateMachine):
         super().__init__()
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
-        from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+        from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
 
         fields = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "kvcache": None}
         self.ours = LendingAllocator(SIZE, need_sort=False, **fields)
@@ -434,7 +435,7 @@ def lend_and_take_back(allocator: Any) -> list[list[int]]:
 
 
 def test_its_list_may_be_on_a_device() -> None:
-    from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+    from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
 
     fields = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "kvcache": None, "need_sort": False}
     plain = lend_and_take_back(LendingAllocator(SIZE, **fields))
@@ -452,7 +453,7 @@ def test_its_list_may_be_on_a_device() -> None:
     not torch.cuda.is_available(), reason="no CUDA GPU here: a list on a device is played by one that is not"
 )
 def test_its_list_may_be_on_a_gpu() -> None:
-    from swift_tiers.sglang_ext.lending_allocator import LendingAllocator
+    from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
 
     fields = {"page_size": PAGE, "dtype": torch.float32, "kvcache": None, "need_sort": False}
     here, there = (lend_and_take_back(LendingAllocator(SIZE, device=device, **fields)) for device in ("cpu", "cuda"))

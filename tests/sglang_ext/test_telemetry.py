@@ -106,7 +106,7 @@ def nobody_else_listens(s):
 
 def no_sampling_is_cut_short(s):
     """However busy this machine is."""
-    import swift_tiers.sglang_ext.tree_shape as tree_shape
+    import swift_tiers.sglang_ext.tell.tree_shape as tree_shape
 
     tree_shape.BUDGET_SECONDS = 60.0
 
@@ -418,7 +418,7 @@ def walk_up(core, node) -> tuple[int, int]:
 
 
 def a_tree_that_is_too_large_is_told_as_such(s):
-    import swift_tiers.sglang_ext.tree_shape as tree_shape
+    import swift_tiers.sglang_ext.tell.tree_shape as tree_shape
 
     s.generate(prompt(11, 100))
     budget, tree_shape.BUDGET_SECONDS = tree_shape.BUDGET_SECONDS, 0.0
@@ -449,7 +449,7 @@ def what_fails_in_a_sampling_stays_there(s):
 
 def what_cannot_be_started_is_left_out(s):
     """Serving goes on without the bus, without orders, without samples: whatever it is that fails."""
-    import swift_tiers.sglang_ext.reporting as reporting
+    import swift_tiers.sglang_ext.build.reporting as reporting
 
     def fail(*_, **__):
         raise OSError("injected")
@@ -475,7 +475,7 @@ def what_cannot_be_started_is_left_out(s):
 
 def the_gpu_is_looked_at_beside_the_scheduler(s):
     """By a thread of its own, for the bus; on a machine without one nothing is started."""
-    import swift_tiers.sglang_ext.reporting as reporting
+    import swift_tiers.sglang_ext.build.reporting as reporting
 
     assert s.linker.reporting.gpu is None
     library, told = FakeNvml(FakeGpu(0)), []

@@ -160,7 +160,7 @@ def lend_a_gpu() -> None:
     """From now on this process' CPU platform has SGLang's pool lie in the memory of such a device, where it lends."""
     import sglang.srt.managers.scheduler  # noqa: F401 - before its parts, which import each other
 
-    from swift_tiers.sglang_ext import shared_pool
+    from swift_tiers.sglang_ext.pools import shared_pool
 
     device = FakeDeviceMemory("GPU-a")
     shared_pool.gpu_memory = lambda _: device

@@ -31,7 +31,7 @@ def install() -> None:
     _take_triton_kernels()
     import sglang.srt.speculative.ngram_worker as worker
 
-    from swift_tiers.sglang_ext.cpu_attention_backend import CpuAttentionBackend
+    from swift_tiers.sglang_ext.platform.cpu_attention_backend import CpuAttentionBackend
 
     worker.NgramCorpus = Corpus
     worker.move_accept_tokens_to_target_kvcache = _count(worker.move_accept_tokens_to_target_kvcache)

@@ -209,8 +209,8 @@ def test_without_kvikio_the_way_from_ssd_is_left_out(monkeypatch: pytest.MonkeyP
 def test_what_needs_more_than_torch_and_triton_is_left_out_where_that_is_absent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "swift_tiers.sglang_ext.accelerator_pool", raising=False)
-    monkeypatch.delitem(sys.modules, "swift_tiers.sglang_ext.device_pool", raising=False)
+    monkeypatch.delitem(sys.modules, "swift_tiers.sglang_ext.pools.accelerator_pool", raising=False)
+    monkeypatch.delitem(sys.modules, "swift_tiers.sglang_ext.pools.device_pool", raising=False)
     monkeypatch.delitem(sys.modules, "swift_tiers.radix_tiering.base.page", raising=False)
     monkeypatch.setitem(sys.modules, "xxhash", None)
     findings = Findings(facts(CPU))

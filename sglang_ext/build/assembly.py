@@ -1,0 +1,302 @@
+"""From a server's arguments and configuration to the tier stack of one of its ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+
+from swift_tiers.kernels.cuda_runtime import cuda_runtime
+from swift_tiers.radix_tiering.base.config import RestoreConfig, SsdConfig, TiersConfig, parse_config
+from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
+from swift_tiers.radix_tiering.base.memory import huge_array
+from swift_tiers.radix_tiering.base.page import Namespace, page_digest
+from swift_tiers.radix_tiering.base.units import format_size
+from swift_tiers.radix_tiering.restore.live import LiveCosts
+from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, ProfileError, find_profile, load_profile
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
+from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles, check_directories, device_files_in
+from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio
+from swift_tiers.radix_tiering.tiers.ssd.files import open_array, open_device_file
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.sglang_ext.build.hardware import hardware_name
+from swift_tiers.sglang_ext.pools.device_pool import DevicePool
+from swift_tiers.sglang_ext.pools.landing import open_direct, open_landing, wanted_kvikio
+
+if TYPE_CHECKING:
+    from swift_tiers.sglang_ext.build.peer_side import PeerSide
+
+logger = logging.getLogger(__name__)
+
+#: Share of the free memory that the host tier takes when no size is configured.
+AUTOMATIC_HOST_SHARE = 0.4
+#: How often a long scan at start reports, seconds.
+PROGRESS_SECONDS = 2.0
+
+
+class Rank(NamedTuple):
+    """Which of a server's schedulers this is."""
+
+    tensor: int
+    tensor_size: int
+    data: int
+    data_size: int
+
+    @property
+    def name(self) -> str:
+        """Distinguishes the device files of one server's ranks."""
+        return f"dp{self.data}-tp{self.tensor}"
+
+    @property
+    def identity(self) -> str:
+        """The part of the model that this rank computes. Data-parallel ranks compute the same."""
+        return f"tp{self.tensor}/{self.tensor_size}"
+
+    @property
+    def total(self) -> int:
+        """Ranks of this server on all machines together."""
+        return self.tensor_size * self.data_size
+
+
+def current_rank() -> Rank:
+    """The rank of this scheduler process. Raises ConfigError where `Rank.identity` would not say which KV it has.
+
+    Whatever a user asks for, a model may have SGLang split its attention in more ways than `--tp-size` says.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    heads, tokens = getattr(parallel, "attn_tp_size", parallel.tp_size), getattr(parallel, "attn_dcp_size", 1)
+    if heads != parallel.tp_size or tokens != 1:
+        raise ConfigError(
+            f"--enable-swift-tiers: SGLang splits KV otherwise than by heads over all {parallel.tp_size} ranks here "
+            f"(attention: {heads} ranks by heads, {tokens} by tokens), which is not supported; use --tp-size alone"
+        )
+    return Rank(parallel.tp_rank, parallel.tp_size, getattr(parallel, "dp_rank", None) or 0, parallel.dp_size)
+
+
+def build_tiers(
+    server_args: Any, params: Any, pool: DevicePool, content: dict[str, Any]
+) -> tuple[TierStack, PeerSide | None]:
+    """The tier stack of this rank over its device pool, and what it lends and borrows; the latter is to be closed after
+    the stack.
+
+    Raises ConfigError, FormatError or StripeSetBusyError, all with a remedy.
+    """
+    from swift_tiers.sglang_ext.build.identity import server_namespace
+
+    config = parse_config(content)
+    rank = current_rank()
+    kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+    namespace = server_namespace(server_args, kvcache, pool.geometry, rank.identity, config.identity.weights)
+    kvikio = wanted_kvikio(config, pool)
+    landing = open_landing(config, pool) if kvikio is not None or config.peer.borrow else None
+    if not config.peer.donate and not config.peer.borrow:
+        return open_stack(namespace, config, rank, landing=landing, kvikio=kvikio), None
+    from swift_tiers.sglang_ext.build.peer_side import PeerSide
+
+    side = PeerSide(config, rank.name, pool, kvcache, landing)
+    try:
+        stack = open_stack(namespace, config, rank, side.borrow, landing=landing, kvikio=kvikio)
+    except BaseException:
+        side.close()
+        raise
+    stack.lease_hand = side.hand()
+    if side.tier is not None:
+        stack.on_neighbours = side.tier.neighbours
+    return stack, side
+
+
+def open_stack(
+    namespace: Namespace,
+    config: TiersConfig,
+    rank: Rank,
+    borrow: Callable[[Callable[[np.ndarray], bytes]], PeerMemory | None] = lambda fingerprint: None,
+    *,
+    landing: Landing | None = None,
+    kvikio: Any = None,
+) -> TierStack:
+    """Allocate the host tier, open the devices, recover what they hold. `borrow`: makes the peer tier of a rank that
+    borrows, given the checksum of a page. `landing`: where pages come to the GPU past host memory, `kvikio`: from the
+    devices too."""
+    geometry = namespace.geometry
+    size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.total
+    if size < geometry.stride_bytes:
+        raise ConfigError(
+            f"host.size: {format_size(size)} for each rank holds no page of {format_size(geometry.stride_bytes)}; "
+            "make it larger"
+        )
+    free = psutil.virtual_memory().available
+    if size > free:
+        raise ConfigError(f"host.size: {format_size(size)} is more than the {format_size(free)} that are free")
+    host = HostTier(geometry, size, allocate=host_memory)
+    ssd = open_ssd(config.ssd, rank)
+    logger.info(
+        "swift-tiers: host tier of %s (%d pages of %s)%s, namespace %s",
+        format_size(host.capacity_bytes),
+        host.slots,
+        format_size(geometry.page_bytes),
+        f", ssd tier on {len(ssd.paths)} device(s) by {ssd.description}, {len(ssd.stripes.recovered)} pages found"
+        if ssd is not None
+        else "",
+        namespace.digest().hex(),
+    )
+    peer = borrow(ssd.fingerprint if ssd is not None else page_digest)
+    return TierStack(
+        namespace,
+        config,
+        host,
+        ssd,
+        peer,
+        costs=known_costs(namespace, config.restore),
+        landing=landing,
+        direct=open_direct(kvikio, ssd, landing),
+    )
+
+
+def known_costs(namespace: Namespace, config: RestoreConfig) -> LiveCosts:
+    """What recomputing and loading cost by this model's profile on this hardware; to be learnt where there is none.
+
+    Raises ConfigError for a profile that is named and cannot be used; one that is found by itself is left out then,
+    with a log entry.
+    """
+    model, hardware = ModelIdentity.of(namespace), hardware_name()
+    if config.profile is not None:
+        return LiveCosts(load_profile(Path(config.profile), model, hardware).costs)
+    try:
+        profile = find_profile(model, hardware)
+    except ProfileError as error:
+        logger.warning("swift-tiers: going on without a profile: %s", error)
+        profile = None
+    if profile is None:
+        logger.info("swift-tiers: no profile of this model on %s: costs are learnt from requests", hardware)
+    return LiveCosts(profile.costs if profile is not None else None)
+
+
+def host_memory(size: int) -> Any:
+    """Huge pages, pinned where there is an accelerator that copies from them."""
+    array = huge_array(size)
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        error = cuda_runtime().page_lock(array.ctypes.data, array.nbytes)
+        if error:
+            logger.warning("swift-tiers: host memory cannot be pinned (CUDA error %d): copies are slower", error)
+    return array
+
+
+def automatic_host_size() -> int:
+    """The host tier's size when none is configured, for the whole server: a share of what is free now, bytes."""
+    return int(min(psutil.virtual_memory().available, container_room()) * AUTOMATIC_HOST_SHARE)
+
+
+def container_room() -> float:
+    """What the container that this process runs in may still use, bytes."""
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):
+            continue  # no such hierarchy, or "max"
+    return float("inf")
+
+
+def device_paths(config: SsdConfig, rank: Rank) -> list[Path]:
+    """The device files and block devices of one rank."""
+    return DeviceFiles(rank.name, rank.total, config).paths()
+
+
+def open_ssd(config: SsdConfig, rank: Rank) -> SsdTier | None:
+    """The SSD tier of one rank, its device files made if need be; None if no directory or device is named."""
+    if not config.directories and not config.devices:
+        return None
+    files = DeviceFiles(rank.name, rank.total, config)
+    paths = files.paths()
+    files.make_missing()
+    array: Any = open_array(paths, engine=config.engine)
+    if config.throttle is not None:
+        array = ThrottledArray(array, float(config.throttle))
+    names = [str(path) for path in paths]
+    return SsdTier(array, names, int(config.stripe_unit), progress=_scan_progress(paths), make_device=files.make)
+
+
+def _scan_progress(paths: Sequence[Path]) -> Callable[[int, int, int], None]:
+    """Says every few seconds how far the scan of a stripe set is that was not closed in order."""
+    next_line = time.monotonic() + PROGRESS_SECONDS
+
+    def progress(device: int, done: int, slots: int) -> None:
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + PROGRESS_SECONDS
+            logger.info("swift-tiers: looking for pages on %s: %d of %d slots", paths[device], done, slots)
+
+    return progress
+
+
+def check_machine(config: TiersConfig, ranks: int) -> None:
+    """Everything about a configuration that can be found out before a model is loaded. Raises ConfigError.
+
+    Leaves nothing behind: device files are opened only if they exist, and closed again.
+    """
+    if config.host.size is not None:
+        total = psutil.virtual_memory().total
+        if config.host.size > total:
+            raise ConfigError(
+                f"host.size: {format_size(config.host.size)} is more than this machine's {format_size(total)}; "
+                "make it smaller"
+            )
+    if config.ssd.gpu_direct == "on":
+        find_kvikio("on")
+    check_directories(config.ssd, ranks)
+    for index, device in enumerate(config.ssd.devices):
+        if ranks > 1:
+            raise ConfigError(
+                f"ssd.devices[{index}]: {device!r} cannot be shared by {ranks} ranks; "
+                "make a file system on it and name that under ssd.directories"
+            )
+        if not os.access(device, os.R_OK | os.W_OK):
+            raise ConfigError(f"ssd.devices[{index}]: {device!r} is missing or not writable for this user")
+    for path in _existing_devices(config.ssd):
+        try:
+            open_device_file(path).close()
+        except StripeSetBusyError as error:
+            raise ConfigError(f"ssd: {error}") from None
+
+
+def check_donor(config: TiersConfig, *, tensor_size: int, page_size: int, memory_saver: bool) -> None:
+    """Raise ConfigError where `peer.donate` is set and this server is of a kind that cannot lend so far."""
+    if not config.peer.donate:
+        return
+    from sglang.srt.platforms import current_platform
+
+    from swift_tiers.sglang_ext.platform.cpu_platform import PortableCpuPlatform
+
+    on_cpu = isinstance(current_platform, PortableCpuPlatform)
+    if not on_cpu and not current_platform.is_cuda():
+        raise ConfigError("peer.donate: is supported on NVIDIA GPUs and the portable CPU platform only; remove it")
+    if not on_cpu and config.peer.pool_layout == "block-major":
+        raise ConfigError("peer.pool_layout: block-major is supported on the portable CPU platform only; remove it")
+    if memory_saver:
+        raise ConfigError("peer.donate: cannot be combined with --enable-memory-saver, which takes the pool away")
+    if tensor_size > 1:
+        raise ConfigError("peer.donate: is supported with --tp-size 1 only so far; use --dp-size, or remove it")
+    if page_size == 1:
+        raise ConfigError("peer.donate: needs pages of several tokens; use for example --page-size 16, or remove it")
+
+
+def _existing_devices(config: SsdConfig) -> list[Path]:
+    candidates = [Path(device) for device in config.devices]
+    for directory in config.directories:
+        candidates += device_files_in(Path(directory))
+    return candidates

@@ -1,0 +1,103 @@
+"""What one rank of an SGLang server says about itself on the bus."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from sglang.srt.runtime_context import get_serving
+
+from swift_tiers.radix_tiering.base.config import BusConfig, dump_config
+from swift_tiers.radix_tiering.bus.contract.commands import CommandError, Order, SetPolicy
+from swift_tiers.radix_tiering.bus.contract.policy_values import section_of
+from swift_tiers.radix_tiering.bus.contract.records import ServerInfo
+from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
+from swift_tiers.radix_tiering.figures.telemetry import Answerer, Telemetry
+from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.sglang_ext.build.assembly import Rank, current_rank
+from swift_tiers.sglang_ext.tell.orders import Orders
+
+
+def ranks_here(rank: Rank, nodes: int, node: int, *, shared: bool) -> tuple[str, ...]:
+    """Names of the server's ranks that say something on the same Redis as `rank`.
+
+    With a Redis of their own (`shared` is False), those of this machine.
+    """
+    tensors = range(rank.tensor_size)
+    if nodes > 1 and not shared:
+        share = max(1, rank.tensor_size // nodes)
+        tensors = tensors[node * share % rank.tensor_size :][:share]
+    return tuple(
+        Rank(tensor, rank.tensor_size, data, rank.data_size).name
+        for data in range(rank.data_size)
+        for tensor in tensors
+    )
+
+
+def server_info(server_args: Any, bus: BusConfig, configuration: Mapping[str, Any]) -> ServerInfo:
+    """What this scheduler's server says of itself."""
+    return ServerInfo(
+        host=socket.gethostname(),
+        address=f"{server_args.host}:{server_args.port}",
+        started=time.time(),
+        version=version("swift-tiers"),
+        sglang_version=version("sglang"),
+        model=get_serving().served_model_name,
+        ranks=ranks_here(current_rank(), server_args.nnodes, server_args.node_rank, shared=bus.url is not None),
+        configuration=configuration,
+    )
+
+
+class RankPublisher:
+    """The publisher of one scheduler's rank, with the scheduler's `orders` (None: nobody may steer), and samples of its
+    `gpu` (None: it is not on one that can be asked)."""
+
+    def __init__(
+        self,
+        server_args: Any,
+        stack: TierStack,
+        telemetry: Telemetry,
+        answerer: Answerer,
+        orders: Orders | None,
+        gpu: Callable[[], GpuSample | None] | None = None,
+    ) -> None:
+        """Does nothing yet. Raises ConfigError."""
+        bus, rank = stack.config.bus, current_rank().name
+        assert bus.server is not None, "named when the arguments were resolved"
+        self._stack = stack
+        self._configuration = dump_config(stack.config)
+        info = server_info(server_args, bus, self._configuration)
+        self._publisher = BusPublisher(
+            bus,
+            bus.server,
+            rank,
+            info,
+            telemetry,
+            stack.events,
+            answerer=answerer,
+            on_order=orders.submit if orders is not None and orders.leads else None,
+            leases=stack.lease_hand.snapshot if stack.lease_hand is not None else None,
+            gpu=gpu,
+            on_neighbours=stack.on_neighbours,
+            leader=rank == info.ranks[0],
+        )
+        if orders is not None:
+            orders.redis_time = self._publisher.redis_time
+            orders.told = self._told
+
+    def start(self) -> None:
+        self._publisher.start()
+
+    def close(self) -> None:
+        """Say the last. Idempotent."""
+        self._publisher.close()
+
+    def _told(self, order: Order, outcome: str | CommandError, *, for_group: bool = False) -> None:
+        if isinstance(order.command, SetPolicy):
+            section, _ = section_of(order.command.field)
+            self._configuration[section] = dump_config(self._stack.config)[section]
+        self._publisher.report(order.id, outcome, for_group=for_group)

@@ -1,0 +1,205 @@
+"""A scheduler as a donor: what its requests need, which of its pages can go, and when it is asked.
+
+Everything here runs on the scheduler's thread, at the beginning of a round, before requests are admitted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from swift_tiers.radix_tiering.base.bounds import DonationBounds
+from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, Span
+from swift_tiers.radix_tiering.lending.donation.lender import Lender
+from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
+from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
+from swift_tiers.radix_tiering.lending.leases.service import LeaseService
+from swift_tiers.sglang_ext.build.kept_prefixes import KeptPrefixes
+from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+from swift_tiers.sglang_ext.tell.guard import never_raises
+
+#: Tokens for which a request that runs has memory at least. To generate them takes longer than to have memory back from
+#: a borrower that says nothing, a lease's term.
+AHEAD_TOKENS = 512
+#: How long lending rests after an error of ours, seconds: there may be thousands of rounds in that.
+FAULT_SECONDS = 1.0
+
+
+class SchedulerPool:
+    """The scheduler's allocator and tree as the lender's `PagePool`."""
+
+    def __init__(self, scheduler: Any, allocator: LendingAllocator) -> None:
+        self._scheduler = scheduler
+        self._allocator = allocator
+        self.pages: int = allocator.num_pages
+        self.arrange = allocator.arrange
+        self.take = allocator.take
+
+    @property
+    def free_pages(self) -> int:
+        return self._allocator.available_size() // self._allocator.page_size
+
+    def put_back(self, spans: Collection[Span]) -> None:
+        self._allocator.put_back(spans)
+        # SGLang admits nobody to a batch that it once found full before one of its requests has ended.
+        self._scheduler.running_batch.batch_is_full = False
+
+    def evict(self, pages: int, *, kept: bool = False) -> None:
+        tree, tokens = self._scheduler.tree_cache, pages * self._allocator.page_size
+        if kept:
+            tree.evict(EvictParams(num_tokens=tokens))
+        else:
+            tree.evict_for_others(tokens)
+
+
+class Demand:
+    """The tokens that a scheduler's running and waiting requests need together.
+
+    Counted as SGLang counts when it admits them: a request that waits with all that it may generate, up to SGLang's own
+    limit for such estimates; one that has begun with the part of it that SGLang expects (`new_token_ratio`), unless it
+    may not end early. But never with less than `AHEAD_TOKENS`: SGLang retracts requests when it has expected too
+    little, and memory that is lent must not be the reason for that.
+
+    Where cached prefixes are kept, those of waiting requests count there, and not here again.
+    """
+
+    def __init__(self, scheduler: Any, allocator: LendingAllocator) -> None:
+        self._scheduler = scheduler
+        self._allocator = allocator
+
+    def __call__(self) -> int:
+        """Now. Cached prefixes that no request uses are not counted. At most the whole pool."""
+        scheduler, allocator = self._scheduler, self._allocator
+        free = allocator.available_size() + scheduler.tree_cache.evictable_size()
+        total: int = allocator.size
+        tokens = total - free - allocator.lent_tokens
+        begun = self._begun()
+        expected: float = scheduler.new_token_ratio_tracker.current
+        for req in begun:
+            tokens += self._growth(req, expected)
+        room = max(1, scheduler.max_running_requests - len(begun))
+        for req in scheduler.waiting_queue[:room]:
+            if tokens >= total:
+                break
+            tokens += self._growth(req, 1.0) - self._kept_for(req)
+        return min(tokens, total)
+
+    def _kept_for(self, req: Any) -> int:
+        """The tokens of a waiting request's prefix that are kept, or in use, already."""
+        tree = self._scheduler.tree_cache
+        arrival = tree.linker.arrivals.get(req.rid) if tree.kept is not None else None
+        return tree.kept.wait_for(arrival.device_node) if arrival is not None else 0
+
+    @property
+    def is_any(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._scheduler.waiting_queue) or any(
+            not req.finished() for batch in self._batches() for req in batch
+        )
+
+    def _begun(self) -> list[Any]:
+        """Requests that have begun and not ended."""
+        reqs = {id(req): req for batch in self._batches() for req in batch}
+        return [req for req in reqs.values() if not req.finished()]
+
+    def _batches(self) -> list[list[Any]]:
+        """A batch that was prefilled last is not among the running ones yet."""
+        scheduler = self._scheduler
+        batches = [scheduler.running_batch.reqs]
+        if scheduler.last_batch is not None and scheduler.last_batch is not scheduler.running_batch:
+            batches.append(scheduler.last_batch.reqs)
+        if scheduler.chunked_req is not None:
+            batches.append([scheduler.chunked_req])
+        return batches
+
+    def _growth(self, req: Any, expected: float) -> int:
+        """Tokens that a request may still come to need, in whole pages, and a page for what SGLang keeps on top, if it
+        generates no more than the `expected` part of what it may."""
+        page = self._allocator.page_size
+        done = len(req.output_ids)
+        left = min(max(req.sampling_params.max_new_tokens - done, 0), CLIP_MAX_NEW_TOKENS)
+        if not req.sampling_params.ignore_eos:
+            left = min(left, max(int(left * expected), AHEAD_TOKENS))
+        length = len(req.origin_input_ids) + done + left
+        beams = req.beam_group.beam_width if req.beam_group is not None else 1
+        return (max(0, -(-length // page) * page - req.kv.kv_allocated_len) + 2 * page) * beams
+
+
+class Donation:
+    """One for each scheduler that lends."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        stack: Any,
+        layout: PoolLayout,
+        bounds: DonationBounds,
+        window_seconds: float,
+        keep_seconds: float,
+        service: LeaseService,
+        effects: deque[DonorEffect],
+        server: ArenaServer,
+    ) -> None:
+        """`effects`: where the service puts what it tells. `stack`: whose events say what was taken back, and what
+        went wrong. `keep_seconds`: how long cached prefixes are kept after their last use; 0: none are."""
+        self.stack = stack
+        self._tick_at = 0.0
+        self._scheduler = scheduler
+        self._server = server
+        self._allocator: LendingAllocator = scheduler.token_to_kv_pool_allocator
+        self._demand = Demand(scheduler, self._allocator)
+        self._kept = KeptPrefixes(scheduler.tree_cache, keep_seconds, stack) if keep_seconds else None
+        scheduler.tree_cache.kept = self._kept
+        pages = self._allocator.num_pages
+        sizer = ElasticSizer(
+            pages,
+            self._allocator.page_size,
+            least_lent=int(pages * bounds.least),
+            most_lent=int(pages * bounds.most),
+            window_seconds=window_seconds,
+        )
+        self.lender = Lender(
+            SchedulerPool(scheduler, self._allocator),
+            sizer,
+            layout,
+            service,
+            effects,
+            demand=self._demand,
+            fence=self._fence,
+            wait_for_copy=server.wait_for_copy,
+            kept=lambda: self._kept.tokens() if self._kept is not None else 0,
+            taken_back=lambda pages, seconds: stack.events.emit(
+                "lending.taken_back", pages=pages, seconds=round(seconds, 4)
+            ),
+            sized=lambda sized: stack.events.emit("lending.sized", **sized._asdict()),
+        )
+
+    @never_raises(lambda: None)
+    def tick(self) -> None:
+        """To be called at the beginning of each round."""
+        now = time.monotonic()
+        if now < self._tick_at:
+            return
+        self._tick_at = now + FAULT_SECONDS
+        if self._allocator.refused:
+            self._allocator.refused = False
+            self.lender.refused()
+        self._server.computing(self._demand.is_any)
+        self.lender.tick(now)
+        self._tick_at = now
+
+    def _fence(self) -> Callable[[], bool]:
+        """Whether the batches under way now have ended.
+
+        A batch that the scheduler has launched is in its `result_queue` until its result is processed, which waits for
+        the end of its forward. Without overlap that happens within the round: between rounds no forward runs.
+        """
+        running = self._scheduler.result_queue
+        begun = list(running)
+        return lambda: not any(batch is other for batch in begun for other in running)

@@ -1,0 +1,197 @@
+"""What one rank lends to and borrows from other servers of its machine: made before its tier stack, closed after it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from swift_tiers.radix_tiering.base.bounds import donation_bounds
+from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
+from swift_tiers.radix_tiering.bus.redis.redis_server import socket_path
+from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
+from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
+from swift_tiers.radix_tiering.lending.leases.addresses import ipc_address
+from swift_tiers.radix_tiering.lending.leases.donor import Donor
+from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
+from swift_tiers.radix_tiering.lending.leases.hand import LeaseSnapshot, ServiceHand
+from swift_tiers.radix_tiering.lending.leases.service import LeaseService
+from swift_tiers.radix_tiering.lending.leases.timing import lease_timing
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.radix_tiering.tiers.peer import PeerTier
+from swift_tiers.sglang_ext.build.donation import Donation
+from swift_tiers.sglang_ext.pools.device_pool import DevicePool
+from swift_tiers.sglang_ext.pools.gpu_memory import gpu_memory
+from swift_tiers.sglang_ext.pools.shared_pool import LentKVPool
+
+logger = logging.getLogger(__name__)
+
+
+class PeerSide:
+    """Lends once the scheduler is complete (`lend`), borrows as soon as there is a stack (`borrow`)."""
+
+    def __init__(
+        self, config: TiersConfig, rank: str, pool: DevicePool, kvcache: Any, landing: Landing | None = None
+    ) -> None:
+        """`kvcache`: SGLang's pool, which `pool` serves; shared if this rank lends. `landing`: where pages come to from
+        donors' GPUs; None: they all come through host memory. Raises ConfigError."""
+        peer, server = config.peer, config.bus.server
+        assert server is not None, "named when the arguments were resolved"
+        self.name = lease_name(server, rank)
+        #: Where borrowers find this rank; empty if it lends nothing.
+        self.address = ""
+        self.tier: PeerTier | None = None
+        self.service: LeaseService | None = None
+        self.donation: Donation | None = None
+        self._peer = peer
+        self._page_bytes = pool.geometry.page_bytes
+        self._accelerator = pool.accelerator
+        self._landing = landing
+        self._effects: deque[DonorEffect] = deque()
+        self._server: ArenaServer | None = None
+        self._layout: PoolLayout | None = None
+        if donation_bounds(peer.donate) is not None:
+            if not isinstance(kvcache, LentKVPool):
+                raise ConfigError(f"peer.donate: a {type(kvcache).__name__} cannot be lent so far; remove peer.donate")
+            self._layout = kvcache.layout
+            try:
+                self._listen(lease_directory(config), kvcache)
+            except BaseException:
+                self.close()
+                raise
+
+    def _listen(self, directory: Path, kvcache: LentKVPool) -> None:
+        assert kvcache.layout.page_bytes == self._page_bytes
+        address = ipc_address(directory, self.name)
+        timing = lease_timing(self._peer.term, self._peer.recall_bound)
+        donor = Donor(self.name, self._page_bytes, random.SystemRandom(), timing=timing)
+        self.service = LeaseService(donor=donor, listen=address, on_donor=self._effects.append)
+        bandwidth = self._peer.bandwidth
+        self._server = ArenaServer(
+            address,
+            donor.party,
+            kvcache.arena,
+            self.service.lent_to,
+            bandwidth=None if bandwidth is None else float(bandwidth),
+            # What GPUs copy takes no processor's time, and of the donor's GPU next to nothing.
+            interference=self._peer.interference
+            if kvcache.arena.kind == "host" and self._peer.interference < 1
+            else None,
+        )
+        self.address = address
+
+    def borrow(self, fingerprint: Callable[[np.ndarray], bytes]) -> PeerTier | None:
+        """The peer tier of a rank that borrows; `fingerprint` is the checksum of a page. Raises ArenaError."""
+        if self._peer.borrow:
+            device = self._device()
+            self.tier = PeerTier(
+                self.name,
+                self._page_bytes,
+                self._peer,
+                fingerprint=fingerprint,
+                landing=self._landing if device is not None else None,
+                device=device,
+            )
+        return self.tier
+
+    def _device(self) -> DeviceMemory | None:
+        """For which memory of donors' GPUs is mapped; None: for none."""
+        if self._accelerator is None:
+            return None
+        try:
+            return gpu_memory(self._accelerator.device)
+        except ArenaError as error:
+            logger.warning("swift-tiers: peer.borrow: from servers that lend memory of GPUs nothing comes: %s", error)
+            return None
+
+    def lend(self, scheduler: Any, stack: Any) -> None:
+        """Begin to lend what this scheduler does not need. Nothing to do where this rank does not donate."""
+        bounds = donation_bounds(self._peer.donate)
+        if bounds is None or self.service is None or self._server is None or self._layout is None:
+            return
+        self.donation = Donation(
+            scheduler,
+            stack,
+            self._layout,
+            bounds,
+            float(self._peer.window),
+            float(self._peer.window if self._peer.keep is None else self._peer.keep),
+            self.service,
+            self._effects,
+            self._server,
+        )
+
+    def tick(self) -> None:
+        """To be called by the scheduler at the beginning of each round."""
+        if self.donation is not None:
+            self.donation.tick()
+
+    def request_arrived(self) -> None:
+        """A request waits: the next round looks at what is needed."""
+        if self.donation is not None:
+            self.donation.lender.arrived()
+
+    def hand(self) -> ServiceHand:
+        """An operator's hand on this rank's leases."""
+        return _Hand(self)
+
+    def close(self) -> None:
+        """Return what is borrowed, take back what is lent. Waits a few recall bounds at most. Idempotent."""
+        self.donation = None
+        if self.tier is not None:
+            self.tier.close()
+        if self.service is not None:
+            if not self.service.close():
+                logger.warning("swift-tiers: a borrower has not returned its leases; they end with this process")
+            self.service = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+class _Hand(ServiceHand):
+    """The lender is told what was done to its leases."""
+
+    def __init__(self, side: PeerSide) -> None:
+        super().__init__(
+            side.name,
+            lender=side.service,
+            address=side.address,
+            borrower=side.tier.service if side.tier is not None else None,
+            on_cap=self._cap if side.service is not None else None,
+        )
+        self._side = side
+
+    def snapshot(self) -> LeaseSnapshot:
+        found = super().snapshot()
+        donation = self._side.donation
+        if donation is None:
+            return found
+        lender = donation.lender
+        return msgspec.structs.replace(found, window_seconds=lender.window_seconds, peak_bytes=lender.peak_bytes)
+
+    def recall(self, leases: Collection[int] | None = None, borrower: str = "") -> int:
+        if self._side.donation is not None:
+            self._side.donation.lender.rest()
+        return super().recall(leases, borrower)
+
+    def _cap(self, limit_bytes: int | None) -> None:
+        if self._side.donation is not None:
+            self._side.donation.lender.cap(limit_bytes)
+
+
+def lease_directory(config: TiersConfig) -> Path:
+    """Where the sockets of this server's leases lie."""
+    if config.peer.directory is not None:
+        return Path(config.peer.directory).expanduser().absolute()
+    return socket_path(config.bus.directory).parent

@@ -1,0 +1,166 @@
+"""The digest of what a model or an adapter is loaded from: its weights, its configurations, and its code.
+
+The files are looked at before the model is loaded and again afterwards. What was loaded in between is what the digest
+says only if nothing has changed: otherwise the pages are of this process alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+from swift_tiers.sglang_ext.build.content_names import ContentNames, FileChangedError, FileState
+
+logger = logging.getLogger(__name__)
+
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+#: Configurations (of quantisation, of adapters), code that comes with a model, tokenizers.
+_SMALL = {".json", ".py", ".jinja", ".model", ".txt", ".tiktoken"}
+#: Loading these formats yields weights that no file describes, so nothing may be shared across processes.
+_RANDOM_FORMATS = ("dummy", "remote", "remote_instance")
+#: Priority of the thread that reads files while the model is loaded: it takes what that leaves of the processors.
+_NICE = 10
+
+
+class Source(NamedTuple):
+    """Where a model or an adapter is loaded from."""
+
+    path: str  # a folder, a file, or the name of a repository of the hub
+    load_format: str = "auto"
+    revision: str | None = None
+    download_dir: str | None = None
+
+
+def unnamed_weights() -> str:
+    """A digest for weights that no file describes; never the same twice."""
+    return "unnamed-" + secrets.token_hex(16)
+
+
+class LoadedFiles:
+    """The files of some sources, from before they are loaded until their digests are asked for."""
+
+    def __init__(self, sources: Sequence[Source], names: ContentNames) -> None:
+        """Looks at the files, and begins to read those whose content is not known, on a thread of its own."""
+        self._names = names
+        self._before = {source: _states(_files(source)) for source in dict.fromkeys(sources)}
+        self._found: dict[FileState, str] = {}
+        self._reader = threading.Thread(target=self._read, name="swift-weights", daemon=True)
+        self._reader.start()
+
+    def digest(self, source: Source) -> str:
+        """Hex digest of the content of `source`'s files, once it has been loaded. Waits until they have been read.
+
+        Equal bytes under equal names have equal digests, wherever they lie and however they came there. Files without
+        a description (dummy, remote), and files that have changed since before they were loaded, get a digest of their
+        own, equal to no other: their pages die with the process. A source that was not given at first is read now.
+        """
+        before = self._before.get(source)
+        files = _files(source)
+        if source.load_format in _RANDOM_FORMATS or not any(file.suffix in _WEIGHTS for file in files):
+            return unnamed_weights()
+        self._reader.join()
+        try:
+            now = _states(files)
+            if before is not None:
+                _check_unchanged(before, now)
+            digest = xxhash.xxh3_128()
+            for file, state in now.items():
+                name = self._found.get(state) or self._names.of(file)
+                digest.update(f"{file.name}:{state.size}:{name}\n".encode())
+            if _states(files) != now:
+                raise FileChangedError(f"files of {source.path} changed while they were read")
+        except (OSError, FileChangedError) as error:
+            logger.warning(
+                "swift-tiers: what %s was loaded from is not known: %s; its pages serve this process only. Restart the "
+                "server when its files are complete",
+                source.path, error,
+            )  # fmt: skip
+            return unnamed_weights()
+        return digest.hexdigest()
+
+    def _read(self) -> None:
+        """On "swift-weights". What fails here fails again where somebody can be told."""
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        except OSError:
+            pass  # a thread like others, then
+        for files in self._before.values():
+            for file, state in files.items():
+                try:
+                    self._found[state] = self._names.of(file)
+                except (OSError, FileChangedError):
+                    continue
+
+
+def sources_of(server_args: Any) -> list[Source]:
+    """Whatever a server loads before it serves."""
+    model = Source(server_args.model_path, str(server_args.load_format), server_args.revision, server_args.download_dir)
+    return [model, *(Source(path) for _, path in adapters_of(server_args))]
+
+
+def adapters_of(server_args: Any) -> Iterator[tuple[str, str]]:
+    """(name, path) of every `--lora-paths` entry, whatever form it has by now: text, mapping, or SGLang's record."""
+    given = getattr(server_args, "lora_paths", None) or []
+    for adapter in given.items() if isinstance(given, dict) else given:
+        if isinstance(adapter, tuple):
+            yield str(adapter[0]), str(getattr(adapter[1], "lora_path", adapter[1]))
+        elif isinstance(adapter, dict):
+            yield str(adapter.get("lora_name")), str(adapter["lora_path"])
+        elif isinstance(adapter, str):
+            yield adapter, adapter.partition("=")[2] or adapter
+        else:
+            yield str(adapter.lora_name), str(adapter.lora_path)
+
+
+def _files(source: Source) -> list[Path]:
+    if source.load_format in _RANDOM_FORMATS:
+        return []
+    place = Path(source.path)
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        snapshot = _hub_snapshot(source)
+        if snapshot is None:
+            return []
+        place = snapshot
+    return sorted(path for path in place.iterdir() if path.suffix in _WEIGHTS | _SMALL and path.is_file())
+
+
+def _hub_snapshot(source: Source) -> Path | None:
+    """The folder of a model that lies in the local hub cache."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        cache, revision = source.download_dir, source.revision
+        return Path(snapshot_download(source.path, revision=revision, cache_dir=cache, local_files_only=True))
+    except Exception as error:  # noqa: BLE001 - any failure means the same: no files known
+        logger.info("swift-tiers: no files of %s in the hub cache: %s", source.path, error)
+        return None
+
+
+def _states(files: Sequence[Path]) -> dict[Path, FileState]:
+    states = {}
+    for file in files:
+        try:
+            states[file] = FileState.of(file)
+        except OSError:
+            continue  # it has left meanwhile, which the next look shows
+    return states
+
+
+def _check_unchanged(before: dict[Path, FileState], now: dict[Path, FileState]) -> None:
+    """Raise FileChangedError unless the files are what they were, but for those that loading itself fetched."""
+    for file, state in before.items():
+        if now.get(file) != state:
+            raise FileChangedError(f"{file} changed while it was loaded")
+    for file in now.keys() - before.keys():
+        # The hub's cache only ever gains files that are complete.
+        if file.parent.parent.name != "snapshots" or not file.is_symlink():
+            raise FileChangedError(f"{file} was added while the model was loaded")

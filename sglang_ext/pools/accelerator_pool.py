@@ -1,0 +1,257 @@
+"""A device pool in an accelerator's memory: loads layer by layer, stores page by page, beside the forward.
+
+To the device, a layer of a run of neighbouring pages goes by the copy engine straight to where SGLang reads it; what is
+scattered goes by a kernel that reads host memory itself. From the device, a kernel gathers whole pages into one half of
+a staging buffer while the copy engine empties the other. Host memory that is not page-locked is passed through two
+buffers that are, by turns. What has landed on the device already (`radix_tiering.landing`) is copied there by a kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerator, Mark
+from swift_tiers.kernels.page_copy import runs
+from swift_tiers.kernels.pool_planes import PoolPlanes
+from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
+from swift_tiers.sglang_ext.pools.device_pool import DevicePool, LayerDone, as_pages
+
+logger = logging.getLogger(__name__)
+
+#: Memory that a thread which copies may stage in, in halves: on the device, and as much page-locked if the host tier is
+#: not; bytes.
+STAGING_BYTES = 64 * 2**20
+
+
+class Pieces(NamedTuple):
+    """A list of pairs of pages, split by the way that each goes."""
+
+    runs: list[tuple[int, int, int]]  # (first page, first slot, length), for the copy engine
+    pages: np.ndarray  # of the others: int64 [n]
+    slots: np.ndarray
+
+
+def split_runs(pages: np.ndarray, slots: np.ndarray, least: int) -> Pieces:
+    """Runs of at least `least` pairs that grow by one on both sides, and the pairs in no such run, in their order."""
+    long, rest, at = [], np.ones(len(pages), dtype=bool), 0
+    for page, slot, count in runs(pages, slots):
+        if count >= least:
+            long.append((page, slot, count))
+            rest[at : at + count] = False
+        at += count
+    return Pieces(long, pages[rest], slots[rest])
+
+
+class _Side:
+    """What one thread copies with."""
+
+    def __init__(self, accelerator: Accelerator, page_bytes: int) -> None:
+        self.rows = max(1, STAGING_BYTES // 2 // page_bytes)
+        self.kernels = accelerator.queue()
+        self.engine = accelerator.queue()
+        self._accelerator = accelerator
+        self._page_bytes = page_bytes
+        self._staging: list[torch.Tensor] = []
+        self._locked: list[torch.Tensor] = []
+
+    @property
+    def staging(self) -> list[torch.Tensor]:
+        """Two halves on the device."""
+        if not self._staging:
+            self._staging = [self._accelerator.device_memory(self.rows, self._page_bytes) for _ in range(2)]
+        return self._staging
+
+    @property
+    def locked(self) -> list[torch.Tensor]:
+        """Two halves in page-locked host memory."""
+        if not self._locked:
+            self._locked = [self._accelerator.host_memory(self.rows, self._page_bytes) for _ in range(2)]
+        return self._locked
+
+
+class AcceleratorPool(DevicePool):
+    """See the module. Any thread may copy; each has queues and staging memory of its own."""
+
+    def __init__(
+        self,
+        layers: Sequence[Sequence[torch.Tensor]],
+        page_size: int,
+        accelerator: Accelerator,
+        switch_over: SwitchOver | None = None,
+    ) -> None:
+        super().__init__(layers, page_size)
+        self.switch_over = switch_over or SwitchOver()
+        self.accelerator: Accelerator = accelerator
+        self._pool = PoolPlanes(layers, page_size)
+        self._planes = [[as_pages(plane, page_size) for plane in planes] for planes in layers]
+        self._sides = threading.local()
+
+    def _side(self) -> _Side:
+        if not hasattr(self._sides, "side"):
+            self._sides.side = _Side(self.accelerator, self.geometry.page_bytes)
+        side: _Side = self._sides.side
+        return side
+
+    def adopt_thread(self) -> None:
+        self._side()
+
+    @contextmanager
+    def _copying(self, after: Sequence[Any]) -> Iterator[_Side]:
+        """Nothing that was queued is under way any more when this ends, however it does: both ends of a copy may then
+        be given to others."""
+        side = self._side()
+        for event in after:
+            side.kernels.after(event)
+        try:
+            yield side
+        finally:
+            side.kernels.mark().synchronize()
+            side.engine.mark().synchronize()
+
+    # ---- to the device ----
+
+    def _copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
+    ) -> None:
+        with self._copying(after) as side:
+            pages, slots = self._take_landed(side, pages, slab, slots, range(self.geometry.layers))
+            if not len(pages):
+                landed = side.kernels.mark()
+                for layer in range(self.geometry.layers):
+                    layer_done(layer, landed)
+            for source, part, rows, is_last in self._page_locked(side, pages, slab, slots, range(self.geometry.layers)):
+                pieces = split_runs(part, rows, self.switch_over.load_pages)
+                for layer in range(self.geometry.layers):
+                    self._load_layer(side.kernels, pieces, source, layer)
+                    if is_last:
+                        layer_done(layer, side.kernels.mark())
+
+    def _copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
+    ) -> None:
+        with self._copying(after) as side:
+            pages, slots = self._take_landed(side, pages, slab, slots, range(layer, layer + 1))
+            for source, part, rows, _ in self._page_locked(side, pages, slab, slots, range(layer, layer + 1)):
+                self._load_layer(side.kernels, split_runs(part, rows, self.switch_over.load_pages), source, layer)
+
+    def _take_landed(
+        self, side: _Side, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Queue the copies of what lies in landing memory, at once: it is faster there than the first layer from host
+        memory. The others, pages and slots."""
+        landed = slots >= len(slab)
+        if landed.any():
+            assert self.landing is not None, "a page is said to have landed, and there is no landing memory"
+            side.kernels.scatter(self._pool, pages[landed], self.landing, slots[landed] - len(slab), layers)
+        return pages[~landed], slots[~landed]
+
+    def _load_layer(self, queue: CopyQueue, pieces: Pieces, source: torch.Tensor, layer: int) -> None:
+        for page, slot, count in pieces.runs:
+            at = layer * self.geometry.layer_bytes
+            for plane in self._planes[layer]:
+                width = plane.shape[1]
+                queue.rows(source[slot : slot + count, at : at + width], plane[page : page + count])
+                at += width
+        if len(pieces.pages):
+            chosen, most = range(layer, layer + 1), self.switch_over.load_programs
+            queue.scatter(self._pool, pieces.pages, source, pieces.slots, chosen, most_programs=most)
+
+    def _page_locked(
+        self, side: _Side, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
+    ) -> Iterator[tuple[torch.Tensor, np.ndarray, np.ndarray, bool]]:
+        """(memory that the device reaches, pool pages, their rows of that memory, whether these are the last), with
+        the bytes of `layers` in it."""
+        if not len(pages):
+            return
+        whole = torch.from_numpy(slab)
+        if self.accelerator.page_locked(whole):
+            yield whole, pages, slots, True
+            return
+        part = slice(layers.start * self.geometry.layer_bytes, layers.stop * self.geometry.layer_bytes)
+        used: list[Mark | None] = [None, None]
+        for number, start in enumerate(range(0, len(pages), side.rows)):
+            half, before = side.locked[number % 2], used[number % 2]
+            if before is not None:
+                before.synchronize()
+            rows = slots[start : start + side.rows]
+            half.numpy()[: len(rows), part] = slab[rows, part]
+            stop = start + len(rows)
+            yield half, pages[start:stop], np.arange(len(rows), dtype=np.int64), stop == len(pages)
+            used[number % 2] = side.kernels.mark()
+
+    # ---- from the device ----
+
+    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+        with self._copying(after) as side:
+            whole = torch.from_numpy(slab)
+            if not self.accelerator.page_locked(whole):
+                self._store_unlocked(side, pages, slab, slots)
+                return
+            # A kernel gathers the pages in whatever order: only the slots decide about the copy engine.
+            order = np.argsort(slots)
+            by_engine = np.ones(len(slots), dtype=bool)
+            at = 0
+            for _, _, count in runs(slots[order], slots[order]):
+                by_engine[order[at : at + count]] = count >= self.switch_over.store_pages
+                at += count
+            if not by_engine.all():
+                side.kernels.gather(self._pool, pages[~by_engine], whole, slots[~by_engine])
+            order = order[by_engine[order]]
+            self._store_staged(side, pages[order], whole, slots[order])
+
+    def _store_staged(self, side: _Side, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> None:
+        """Through both halves of the staging memory on the device: one is filled while the other is emptied."""
+        emptied: list[Mark | None] = [None, None]
+        for number, start in enumerate(range(0, len(pages), side.rows)):
+            half, before = side.staging[number % 2], emptied[number % 2]
+            if before is not None:
+                side.kernels.after(before)
+            part, targets = pages[start : start + side.rows], slots[start : start + side.rows]
+            rows = np.arange(len(part), dtype=np.int64)
+            side.kernels.gather(self._pool, part, half, rows)
+            side.engine.after(side.kernels.mark())
+            for row, slot, count in runs(rows, targets):
+                side.engine.rows(half[row : row + count], slab[slot : slot + count, : self.geometry.page_bytes])
+            emptied[number % 2] = side.engine.mark()
+
+    def _store_unlocked(self, side: _Side, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+        """Through both page-locked halves: a piece is on its way while this thread copies the one before it."""
+        nbytes = self.geometry.page_bytes
+        under_way: deque[tuple[Mark, torch.Tensor, np.ndarray]] = deque()
+
+        def take() -> None:
+            mark, half, targets = under_way.popleft()
+            mark.synchronize()
+            slab[targets, :nbytes] = half.numpy()[: len(targets), :nbytes]
+
+        for number, start in enumerate(range(0, len(pages), side.rows)):
+            if len(under_way) == 2:
+                take()
+            half, targets = side.locked[number % 2], slots[start : start + side.rows]
+            rows = np.arange(len(targets), dtype=np.int64)
+            side.kernels.gather(self._pool, pages[start : start + side.rows], half, rows)
+            under_way.append((side.kernels.mark(), half, targets))
+        while under_way:
+            take()
+
+
+def open_cuda_pool(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> AcceleratorPool:
+    """A pool on a CUDA device, with the switch-over measured there."""
+    accelerator = CudaAccelerator(layers[0][0].device)
+    switch_over = measure_switch_over(accelerator, layers[0], page_size, len(layers))
+    logger.info(
+        "swift-tiers: runs of %d pages and more are loaded by the copy engine, of %d and more stored; "
+        "a kernel loads with %s programs",
+        switch_over.load_pages,
+        switch_over.store_pages,
+        switch_over.load_programs or "all",
+    )
+    return AcceleratorPool(layers, page_size, accelerator, switch_over)

@@ -1,0 +1,271 @@
+"""The device pool as the tiers see it: planes of pages, whatever SGLang calls them.
+
+`HostMemoryPool` serves pools in host memory (the portable CPU platform), `BlockMajorPool` those of them in which a page
+lies together; `accelerator_pool.AcceleratorPool` serves the others.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from swift_tiers.kernels.copy_queue import Accelerator, Mark
+from swift_tiers.kernels.page_copy import copy_in, copy_out
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import PageGeometry
+from swift_tiers.sglang_ext.pools.supported import PLAIN_WINDOWS
+
+#: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
+LayerDone = Callable[[int, Mark | None], None]
+
+
+def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
+    """The buffers of every layer of SGLang's pool: K and V, `[rows, heads, head_dim]` each; or, of multi-head latent
+    attention (MLA), the one of its latent rows, `[rows, 1, latent + rotary]`, whose first part is V.
+
+    Raises ConfigError for a pool whose bytes mean more than that: scaled, vectorised, hybrid ones, parts of one.
+    """
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+
+    from swift_tiers.sglang_ext.pools.shared_pool import LentKVPool
+
+    if type(kvcache) is MLATokenToKVPool:
+        return _latent_planes(kvcache)
+    if type(kvcache) is not MHATokenToKVPool and not isinstance(kvcache, LentKVPool):
+        raise ConfigError(
+            f"--enable-swift-tiers: the model's KV pool is a {type(kvcache).__name__}; only those of plain attention "
+            f"(multi-head, grouped-query, latent) are supported: {_remedy(kvcache)}"
+        )
+    scaled = [name for name in ("k_scale_buffer", "native_k_scale_buffer") if getattr(kvcache, name, None) is not None]
+    if scaled or kvcache.kv_cache_layout != "nhd":
+        raise ConfigError(
+            "--enable-swift-tiers: the KV pool is scaled or not in NHD layout; "
+            "choose another --kv-cache-dtype or attention backend, or remove the flag"
+        )
+    return [[key, value] for key, value in zip(kvcache.k_buffer, kvcache.v_buffer, strict=True)]
+
+
+def _latent_planes(kvcache: Any) -> list[list[torch.Tensor]]:
+    if kvcache.kv_scale_buffer is not None or kvcache.layer_shard_enabled:
+        raise ConfigError(
+            "--enable-swift-tiers: the pool of latent KV is scaled, or its layers are spread over ranks; "
+            "choose another --kv-cache-dtype or parallelism, or remove the flag"
+        )
+    return [[latent] for latent in kvcache.kv_buffer]
+
+
+def _remedy(kvcache: Any) -> str:
+    """What helps where `kvcache` is of a kind that is not supported."""
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, SWAKVPool) else "remove the flag"
+
+
+def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> PageGeometry:
+    """The geometry of a page of this pool. Raises ConfigError if layers or planes differ in size."""
+    row_bytes = {plane[0].numel() * plane.element_size() for planes in layers for plane in planes}
+    if len(row_bytes) != 1 or len({len(planes) for planes in layers}) != 1:
+        raise ConfigError(
+            "--enable-swift-tiers: the model's layers keep KV rows of different sizes, which is not supported: "
+            "remove the flag"
+        )
+    return PageGeometry(layers=len(layers), planes=len(layers[0]), tokens=page_size, row_bytes=row_bytes.pop())
+
+
+def row_shape(kvcache: Any) -> tuple[int, int]:
+    """(heads, dimensions of one) of a token's row in a plane; latent rows are one head, which all share."""
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    if isinstance(kvcache, MLATokenToKVPool):
+        return 1, kvcache.kv_cache_dim
+    return kvcache.head_num, kvcache.head_dim
+
+
+def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
+    """`[rows, ...]` as uint8 `[rows // page_size, page_size * row_bytes]`, sharing memory."""
+    whole = buffer.shape[0] // page_size * page_size
+    return buffer[:whole].reshape(whole, -1).view(torch.uint8).view(whole // page_size, -1)
+
+
+def _wait(events: Sequence[Any]) -> None:
+    for event in events:
+        event.synchronize()
+
+
+class DevicePool(ABC):
+    """Base: where a request's pages lie in the pool, and copies from and to a slab of block-major pages."""
+
+    #: What copies beside the forward; None where the pool is in host memory.
+    accelerator: Accelerator | None = None
+    #: uint8 [slots, stride], on the device: `copy_in` takes slots beyond the slab's from here. See
+    #: `radix_tiering.landing`.
+    landing: torch.Tensor | None = None
+
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
+        self.geometry = pool_geometry(layers, page_size)
+        self.page_size = page_size
+        self.pool_pages = layers[0][0].shape[0] // page_size
+        self.device = layers[0][0].device
+
+    def page_indices(self, rows: torch.Tensor) -> np.ndarray:
+        """The pool page of each `page_size` rows: int64 [pages].
+
+        Raises ValueError if the rows are not whole, aligned, existing pages.
+        """
+        slots = rows.detach().to(device="cpu", dtype=torch.int64).flatten().numpy()
+        if len(slots) % self.page_size:
+            raise ValueError(f"{len(slots)} rows are not whole pages of {self.page_size}")
+        table = slots.reshape(-1, self.page_size)
+        first = table[:, 0]
+        if (first % self.page_size).any() or (table != first[:, None] + np.arange(self.page_size)).any():
+            raise ValueError("rows are not aligned pages")
+        pages = first // self.page_size
+        if len(pages) and (pages.min() < 0 or pages.max() >= self.pool_pages):
+            raise ValueError(f"rows lie outside the pool of {self.pool_pages} pages")
+        return np.ascontiguousarray(pages)
+
+    def adopt_thread(self) -> None:  # noqa: B027 - nothing to do for a pool in host memory
+        """What the calling thread asks of CUDA is asked of this pool's device from now on. To be called first by a
+        thread that copies: one that waits for an event takes a part of GPU 0 otherwise, whichever it is of."""
+
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
+        """Pool pages to slab rows, once the device's events `after` have come; complete when it returns or raises.
+        Raises IndexError, and copies nothing, if a page or a slot is none. Not on the scheduler's thread."""
+        self._require(pages, slots, len(slab))
+        self._copy_out(pages, slab, slots, after)
+
+    def copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
+    ) -> None:
+        """Slab rows to pool pages, once the device's events `after` have come; `layer_done` for each layer, from 0.
+        Where the pool has landing memory, `slots` go on there after the slab's. Nothing is written any more when it
+        returns or raises. Raises IndexError, and copies nothing, if a page or a slot is none. Not on the scheduler's
+        thread."""
+        self._require(pages, slots, len(slab) + (0 if self.landing is None else len(self.landing)))
+        self._copy_in(pages, slab, slots, layer_done, after)
+
+    def copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any] = ()
+    ) -> None:
+        """One layer of slab rows to pool pages; it may be read when this returns, and is not written any more when
+        this raises. Raises IndexError, and copies nothing, if a page or a slot is none. Not on the scheduler's thread.
+        """
+        self._require(pages, slots, len(slab) + (0 if self.landing is None else len(self.landing)))
+        self._copy_layer(pages, slab, slots, layer, after)
+
+    def _require(self, pages: np.ndarray, slots: np.ndarray, slots_end: int) -> None:
+        """Once for each copy: what numpy takes for the last row, and a kernel for memory of others, is an error."""
+        for what, numbers, end in (("pool page", pages, self.pool_pages), ("slot", slots, slots_end)):
+            if len(numbers) and not (numbers.min() >= 0 and numbers.max() < end):
+                raise IndexError(f"a {what} of {int(numbers.min())} to {int(numbers.max())} is none of {end}")
+
+    @abstractmethod
+    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+        """`copy_out` of pages and slots that there are."""
+
+    @abstractmethod
+    def _copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
+    ) -> None:
+        """`copy_in` of pages and slots that there are."""
+
+    @abstractmethod
+    def _copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
+    ) -> None:
+        """`copy_layer` of pages and slots that there are."""
+
+
+class HostMemoryPool(DevicePool):
+    """A pool in host memory: plain copies, one layer after the other."""
+
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
+        super().__init__(layers, page_size)
+        self._arrays = [[as_pages(plane, page_size).numpy() for plane in planes] for planes in layers]
+        self._flat = [plane for planes in self._arrays for plane in planes]
+
+    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+        _wait(after)
+        copy_out(self._flat, pages, slab, slots)
+
+    def _copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
+    ) -> None:
+        _wait(after)
+        for layer in range(self.geometry.layers):
+            self._copy_layer(pages, slab, slots, layer, ())
+            layer_done(layer, None)
+
+    def _copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
+    ) -> None:
+        _wait(after)
+        copy_in(self._arrays[layer], pages, slab, slots, layer * self.geometry.layer_bytes)
+
+
+class BlockMajorPool(DevicePool):
+    """A pool in host memory in which a token's rows of all layers lie together: page by page, rows put in order."""
+
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int, table: torch.Tensor) -> None:
+        """`table`: the pool as uint8 `[pages, page_size, layers * planes, row_bytes]`."""
+        super().__init__(layers, page_size)
+        # A row as one element: numpy then copies it in one go.
+        self._table = table.numpy().view(f"V{self.geometry.row_bytes}")[..., 0]
+
+    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+        _wait(after)
+        for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
+            self._rows_of(slab[slot])[...] = self._table[page].T
+
+    def _copy_in(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
+    ) -> None:
+        _wait(after)
+        pairs = self._pairs(pages, slab, slots)
+        for layer in range(self.geometry.layers):
+            self._copy_rows(pairs, layer)
+            layer_done(layer, None)
+
+    def _copy_layer(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
+    ) -> None:
+        _wait(after)
+        self._copy_rows(self._pairs(pages, slab, slots), layer)
+
+    def _copy_rows(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], layer: int) -> None:
+        part = slice(layer * self.geometry.planes, (layer + 1) * self.geometry.planes)
+        for page, rows in pairs:
+            page[part] = rows[part]
+
+    def _pairs(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The rows of each page in the pool, and in the slab."""
+        return [
+            (self._table[page].T, self._rows_of(slab[slot]))
+            for page, slot in zip(pages.tolist(), slots.tolist(), strict=True)
+        ]
+
+    def _rows_of(self, row: np.ndarray) -> np.ndarray:
+        """A slab row as rows `[layers * planes, page_size]`."""
+        shape = (self.geometry.layers * self.geometry.planes, self.page_size)
+        return row[: self.geometry.page_bytes].view(f"V{self.geometry.row_bytes}").reshape(shape)
+
+
+def open_device_pool(kvcache: Any, page_size: int) -> DevicePool:
+    """The pool behind SGLang's `kvcache`. Raises ConfigError if it is of a kind that is not supported."""
+    from swift_tiers.sglang_ext.pools.accelerator_pool import open_cuda_pool
+    from swift_tiers.sglang_ext.pools.shared_pool import BlockMajorKVPool
+
+    layers = layer_planes(kvcache)
+    if isinstance(kvcache, BlockMajorKVPool):
+        return BlockMajorPool(layers, page_size, kvcache.table)
+    device = layers[0][0].device.type
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"--enable-swift-tiers: the model's KV pool is on a {device!r} device; "
+            "CUDA devices and the CPU are supported: remove the flag"
+        )
+    return HostMemoryPool(layers, page_size) if device == "cpu" else open_cuda_pool(layers, page_size)

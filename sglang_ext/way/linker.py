@@ -1,0 +1,444 @@
+"""The linker: SGLang's prefix tree on one side, the tier stack on the other.
+
+SGLang calls every method here on the scheduler's thread, between two batches. So nothing here waits for a tier, takes
+the page table's lock for long, or lets an exception out (one would end the server). Copying is done by `Offloader` and
+`Loader`, on threads of their own.
+
+A request's way up:
+
+1. `arrive` when SGLang first matches the request: a restore begins to bring its pages up to host memory.
+2. `readiness` while the request waits in the queue: other requests pass; bounded by `policy.restore_deadline`.
+3. `lookup` at admission: only pages that lie verified and pinned in host memory are promised.
+4. `load`, `start_layer_wise_loading`: copied into the request's private device slots while the forward runs.
+5. `finish_layer_wise_loading`, `depart`: pins are given back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from swift_tiers.radix_tiering.base.page import Namespace
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.garbage import Garbage
+from swift_tiers.radix_tiering.table.held_page import Places
+from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore
+from swift_tiers.sglang_ext.build.assembly import build_tiers
+from swift_tiers.sglang_ext.build.reporting import Reporting
+from swift_tiers.sglang_ext.build.weights import unnamed_weights
+from swift_tiers.sglang_ext.pools.device_pool import DevicePool, open_device_pool
+from swift_tiers.sglang_ext.tell.forward_times import ForwardTimes
+from swift_tiers.sglang_ext.tell.guard import never_raises
+from swift_tiers.sglang_ext.tell.request_facts import Runs, runs_of, tell_forward
+from swift_tiers.sglang_ext.way.loads import Load, Loader
+from swift_tiers.sglang_ext.way.offloads import QUIESCE_SECONDS, Offload, Offloader
+
+if TYPE_CHECKING:
+    from swift_tiers.sglang_ext.build.peer_side import PeerSide
+
+logger = logging.getLogger(__name__)
+
+
+def _no_lengths() -> list[int]:
+    return []
+
+
+class Claim:
+    """What one request has below the device, from its arrival until it is admitted or gone. Scheduler's thread."""
+
+    __slots__ = ("hashes", "loading", "restore", "under_way")
+
+    def __init__(self, hashes: Sequence[str], restore: Restore) -> None:
+        self.hashes = hashes  # SGLang's page hashes of the tail that the device did not have
+        self.restore = restore
+        self.loading = False
+        self.under_way = False  # it was admitted with a part of its pages, and computes what is missing
+
+    def offset_of(self, page_hash: str) -> int | None:
+        """Where in the chain a tail begins now: the device may have gained pages since the request arrived."""
+        if not self.hashes:
+            return None
+        if self.hashes[0] == page_hash:
+            return 0
+        try:
+            return self.hashes.index(page_hash)
+        except ValueError:
+            return None
+
+    def covers(self, hashes: Sequence[str]) -> int | None:
+        """Where `hashes` begin in the chain, or None if they are not a piece of it.
+
+        Each hash is over all before it, so the first and the last one decide.
+        """
+        offset = self.offset_of(hashes[0])
+        if offset is None:
+            return None
+        last = min(offset + len(hashes), len(self.hashes)) - 1
+        return offset if self.hashes[last] == hashes[last - offset] else None
+
+
+class _Ahead(NamedTuple):
+    """What the next `offload` is not told: see `SwiftLinker.expect_offload`."""
+
+    parent: str | None = None
+    depth: int = 1
+    prefix_hashes: Sequence[str] = ()
+    prefix_rows: torch.Tensor | None = None
+
+
+class SwiftLinker(UnifiedCacheLinker):
+    """SGLang's `dynamic` linker over a `TierStack`."""
+
+    def __init__(
+        self,
+        server_args: Any,
+        params: Any,
+        *,
+        components: Any,
+        extra_config: dict[str, Any] | None = None,
+        forward_stream: Any = None,
+    ) -> None:
+        pool = open_device_pool(params.token_to_kv_pool_allocator.get_kvcache(), params.page_size)
+        stack, side = build_tiers(server_args, params, pool, extra_config or {})
+        self._start(pool, stack, side)
+        self.forward_stream = forward_stream
+        self._garbage: Garbage | None = Garbage(lambda: stack.table.pages)
+
+    @classmethod
+    def over(cls, pool: DevicePool, stack: TierStack) -> SwiftLinker:
+        """A linker over a stack that exists already; for benches and tests."""
+        linker = cls.__new__(cls)
+        linker._start(pool, stack)
+        return linker
+
+    def _start(self, pool: DevicePool, stack: TierStack, peer_side: PeerSide | None = None) -> None:
+        self.pool = pool
+        self.stack = stack
+        self._garbage = None
+        self.peer_side = peer_side
+        self.reporting: Reporting | None = None  # once the scheduler is complete
+        self.forward_stream = None
+        self.pools = {PoolName.KV: pool}
+        self.claims: dict[str, Claim] = {}
+        self.served: dict[str, Runs] = {}  # rid -> what its last load takes from where, for attribution
+        self.offloader = Offloader(pool, stack)
+        self.loader = Loader(pool, stack)
+        self.layer_done_counter = self.loader.counter
+        self.resets = 0
+        self.stale_device = False  # the device still has KV of weights that are gone: nothing is taken from it
+        self._queued: dict[str, Load] = {}
+        self._running: dict[int, list[Load]] = {}
+        self._ahead = _Ahead()
+        self._closed = False
+        stack.planner.launch_blocks = pool.device.type == "cpu"
+        self._times = ForwardTimes(blocking=stack.planner.launch_blocks)
+
+    def begin_round(self) -> None:
+        """A scheduling round begins: no request has been admitted in it yet."""
+        self._times.round_began(time.monotonic())
+        if self.peer_side is not None:
+            self.peer_side.tick()
+
+    @never_raises(lambda: None)
+    def forward_ended(self, batch: Any) -> None:
+        """A batch's result is there. One prompt alone, that waited for no load, tells what computing costs."""
+        took = self._times.result(batch.launch_ts, time.monotonic())
+        if took is None:
+            return
+        if batch.forward_mode == ForwardMode.EXTEND and len(batch.extend_lens or ()) == 1 and took.alone:
+            (start,), (length,) = batch.prefix_lens, batch.extend_lens
+            self.stack.costs.computed(start, start + length, took.seconds)
+        if batch.forward_mode.is_extend_without_speculative():
+            tell_forward(batch, took.seconds, took.ended)
+
+    def partly_computed(self) -> None:
+        """The batch that runs now computes less than its tokens tell: nothing is to be learnt from it."""
+        self._times.not_alone()
+
+    # ---- arrival: before admission ----
+
+    @never_raises(lambda: None)
+    def arrive(
+        self,
+        rid: str,
+        hashes: Sequence[str],
+        prefix_hashes: Sequence[str] = (),
+        *,
+        can_compute: bool = False,
+        no_layers: str = NOBODY_COMPUTES_LAYERS,
+    ) -> None:
+        """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has.
+
+        A second call for the same request begins anew. `can_compute`, `no_layers`: see `Restorer.begin`.
+        """
+        self.depart(rid)
+        keys = [bytes.fromhex(page_hash) for page_hash in hashes]
+        prefix = [bytes.fromhex(page_hash) for page_hash in prefix_hashes]
+        self.claims[rid] = Claim(hashes, self.stack.restore(keys, prefix, can_compute=can_compute, no_layers=no_layers))
+
+    def readiness(self, rid: str) -> Readiness:
+        """Whether `rid` may be admitted: its pages are up, or its deadline has passed, or it is to compute a part."""
+        claim = self.claims.get(rid)
+        try:
+            return Readiness.READY if claim is None else self.stack.restorer.poll(claim.restore)
+        except Exception:
+            logger.exception("swift-tiers: the restore of request %s failed; it is recomputed", rid)
+            return Readiness.READY
+
+    @never_raises(lambda: False)
+    def settled(self, rid: str) -> bool:
+        """Whether `rid` has nothing to wait for, without beginning to wait: its pages are all up, or none is held."""
+        claim = self.claims.get(rid)
+        return claim is None or self.stack.restorer.settled(claim.restore)
+
+    def known_pages(self, rid: str) -> int:
+        """How many pages of the request's tail are held below the device, as far as that is known now."""
+        claim = self.claims.get(rid)
+        return len(claim.restore.flight) if claim is not None else 0
+
+    @never_raises(lambda: None)
+    def depart(self, rid: str) -> None:
+        """The request is admitted without a load, or has ended: nothing is kept for it any more."""
+        claim = self.claims.get(rid)
+        if claim is not None and not claim.loading and not claim.under_way:
+            del self.claims[rid]
+            self.stack.restorer.release(claim.restore)
+
+    def by_layers(self, rid: str) -> bool:
+        """Whether the request is to be computed layer by layer while its pages come up."""
+        claim = self.claims.get(rid)
+        try:
+            return claim is not None and self.stack.restorer.layers.wanted(claim.restore)
+        except Exception:
+            logger.exception("swift-tiers: the restore of request %s failed", rid)
+            return False
+
+    def begin_course(self, rid: str) -> None:
+        """The device computes the request while its pages come up: several loads may follow each other."""
+        if (claim := self.claims.get(rid)) is not None:
+            claim.under_way = True
+
+    def end_course(self, rid: str, *, whole: bool) -> None:
+        """It has computed or taken every page (`whole`), or the request has ended before. Pages that are being copied
+        stay pinned until they are."""
+        claim = self.claims.get(rid)
+        if claim is not None:
+            claim.under_way = False
+            if whole:
+                self.stack.restorer.split(claim.restore)
+            self.depart(rid)
+
+    # ---- SGLang's linker interface: admission ----
+
+    @never_raises(_no_lengths)
+    def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
+        """Every restorable length of the tail `transfers`, in pages: all of them up to what is verified and pinned now.
+        SGLang asks anew in every round, and the device may have lost pages since the last one."""
+        hashes = _keys(transfers)
+        claim = self.claims.get(rid)
+        if claim is None:
+            self.arrive(rid, hashes)
+            return []
+        offset = claim.covers(hashes)
+        if offset is None:
+            return []
+        pages = self.stack.restorer.present(claim.restore, offset) - offset
+        return list(range(1, min(len(hashes), pages) + 1))
+
+    def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
+        """Queue the copy of promised pages into device slots. Always accepted: ranks must answer alike."""
+        try:
+            (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
+            claim = self.claims[rid]
+            offset = claim.covers(transfer.keys)
+            if offset is None:
+                raise RuntimeError("the pages asked for are not the ones promised")
+            last = offset + len(transfer.keys)
+            places = self.stack.restorer.places(claim.restore, offset, last)
+            pool_pages = self.pool.page_indices(transfer.device_indices)
+            if len(places) != len(pool_pages):
+                raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(places)} promised")
+            claim.loading = True
+            self._queued[rid] = Load(rid, claim.restore, offset, places, pool_pages)
+            self.served[rid] = runs = runs_of(claim.restore.sources[offset:last])
+            claim.restore.story.loaded(offset, runs)
+        except Exception as error:
+            # Refusing here could split the ranks; a load that fails is answered by SGLang with 503 on all of them.
+            logger.exception("swift-tiers: the load of request %s cannot be queued", rid)
+            self.stack.events.emit("linker.error", where="load", error=repr(error))
+            self._queued[rid] = Load(rid, None, 0, Places.none(), np.empty(0, dtype=np.int64))
+        return True
+
+    @never_raises(lambda: False)
+    def cancel_queued_load(self, rid: str) -> bool:
+        load = self._queued.pop(rid, None)
+        if load is None:
+            return False
+        if load.restore is not None:
+            load.restore.story.withdraw(load.first)
+        self._end_loading(rid)
+        return True
+
+    def _end_loading(self, rid: str) -> None:
+        claim = self.claims.get(rid)
+        if claim is not None:
+            claim.loading = False
+            self.depart(rid)
+
+    def start_layer_wise_loading(self) -> int:
+        """Hand the queued loads to the loading thread; -1 if there are none."""
+        if not self._queued:
+            return -1
+        loads, self._queued = list(self._queued.values()), {}
+        self._times.not_alone()
+        # Whoever used the slots before has to be done with them: the same events as for an offload.
+        index = self.loader.start(loads, self.record_offload_ready)
+        self._running[index] = loads
+        return index
+
+    def finish_layer_wise_loading(self, counter_index: int) -> bool:
+        """Wait until every layer of the batch has landed; False if one did not."""
+        landed = self.loader.counter.finish(counter_index)
+        for load in self._running.pop(counter_index, []):
+            claim = self.claims.get(load.rid)
+            if load.restore is not None and (claim is None or not claim.under_way):
+                self.stack.restorer.release(load.restore)
+            self._end_loading(load.rid)
+        return landed
+
+    # ---- SGLang's linker interface: offload ----
+
+    @never_raises(lambda: True)
+    def holds(self, page_hash: str) -> bool:
+        """Whether a page is held below the device now."""
+        return bool(self.stack.probe([bytes.fromhex(page_hash)]))
+
+    def expect_offload(
+        self,
+        parent: str | None,
+        depth: int,
+        prefix_hashes: Sequence[str] = (),
+        prefix_rows: torch.Tensor | None = None,
+    ) -> None:
+        """What the next `offload` is not told: the page before its first one, and its position, in pages from 1.
+
+        Where the tiers have lost that page meanwhile, `prefix_hashes` and `prefix_rows` are the whole path to it on
+        the device, which is then offered along: SGLang itself never offers a node twice.
+        """
+        self._ahead = _Ahead(parent, depth, prefix_hashes, prefix_rows)
+
+    def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
+        """Queue pages for the tiers. Always accepted; the result comes in the order of acceptance."""
+        ahead, self._ahead = self._ahead, _Ahead()
+        try:
+            (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
+            # A private copy of the indices: they are read later, on another thread.
+            hashes, rows = list(transfer.keys), transfer.device_indices.clone()
+            parent, depth = ahead.parent, ahead.depth
+            if ahead.prefix_rows is not None:
+                hashes = [*ahead.prefix_hashes, *hashes]
+                rows = torch.cat([ahead.prefix_rows, rows])
+                parent, depth = None, 1
+            # Bound now: the weights may change before it is copied, and what is computed with the next ones is another
+            # namespace's.
+            namespace = None if self.stale_device else self.stack.digest
+            job = Offload(hashes, rows, self.record_offload_ready(), parent, depth, namespace)
+        except Exception:
+            logger.exception("swift-tiers: an offload cannot be queued")
+            job = Offload([], torch.empty(0, dtype=torch.int64), [], None, 1, None)
+        self.offloader.submit(job)
+        return True
+
+    @never_raises(lambda: 0)
+    def num_completed_offloads(self) -> int:
+        return self.offloader.answered
+
+    def pop_completed_offload(self) -> bool:
+        return self.offloader.take_answer()
+
+    # ---- SGLang's linker interface: lifecycle ----
+
+    @never_raises(lambda: None)
+    def reset(self) -> None:
+        """SGLang empties its tree (/flush_cache): quiesce, then empty the tiers as `policy.flush_cache` says."""
+        self._quiesce()
+        self.resets += 1
+        level = self.stack.config.policy.flush_cache
+        self.stack.flush_soon(host=level != "device", ssd=level == "all")
+        if self.stale_device:
+            # What the device computed with weights that are gone is gone as well; whatever of it might have slipped
+            # through is in a namespace that is left now.
+            self.stack.change_namespace(_unnamed(self.stack.namespace))
+            self.stale_device = False
+            self.stack.events.emit("offload.resumed")
+
+    @never_raises(lambda: None)
+    def close(self) -> None:
+        """End the threads, write what is admitted, save the index. Idempotent."""
+        if self._closed:
+            return
+        self._quiesce()
+        self._closed = True
+        if self._garbage is not None:
+            self._garbage.end()
+        if self.reporting is not None:
+            self.reporting.stop_orders()
+        self.loader.close()
+        self.offloader.close()
+        self.stack.close(timeout=8.0)
+        if self.peer_side is not None:
+            self.peer_side.close()
+        if self.reporting is not None:
+            self.reporting.close()
+
+    def wait_offloads(self, timeout: float = QUIESCE_SECONDS) -> bool:
+        """Wait until nothing is copied out of the device any more; False on timeout."""
+        return self.offloader.wait(timeout)
+
+    def _quiesce(self) -> None:
+        """Wait for copies in flight, forget answers and claims. What takes too long is given up."""
+        self.wait_offloads()
+        self.offloader.forget()
+        for index in list(self._running):
+            self.finish_layer_wise_loading(index)
+        for rid in [*self._queued, *self.claims]:
+            self.cancel_queued_load(rid)
+            self.depart(rid)
+        self.served.clear()
+        self.loader.counter.reset()
+
+    @never_raises(lambda: None)
+    def weights_changed(self, *, device_emptied: bool) -> None:
+        """The model computes other KV from now on: nothing that came before may be found again.
+
+        Unless the device was emptied with the update, its tree still has KV of the old weights, and nothing is taken
+        from it until it is (`reset`). What is on its way out of it by now is of the old ones, and stays so.
+        """
+        self.stale_device = not device_emptied
+        if self.stale_device:
+            self.stack.events.emit("offload.paused", reason="the weights changed, and the device was not flushed")
+        self.wait_offloads()
+        for rid in list(self.claims):
+            self.depart(rid)
+        self.stack.change_namespace(_unnamed(self.stack.namespace))
+
+
+def _unnamed(namespace: Namespace) -> Namespace:
+    """The same, with weights that no file describes."""
+    return msgspec.structs.replace(namespace, weights=unnamed_weights())
+
+
+def _keys(transfers: list[PoolTransfer]) -> list[str]:
+    """The page hashes of the KV transfer among `transfers`."""
+    (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
+    keys: list[str] = transfer.keys
+    return keys

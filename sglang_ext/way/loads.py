@@ -1,0 +1,233 @@
+"""Copies into the device: batches of requests, layer by layer, on the thread "swift-load"."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter
+
+from swift_tiers.kernels.copy_queue import Mark
+from swift_tiers.radix_tiering.restore.layers import LayerCourse
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.held_page import Places
+from swift_tiers.radix_tiering.way.request_restore import Restore
+from swift_tiers.sglang_ext.pools.device_pool import DevicePool
+
+logger = logging.getLogger(__name__)
+
+#: How often a wait for a layer looks whether the loading thread still lives, seconds.
+WATCHDOG_SECONDS = 1.0
+
+
+class WatchedLoadCounter(LayerWiseLoadCounter):
+    """SGLang's layer counter, except that a wait ends when the loading thread has died.
+
+    The stock counter waits without a limit, so a dead thread would hang the server for good.
+
+    A layer on an accelerator is complete with a mark: the forward's stream waits for it there, while the thread that
+    launches the forward goes on.
+    """
+
+    def __init__(self, num_layers: int, alive: Callable[[], bool]) -> None:
+        super().__init__(num_layers)
+        self._alive = alive
+        self._over: dict[int, Future[None]] = {}
+
+    def update_producer(self) -> int:
+        index: int = super().update_producer()
+        self._over[index] = Future()
+        return index
+
+    def complete(self, index: int, layer: int, mark: Mark | None = None) -> None:
+        """The layer may be read, if there is a mark by whatever begins after it."""
+        self.futures[index][layer].set_result(mark)
+
+    def end(self, index: int) -> None:
+        """Nothing is copied for the batch any more."""
+        self._over[index].set_result(None)
+
+    def fail(self, index: int, error: BaseException) -> None:
+        super().fail(index, error)
+        over = self._over.get(index)
+        if over is not None and not over.done():
+            over.set_exception(error)
+
+    def wait_until(self, threshold: int) -> None:
+        futures = self.futures.get(self.consumer_index)
+        if futures is not None:
+            self._watch(self.consumer_index, futures[threshold])
+            if futures[threshold].exception() is None and (mark := futures[threshold].result()) is not None:
+                mark.wait()
+        super().wait_until(threshold)
+
+    def finish(self, index: int) -> bool:
+        """Wait until nothing is copied for the batch any more; True when every layer of it has landed."""
+        if index in self._over:
+            self._watch(index, self._over[index])
+            ended = self._over.pop(index).exception() is None
+            return super().finish(index) and ended
+        landed: bool = super().finish(index)
+        return landed
+
+    def reset(self) -> None:
+        super().reset()
+        self._over.clear()
+
+    def _watch(self, index: int, future: Future[Any]) -> None:
+        while not future.done():
+            try:
+                future.exception(timeout=WATCHDOG_SECONDS)
+            except TimeoutError:
+                if not self._alive():
+                    self.fail(index, RuntimeError("the loading thread has died"))
+
+
+class Load(NamedTuple):
+    """The promised pages of one request, into its private device slots."""
+
+    rid: str
+    restore: Restore | None  # None: it could not be queued, and fails with its batch
+    first: int  # of the restore's pages, from 0
+    places: Places  # where they lie
+    pool_pages: np.ndarray  # int64 [pages]
+
+
+class LayerLoad(NamedTuple):
+    """The upper layers of the pages of one request, into slots of its own whose lower layers are being computed."""
+
+    course: LayerCourse
+    places: Places  # where they lie
+    pool_pages: np.ndarray  # int64 [pages]
+    ready: list[Any]  # events after which the device slots may be written
+
+
+class Loader:
+    """A batch is one index of `counter`; its layers complete in order. Layers from the top come for one request."""
+
+    def __init__(self, pool: DevicePool, stack: TierStack) -> None:
+        self._pool = pool
+        self._stack = stack
+        self._jobs: queue.SimpleQueue[tuple[int, list[Load], list[Any]] | LayerLoad | None] = queue.SimpleQueue()
+        #: Pool pages that are to be copied to, by the index of a batch, or less than 0 for layers.
+        self._under_way: dict[int, np.ndarray] = {}
+        self.counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._thread.is_alive())
+        self._thread = self._spawn()
+
+    # ---- the scheduler's thread ----
+
+    def start(self, loads: list[Load], ready: Callable[[], list[Any]]) -> int:
+        """Begin a batch; its index. `ready()`: events after which the device slots may be written."""
+        index: int = self.counter.update_producer()
+        try:
+            self._revive()
+            self._under_way[index] = np.concatenate([load.pool_pages for load in loads])
+            self._jobs.put((index, loads, ready()))
+        except Exception as error:
+            logger.exception("swift-tiers: loads cannot be started")
+            self._under_way.pop(index, None)
+            self.counter.fail(index, error)
+        return index
+
+    def start_layers(self, load: LayerLoad) -> None:
+        """Begin to copy its layers, from the top down, as far as the course lets it."""
+        self._revive()
+        self._under_way[~id(load)] = load.pool_pages
+        self._jobs.put(load)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _revive(self) -> None:
+        if not self._thread.is_alive():
+            self._thread = self._spawn()
+            self._stack.events.emit("thread.restarted", thread="swift-load")
+
+    def pages_under_way(self) -> list[np.ndarray]:
+        """The pool pages that are being copied to, or will be soon."""
+        return list(self._under_way.values())
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(5)
+
+    # ---- our thread ----
+
+    def _spawn(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="swift-load", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, LayerLoad):
+                self._copy_layers(job)
+                self._under_way.pop(~id(job), None)
+                continue
+            index, loads, ready = job
+            try:
+                self._copy_in(index, loads, ready)
+            except Exception as error:
+                logger.exception("swift-tiers: a load failed")
+                for load in loads:
+                    self._count(load, 0.0, failed=True)
+                self._under_way.pop(index, None)
+                self.counter.fail(index, error)
+            finally:
+                self._under_way.pop(index, None)  # where the thread dies of it
+
+    def _copy_in(self, index: int, loads: list[Load], ready: list[Any]) -> None:
+        broken = [load.rid for load in loads if load.restore is None]
+        if broken:
+            raise RuntimeError(f"requests {broken} could not be queued")
+        started = time.monotonic()
+
+        def layer_done(layer: int, mark: Mark | None) -> None:
+            self.counter.complete(index, layer, mark)
+
+        pool_pages = np.concatenate([load.pool_pages for load in loads])
+        slots = np.concatenate([load.places.numbers for load in loads])
+        self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
+        seconds = time.monotonic() - started
+        self._count_link(slots, self._pool.geometry.page_bytes, seconds)
+        # Before the batch ends: its pins are given back then, and with them what is counted here; and what is being
+        # copied to may be looked at.
+        for load in loads:
+            self._count(load, seconds, failed=False)
+        self._under_way.pop(index, None)
+        self.counter.end(index)
+
+    def _copy_layers(self, load: LayerLoad) -> None:
+        started, copied = time.monotonic(), 0
+        try:
+            while (layer := load.course.next_load()) is not None:
+                # Every time: to wait for what has long come costs nothing.
+                self._pool.copy_layer(load.pool_pages, self._stack.host.slab, load.places.numbers, layer, load.ready)
+                load.course.landed(layer)
+                copied += 1
+        except Exception as error:
+            logger.exception("swift-tiers: a layer could not be copied to the device; it is computed")
+            self._stack.events.emit("linker.error", where="layers", error=repr(error))
+            load.course.failed(repr(error))
+        if copied:
+            self._count_link(load.places.numbers, self._pool.geometry.layer_bytes * copied, time.monotonic() - started)
+
+    def _count_link(self, slots: np.ndarray, nbytes: int, seconds: float) -> None:
+        """`nbytes` of each page. What had landed on the device came by another link, and was counted there."""
+        pages = int((slots < self._stack.host.slots).sum())
+        if pages:
+            self._stack.links["host-device"].count(pages, pages * nbytes, seconds)
+
+    def _count(self, load: Load, seconds: float, *, failed: bool) -> None:
+        if load.restore is not None:
+            landed = int((load.places.numbers >= self._stack.host.slots).sum())
+            self._stack.restorer.count_load(
+                load.restore, load.first, len(load.places), seconds, failed=failed, landed=landed
+            )

@@ -1,0 +1,180 @@
+"""Copies out of the device: tree nodes, in the order in which they were accepted, on the thread "swift-offload"."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.sglang_ext.pools.device_pool import DevicePool
+
+logger = logging.getLogger(__name__)
+
+#: Pages taken into host memory in one step: bounds how long the page table is locked.
+STEP_PAGES = 64
+#: How long SGLang may have to wait for copies out of the device before they are given up, seconds.
+QUIESCE_SECONDS = 10.0
+
+
+class Offload:
+    """Pages of one tree node on their way to host memory. Compared by identity."""
+
+    __slots__ = ("depth", "hashes", "namespace", "parent", "ready", "rows")
+
+    def __init__(
+        self,
+        hashes: list[str],
+        rows: torch.Tensor,
+        ready: list[Any],
+        parent: str | None,
+        depth: int,
+        namespace: bytes | None,
+    ) -> None:
+        self.hashes = hashes
+        self.rows = rows  # of the device pool: int64 [pages * page_size]
+        self.ready = ready  # events after which the device pages may be read
+        self.parent = parent  # hash of the page before the first one
+        self.depth = depth  # position of the first one, in pages from 1
+        self.namespace = namespace  # digest; whose KV it is, however late it is copied. None: of weights that are gone
+
+
+class Offloader:
+    """Every accepted job gets one answer, in the order of acceptance, even if the thread dies over it.
+
+    A job that is no longer among the unanswered ones has been given up: it must not publish anything, since its device
+    pages may belong to others by now.
+    """
+
+    def __init__(self, pool: DevicePool, stack: TierStack) -> None:
+        self._pool = pool
+        self._stack = stack
+        self._jobs: queue.SimpleQueue[Offload | None] = queue.SimpleQueue()
+        self._unanswered: deque[Offload] = deque()
+        self._results: deque[bool] = deque()
+        self._answering = threading.Lock()
+        self._closed = False
+        self._thread = self._spawn()
+
+    # ---- the scheduler's thread ----
+
+    def submit(self, job: Offload) -> None:
+        self.revive()
+        with self._answering:
+            self._unanswered.append(job)
+            self._jobs.put(job)
+
+    @property
+    def answered(self) -> int:
+        """Answers to be taken."""
+        self.revive()
+        return len(self._results)
+
+    def take_answer(self) -> bool:
+        """Of the oldest job: whether every page of it is held now."""
+        return self._results.popleft()
+
+    def wait(self, timeout: float = QUIESCE_SECONDS) -> bool:
+        """Wait until nothing is copied out of the device any more; False on timeout."""
+        deadline = time.monotonic() + timeout
+        while self._unanswered:
+            self.revive()
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0005)
+        return True
+
+    def forget(self) -> None:
+        """Nobody waits for any answer any more; jobs still under way publish nothing."""
+        with self._answering:
+            if self._unanswered:
+                self._stack.events.emit("offload.given_up", jobs=len(self._unanswered))
+            self._unanswered.clear()
+            self._results.clear()
+
+    def revive(self) -> None:
+        """If the thread died over a job, answer that job, so that its device pages are unlocked, and go on."""
+        if self._thread.is_alive() or self._closed:
+            return
+        self._stack.events.emit("thread.restarted", thread="swift-offload")
+        with self._answering:
+            in_hand = self._unanswered[0] if len(self._unanswered) > self._jobs.qsize() else None
+        if in_hand is not None:
+            self._answer(in_hand, False)
+        self._thread = self._spawn()
+
+    def close(self) -> None:
+        self._closed = True
+        self._jobs.put(None)
+        self._thread.join(5)
+
+    # ---- our thread ----
+
+    def _spawn(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="swift-offload", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            stored = False
+            try:
+                self._pool.adopt_thread()
+                for event in job.ready:
+                    event.synchronize()
+                stored = self._copy_out(job)
+            except Exception as error:
+                logger.exception("swift-tiers: an offload failed")
+                self._stack.events.emit("offload.failed", error=repr(error))
+            self._answer(job, stored)
+
+    def _is_current(self, job: Offload) -> bool:
+        return bool(self._unanswered) and self._unanswered[0] is job
+
+    def _answer(self, job: Offload, stored: bool) -> None:
+        with self._answering:
+            if self._is_current(job):
+                self._unanswered.popleft()
+                self._results.append(stored)
+
+    def _copy_out(self, job: Offload) -> bool:
+        """Take the pages into host memory; True if every one of them is held afterwards."""
+        if job.namespace is None:
+            self._stack.refuse_stale(len(job.hashes))
+            return False
+        pool_pages = self._pool.page_indices(job.rows)
+        now = self._stack.tick()
+        keys = [bytes.fromhex(page_hash) for page_hash in job.hashes]
+        parent = bytes.fromhex(job.parent) if job.parent else ROOT_KEY
+        for start in range(0, len(keys), STEP_PAGES):
+            step = keys[start : start + STEP_PAGES]
+            put = self._stack.begin_put(step, parent, job.depth + start, now, job.namespace)
+            try:
+                source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
+                if put.slots:
+                    started = time.monotonic()
+                    self._pool.copy_out(source, self._stack.host.slab, np.asarray(put.slots, dtype=np.int64))
+                    nbytes = len(put.slots) * self._pool.geometry.page_bytes
+                    self._stack.links["device-host"].count(len(put.slots), nbytes, time.monotonic() - started)
+                digests = self._stack.digests(put)
+            except BaseException:
+                self._stack.abort_put(put)
+                raise
+            with self._answering:
+                current = self._is_current(job)
+                if current:
+                    self._stack.commit_put(put, digests)
+            if not current:
+                self._stack.abort_put(put)
+                return False
+            if put.refused:
+                return False
+            parent = step[-1]
+        return bool(keys)
