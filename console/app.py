@@ -17,6 +17,7 @@ from textual.message import Message
 
 from swift_tiers.console import looker
 from swift_tiers.console.feeds.feed import Feed, Question
+from swift_tiers.console.feeds.watching import Watcher
 from swift_tiers.console.keys import BINDINGS, CommandsProvider, help_sections
 from swift_tiers.console.looker import Looker
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
@@ -25,7 +26,6 @@ from swift_tiers.console.model.navigation import Navigation
 from swift_tiers.console.model.palette import Palette
 from swift_tiers.console.model.place import Place
 from swift_tiers.console.model.sieve import Sieve
-from swift_tiers.console.model.watching import Watcher
 from swift_tiers.console.painter import LAYOUTS, Painter
 from swift_tiers.console.screens.commands import CommandsScreen
 from swift_tiers.console.screens.help import HelpScreen
@@ -33,7 +33,7 @@ from swift_tiers.console.sifting import Sifting
 from swift_tiers.console.steering import Became, Steering
 from swift_tiers.console.typed import THEMES, Typed
 from swift_tiers.console.views import VIEWS
-from swift_tiers.console.views.view import Offer, Scene, View
+from swift_tiers.console.views.parts.view import Offer, Scene, View
 from swift_tiers.console.widgets.entry import Entry
 from swift_tiers.console.widgets.grid import Grid
 from swift_tiers.console.widgets.panel import Panel

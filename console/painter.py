@@ -13,7 +13,7 @@ from swift_tiers.console.keys import key_line
 from swift_tiers.console.model.table import Row, Table, ordered
 from swift_tiers.console.model.wrapping import wrapped
 from swift_tiers.console.status import crumbs_line, status_line, tabs_line
-from swift_tiers.console.views.view import Answered, Scene
+from swift_tiers.console.views.parts.view import Answered, Scene
 from swift_tiers.console.widgets.status import Line
 from swift_tiers.radix_tiering.bus.hear.figures import text
 

@@ -13,7 +13,7 @@ from swift_tiers.console.model.actions import ActionError
 from swift_tiers.console.screens.ask import AskScreen
 from swift_tiers.console.screens.confirm import ConfirmScreen
 from swift_tiers.console.screens.outcome import OutcomeScreen
-from swift_tiers.console.views.view import Offer
+from swift_tiers.console.views.parts.view import Offer
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, AnyCommand, CommandError
 from swift_tiers.radix_tiering.bus.contract.views import CommandView

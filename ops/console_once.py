@@ -13,7 +13,7 @@ from swift_tiers.ops.errors import USAGE, CommandError
 
 if TYPE_CHECKING:
     from swift_tiers.console.feeds.feed import Feed
-    from swift_tiers.console.views.view import View
+    from swift_tiers.console.views.parts.view import View
 
 #: Columns where it goes to no terminal and nobody ($COLUMNS) says; lines that a view may take to tell its things.
 WIDTH, HEIGHT = 160, 60
@@ -27,7 +27,7 @@ def print_once(feed: Feed, options: argparse.Namespace) -> int:
     from swift_tiers.console.model.glyphs import ASCII, UNICODE
     from swift_tiers.console.model.palette import Palette
     from swift_tiers.console.model.place import Place
-    from swift_tiers.console.views.view import Scene
+    from swift_tiers.console.views.parts.view import Scene
     from swift_tiers.ops.terminal import Terminal
 
     view = view_named(options.view or "overview")()

@@ -13,8 +13,8 @@ from swift_tiers.console.feeds.feed import Answers, Question
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Sorting, Table, ordered
-from swift_tiers.console.views.blocks import Blocks
-from swift_tiers.console.views.view import Answered, Scene
+from swift_tiers.console.views.blocks.view import Blocks
+from swift_tiers.console.views.parts.view import Answered, Scene
 from swift_tiers.radix_tiering.bus.contract.commands import Drop, Flush, Pin, Unpin
 from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView, PageView
 

@@ -17,8 +17,8 @@ from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Row
-from swift_tiers.console.views.events import Events
-from swift_tiers.console.views.view import Scene
+from swift_tiers.console.views.events.view import Events
+from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
 
 from support.console_screen import until

@@ -9,7 +9,7 @@ from rich.style import Style
 
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.place import Place
-from swift_tiers.console.views.heat_map import Layout, Stretch, draw, layout, strongest_of
+from swift_tiers.console.views.parts.heat_map import Layout, Stretch, draw, layout, strongest_of
 
 from support.console_world import World, scene_of
 

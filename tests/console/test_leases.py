@@ -10,8 +10,8 @@ import pytest
 
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.views.leases import Leases
-from swift_tiers.console.views.view import Scene
+from swift_tiers.console.views.leases.view import Leases
+from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.contract.commands import CapLending, CommandError, PinLease, RecallLeases, UnpinLease
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event
 

@@ -10,9 +10,9 @@ import pytest
 
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.views.links import Links
-from swift_tiers.console.views.view import Scene
-from swift_tiers.console.views.ways import Way, flows, way_of
+from swift_tiers.console.views.links.view import Links
+from swift_tiers.console.views.parts.view import Scene
+from swift_tiers.console.views.parts.ways import Way, flows, way_of
 from swift_tiers.radix_tiering.bus.hear.figures import size
 
 from support.console_world import World, moment_of, scene_of

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.views.measures import seconds_cell
-from swift_tiers.console.views.restore_bar import Course, Stretch, bar, course, divided, letters
-from swift_tiers.console.views.restored import Restored, find, grouped, restores, saved, verdict
-from swift_tiers.console.views.restores import MOVING, Restores
-from swift_tiers.console.views.view import Scene
+from swift_tiers.console.views.parts.measures import seconds_cell
+from swift_tiers.console.views.parts.view import Scene
+from swift_tiers.console.views.restores.restore_bar import Course, Stretch, bar, course, divided, letters
+from swift_tiers.console.views.restores.restored import Restored, find, grouped, restores, saved, verdict
+from swift_tiers.console.views.restores.view import MOVING, Restores
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, ServerView, Snapshot
 from swift_tiers.radix_tiering.figures.story import RestoreStory
 

@@ -13,8 +13,8 @@ from rich.text import Text
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.views import VIEWS
-from swift_tiers.console.views.overview import Overview
-from swift_tiers.console.views.view import View
+from swift_tiers.console.views.overview.view import Overview
+from swift_tiers.console.views.parts.view import View
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 from support.console_world import KEY, World, scene_of

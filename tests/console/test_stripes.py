@@ -15,11 +15,11 @@ from swift_tiers.console.feeds.feed import Answers, Question
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.views.lanes import sets_of
-from swift_tiers.console.views.stripe_prefix import placed, slot_runs
-from swift_tiers.console.views.stripes import Stripes
-from swift_tiers.console.views.sums import imbalance
-from swift_tiers.console.views.view import Answered, Scene
+from swift_tiers.console.views.parts.lanes import sets_of
+from swift_tiers.console.views.parts.sums import imbalance
+from swift_tiers.console.views.parts.view import Answered, Scene
+from swift_tiers.console.views.stripes.stripe_prefix import placed, slot_runs
+from swift_tiers.console.views.stripes.view import Stripes
 from swift_tiers.radix_tiering.bus.contract.commands import AddDevice, DrainDevice
 from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Cell, Column, Row, Sorting, Table, as_csv, as_json, ordered
-from swift_tiers.console.views.lazy_rows import LazyRows
-from swift_tiers.console.views.settled import MOST, Cells, Settled
+from swift_tiers.console.views.parts.lazy_rows import LazyRows
+from swift_tiers.console.views.parts.settled import MOST, Cells, Settled
 
 TABLE = Table(
     (Column("name"), Column("size", unit="B"), Column("state", words=True)),

@@ -13,9 +13,9 @@ from swift_tiers.console.feeds.feed import Answers, Question
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.table import Sorting, Table, ordered
-from swift_tiers.console.views.tree import ASKED, TreeShape
-from swift_tiers.console.views.tree_nodes import ORDERS, Tree
-from swift_tiers.console.views.view import Answered, Scene
+from swift_tiers.console.views.parts.view import Answered, Scene
+from swift_tiers.console.views.tree.tree_nodes import ORDERS, Tree
+from swift_tiers.console.views.tree.view import ASKED, TreeShape
 from swift_tiers.radix_tiering.bus.contract.commands import Pin
 from swift_tiers.radix_tiering.bus.contract.views import NodeEntry, NodesView
 

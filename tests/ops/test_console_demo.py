@@ -18,15 +18,15 @@ from swift_tiers.console import plain
 from swift_tiers.console.feeds.feed import Look, Nature, Question
 from swift_tiers.console.feeds.recorded import RecordedFeed
 from swift_tiers.console.feeds.recording import RecordingFeed
+from swift_tiers.console.feeds.watching import Watcher
 from swift_tiers.console.model.alarms import Alarm
 from swift_tiers.console.model.event_words import KINDS
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place
-from swift_tiers.console.model.watching import Watcher
 from swift_tiers.console.views import VIEWS
-from swift_tiers.console.views.view import Scene
-from swift_tiers.console.views.wires import wires
+from swift_tiers.console.views.links.wires import wires
+from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.ops import console_command
 from swift_tiers.ops.console_demo import DemoFeed
 from swift_tiers.ops.console_demo.pictures import PICTURES, Picture, draw

@@ -15,7 +15,7 @@ from swift_tiers.console.model.events import EventLog
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place
-from swift_tiers.console.views.view import Scene
+from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.base.config import dump_config, parse_config
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand

@@ -1,0 +1,52 @@
+"""Where is each page, and what is in each slot?"""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from swift_tiers.console.feeds.feed import Question
+from swift_tiers.console.model.table import Table
+from swift_tiers.console.views.blocks.blocks_page import PageLevel
+from swift_tiers.console.views.blocks.blocks_sequence import SequenceLevel
+from swift_tiers.console.views.blocks.blocks_tier import SHARE, TierLevel
+from swift_tiers.console.views.blocks.blocks_top import TopLevel
+from swift_tiers.console.views.parts.view import Offer, Scene, View
+
+#: What is shown, by the innermost step of the place.
+LEVELS: dict[str, View] = {
+    "server": TopLevel(),
+    "rank": TopLevel(),
+    "tier": TierLevel(),
+    "slot": TierLevel(),
+    "request": SequenceLevel(),
+    "prefix": SequenceLevel(),
+    "page": PageLevel(),
+}
+
+
+class Blocks(View):
+    """Top: tiers and requests. In a tier: its slots. In a request: its pages. In a page: its life."""
+
+    NAME = "blocks"
+    TITLE = "Blocks"
+    QUESTION = "where is each page, and what is in each slot?"
+    SHOWS_REQUESTS = True
+    FOLLOWS_CURSOR = True
+    LINES_SHARE = SHARE
+
+    def lines(self, scene: Scene) -> list[Text]:
+        return _level(scene).lines(scene)
+
+    def table(self, scene: Scene) -> Table:
+        return _level(scene).table(scene)
+
+    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+        return _level(scene).offers(scene)
+
+    def questions(self, scene: Scene) -> tuple[Question, ...]:
+        return _level(scene).questions(scene)
+
+
+def _level(scene: Scene) -> View:
+    last = scene.place.last
+    return LEVELS["server"] if last is None else LEVELS.get(last.kind, LEVELS["server"])

@@ -1,0 +1,350 @@
+"""Which server is unwell, and why?"""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from swift_tiers.console.model.alarms import Alarm
+from swift_tiers.console.model.charts import Series, beside, chart
+from swift_tiers.console.model.palette import MARKS
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.table import Cell, Column, Row, Table
+from swift_tiers.console.model.wrapping import wrapped
+from swift_tiers.console.views.overview.alarm_lines import alarm_lines
+from swift_tiers.console.views.parts.measures import (
+    PERCENTILES,
+    RATES,
+    TIERS,
+    fill,
+    first_tokens,
+    gauges,
+    hit_share,
+    model_name,
+    role,
+    seconds_cell,
+    share_cell,
+    sum_of,
+    total,
+    total_fill,
+    total_now,
+)
+from swift_tiers.console.views.parts.policy_words import policy_prompt
+from swift_tiers.console.views.parts.sums import NOW_SECONDS
+from swift_tiers.console.views.parts.view import Offer, Scene, View
+from swift_tiers.radix_tiering.bus.contract.views import RankState, ServerState, TierView
+from swift_tiers.radix_tiering.bus.hear.command_words import make_command
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+
+#: Cells of the bar that says how full a tier is.
+BAR = 5
+#: Lines for alarms that there are always, before the height of the screen decides.
+LEAST_ALARMS = 3
+#: Charts want so many lines in all, are no higher than so many each, and no narrower than so many cells.
+CHARTS_FROM, HIGHEST, CHART = 12, 10, 44
+
+SERVERS = (
+    Column("state", rank=9, words=True),
+    Column("server", widest=24, rank=9),
+    Column("model", widest=26, rank=2),
+    Column("role", rank=1),
+    Column("up", right=True, rank=0, unit="s"),
+    Column("run", right=True, rank=6, unit="requests"),
+    Column("wait", right=True, rank=6, unit="requests"),
+    Column("hit", right=True, rank=7, unit="share, 0 to 1"),
+    Column("TTFT p50", right=True, rank=7, unit="s, last 5 min"),
+    Column("p99", right=True, rank=5, unit="s to the first token, last 5 min"),
+    Column("device", rank=4, unit="share, 0 to 1"),
+    Column("peer", rank=3, unit="share, 0 to 1"),
+    Column("host", rank=4, unit="share, 0 to 1"),
+    Column("ssd", rank=4, unit="share, 0 to 1"),
+    Column("lent", right=True, rank=2, unit="B"),
+    Column("borrowed", right=True, rank=2, unit="B"),
+    Column("restores", right=True, rank=1, unit="since the start"),
+    Column("late", right=True, rank=1, unit="restores since the start"),
+    Column("host name", rank=0),
+)
+TIER_COLUMNS = (
+    Column("rank", rank=9),
+    Column("tier", rank=9),
+    Column("fill", rank=8, unit="share, 0 to 1"),
+    Column("full", right=True, rank=8, unit="share, 0 to 1"),
+    Column("used", right=True, rank=6, unit="B"),
+    Column("limit", right=True, rank=6, unit="B"),
+    Column("pages", right=True, rank=5),
+    Column("pinned", right=True, rank=4, unit="pages"),
+    Column("hits", right=True, rank=7, unit="pages since the start"),
+    Column("misses", right=True, rank=5, unit="pages since the start"),
+    Column("read/s", right=True, rank=6, unit="B/s, last 2 s"),
+    Column("written/s", right=True, rank=6, unit="B/s, last 2 s"),
+    Column("evicted/s", right=True, rank=5, unit="pages/s, last 2 s"),
+    Column("p50", right=True, rank=3, unit="s of a restore, last 60 s"),
+    Column("p99", right=True, rank=4, unit="s of a restore, last 60 s"),
+    Column("damaged", right=True, rank=4, unit="pages since the start"),
+    Column("refused", widest=30, rank=1),
+)
+
+
+class Overview(View):
+    """Top: alarms and servers. In a server: what it is, its alarms, its tiers; Enter on a tier shows its blocks."""
+
+    NAME = "overview"
+    TITLE = "Overview"
+    QUESTION = "which server is unwell, and why?"
+
+    def windows(self, place: Place) -> str:
+        return f"{RATES}, {PERCENTILES}" if place.steps else f"{RATES}, hit 20 s, TTFT 5 min"
+
+    def lines(self, scene: Scene) -> list[Text]:
+        if scene.moment.snapshot is None:
+            return _nothing_yet(scene)
+        name = scene.server
+        alarms = [alarm for alarm in scene.moment.alarms if name is None or alarm.target.name("server") == name]
+        if scene.place.steps:
+            state = scene.moment.server(name)
+            gone = [scene.line(("this server is not on the bus any more", "warning"))]
+            about = wrapped(_about(scene, state) if state is not None else gone, scene.width)
+            tiers = sum(len(rank.tiers) for rank in state.ranks) if state is not None else 0
+            return [*about, *alarm_lines(scene, alarms, max(4, scene.height - len(about) - tiers - 3))]
+        if not scene.moment.servers:
+            missed = alarm_lines(scene, alarms, scene.height - 4) if alarms else []
+            return [*missed, *_no_servers(scene)]
+        # The table of the servers comes first; alarms may take the rest of the screen, and charts what they leave.
+        rows = 1 if scene.only is not None else len(scene.moment.servers)
+        room = max(LEAST_ALARMS, scene.height - min(rows, scene.height // 2) - 2)
+        lines = alarm_lines(scene, alarms, room)
+        return [*lines, *_charts(scene, room - len(lines))]
+
+    def table(self, scene: Scene) -> Table:
+        if scene.place.steps:
+            rows = [
+                _tier_row(scene, rank, tier)
+                for rank in scene.moment.ranks(scene.place.name("server") or "")
+                for tier in rank.tiers
+            ]
+            return Table(TIER_COLUMNS, rows, empty="it says nothing of its tiers")
+        shown = [state for state in scene.moment.servers if scene.only in (None, state.server.server)]
+        worst = _worst(scene.moment.alarms)
+        rows = [_server_row(scene, state, worst.get(state.server.server, Mark.OK)) for state in shown]
+        rows.sort(key=lambda row: -row.cells[0].value)
+        if not rows and scene.only is None:
+            return self.EMPTY
+        return Table(SERVERS, rows, empty=f"{text(scene.only or '')} is not on this bus")
+
+    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+        server = scene.place.name("server")
+        if server is None and scene.selected is not None:
+            server = scene.selected.key
+        state = scene.moment.server(server)
+        if server is None or state is None or not state.server.control:
+            return ()
+        return (
+            Offer(
+                "F", "flush", server, f"flush the pages of {server}",
+                "It forgets the pages of its namespace below the device: `host`, or `all` tiers. Requests recompute "
+                "what they would have found; no answer changes.",
+                lambda typed: make_command("flush", [typed or "host"]), "host or all",
+            ),
+            Offer(
+                "P", "policy", server, f"change a policy value of {server}",
+                "It holds until the server ends; no answer changes.",
+                lambda typed: make_command("set-policy", typed.split(None, 1)),
+                policy_prompt(state.server, scene.height),
+            ),
+            Offer(
+                "C", "cap tier", server, f"limit a tier of {server}",
+                "What is beyond the limit is evicted; without a limit it may use its whole capacity again.",
+                lambda typed: make_command("cap-tier", typed.split()), "host or ssd, and a limit as 8GiB, or none",
+            ),
+        )  # fmt: skip
+
+
+def _nothing_yet(scene: Scene) -> list[Text]:
+    if not scene.moment.lost:
+        return [scene.line("reading the bus …" if not scene.glyphs.ascii else "reading the bus ...")]
+    return [
+        scene.line((scene.moment.lost, "wrong")),
+        scene.line("it is tried again and again; `swift-tiers doctor` says what is wrong with a bus"),
+    ]
+
+
+def _worst(alarms: tuple[Alarm, ...]) -> dict[str, Mark]:
+    worst: dict[str, Mark] = {}
+    for alarm in alarms:
+        name = alarm.target.name("server") or ""
+        worst[name] = max(alarm.mark, worst.get(name, Mark.OK))
+    return worst
+
+
+def _no_servers(scene: Scene) -> list[Text]:
+    return [
+        scene.line(("no server is on this bus", "warning")),
+        scene.line(
+            "servers with --enable-swift-tiers and this bus in their configuration appear here by themselves; "
+            "`swift-tiers doctor` looks for what is wrong with one"
+        ),
+    ]
+
+
+def _charts(scene: Scene, room: int) -> list[Text]:
+    """All servers together, over the last minutes: charts where there is much room, else a line each."""
+    if room >= CHARTS_FROM and scene.width >= 2 * CHART:
+        return _large_charts(scene, room)
+    width = min(60, scene.width - 50)
+    if width < 10 or room < 3:
+        return []
+    lines = [Text()]
+    for label, style, of, fields in (
+        ("read from tiers", "good", "tiers", ("bytes_read",)),
+        ("written to tiers", "ssd", "tiers", ("bytes_written",)),
+    ):
+        values = total(scene.moment, of=of, fields=fields, server=scene.server)[-width:]
+        now = total_now(scene.moment, *fields, server=scene.server)
+        highest = max((value for value in values if value is not None), default=0.0)
+        figures = f"{size(now)}/s, at most {size(highest)}/s" if values else NONE
+        lines.append(scene.line(f"{label:>17} ", (scene.glyphs.spark(values, width), style), f"  {figures}"))
+    return lines
+
+
+def _large_charts(scene: Scene, room: int) -> list[Text]:
+    moment, server = scene.moment, scene.server
+    series = [
+        Series("requests running", "compute", gauges(moment, "running_requests", server), _whole),
+        Series("requests waiting", "waiting", gauges(moment, "waiting_requests", server), _whole),
+        *(
+            Series(
+                title, style, total(moment, of="tiers", fields=(field,), server=server), _per_s,
+                total_now(moment, field, server=server),
+            )
+            for title, style, field in (
+                ("read from tiers", "good", "bytes_read"), ("written to tiers", "ssd", "bytes_written"),
+            )
+        ),
+    ]  # fmt: skip
+    across = 4 if scene.width >= 4 * CHART else 2
+    down = len(series) // across
+    width, height = (scene.width - 2 * (across - 1)) // across, min(HIGHEST, (room - 1) // down - 2)
+    lines: list[Text] = []
+    for first in range(0, len(series), across):
+        drawn = [chart(scene.glyphs, one, width, height) for one in series[first : first + across]]
+        lines += [Text(), *(scene.line(*parts) for parts in beside(*drawn))]
+    return lines
+
+
+def _whole(value: float) -> str:
+    return count(round(value))
+
+
+def _per_s(value: float) -> str:
+    return f"{size(value)}/s"
+
+
+def _server_row(scene: Scene, state: ServerState, mark: Mark) -> Row:
+    server = state.server
+    requests = [request for rank in state.ranks for request in rank.requests if rank is state.ranks[0]]
+    firsts = first_tokens(requests)
+    ranks = [rank.rank for rank in state.ranks if rank.rank is not None]
+    hit = hit_share(state.ranks[0], scene.moment.history) if state.ranks else None
+    stopped = mark < Mark.WARNING  # of one that is gone: it said so
+    word = str(mark) if server.alive else "stopped" if stopped else "GONE"
+    cells = (
+        Cell(word, int(mark), MARKS[mark] if server.alive else "muted" if stopped else "wrong"),
+        Cell(text(server.server), style="title"),
+        Cell(text(model_name(server.model)) or UNKNOWN),
+        Cell(role(state)),
+        seconds_cell(server.up_seconds),
+        _count(ranks[0].running_requests if ranks else None),
+        _count(ranks[0].waiting_requests if ranks else None),
+        share_cell(hit),
+        seconds_cell(firsts.median),
+        seconds_cell(firsts.p99),
+        *(_fill_cell(scene, total_fill(state.ranks, tier), tier) for tier in TIERS),
+        _size(sum_of(rank.lent_bytes for rank in ranks)),
+        _size(sum_of(rank.borrowed_bytes for rank in ranks)),
+        _count(ranks[0].restores_started if ranks else None),
+        _count(ranks[0].restores_late if ranks else None),
+        Cell(text(server.host)),
+    )
+    place = Place("overview", (Step("server", server.server),))
+    return Row(server.server, cells, place, state, stale=not server.alive or scene.moment.is_old(server))
+
+
+def _tier_row(scene: Scene, rank: RankState, tier: TierView) -> Row:
+    history = scene.moment.history
+    full = fill(tier)
+    refused = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in sorted(tier.refused.items()) if pages)
+    cells = (
+        Cell(text(rank.name)),
+        Cell(text(tier.tier), style=tier.tier),
+        Cell(scene.glyphs.bar(full, 12), full, tier.tier),
+        share_cell(full),
+        _size(tier.used_bytes),
+        _size(tier.limit_bytes or tier.capacity_bytes),
+        _count(tier.pages),
+        _count(tier.pinned_pages),
+        _count(tier.hits),
+        _count(tier.misses),
+        _rate(history.rate(tier, "bytes_read", seconds=NOW_SECONDS), scene),
+        _rate(history.rate(tier, "bytes_written", seconds=NOW_SECONDS), scene),
+        _per_second(history.rate(tier, "evictions", seconds=NOW_SECONDS)),
+        seconds_cell(tier.recent_p50_seconds),
+        seconds_cell(tier.recent_p99_seconds),
+        Cell(count(tier.checksum_failures), tier.checksum_failures, "wrong" if tier.checksum_failures else ""),
+        Cell(refused or NONE),
+    )
+    steps = (Step("server", tier.server), Step("rank", tier.rank), Step("tier", tier.tier))
+    return Row(f"{rank.name} {tier.tier}", cells, Place("blocks", steps), tier, scene.moment.is_old(tier))
+
+
+def _about(scene: Scene, state: ServerState) -> list[Text]:
+    server = state.server
+    age = scene.moment.age_of(server)
+    offset = server.clock_offset_seconds
+    lines = [
+        scene.line(
+            (text(server.server), "title"), f"  {text(server.address) or 'gone'} on {text(server.host) or UNKNOWN}, "
+            f"process {server.pid or UNKNOWN}, up {seconds(server.up_seconds)}, heard of {seconds(age)} ago",
+        ),
+        scene.line(
+            f"model {text(server.model) or UNKNOWN}  swift-tiers {text(server.version) or UNKNOWN}  "
+            f"sglang {text(server.sglang_version) or UNKNOWN}  "
+            f"{'obeys commands' if server.control else 'obeys no commands (bus.control)'}  "
+            f"clock {'not known' if offset is None else f'{offset:+.3f} s of Redis'}",
+        ),
+    ]  # fmt: skip
+    for rank in state.ranks:
+        said = rank.rank
+        if said is None:
+            continue
+        lines.append(
+            scene.line(
+                (f"{text(rank.name)} ", "title"),
+                f"running {count(said.running_requests)}, waiting {count(said.waiting_requests)}; restores "
+                f"{count(said.restores_started)}: {count(said.restores_completed)} whole, "
+                f"{count(said.restores_split)} split, {count(said.restores_cut_short)} cut short, "
+                f"{count(said.restores_late)} late; queue to ssd {count(said.write_queue_pages)} pages",
+            )
+        )
+    return [*lines, Text()]
+
+
+def _fill_cell(scene: Scene, share: float | None, tier: str) -> Cell:
+    if share is None:
+        return Cell(NONE, style="muted")
+    return Cell(f"{scene.glyphs.bar(share, BAR)} {share:4.0%}", share, tier)
+
+
+def _count(value: float | None) -> Cell:
+    return Cell(NONE if value is None else count(value), value)
+
+
+def _size(value: float | None) -> Cell:
+    return Cell(NONE if value is None else size(value), value)
+
+
+def _rate(value: float | None, scene: Scene) -> Cell:
+    return Cell(NONE if value is None else f"{size(value)}", value)
+
+
+def _per_second(value: float | None) -> Cell:
+    return Cell(NONE if value is None else count(round(value, 1)), value)

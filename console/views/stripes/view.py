@@ -1,0 +1,318 @@
+"""How do the SSDs do, and where do a prefix's stripe units lie?"""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from swift_tiers.console.feeds.feed import Question
+from swift_tiers.console.model.charts import Drawn, Series, beside, chart, fitting
+from swift_tiers.console.model.charts import lane as draw_lane
+from swift_tiers.console.model.palette import MARKS
+from swift_tiers.console.model.place import Place
+from swift_tiers.console.model.table import Cell, Column, Row, Table
+from swift_tiers.console.views.parts.lanes import EVEN_SECONDS, Lane, Lanes, find_device, sets_of
+from swift_tiers.console.views.parts.measures import PERCENTILES, RATES, seconds_cell
+from swift_tiers.console.views.parts.view import Offer, Scene, View
+from swift_tiers.console.views.stripes import stripe_device, stripe_prefix
+from swift_tiers.radix_tiering.bus.contract.views import DeviceView
+from swift_tiers.radix_tiering.bus.hear.command_words import make_command
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark, device_troubles
+
+#: Cells of a queue's history, and of a bar that says how full a device is.
+SPARK, BAR = 16, 5
+#: A set whose busiest or fullest device has more than so many times the mean is uneven.
+UNEVEN = 1.5
+#: Cells of a chart that stands beside others, at least.
+CHART = 36
+#: Cells of a lane in one line, at least.
+LANE = 24
+
+LANES = (
+    Column("state", rank=9, words=True),
+    Column("server", widest=20, rank=9),
+    Column("rank", rank=2),
+    Column("#", right=True, rank=9),
+    Column("queue", right=True, rank=9, unit="requests"),
+    Column("queue over time", widest=16, rank=3, unit="requests"),
+    Column("read/s", right=True, rank=8, unit="B/s, last 2 s"),
+    Column("read over time", widest=16, rank=1, unit="B/s, last 2 s"),
+    Column("written/s", right=True, rank=7, unit="B/s, last 2 s"),
+    Column("IOPS", right=True, rank=6, unit="1/s, last 2 s"),
+    Column("reads/s", right=True, rank=1, unit="last 2 s"),
+    Column("writes/s", right=True, rank=1, unit="last 2 s"),
+    Column("p50", right=True, rank=3, unit="s of a request, last 60 s"),
+    Column("p99", right=True, rank=8, unit="s of a request, last 60 s"),
+    Column("full", rank=8, unit="share, 0 to 1"),
+    Column("errors", right=True, rank=4, unit="requests since the start"),
+    Column("corrupt", right=True, rank=4, unit="stripe units since the start"),
+    Column("of", right=True, rank=1, unit="B"),
+    Column("reason", widest=40, rank=0),
+    Column("path", widest=48, rank=0),
+)
+
+
+class Stripes(View):
+    """Top: every device of every stripe set. In a device: its charts. At a page: where the units of its prefix lie."""
+
+    NAME = "stripes"
+    TITLE = "Stripes"
+    QUESTION = "how do the SSDs do, and are they evenly loaded?"
+
+    def windows(self, place: Place) -> str:
+        return "" if place.last is not None and place.last.kind == "page" else f"{RATES}, {PERCENTILES}"
+
+    def lines(self, scene: Scene) -> list[Text]:
+        step = scene.place.last
+        if step is not None and step.kind == "device":
+            return stripe_device.lines(scene, step.name)
+        if step is not None and step.kind == "page":
+            return stripe_prefix.lines(scene, step.name)
+        sets = sets_of(scene.moment, scene.server, EVEN_SECONDS)
+        if not sets:
+            return []
+        shown = [*_sets(scene, sets), *_troubles(scene, sets), Text()]
+        # As the table has them: over the time that is called now.
+        lanes = [lane for one in sets_of(scene.moment, scene.server) for lane in one.lanes]
+        return [*shown, *_charts(scene, lanes, scene.room(self.LINES_SHARE, len(lanes)) - len(shown))]
+
+    def table(self, scene: Scene) -> Table:
+        step = scene.place.last
+        if step is not None and step.kind == "device":
+            return stripe_device.table(scene, step.name)
+        if step is not None and step.kind == "page":
+            return stripe_prefix.table(scene, step.name)
+        sets = sets_of(scene.moment, scene.server)
+        return Table(LANES, [_row(scene, lane) for one in sets for lane in one.lanes], empty=_nothing(scene))
+
+    def questions(self, scene: Scene) -> tuple[Question, ...]:
+        step = scene.place.last
+        return (stripe_prefix.question(scene, step.name),) if step is not None and step.kind == "page" else ()
+
+    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+        """About the device that this place is of, or the one under the cursor; to add one, about its server."""
+        step, subject = scene.place.last, scene.selected.subject if scene.selected is not None else None
+        if step is not None and step.kind == "device":
+            subject, _ = find_device(scene.moment, scene.server, step.name)
+        device = subject if isinstance(subject, DeviceView) else None
+        name = device.server if device is not None else scene.server
+        state = scene.moment.server(name)
+        if name is None or state is None or not state.server.control:
+            return ()
+        drain = (_drain(device, len(state.ranks)),) if device is not None and device.service == "in service" else ()
+        return (*drain, _add(name)) if any(rank.stripe_set is not None for rank in state.ranks) else drain
+
+
+def _drain(device: DeviceView, ranks: int) -> Offer:
+    number, server = device.number, device.server
+    of = f" Each of its {ranks} ranks has a device {number}: all of them." if ranks > 1 else ""
+    return Offer(
+        "D", "drain", server, f"drain device {number} of {server}",
+        "It gets no new pages any more; those that it has are served until they are evicted. It cannot be taken back "
+        f"until the server is restarted.{of}",
+        lambda typed: make_command("drain-device", [str(number)]),
+    )  # fmt: skip
+
+
+def _add(server: str) -> Offer:
+    return Offer(
+        "A", "add device", server, f"add a device to the stripe set of {server}",
+        "A file is made in this directory of the server's machine, if there is none, and new pages are striped over "
+        "it, too. Each rank makes one of its own. Name it under ssd.directories before the server is started again.",
+        lambda typed: make_command("add-device", [typed]), "directory on the server's machine",
+    )  # fmt: skip
+
+
+def _nothing(scene: Scene) -> str:
+    if scene.moment.snapshot is None:
+        return ""
+    state = scene.moment.server(scene.server)
+    if scene.server is not None and (state is None or not state.server.alive):
+        return f"{text(scene.server)} is gone: nothing is known of its devices"
+    return "no server here has an ssd tier" if scene.server is None else f"{text(scene.server)} has no ssd tier"
+
+
+# ---- sets ----
+
+
+def _sets(scene: Scene, sets: list[Lanes]) -> list[Text]:
+    """A line each; the unwell and the uneven first, where there is no room for all."""
+    most = max(2, scene.height // 3)
+    shown = sets if len(sets) <= most else sorted(sets, key=_worse)[: most - 1]
+    lines = [_set_line(scene, one) for one in shown]
+    if len(shown) < len(sets):
+        lines.append(scene.line(f"and {len(sets) - len(shown)} sets more that do better"))
+    return lines
+
+
+def _worse(one: Lanes) -> tuple[int, float]:
+    return -max((int(lane.mark) for lane in one.lanes), default=0), -max(
+        one.uneven_reads or 0.0, one.uneven_fill or 0.0
+    )
+
+
+def _set_line(scene: Scene, one: Lanes) -> Text:
+    said = one.stripe_set
+    out = [lane for lane in one.lanes if lane.device.service == "out"]
+    draining = [lane for lane in one.lanes if lane.device.service == "draining"]
+    parts: list[tuple[str, str] | str] = [
+        (f"{text(one.server)} {text(one.rank)} ", "title"), f"{len(one.lanes)} devices",
+    ]  # fmt: skip
+    for lanes, word, style in ((out, "out", "wrong"), (draining, "draining", "note")):
+        if lanes:
+            parts += [", ", (f"{len(lanes)} {word}", style)]
+    if said is not None and said.missing:
+        parts += [", ", (f"{count(said.missing)} missing", "wrong")]
+    groups: list[list[tuple[str, str] | str]] = [parts]
+    if said is not None:
+        bad = ", ".join(
+            f"{text(outcome)} {count(number)}"
+            for outcome, number in sorted(said.reads.items())
+            if outcome != "ok" and number
+        )
+        if bad:
+            groups.append([("; not served: " + bad, "warning")])
+    groups.append(
+        [
+            f"; busiest/mean in {EVEN_SECONDS:g} s: ",
+            _ratio(one.uneven_reads),
+            " read, ",
+            _ratio(one.uneven_fill),
+            " full",
+        ]
+    )
+    if said is not None:
+        groups.append([f"; queued {count(said.queued)}"])
+        groups.append([f"; free {count(said.free_units)} units of {size(said.unit_bytes)}"])
+    line = scene.line(*fitting(scene.width, *groups))
+    line.truncate(scene.width)
+    return line
+
+
+def _ratio(value: float | None) -> tuple[str, str]:
+    if value is None:
+        return NONE, "text"
+    return f"{value:.2f}", "warning" if value > UNEVEN else "text"
+
+
+def _troubles(scene: Scene, sets: list[Lanes]) -> list[Text]:
+    """What is wrong with which device, the worst first."""
+    found = [
+        (lane.device, trouble)
+        for one in sets
+        for lane in one.lanes
+        for trouble in device_troubles(lane.device, [other.device for other in one.lanes])
+    ]
+    found.sort(key=lambda pair: -pair[1].mark)
+    most = max(2, scene.height // 5)
+    lines = []
+    for device, trouble in found if len(found) <= most else found[: most - 1]:
+        said: Drawn = [
+            (f"{trouble.mark!s:>7} ", MARKS[trouble.mark]), (f"{text(device.server)} {device.number} ", "title"),
+            (trouble.what, "text"),
+        ]  # fmt: skip
+        remedy: Drawn = [f"  {scene.glyphs.right} {trouble.remedy}"] if trouble.remedy else []
+        line = scene.line(*fitting(scene.width, said, remedy))
+        line.truncate(scene.width, overflow="crop" if scene.glyphs.ascii else "ellipsis")
+        lines.append(line)
+    if len(lines) < len(found):
+        lines.append(scene.line(f"        and {len(found) - len(lines)} more; enter a device to see all of its own"))
+    return lines
+
+
+def _charts(scene: Scene, lanes: list[Lane], room: int) -> list[Text]:
+    """What each device reads, all to one scale: uneven lanes are seen at once. A chart each, or a line where there is
+    no room for charts."""
+    rates = {lane.key: scene.moment.history.rates(lane.device, "bytes_read") for lane in lanes}
+    top = max((value for values in rates.values() for value in values if value is not None), default=0.0)
+    series = [
+        Series(f"{text(lane.device.server)} {lane.device.number}", "ssd", rates[lane.key], _rate, lane.read)
+        for lane in lanes
+    ]
+    down, across, width = _grid(scene.width, len(lanes), CHART)
+    height = min(8, room // max(1, down) - 2)
+    drawn: list[Text] = []
+    if lanes and height >= 2:
+        for first in range(0, len(series), across):
+            titled = [one._replace(title=f"{one.title} read") for one in series[first : first + across]]
+            row = [chart(scene.glyphs, one, width, height, top) for one in titled]
+            drawn += [*(scene.line(*parts) for parts in beside(*row)), Text()]
+        return drawn
+    down, across, width = _grid(scene.width, len(lanes), LANE)
+    if lanes and down < room:
+        for first in range(0, len(series), across):
+            row = [[draw_lane(scene.glyphs, one, width, top)] for one in series[first : first + across]]
+            drawn += [scene.line(*parts) for parts in beside(*row)]
+        drawn.append(Text())
+    return drawn
+
+
+def _grid(width: int, number: int, least: int) -> tuple[int, int, int]:
+    """So many things beside and beneath each other: rows, how many are in one, and the cells of each."""
+    down = -(-number // max(1, width // (least + 2)))
+    across = max(1, -(-number // max(1, down)))
+    return down, across, (width - 2 * (across - 1)) // across
+
+
+def _rate(value: float) -> str:
+    return f"{size(value)}/s"
+
+
+# ---- lanes ----
+
+
+def _row(scene: Scene, lane: Lane) -> Row:
+    device, history = lane.device, scene.moment.history
+    word, style = state_of(lane)
+    full = UNKNOWN if lane.fill is None else f"{scene.glyphs.bar(lane.fill, BAR)} {lane.fill:4.0%}"
+    cells = (
+        Cell(word, int(lane.mark), style),
+        Cell(text(device.server), style="title"),
+        Cell(text(device.rank)),
+        Cell(str(device.number), device.number),
+        _count(device.in_flight),
+        Cell(scene.glyphs.spark(history.values(device, "in_flight", length=SPARK), SPARK), device.in_flight, "ssd"),
+        _size(lane.read),
+        Cell(scene.glyphs.spark(history.rates(device, "bytes_read", length=SPARK), SPARK), lane.read, "ssd"),
+        _size(lane.written),
+        _per_second(lane.requests),
+        _per_second(lane.reads),
+        _per_second(lane.writes),
+        seconds_cell(device.recent_p50_seconds),
+        seconds_cell(device.recent_p99_seconds, "warning" if lane.slow else ""),
+        Cell(full, lane.fill, "ssd"),
+        _bad(lane.errors),
+        _bad(device.corrupt_units),
+        _size(device.capacity_bytes),
+        Cell(text(device.reason) or NONE),
+        Cell(text(device.path) or UNKNOWN),
+    )
+    return Row(lane.key, cells, lane.place, device, scene.moment.is_old(device))
+
+
+def state_of(lane: Lane) -> tuple[str, str]:
+    """A word, and its style: what it is in, and whether something is wrong although it serves."""
+    service = lane.device.service
+    if service == "out":
+        return "OUT", "wrong"
+    if service == "draining":
+        return "draining", "note"
+    if service not in ("in service", ""):
+        return text(service), "wrong"
+    return ("ok" if lane.mark == Mark.OK else str(lane.mark)), MARKS[lane.mark]
+
+
+def _bad(value: int | None) -> Cell:
+    return Cell(count(value), value, "wrong" if value else "")
+
+
+def _count(value: float | None) -> Cell:
+    return Cell(count(value), value)
+
+
+def _size(value: float | None) -> Cell:
+    return Cell(size(value), value)
+
+
+def _per_second(value: float | None) -> Cell:
+    return Cell(UNKNOWN if value is None else count(round(value)), value)
