@@ -12,7 +12,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
-from swift_tiers.ops import (
+from swift_tiers.ops.base.errors import FAILURE, INTERRUPTED, USAGE, CommandError
+from swift_tiers.ops.base.model import ModelError
+from swift_tiers.ops.commands import (
     bench_command,
     config_command,
     console_command,
@@ -25,10 +27,8 @@ from swift_tiers.ops import (
     lease_command,
     profile,
     replay_command,
-    simulate,
 )
-from swift_tiers.ops.errors import FAILURE, INTERRUPTED, USAGE, CommandError
-from swift_tiers.ops.model import ModelError
+from swift_tiers.ops.lab import simulate
 from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
 from swift_tiers.radix_tiering.bus.hear.figures import text
 

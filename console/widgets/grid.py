@@ -30,7 +30,7 @@ class Grid(ScrollView, can_focus=True):
     """Rows under a line of headings that stays. The cursor stays on its row when rows come and go around it.
 
     Textual's DataTable keeps every cell and measures it; here a row is made when it is drawn, so that 100,000 rows
-    cost what 50 cost (see ops/bench/console.py).
+    cost what 50 cost (see ops/lab/bench/console.py).
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [

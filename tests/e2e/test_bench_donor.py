@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.bench.donor import main
-from swift_tiers.ops.bench.report import MISSED
+from swift_tiers.ops.commands.bench.report import MISSED
+from swift_tiers.ops.lab.bench.donor import main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 

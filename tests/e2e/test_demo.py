@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swift_tiers.ops.demo.report import DemoReport
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.ops.commands.demo.report import DemoReport
 
 SESSIONS, TURNS, ANSWER = 3, 3, 8
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.demo.servers import Server, free_ports
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.ops.commands.demo.servers import Server, free_ports
 
 from support.servers import START_SECONDS
 

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.cli import main as command
-from swift_tiers.ops.model import tiny_model
 from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader

@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import redis
 
+from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.cli import main as command
-from swift_tiers.ops.model import tiny_model
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.models import tiny_mla

@@ -12,8 +12,8 @@ import msgspec
 import psutil
 import pytest
 
-from swift_tiers.ops.errors import INTERRUPTED
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.errors import INTERRUPTED
+from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 from swift_tiers.radix_tiering.restore.profiles import Profile, find_profile, load_profile
 from swift_tiers.sglang_ext.build.hardware import hardware_name

@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from swift_tiers.ops.demo.servers import ServerError
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.ops.commands.demo.servers import ServerError
 
 from support.servers import START_SECONDS, Site, call, fill_device, generate, prompt, snapshot, wait_written
 

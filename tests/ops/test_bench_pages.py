@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.bench.pages import BOUND_BYTES, main
+from swift_tiers.ops.lab.bench.pages import BOUND_BYTES, main
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 

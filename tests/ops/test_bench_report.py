@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.bench import attention
-from swift_tiers.ops.bench.report import MISSED, Figure, finish, take_turns
+from swift_tiers.ops.commands.bench.report import MISSED, Figure, finish, take_turns
+from swift_tiers.ops.lab.bench import attention
 
 
 def test_every_round_runs_every_case_and_the_order_alternates() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.ops.bench.restore import RATIOS, Cell, expected_seconds
+from swift_tiers.ops.lab.bench.restore import RATIOS, Cell, expected_seconds
 from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops import bench_command, cli
-from swift_tiers.ops.bench_command import find_benches, summary_of
-from swift_tiers.ops.errors import CommandError
+from swift_tiers.ops import cli
+from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.commands import bench_command
+from swift_tiers.ops.commands.bench_command import find_benches, summary_of
 from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
 
 

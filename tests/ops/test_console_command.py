@@ -14,8 +14,8 @@ import pytest
 
 from swift_tiers.console.feeds.recording import RecordingFeed
 from swift_tiers.console.views import VIEWS
-from swift_tiers.ops import console_command
 from swift_tiers.ops.cli import main
+from swift_tiers.ops.commands import console_command
 
 from support.bus import HandWritten
 from support.command_line import run_command

@@ -27,11 +27,11 @@ from swift_tiers.console.model.place import Place
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.links.wires import wires
 from swift_tiers.console.views.parts.view import Scene
-from swift_tiers.ops import console_command
-from swift_tiers.ops.console_demo import DemoFeed
-from swift_tiers.ops.console_demo.pictures import PICTURES, Picture, draw
-from swift_tiers.ops.console_demo.script import ROUND
-from swift_tiers.ops.console_demo.server import DemoServer
+from swift_tiers.ops.commands import console_command
+from swift_tiers.ops.commands.console_demo import DemoFeed
+from swift_tiers.ops.commands.console_demo.pictures import PICTURES, Picture, draw
+from swift_tiers.ops.commands.console_demo.script import ROUND
+from swift_tiers.ops.commands.console_demo.server import DemoServer
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.bus.contract.commands import (
@@ -428,7 +428,7 @@ def test_it_looks_at_no_bus(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 def test_every_view_is_drawn_for_the_documents() -> None:
-    """The pictures of docs/console.md: `python -m swift_tiers.ops.console_demo.pictures docs/pictures`."""
+    """The pictures of docs/console.md: `python -m swift_tiers.ops.commands.console_demo.pictures docs/pictures`."""
     folder = Path(__file__).parents[2] / "docs" / "pictures"
     assert {path.name for path in folder.iterdir()} == {f"{one.name}.svg" for one in PICTURES}
     assert {one.keys[0] for one in PICTURES} == {str(number) for number in range(1, len(VIEWS) + 1)}

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from swift_tiers.ops import control_command
-from swift_tiers.ops.control_command import make_command
-from swift_tiers.ops.errors import CommandError
+from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.commands import control_command
+from swift_tiers.ops.commands.control_command import make_command
 from swift_tiers.radix_tiering.bus.contract.commands import (
     COMMANDS,
     AddDevice,

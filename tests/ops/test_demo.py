@@ -14,11 +14,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from swift_tiers.ops import cli, demo
-from swift_tiers.ops.demo import procedure, workload
-from swift_tiers.ops.demo.replay import Answer
-from swift_tiers.ops.demo.report import DemoReport, TurnReport, judge, make_turn, show, summarise
-from swift_tiers.ops.demo.workload import (
+from swift_tiers.ops import cli
+from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.commands import demo
+from swift_tiers.ops.commands.demo import procedure, workload
+from swift_tiers.ops.commands.demo.replay import Answer
+from swift_tiers.ops.commands.demo.report import DemoReport, TurnReport, judge, make_turn, show, summarise
+from swift_tiers.ops.commands.demo.workload import (
     DATA,
     MAX_TURNS,
     SESSIONS,
@@ -30,7 +32,6 @@ from swift_tiers.ops.demo.workload import (
     make_plan,
     read_shape,
 )
-from swift_tiers.ops.errors import CommandError
 from swift_tiers.radix_tiering.bus.contract.views import DeviceView, RankState, RankView, RequestView, TierView
 
 # ---- workload ----

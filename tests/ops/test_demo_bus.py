@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from swift_tiers.ops.demo import bus as module
-from swift_tiers.ops.demo.bus import RANK, SERVER, DemoBus
-from swift_tiers.ops.errors import CommandError
+from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.commands.demo import bus as module
+from swift_tiers.ops.commands.demo.bus import RANK, SERVER, DemoBus
 from swift_tiers.radix_tiering.bus.contract.schema import SCHEMA_VERSION, Keys
 
 KEYS = Keys("swift")

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.ops.demo import replay
-from swift_tiers.ops.demo.replay import ReplayError, ask, read_answer
-from swift_tiers.ops.demo.servers import Server, ServerError, free_ports, log_tail
+from swift_tiers.ops.commands.demo import replay
+from swift_tiers.ops.commands.demo.replay import ReplayError, ask, read_answer
+from swift_tiers.ops.commands.demo.servers import Server, ServerError, free_ports, log_tail
 
 # ---- answers ----
 
@@ -182,7 +182,7 @@ time.sleep(600)
 
 
 def test_no_process_outlives_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_tiers.ops.demo.servers.STOP_SECONDS", 1.0)
+    monkeypatch.setattr("swift_tiers.ops.commands.demo.servers.STOP_SECONDS", 1.0)
     log = tmp_path / "log"
 
     def run_and_fail() -> None:

@@ -18,13 +18,13 @@ import pytest
 from rich.console import Console
 
 from swift_tiers.ops import cli
-from swift_tiers.ops.doctor import accelerators, command, machine, software
-from swift_tiers.ops.doctor.accelerators import Accelerators, Gpu
-from swift_tiers.ops.doctor.command import Line, describe, examine, show, sound, verdict
-from swift_tiers.ops.doctor.finding import Check, Finding, combined, note, ok, warning, wrong
-from swift_tiers.ops.doctor.isolation import run_checks
-from swift_tiers.ops.doctor.machine import Memory
-from swift_tiers.ops.doctor.software import EntryPoint
+from swift_tiers.ops.commands.doctor import accelerators, command, machine, software
+from swift_tiers.ops.commands.doctor.accelerators import Accelerators, Gpu
+from swift_tiers.ops.commands.doctor.command import Line, describe, examine, show, sound, verdict
+from swift_tiers.ops.commands.doctor.finding import Check, Finding, combined, note, ok, warning, wrong
+from swift_tiers.ops.commands.doctor.isolation import run_checks
+from swift_tiers.ops.commands.doctor.machine import Memory
+from swift_tiers.ops.commands.doctor.software import EntryPoint
 from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig
 from swift_tiers.radix_tiering.base.units import Size
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from swift_tiers.ops import cli
-from swift_tiers.ops.doctor import bus, command
-from swift_tiers.ops.doctor.finding import Check, Finding
-from swift_tiers.ops.doctor.isolation import run_checks
+from swift_tiers.ops.commands.doctor import bus, command
+from swift_tiers.ops.commands.doctor.finding import Check, Finding
+from swift_tiers.ops.commands.doctor.isolation import run_checks
 from swift_tiers.radix_tiering.base.config import BusConfig, TiersConfig
 from swift_tiers.radix_tiering.bus.redis.redis_binary import SERVER_VARIABLE
 from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis

@@ -11,8 +11,8 @@ import pytest
 import torch
 from cuda.bindings import driver as real
 
-from swift_tiers.ops.doctor.finding import note
-from swift_tiers.ops.doctor.gpu_memory import checks, direct, lent, try_gpus
+from swift_tiers.ops.commands.doctor.finding import note
+from swift_tiers.ops.commands.doctor.gpu_memory import checks, direct, lent, try_gpus
 from swift_tiers.radix_tiering.base.config import PeerConfig, TiersConfig
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
 from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory

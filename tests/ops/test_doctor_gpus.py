@@ -5,10 +5,10 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from swift_tiers.ops.doctor import gpus as doctor_gpus
-from swift_tiers.ops.doctor.finding import note
-from swift_tiers.ops.doctor.gpus import Seen, checks, corrected, gpus, see, told_by_cuda, ways
-from swift_tiers.ops.doctor.isolation import run_checks
+from swift_tiers.ops.commands.doctor import gpus as doctor_gpus
+from swift_tiers.ops.commands.doctor.finding import note
+from swift_tiers.ops.commands.doctor.gpus import Seen, checks, corrected, gpus, see, told_by_cuda, ways
+from swift_tiers.ops.commands.doctor.isolation import run_checks
 from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.gpus import nvml as nvml_module
 from swift_tiers.radix_tiering.gpus.nvml import Nvml

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.doctor import storage, stripe_sets
-from swift_tiers.ops.doctor.finding import Check, Finding, ok
-from swift_tiers.ops.doctor.isolation import run_checks
-from swift_tiers.ops.doctor.places import Disk, Mount, Place, disks_of, mount_of, place_of, read_mounts
-from swift_tiers.ops.doctor.stripe_sets import device_files, read_content, stripe_set
+from swift_tiers.ops.commands.doctor import storage, stripe_sets
+from swift_tiers.ops.commands.doctor.finding import Check, Finding, ok
+from swift_tiers.ops.commands.doctor.isolation import run_checks
+from swift_tiers.ops.commands.doctor.places import Disk, Mount, Place, disks_of, mount_of, place_of, read_mounts
+from swift_tiers.ops.commands.doctor.stripe_sets import device_files, read_content, stripe_set
 from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.base.units import Size

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.ops import cli
-from swift_tiers.ops.fsck import check_set, describe, find_devices, group_by_set
+from swift_tiers.ops.commands.fsck import check_set, describe, find_devices, group_by_set
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
 from swift_tiers.radix_tiering.tiers.ssd import DeviceArray, StripeSet, files
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.ops.inspect.answers import slots_by_state
-from swift_tiers.ops.inspect.requests import explain
+from swift_tiers.ops.commands.inspect.answers import slots_by_state
+from swift_tiers.ops.commands.inspect.requests import explain
 from swift_tiers.radix_tiering.bus.contract.views import (
     LinkView,
     MapPart,

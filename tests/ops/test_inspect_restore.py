@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from swift_tiers.ops.inspect.restores import BAR, bar, explain_restore, show_restore
+from swift_tiers.ops.commands.inspect.restores import BAR, bar, explain_restore, show_restore
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.figures.story import RestoreStory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops import model
+from swift_tiers.ops.base import model
 
 
 def test_tiny_model_is_complete_and_the_same_each_time(tmp_path: Path) -> None:

@@ -15,13 +15,28 @@ from typing import Any
 import pytest
 import torch
 
-from swift_tiers.ops.bench import multiturn, multiturn_hicache
-from swift_tiers.ops.bench.multiturn_hicache import DiskBytes, ThrottledDisk, announce, disk_bytes
-from swift_tiers.ops.bench.multiturn_replay import Answer, Replayed, read_answer, replay
-from swift_tiers.ops.bench.multiturn_report import Round, different_answers, figures, make_rows, percentile, show
-from swift_tiers.ops.bench.multiturn_systems import HICACHE, OFF, SYSTEMS, TIERS, Sizes, choose_sizes, make_system
-from swift_tiers.ops.bench.multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
-from swift_tiers.ops.errors import CommandError
+from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.commands.bench import multiturn, multiturn_hicache
+from swift_tiers.ops.commands.bench.multiturn_hicache import DiskBytes, ThrottledDisk, announce, disk_bytes
+from swift_tiers.ops.commands.bench.multiturn_replay import Answer, Replayed, read_answer, replay
+from swift_tiers.ops.commands.bench.multiturn_report import (
+    Round,
+    different_answers,
+    figures,
+    make_rows,
+    percentile,
+    show,
+)
+from swift_tiers.ops.commands.bench.multiturn_systems import (
+    HICACHE,
+    OFF,
+    SYSTEMS,
+    TIERS,
+    Sizes,
+    choose_sizes,
+    make_system,
+)
+from swift_tiers.ops.commands.bench.multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
 from swift_tiers.radix_tiering.base.config import parse_config
 
 SHAPE = Shape(agents=5, turns=4, longest=600)
@@ -311,7 +326,7 @@ def plugins(environment: Mapping[str, str]) -> set[str]:
 
 
 def test_only_the_server_it_was_announced_to_finds_the_plugin(tmp_path: Path) -> None:
-    ours = "swift_tiers.ops.bench.multiturn_hicache:load"
+    ours = "swift_tiers.ops.commands.bench.multiturn_hicache:load"
     environment = announce(tmp_path / "plugin", 1000.0)
     assert ours in plugins(environment)
     assert "swift_tiers.sglang_ext.plugin:load" in plugins(environment), "the platform's hooks come with it"

@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from swift_tiers.ops import cli
-from swift_tiers.ops.errors import CommandError
-from swift_tiers.ops.profile.measure import Measurement
-from swift_tiers.ops.profile.procedure import make_profile
-from swift_tiers.ops.profile.report import show
-from swift_tiers.ops.profile.session import Answer, Served
-from swift_tiers.ops.profile.setting import LONGEST_PREFIX, Setting, model_directory, prepare
+from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.commands.profile.measure import Measurement
+from swift_tiers.ops.commands.profile.procedure import make_profile
+from swift_tiers.ops.commands.profile.report import show
+from swift_tiers.ops.commands.profile.session import Answer, Served
+from swift_tiers.ops.commands.profile.setting import LONGEST_PREFIX, Setting, model_directory, prepare
 from swift_tiers.radix_tiering.base.config import load_config, parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
@@ -171,7 +171,7 @@ def test_the_crossover_is_where_the_plans_cross() -> None:
 
 
 def test_a_source_that_has_nothing_is_left_out_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_tiers.ops.profile.measure.LENDING_SECONDS", 0.0)
+    monkeypatch.setattr("swift_tiers.ops.commands.profile.measure.LENDING_SECONDS", 0.0)
     measurement = measure(ModelServer(lends=False, loses="ssd"), "host", "peer", "ssd")
     assert set(measurement.left_out) == {"ssd", "peer"}
     assert "lends" in measurement.left_out["peer"]

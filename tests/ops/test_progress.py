@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from swift_tiers.ops.progress import _Lines, progress
+from swift_tiers.ops.base.progress import _Lines, progress
 
 
 class Terminal(io.StringIO):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.radix_tiering.bus.redis.redis_server import default_directory
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from swift_tiers.ops.bench.resize import COPIED_PLANE_BYTES, PLANES, UNIT, CopyingCache
+from swift_tiers.ops.lab.bench.resize import COPIED_PLANE_BYTES, PLANES, UNIT, CopyingCache
 
 
 def test_planes_follow_one_another_after_a_resize_and_are_whole_after_it_is_undone() -> None:

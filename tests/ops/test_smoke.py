@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops import cli, inspect, lease_command
-from swift_tiers.ops.bench.report import MISSED
-from swift_tiers.ops.bench_command import FOLDER, find_benches
-from swift_tiers.ops.doctor.command import families
-from swift_tiers.ops.errors import FOUND
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops import cli
+from swift_tiers.ops.base.errors import FOUND
+from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.ops.commands import inspect, lease_command
+from swift_tiers.ops.commands.bench.report import MISSED
+from swift_tiers.ops.commands.bench_command import FOLDER, find_benches
+from swift_tiers.ops.commands.doctor.command import families
 from swift_tiers.radix_tiering.base.config import load_config
 from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS
 from swift_tiers.radix_tiering.bus.contract.schema import TIERS

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.bench import ssd_raw
-from swift_tiers.ops.bench.ssd_raw import Comparison, Scaling, Speed, Workload
+from swift_tiers.ops.commands.bench import ssd_raw
+from swift_tiers.ops.commands.bench.ssd_raw import Comparison, Scaling, Speed, Workload
 
 FIO_OUTPUT = """fio: a warning
 {"jobs": [{"error": 0, "read": {"bw_bytes": 2000000000}, "usr_cpu": 3.0, "sys_cpu": 7.0}]}

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from swift_tiers.ops import console_command
-from swift_tiers.ops.terminal import Terminal, spelled
+from swift_tiers.ops.base.terminal import Terminal, spelled
+from swift_tiers.ops.commands import console_command
 
 from support.bus import HandWritten
 from support.command_line import run_command

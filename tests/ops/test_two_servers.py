@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.bench.two_servers import BenchServer
-from swift_tiers.ops.demo.servers import ServerError
+from swift_tiers.ops.commands.bench.two_servers import BenchServer
+from swift_tiers.ops.commands.demo.servers import ServerError
 
 from support.redis import wait_for
 

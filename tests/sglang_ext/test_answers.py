@@ -431,7 +431,7 @@ def hits_locks_and_rest(s) -> None:
 
 
 def arguments(tmp_path_factory, **more) -> list[str]:
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     directories = [str(tmp_path_factory.mktemp(f"ssd{number}")) for number in range(2)]
     config = {

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
 
 from support.models import tiny_gemma, tiny_mla
 

@@ -256,7 +256,7 @@ def layout(request) -> str:
 
 @pytest.fixture(scope="module")
 def scheduler(layout, tmp_path_factory) -> Iterator[SchedulerProcess]:
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     bus = tmp_path_factory.mktemp("bus")
     bus.chmod(0o700)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.sglang_ext.build import identity

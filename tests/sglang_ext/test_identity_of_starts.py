@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
 
 from support.clocks import file_clock_moved
 from support.scheduler_process import SchedulerProcess

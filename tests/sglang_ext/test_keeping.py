@@ -139,7 +139,7 @@ def close(s) -> None:
 
 
 def start(tmp_path_factory, keep: str, environment: dict[str, str] | None = None) -> SchedulerProcess:
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     bus = tmp_path_factory.mktemp("bus")
     bus.chmod(0o700)

@@ -399,7 +399,7 @@ def any_order(s, seed):
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory):
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     model = tiny_model(tmp_path_factory.mktemp("model"), layers=LAYERS)
     config = {

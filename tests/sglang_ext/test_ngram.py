@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
 
 from support import ngram_on_cpu
 from support.scheduler_process import SchedulerProcess

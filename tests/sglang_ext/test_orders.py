@@ -216,7 +216,7 @@ def nobody_may_steer(s):
 
 
 def arguments(tmp_path_factory, control: bool) -> list[str]:
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     directories = [str(tmp_path_factory.mktemp(f"ssd{number}")) for number in range(2)]
     config = {

@@ -270,7 +270,7 @@ def one_that_goes_on_is_told_so_far(s):
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory):
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     config = {
         "host": {"size": "8MiB"},

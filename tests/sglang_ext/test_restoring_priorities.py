@@ -137,7 +137,7 @@ def retracted(s):
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory):
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     config = {
         "host": {"size": "8MiB"},

@@ -558,7 +558,7 @@ def directories(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory, directories):
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     config = {
         "host": {"size": "1MiB"},

@@ -530,7 +530,7 @@ def samples_are_taken_by_the_scheduler_at_set_times(s):
 
 
 def arguments(tmp_path_factory) -> list[str]:
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     directories = [str(tmp_path_factory.mktemp(f"ssd{number}")) for number in range(2)]
     config = {

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
 
 from support.models import tiny_gemma
 from support.scheduler_process import SchedulerProcess

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swift_tiers.ops.doctor.finding import Finding, Status
+from swift_tiers.ops.commands.doctor.finding import Finding, Status
 
 
 def assert_finding(finding: Finding, status: str, *words: str) -> None:

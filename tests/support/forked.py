@@ -21,7 +21,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import IO
 
-from swift_tiers.ops.demo.servers import Server
+from swift_tiers.ops.commands.demo.servers import Server
 
 #: Of the variables that SGLang and Triton know, those that are read when they are needed. All others may be read while
 #: a module is imported: a process that is to have another value than the one that was loaded has to import it itself.

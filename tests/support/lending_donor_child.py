@@ -16,8 +16,8 @@ sys.path[0] = str(Path(__file__).parent.parent)
 
 import torch  # noqa: E402
 
-from swift_tiers.ops.gpu_proof import lending_donor  # noqa: E402
-from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions, LendingDonor  # noqa: E402
+from swift_tiers.ops.commands.gpu_proof import lending_donor  # noqa: E402
+from swift_tiers.ops.commands.gpu_proof.lending_donor import DonorOptions, LendingDonor  # noqa: E402
 from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory  # noqa: E402
 from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory  # noqa: E402
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swift_tiers.ops.model import write_random_model
+from swift_tiers.ops.base.model import write_random_model
 
 CONTEXT, VOCABULARY, HIDDEN = 8192, 512, 64
 #: Tokens that a window layer of `tiny_gemma` looks back.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from swift_tiers.ops.demo.servers import Server
+from swift_tiers.ops.commands.demo.servers import Server
 
 from support.servers import call, fill_device, generate, prompt, snapshot, wait_written
 

@@ -10,8 +10,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from swift_tiers.ops.demo.servers import Server, free_ports
-from swift_tiers.ops.model import tiny_model
+from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.ops.commands.demo.servers import Server, free_ports
 
 from .forked import ForkedServer
 

@@ -17,7 +17,7 @@ PATIENCE, RUN_SECONDS = 60.0, 270.0
 def token_wise(folders: Any, *, page: int, tokens: int, chunk: int) -> list[str]:
     """SGLang's arguments for a tiny model whose prefixes are computed from the front while they are loaded from the
     back. `folders`: pytest's `tmp_path_factory`; `tokens`: of the device's pool."""
-    from swift_tiers.ops.model import tiny_model
+    from swift_tiers.ops.base.model import tiny_model
 
     config = {
         "host": {"size": "8MiB"},

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.gpu_proof import donor_process
-from swift_tiers.ops.gpu_proof.donor_process import DonorProcess, LendingError
-from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions
+from swift_tiers.ops.commands.gpu_proof import donor_process
+from swift_tiers.ops.commands.gpu_proof.donor_process import DonorProcess, LendingError
+from swift_tiers.ops.commands.gpu_proof.lending_donor import DonorOptions
 
 READY = 'print(\'{"ready": "GPU-0"}\', flush=True)'
 ANSWERS = f"import sys\n{READY}\nfor line in sys.stdin: "

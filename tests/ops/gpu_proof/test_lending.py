@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from swift_tiers.ops.gpu_proof import borrower, lending, stopwatch
-from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, LeftOutError, line
-from swift_tiers.ops.gpu_proof.layouts import Layout
-from swift_tiers.ops.gpu_proof.lending import Lending, lend_on_cuda
-from swift_tiers.ops.gpu_proof.lending_donor import DonorOptions
-from swift_tiers.ops.gpu_proof.proof import Proof
-from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
+from swift_tiers.ops.commands.gpu_proof import borrower, lending, stopwatch
+from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, Findings, LeftOutError, line
+from swift_tiers.ops.commands.gpu_proof.layouts import Layout
+from swift_tiers.ops.commands.gpu_proof.lending import Lending, lend_on_cuda
+from swift_tiers.ops.commands.gpu_proof.lending_donor import DonorOptions
+from swift_tiers.ops.commands.gpu_proof.proof import Proof
+from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
 from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
 
 from support import fake_sgl_kernel

@@ -17,12 +17,12 @@ import torch
 
 from swift_tiers.kernels import page_gather
 from swift_tiers.ops.cli import main
-from swift_tiers.ops.gpu_proof import direct, hidden, right, speed
-from swift_tiers.ops.gpu_proof.figures import Check, Figure, Findings, line, picture
-from swift_tiers.ops.gpu_proof.layouts import Layout
-from swift_tiers.ops.gpu_proof.proof import Proof, closing, facts
-from swift_tiers.ops.gpu_proof.sglang_kernels import beside_sglang
-from swift_tiers.ops.gpu_proof.stopwatch import Stopwatch
+from swift_tiers.ops.commands.gpu_proof import direct, hidden, right, speed
+from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, Findings, line, picture
+from swift_tiers.ops.commands.gpu_proof.layouts import Layout
+from swift_tiers.ops.commands.gpu_proof.proof import Proof, closing, facts
+from swift_tiers.ops.commands.gpu_proof.sglang_kernels import beside_sglang
+from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
 
 from support import fake_kvikio, fake_sgl_kernel
 from support.deferred_accelerator import DeferredAccelerator
@@ -41,7 +41,7 @@ def proof(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swift_tiers.ops.gpu_proof import stopwatch
+    from swift_tiers.ops.commands.gpu_proof import stopwatch
 
     monkeypatch.setattr(stopwatch, "_LONG", 0.0)
     monkeypatch.setattr(hidden, "CHUNK", 4)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.demo import servers
-from swift_tiers.ops.demo.servers import Server
-from swift_tiers.ops.errors import CommandError
-from swift_tiers.ops.gpu_proof import serving
-from swift_tiers.ops.gpu_proof.figures import Check, Figure, LeftOutError
-from swift_tiers.ops.gpu_proof.layouts import LAYOUTS
-from swift_tiers.ops.gpu_proof.serving import HICACHE, OFF, SYSTEMS, TIERS, Asked, Load, arguments, summary
+from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.commands.demo import servers
+from swift_tiers.ops.commands.demo.servers import Server
+from swift_tiers.ops.commands.gpu_proof import serving
+from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, LeftOutError
+from swift_tiers.ops.commands.gpu_proof.layouts import LAYOUTS
+from swift_tiers.ops.commands.gpu_proof.serving import HICACHE, OFF, SYSTEMS, TIERS, Asked, Load, arguments, summary
 
 QWEN = LAYOUTS[0]
 

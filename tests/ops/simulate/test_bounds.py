@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.ops.simulate.bounds import batch_bound, granularity
-from swift_tiers.ops.simulate.clock import Clock
-from swift_tiers.ops.simulate.curve import Linear
-from swift_tiers.ops.simulate.lines import Line
-from swift_tiers.ops.simulate.restoring import IN_TURN, LOAD, RECOMPUTE, SWIFT_TIERS, Method, Request, Server
-from swift_tiers.ops.simulate.runs import linear_setup
-from swift_tiers.ops.simulate.scenarios.bounds import CHUNK, COSTS, LENGTHS, LINEAR, RATIOS, batch, batches, single
+from swift_tiers.ops.lab.simulate.bounds import batch_bound, granularity
+from swift_tiers.ops.lab.simulate.clock import Clock
+from swift_tiers.ops.lab.simulate.curve import Linear
+from swift_tiers.ops.lab.simulate.lines import Line
+from swift_tiers.ops.lab.simulate.restoring import IN_TURN, LOAD, RECOMPUTE, SWIFT_TIERS, Method, Request, Server
+from swift_tiers.ops.lab.simulate.runs import linear_setup
+from swift_tiers.ops.lab.simulate.scenarios.bounds import CHUNK, COSTS, LENGTHS, LINEAR, RATIOS, batch, batches, single
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 
 from support.examples import examples

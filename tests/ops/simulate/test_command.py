@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from swift_tiers.ops import cli
-from swift_tiers.ops.simulate import traces
-from swift_tiers.ops.simulate.head import HEAD
-from swift_tiers.ops.simulate.scenarios import bounds, cacheflow, conversations, mooncake, scenarios
-from swift_tiers.ops.simulate.tables import HELD, Cell, Table, as_markdown, as_text, compared, shown, table
+from swift_tiers.ops.lab.simulate import traces
+from swift_tiers.ops.lab.simulate.head import HEAD
+from swift_tiers.ops.lab.simulate.scenarios import bounds, cacheflow, conversations, mooncake, scenarios
+from swift_tiers.ops.lab.simulate.tables import HELD, Cell, Table, as_markdown, as_text, compared, shown, table
 
 from support.command_line import run_command
 

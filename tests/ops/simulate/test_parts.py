@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.ops.simulate.clock import Clock
-from swift_tiers.ops.simulate.curve import Curve
-from swift_tiers.ops.simulate.hardware import GPUS, SSDS
-from swift_tiers.ops.simulate.lines import Line, Stripes
-from swift_tiers.ops.simulate.models import MODELS
-from swift_tiers.ops.simulate.workloads import WORKLOADS, poisson
+from swift_tiers.ops.lab.simulate.clock import Clock
+from swift_tiers.ops.lab.simulate.curve import Curve
+from swift_tiers.ops.lab.simulate.hardware import GPUS, SSDS
+from swift_tiers.ops.lab.simulate.lines import Line, Stripes
+from swift_tiers.ops.lab.simulate.models import MODELS
+from swift_tiers.ops.lab.simulate.workloads import WORKLOADS, poisson
 
 
 def test_time_passes_from_event_to_event_in_order() -> None:

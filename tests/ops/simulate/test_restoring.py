@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.ops.simulate.clock import Clock
-from swift_tiers.ops.simulate.curve import Curve, Linear
-from swift_tiers.ops.simulate.hardware import GPUS
-from swift_tiers.ops.simulate.lines import Line
-from swift_tiers.ops.simulate.models import MODELS
-from swift_tiers.ops.simulate.restoring import (
+from swift_tiers.ops.lab.simulate.clock import Clock
+from swift_tiers.ops.lab.simulate.curve import Curve, Linear
+from swift_tiers.ops.lab.simulate.hardware import GPUS
+from swift_tiers.ops.lab.simulate.lines import Line
+from swift_tiers.ops.lab.simulate.models import MODELS
+from swift_tiers.ops.lab.simulate.restoring import (
     BY_AGE,
     IN_TURN,
     LOAD,
@@ -26,8 +26,8 @@ from swift_tiers.ops.simulate.restoring import (
     Restoration,
     Server,
 )
-from swift_tiers.ops.simulate.runs import REMOTE, linear_setup, restore
-from swift_tiers.ops.simulate.stages import Inputs, Stages
+from swift_tiers.ops.lab.simulate.runs import REMOTE, linear_setup, restore
+from swift_tiers.ops.lab.simulate.stages import Inputs, Stages
 from swift_tiers.radix_tiering.restore.cost import ComputeCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.planner import HERE

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
-from swift_tiers.ops.doctor import bus as doctor_bus
+from swift_tiers.ops.commands.doctor import bus as doctor_bus
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, Flush, read_command

@@ -1,0 +1,114 @@
+"""What simulated servers answer when they are asked: where a page is, a sequence, the slots of a tier, the tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from swift_tiers.console.feeds.feed import Question
+from swift_tiers.ops.commands.console_demo.server import PAGE_TOKENS, DemoServer
+from swift_tiers.ops.commands.console_demo.stripes import OUT
+from swift_tiers.ops.commands.console_demo.tree import table_of
+from swift_tiers.ops.commands.console_demo.views import AGE
+from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap, write_cells
+from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_PAGES, MOST_MAP_BYTES
+from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView, NodesView, PageView, PrefixPage, PrefixView
+from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, RESERVED
+from swift_tiers.radix_tiering.way.observing import page_facts, prefix_places, whole_key
+
+if TYPE_CHECKING:
+    from swift_tiers.radix_tiering.stack import TierStack
+
+
+def answer(server: DemoServer, question: Question) -> Any:
+    """A view of the question's kind."""
+    home: dict[str, Any] = {
+        "server": server.plan.name,
+        "rank": server.rank,
+        "time": server.wall() - AGE,
+        "age_seconds": AGE,
+    }
+    if question.kind == "map":
+        return _map(server, question.what, home)
+    if question.kind == "nodes":
+        nodes, table = table_of(server.tiers.device.listed(), int(question.what), PAGE_TOKENS)
+        return NodesView(**home, nodes=nodes, listed=len(table), complete=True, table=tuple(table))
+    return (_page if question.kind == "page" else _prefix)(server, bytes.fromhex(question.what), home)
+
+
+def _stack(server: DemoServer) -> TierStack:
+    """What the product's own observers look at: the page table, the namespace, when pages were used."""
+    return cast("TierStack", server.tiers)
+
+
+def _device_slot(server: DemoServer, key: bytes) -> int | None:
+    page = server.tiers.device.find(server.tiers.digest, key)
+    return None if page is None else page.slot + 1
+
+
+def _page(server: DemoServer, key: bytes, home: dict[str, Any]) -> PageView:
+    whole = whole_key(_stack(server), key)
+    if whole is None:
+        return PageView(**home, key=key.hex(), held=False)
+    home = {**home, "key": key.hex(), "whole_key": whole.hex(), "device_slot": _device_slot(server, whole)}
+    facts = page_facts(_stack(server), whole)
+    if facts is None:
+        return PageView(**home, held=False)
+    return PageView(**home, held=True, **{name: getattr(facts, name) for name in facts.__struct_fields__})
+
+
+def _prefix(server: DemoServer, key: bytes, home: dict[str, Any]) -> PrefixView:
+    places = prefix_places(_stack(server), key, MOST_LISTED_PAGES)
+    table = tuple(
+        PrefixPage(
+            one.depth, one.key[:16], device=_device_slot(server, bytes.fromhex(one.key)), host=one.host_slot,
+            peer="/".join(map(str, one.peer)) if one.peer is not None else "", ssd=one.ssd_placement,
+        )
+        for one in places
+    )  # fmt: skip
+    return PrefixView(**home, key=key.hex(), pages=places[-1].depth if places else 0, listed=len(table), table=table)
+
+
+def _map(server: DemoServer, tier: str, home: dict[str, Any]) -> MapView:
+    found = _states(server, tier)
+    if found is None:
+        reason = {"peer": "it borrows nothing", "ssd": "it has no ssd tier"}.get(tier, f"it has no tier {tier}")
+        return MapView(**home, tier=tier, reason=reason)
+    cells = write_cells(found, MOST_MAP_BYTES)
+    words = cells.text.split()
+    return MapView(
+        **home, tier=tier, slots=len(found.states), first_slot=found.first_slot, slot_bytes=found.slot_bytes,
+        slots_per_cell=cells.slots_per_cell, parts=tuple(MapPart(*piece) for piece in found.pieces),
+        cells=tuple(zip(words[::2], map(int, words[1::2]), strict=True)),
+    )  # fmt: skip
+
+
+def _states(server: DemoServer, tier: str) -> TierMap | None:
+    tiers, page = server.tiers, server.tiers.geometry.page_bytes
+    now = server.wall()
+    if tier == "device":
+        return TierMap(time=now, slot_bytes=page, states=tiers.pool.states(), first_slot=1)
+    if tier == "host":
+        return TierMap(time=now, slot_bytes=page, states=tiers.table.host.states())
+    if tier == "ssd" and server.stripes is not None:
+        parts = []
+        for device in server.stripes.devices:
+            raw = np.frombuffer(device.slots.states(), dtype=np.uint8)
+            states = np.full(len(raw), SlotState.CACHED, np.uint8)
+            states[raw == FREE] = SlotState.FREE
+            states[raw == RESERVED] = SlotState.LOADING
+            parts.append(np.full(len(raw), SlotState.OUT, np.uint8) if device.service == OUT else states)
+        pieces = tuple(MapPiece(str(number), len(part)) for number, part in enumerate(parts))
+        unit = server.stripes.unit_bytes
+        return TierMap(time=now, slot_bytes=unit, states=np.concatenate(parts), pieces=pieces)
+    if tier == "peer" and server.memory is not None:
+        leases, with_page = server.memory.lease_slots(), tiers.table.peer_copies.slots()
+        borrowed = [np.full(lease.slots, SlotState.BORROWED, np.uint8) for lease in leases]
+        for lease, part in zip(leases, borrowed, strict=True):
+            part[lease.held] = SlotState.LOADING
+            part[with_page.get(lease.key, [])] = SlotState.CACHED
+        pieces = tuple(MapPiece(f"{lease.key.donor}/{lease.key.lease}", lease.slots) for lease in leases)
+        whole = np.concatenate(borrowed) if borrowed else np.empty(0, np.uint8)
+        return TierMap(time=now, slot_bytes=page, states=whole, pieces=pieces)
+    return None

@@ -1,0 +1,167 @@
+"""A stripe set in virtual time with devices that can be pulled, slowed and added, and that count what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import count
+
+import numpy as np
+
+from swift_tiers.ops.lab.simulate.clock import Clock
+from swift_tiers.ops.lab.simulate.lines import Line
+from swift_tiers.radix_tiering.base.page import PageRecord
+from swift_tiers.radix_tiering.figures.counters import LatencyHistogram
+from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
+from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count, unit_length
+from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+
+IN_SERVICE, DRAINING, OUT = "in service", "draining", "out"
+
+
+class Device:
+    """One device: a line, its slots, and what it has done."""
+
+    def __init__(self, clock: Clock, number: int, path: str, slots: int, bytes_per_second: float) -> None:
+        self.number = number
+        self.path = path
+        self.slots = SlotMap(slots)
+        self.line = Line(clock, bytes_per_second, latency_seconds=100e-6)
+        self.usual = bytes_per_second
+        self.service, self.reason = IN_SERVICE, ""
+        self.reads = self.writes = self.bytes_read = self.bytes_written = 0
+        self.write_errors = self.in_flight = 0
+        self.latency = LatencyHistogram()
+        self._clock = clock
+
+    def transfer(self, length: int, writes: bool, done: Callable[[], None]) -> None:
+        began = self._clock.now
+        self.in_flight += 1
+
+        def came() -> None:
+            self.in_flight -= 1
+            self.latency.observe(self._clock.now - began)
+            if writes:
+                self.writes += 1
+                self.bytes_written += length
+            else:
+                self.reads += 1
+                self.bytes_read += length
+            done()
+
+        self.line.send(length, came)
+
+
+class DemoStripes:
+    """Both what `WriteBehind` writes to and what a simulated server loads from."""
+
+    def __init__(
+        self, clock: Clock, name: str, devices: int, slots: int, unit_bytes: int, bytes_per_second: float
+    ) -> None:
+        """`slots` and `bytes_per_second` of each device."""
+        self._clock = clock
+        self._slots = slots
+        self._speed = bytes_per_second
+        self._name = name
+        self.unit_bytes = unit_bytes
+        self.devices = [self._device(number) for number in range(devices)]
+        self._allocator = SlotAllocator([device.slots for device in self.devices])
+        self._generations = count(1)
+        self.queued = 0
+        self.answered = 0
+
+    def _device(self, number: int) -> Device:
+        path = f"/ssd{number}/swift-tiers-{self._name}.stripe"
+        return Device(self._clock, number, path, self._slots, self._speed)
+
+    # ---- what writes and loads ----
+
+    @property
+    def capacity_units(self) -> int:
+        return self._allocator.capacity_units
+
+    @property
+    def free_units(self) -> int:
+        return self._allocator.free_units
+
+    @property
+    def bytes_per_second(self) -> float:
+        return sum(device.line.bytes_per_second for device in self.devices if device.service != OUT)
+
+    def units(self, length: int) -> int:
+        return unit_count(length, self.unit_bytes)
+
+    def reserve(self, length: int) -> Placement | None:
+        return self._allocator.take(self.units(length))
+
+    def release(self, placement: Placement) -> None:
+        self._allocator.give_back_taken(placement)
+
+    def write(
+        self, record: PageRecord, placement: Placement, data: np.ndarray, done: Callable[[StoredPage | None, str], None]
+    ) -> None:
+        """`data` is not looked at."""
+
+        def written() -> None:
+            if any(self.devices[device].service == OUT for device, _ in placement):
+                self.release(placement)
+                done(None, "its device is out of service")
+                return
+            self._allocator.fill(placement)
+            done(StoredPage(record, next(self._generations), record.key[-16:], placement), "")
+
+        self._transfer(self._lengths(placement, record.length), True, written)
+
+    def send(self, nbytes: float, done: Callable[[], None]) -> None:
+        """Load a page of this length. Where its units lie is left to the allocator, which spreads all alike."""
+        placement = self._allocator.take(self.units(int(nbytes)))
+        if placement is None:  # full: they lie somewhere, one on each device
+            used = [device.number for device in self.devices if device.service != OUT]
+            lengths = [(device, self.unit_bytes) for device in used]
+        else:
+            self._allocator.give_back(placement)
+            lengths = self._lengths(placement, int(nbytes))
+        self.answered += 1
+        self._transfer(lengths, False, done)
+
+    def _lengths(self, placement: Placement, length: int) -> list[tuple[int, int]]:
+        return [(device, unit_length(length, self.unit_bytes, at)) for at, (device, _) in enumerate(placement)]
+
+    def _transfer(self, lengths: Iterable[tuple[int, int]], writes: bool, done: Callable[[], None]) -> None:
+        parts = list(lengths)
+        left = len(parts)
+        self.queued += 1
+
+        def came() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self.queued -= 1
+                done()
+
+        for device, length in parts:
+            self.devices[device].transfer(length, writes, came)
+
+    # ---- what happens to devices ----
+
+    def pull(self, number: int, reason: str) -> None:
+        """It is out of service from now on."""
+        device = self.devices[number]
+        device.service, device.reason = OUT, reason
+        device.write_errors += 4
+        self._allocator.shut(number)
+
+    def drain(self, number: int) -> None:
+        self.devices[number].service = DRAINING
+        self._allocator.shut(number)
+
+    def add(self) -> Device:
+        """One more device."""
+        device = self._device(len(self.devices))
+        self.devices.append(device)
+        self._allocator.add(device.slots)
+        return device
+
+    def slow(self, number: int, factor: float) -> None:
+        """It is so many times slower than usual; 1: as usual."""
+        device = self.devices[number]
+        device.line.bytes_per_second = device.usual / factor

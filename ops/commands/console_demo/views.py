@@ -1,0 +1,281 @@
+"""What a simulated server says of itself: the views that a reader of the bus would have of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from swift_tiers.ops.commands.console_demo.gpus import DemoGpu
+from swift_tiers.ops.commands.console_demo.server import PAGE_TOKENS, Asked, DemoServer
+from swift_tiers.ops.commands.console_demo.stripes import OUT, Device
+from swift_tiers.ops.commands.console_demo.tree import Shape, shape_of
+from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config
+from swift_tiers.radix_tiering.bus.contract.recent import RecentLatencies
+from swift_tiers.radix_tiering.bus.contract.views import (
+    DeviceView,
+    DirectoryView,
+    LeaseEntry,
+    LeasesView,
+    LinkView,
+    RankState,
+    RankView,
+    RequestView,
+    ServerState,
+    ServerView,
+    StripeSetView,
+    TierView,
+    TreeView,
+)
+from swift_tiers.radix_tiering.figures.counters import TierCounters
+from swift_tiers.radix_tiering.figures.story import COMPUTED
+from swift_tiers.radix_tiering.lending.leases import LeaseView, RunState
+
+#: How old everything is that they say, seconds: servers speak twice a second.
+AGE = 0.2
+#: Leases that are listed of each pair.
+LISTED = 128
+
+
+class ServerViews:
+    """Of one life of a server. The shape of its tree is looked at once a second: it walks over all pages."""
+
+    def __init__(self, server: DemoServer) -> None:
+        self.server = server
+        self._shape = Shape(0, 0, 0, 0)
+        self._shaped = float("-inf")
+        self._gpu = DemoGpu(server, AGE)
+        self._recent = RecentLatencies(lambda: server.clock.now)
+
+    def state(self) -> ServerState:
+        server = self.server
+        now = server.wall()
+        view = ServerView(
+            server=server.plan.name, alive=True, time=now - AGE, age_seconds=AGE, host=server.plan.host,
+            address=f"{server.plan.host}:30000", pid=server.pid, started=server.started,
+            up_seconds=now - server.started, version="0.1.0", sglang_version="0.5.23", model=server.plan.model,
+            ranks=(server.rank,), interval_seconds=0.5, clock_offset_seconds=0.0, control=True,
+            configuration={
+                "demo": "simulated: nothing here runs anywhere",
+                "policy": dump_config(TiersConfig(policy=server.tiers.policy))["policy"],
+            },
+        )  # fmt: skip
+        return ServerState(server=view, ranks=(self._rank(),))
+
+    def _rank(self) -> RankState:
+        server, tiers = self.server, self.server.tiers
+        home = self._home()
+        with tiers.table.lock:
+            tiers.use_times.note(tiers.table.time, server.clock.now)
+        lent = _by_partner(server.donor.machine.leases(server.clock.now), "borrower") if server.donor else {}
+        held = _by_partner(server.borrower.machine.leases(server.clock.now), "donor") if server.borrower else {}
+        return RankState(
+            name=server.rank,
+            rank=self._rank_view(lent, held),
+            tiers=tuple(self._tiers()),
+            stripe_set=self._stripe_set(),
+            devices=tuple(self._device(device) for device in server.stripes.devices) if server.stripes else (),
+            links=tuple(self._links()),
+            gpu=self._gpu.view(),
+            reaches=self._gpu.reaches(),
+            tree=self._tree(),
+            directory=DirectoryView(**home, **_fields(tiers.table.directory(tiers.digest))),
+            requests=tuple(self._request(one) for one in (*server.ended, *server.requests.values())),
+            lent=tuple(self._leases(server.lease_name, other, views) for other, views in sorted(lent.items())),
+            borrowed=tuple(self._leases(other, server.lease_name, views) for other, views in sorted(held.items())),
+        )
+
+    def _home(self) -> dict[str, Any]:
+        server = self.server
+        return {
+            "server": server.plan.name, "rank": server.rank, "time": server.wall() - AGE, "age_seconds": AGE,
+        }  # fmt: skip
+
+    def _rank_view(self, lent: dict[str, list[LeaseView]], held: dict[str, list[LeaseView]]) -> RankView:
+        server, counts = self.server, self.server.counts
+        tiers, donor = server.tiers, server.donor
+        running = sum(one.first_token is not None for one in server.requests.values())
+        part = donor is not None or server.borrower is not None
+        limit = donor.machine.limit_bytes if donor is not None else None
+        return RankView(
+            **self._home(), pid=server.pid, namespace=tiers.digest.hex(), page_tokens=PAGE_TOKENS,
+            page_bytes=tiers.geometry.page_bytes, io_engine="simulated" if server.stripes else "",
+            write_queue_pages=tiers.writer.backlog if tiers.writer is not None else 0, running_requests=running,
+            waiting_requests=len(server.requests) - running, restores_started=counts["started"],
+            restores_completed=counts["completed"], restores_split=counts["split"], restores_cut_short=0,
+            restores_expired=0, restores_cancelled=0, restores_late=counts["late"], lost_pages=0, failed_loads=0,
+            events=server.events.emitted, events_lost=0, publishes=0, publish_failures=0, publish_seconds=0.0,
+            publish_cpu_seconds=0.0, links=tuple(tiers.links), lease_address="simulated" if donor else "",
+            lent_bytes=(donor.bytes_in(RunState.LENT, RunState.RECALLED) if donor else 0) if part else None,
+            lendable_bytes=donor.bytes_in(RunState.FREE, RunState.FENCING) if donor else None,
+            lend_limit_bytes=limit, lend_window_seconds=donor.lender.window_seconds if donor else None,
+            lend_peak_bytes=donor.lender.peak_bytes if donor else None, lends_to=tuple(sorted(lent)),
+            borrowed_bytes=server.borrower.machine.held_bytes if server.borrower else 0,
+            borrows_from=tuple(sorted(held)),
+        )  # fmt: skip
+
+    def _tiers(self) -> Iterable[TierView]:
+        tiers, server = self.server.tiers, self.server
+        page, pool, host = tiers.geometry.page_bytes, tiers.pool, tiers.table.host
+        own = pool.slots - (server.donor.sizer.lent if server.donor is not None else 0)
+        used = pool.used_slots - (pool.slots - own)
+        yield self._tier(
+            "device", tiers.device_counters, own * page, used * page, tiers.device.resident_pages,
+            tiers.device.pinned_pages, own * page,
+        )  # fmt: skip
+        if server.memory is not None:
+            copies, capacity = tiers.table.peer_copies.pages, server.memory.capacity_bytes
+            pinned = tiers.table.pinned_at_peers
+            yield self._tier("peer", tiers.peer_counters, capacity, copies * page, copies, pinned, capacity)
+        yield self._tier(
+            "host", tiers.host_counters, host.capacity_bytes, host.used_slots * page, tiers.table.resident_pages,
+            tiers.table.pinned_in_host, host.limit_bytes,
+        )  # fmt: skip
+        if server.stripes is not None:
+            capacity = server.stripes.capacity_units * server.stripes.unit_bytes
+            limit = capacity if tiers.table.ssd_limit is None else min(capacity, tiers.table.ssd_limit)
+            stored = tiers.table.stored_pages
+            yield self._tier(
+                "ssd", tiers.ssd_counters, capacity, tiers.table.stored_bytes, stored, tiers.table.pinned_on_ssd, limit
+            )
+
+    def _tier(
+        self, name: str, counters: TierCounters, capacity: int, used: int, pages: int, pinned: int, limit: int
+    ) -> TierView:
+        latency = counters.read_latency.snapshot()
+        recent = self._recent.of(f"tier {name}", latency)
+        restored = name != "device"
+        return TierView(
+            **self._home(), tier=name, capacity_bytes=capacity, used_bytes=used, pages=pages, pinned_pages=pinned,
+            limit_bytes=limit, hits=counters.hits, misses=counters.misses, bytes_read=counters.bytes_read,
+            bytes_written=counters.bytes_written, evictions=counters.evictions,
+            checksum_failures=counters.checksum_failures if restored else None, refused=dict(counters.refusals),
+            restores=latency.count if restored else None, restore_seconds=latency.sum_seconds if restored else None,
+            recent_restores=recent.count if restored else None, recent_p50_seconds=recent.quantile(0.5),
+            recent_p99_seconds=recent.quantile(0.99),
+        )  # fmt: skip
+
+    def _stripe_set(self) -> StripeSetView | None:
+        stripes = self.server.stripes
+        if stripes is None:
+            return None
+        return StripeSetView(
+            **self._home(), set=self.server.namespace.hex()[:16], unit_bytes=stripes.unit_bytes,
+            devices=len(stripes.devices), missing=0, capacity_units=stripes.capacity_units,
+            free_units=stripes.free_units, queued=stripes.queued, reads={"ok": stripes.answered},
+        )  # fmt: skip
+
+    def _device(self, device: Device) -> DeviceView:
+        stripes = self.server.stripes
+        assert stripes is not None
+        capacity = device.slots.count * stripes.unit_bytes
+        recent = self._recent.of(f"ssd {device.number}", device.latency.snapshot())
+        return DeviceView(
+            **self._home(), number=device.number, path=device.path, service=device.service, reason=device.reason,
+            capacity_bytes=capacity,
+            used_bytes=0 if device.service == OUT else capacity - device.slots.free * stripes.unit_bytes,
+            bytes_read=device.bytes_read, bytes_written=device.bytes_written, reads=device.reads, writes=device.writes,
+            read_errors=0, write_errors=device.write_errors, corrupt_units=0, in_flight=device.in_flight,
+            recent_requests=recent.count, recent_p50_seconds=recent.quantile(0.5),
+            recent_p99_seconds=recent.quantile(0.99),
+        )  # fmt: skip
+
+    def _links(self) -> Iterable[LinkView]:
+        found = dict(self.server.tiers.links)
+        if self.server.memory is not None:
+            found |= self.server.memory.links
+        for name, link in found.items():
+            recent = self._recent.of(f"link {name}", link.latency.snapshot())
+            yield LinkView(
+                **self._home(), link=name, transfers=link.transfers, pages=link.pages, bytes=link.bytes,
+                seconds=link.seconds, recent_transfers=recent.count, recent_p50_seconds=recent.quantile(0.5),
+            recent_p99_seconds=recent.quantile(0.99),
+            )  # fmt: skip
+
+    def _tree(self) -> TreeView:
+        server, device = self.server, self.server.tiers.device
+        now = server.clock.now
+        if now - self._shaped >= 1.0:
+            self._shape, self._shaped = shape_of(device.listed()), now
+        shape = self._shape
+        return TreeView(
+            **self._home(), nodes=shape.nodes, leaves=shape.leaves, depth=shape.depth,
+            deepest_tokens=shape.deepest * PAGE_TOKENS, cached_tokens=device.resident_pages * PAGE_TOKENS,
+            evictable_tokens=(device.resident_pages - device.pinned_pages) * PAGE_TOKENS,
+            protected_tokens=device.pinned_pages * PAGE_TOKENS, reused_tokens=server.counts["reused_tokens"],
+            prompt_tokens=server.counts["prompt_tokens"],
+            evicted_tokens=server.tiers.device_counters.evictions * PAGE_TOKENS, complete=True,
+        )  # fmt: skip
+
+    def _leases(self, donor: str, borrower: str, views: list[LeaseView]) -> LeasesView:
+        lends = donor == self.server.lease_name
+        ordered = sorted(views, key=lambda view: view.lease)
+        usable = [view.seconds_left for view in views if view.state in ("lent", "active")]
+        recalled = [view.bytes for view in views if view.state not in ("lent", "active")]
+        return LeasesView(
+            **self._home(), donor=donor, borrower=borrower, epoch=views[0].donor.epoch if views else None,
+            leases=len(views), bytes=sum(view.bytes for view in views),
+            recalled_bytes=sum(recalled), shortest_seconds=min(usable, default=None), listed=min(LISTED, len(views)),
+            pinned_bytes=sum(view.bytes for view in views if view.pinned) if lends else None,
+            table=tuple(
+                LeaseEntry(
+                    lease=view.lease, bytes=view.bytes, state=view.state, seconds_left=round(view.seconds_left, 3),
+                    pinned=view.pinned,
+                )
+                for view in ordered[:LISTED]
+            ),
+        )  # fmt: skip
+
+    def _request(self, one: Asked) -> RequestView:
+        server = self.server
+        base = server.wall() - server.clock.now
+        story = server.device.story(one.restoration) if one.restoration is not None else None
+        settled = one.first_token is not None
+        came = dict.fromkeys(("peer", "host", "ssd"), 0)
+        if settled and story is not None:
+            came |= {name: pages for name, pages in _came(story.runs).items() if name in came}
+        found = one.on_device + sum(came.values())
+        total = -(-one.prompt_tokens // PAGE_TOKENS)
+        runs = (("device", one.on_device), *(story.runs if story is not None else ()))
+        left = total - sum(pages for _, pages in runs)
+        return RequestView(
+            **self._home(), rid=one.rid, state=one.state, arrived=base + one.arrived, prompt_tokens=one.prompt_tokens,
+            output_tokens=one.output_tokens(server.clock.now), device_tokens=one.on_device * PAGE_TOKENS,
+            peer_tokens=came["peer"] * PAGE_TOKENS if settled else None,
+            host_tokens=came["host"] * PAGE_TOKENS if settled else None,
+            ssd_tokens=came["ssd"] * PAGE_TOKENS if settled else None,
+            recomputed_tokens=max(0, one.prompt_tokens - found * PAGE_TOKENS) if settled else None,
+            restore=_verdict(one, story is not None and story.pages(COMPUTED) > 0),
+            restore_seconds=story.there_seconds if story is not None and one.found else None, restore_story=story,
+            queue_seconds=None if one.began is None else one.began - one.arrived,
+            first_token_seconds=None if one.first_token is None else one.first_token - one.arrived,
+            ended=None if one.ended is None else base + one.ended, pages=total,
+            tiers=tuple(run for run in (*runs, ("compute", left)) if run[1] > 0) if settled else (),
+            last_page=one.call.keys[-1].hex() if one.call.keys else "",
+            block_table=tuple((first + 1, last + 1) for first, last in one.block_table) if one.ended is None else (),
+        )  # fmt: skip
+
+
+def _verdict(one: Asked, split: bool) -> str:
+    if not one.found:
+        return "none"
+    if one.first_token is None:
+        return "waiting"
+    return "split" if split else "completed"
+
+
+def _came(runs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    came: dict[str, int] = {}
+    for name, pages in runs:
+        came[name] = came.get(name, 0) + pages
+    return came
+
+
+def _by_partner(views: Iterable[LeaseView], side: str) -> dict[str, list[LeaseView]]:
+    found: dict[str, list[LeaseView]] = {}
+    for view in views:
+        found.setdefault(getattr(view, side).name, []).append(view)
+    return found
+
+
+def _fields(snapshot: object) -> dict[str, Any]:
+    return {name: getattr(snapshot, name) for name in snapshot.__struct_fields__}  # type: ignore[attr-defined]

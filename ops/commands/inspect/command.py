@@ -1,0 +1,263 @@
+"""`swift-tiers inspect`: one look at the bus, or one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from swift_tiers.ops.base.errors import CommandError
+from swift_tiers.ops.base.progress import note
+from swift_tiers.ops.base.terminal import Terminal
+from swift_tiers.ops.commands.inspect.answers import show_map, show_nodes, show_prefix
+from swift_tiers.ops.commands.inspect.bus import bus_config, redis_cli_hint, redis_cli_words
+from swift_tiers.ops.commands.inspect.leases import show_leases
+from swift_tiers.ops.commands.inspect.pages import show_page
+from swift_tiers.ops.commands.inspect.requests import by_request, show_request, show_requests
+from swift_tiers.ops.commands.inspect.restores import show_restore
+from swift_tiers.ops.commands.inspect.states import SUBJECTS, Subject
+from swift_tiers.ops.commands.inspect.tables import Look
+from swift_tiers.radix_tiering.base.config import BusConfig
+from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
+from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES
+from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView
+from swift_tiers.radix_tiering.bus.contract.views import RequestView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.asking import Answers
+from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail, Item, as_json, line
+from swift_tiers.radix_tiering.bus.hear.figures import text
+from swift_tiers.radix_tiering.bus.hear.rates import Rates
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
+
+#: Columns of a table that goes to no terminal and whose width nobody ($COLUMNS) says.
+WIDTH = 180
+#: Between two looks for events, seconds: servers publish twice a second.
+EVENTS_SECONDS = 0.5
+
+Looker = Callable[[BusReader], Look]
+Answer = TypeVar("Answer")
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """See the package; `options` are its arguments. The exit code. Raises CommandError, ConfigError, BusError."""
+    with Bus(bus_config(options)) as bus:
+        try:
+            bus.ask(partial(_check_server, options.server))
+            if options.subject == "events":
+                _show_events(bus, EventTail(options.server, options.limit), options)
+            else:
+                _show(bus, _looker(options), options)
+        except KeyboardInterrupt:
+            if options.watch is None:
+                raise
+    return 0
+
+
+def show_redis_cli(options: argparse.Namespace) -> int:
+    """Print how to look at this bus by hand; the exit code."""
+    config = bus_config(options)
+    print(shlex.join(redis_cli_words(config)))
+    hint = redis_cli_hint(config)
+    if hint:
+        note(hint)
+    return 0
+
+
+class Bus:
+    """A reader that is opened anew after an error, so that a watch outlives a Redis and takes up a new password."""
+
+    def __init__(self, config: BusConfig) -> None:
+        self._config = config
+        self._reader: BusReader | None = None
+
+    def __enter__(self) -> Bus:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+
+    def ask(self, question: Callable[[BusReader], Answer]) -> Answer:
+        """What it answers. Raises BusError, ConfigError."""
+        if self._reader is None:
+            self._reader = BusReader.open(self._config, "inspect")
+        try:
+            return question(self._reader)
+        except BusError:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def _check_server(name: str | None, reader: BusReader) -> None:
+    if name is None:
+        return
+    known = [server.server for server in reader.servers()]
+    if name not in known:
+        raise CommandError(f"there is no server {text(name)} on this bus; there are: {', '.join(known) or 'none'}")
+
+
+# ---- what to look at ----
+
+
+def _looker(options: argparse.Namespace) -> Looker:
+    if options.subject == "requests":
+        return lambda reader: show_requests(reader.snapshot(Part.REQUESTS, options.server), options.limit)
+    if options.subject in ("request", "restore"):
+        show = show_request if options.subject == "request" else show_restore
+        return lambda reader: show(_request(options.name, options.server, reader))
+    if options.subject in ("page", "prefix", "map", "nodes"):
+        return partial(_ask, options)
+    if options.subject == "leases":
+        subject = Subject(Part.RANKS | Part.LEASES, partial(show_leases, options.limit))
+        return StateLooker(subject, options.server)
+    return StateLooker(SUBJECTS[options.subject], options.server)
+
+
+class StateLooker:
+    """Looks at one subject, and remembers the last look for what has grown since."""
+
+    def __init__(self, subject: Subject, server: str | None) -> None:
+        self._subject = subject
+        self._server = server
+        self._before: Snapshot | None = None
+
+    def __call__(self, reader: BusReader) -> Look:
+        snapshot = reader.snapshot(self._subject.parts, self._server)
+        rates = Rates(self._before)
+        self._before = snapshot
+        return self._subject.show(snapshot, rates)
+
+
+def _request(name: str, server: str | None, reader: BusReader) -> Sequence[RequestView]:
+    """What its ranks say of the one with this id, else the only one whose id begins so. Raises CommandError."""
+    views = reader.request(name, server)
+    if not views:
+        alike = by_request(view for view in reader.requests(server) if view.rid.startswith(name))
+        if len({group[0].rid for group in alike}) > 1:
+            listed = ", ".join(sorted({text(group[0].rid) for group in alike})[:5])
+            raise CommandError(f"request {text(name)}: several begin so, among them {listed}; give more of its id")
+        if not alike:
+            raise CommandError(
+                f"request {text(name)}: no server here knows it; ended ones are kept for 5 min, see `inspect requests`"
+            )
+        views = tuple(view for group in alike for view in group)
+    return views
+
+
+def _ask(options: argparse.Namespace, reader: BusReader) -> Look:
+    """What the ranks answer to a question. Raises CommandError where none does."""
+    subject, server = options.subject, options.server
+    if subject == "map":
+        tier = options.name
+        return show_map(tier, _answered(f"map of {tier}", reader.map(tier, server)))
+    if subject == "nodes":
+        return show_nodes(_answered("nodes", reader.nodes(min(options.limit, MOST_LISTED_NODES), server)))
+    page = options.name.lower()
+    if subject == "prefix":
+        return show_prefix(page, _answered(f"page {page}", reader.prefix(page, server)))
+    return show_page(page, _answered(f"page {page}", reader.page(page, server)))
+
+
+def _answered(what: str, answers: Answers[AnyView]) -> Answers[AnyView]:
+    if not answers.answers:
+        asked = ", ".join(f"{text(one)} {text(rank)}" for one, rank in answers.silent)
+        raise CommandError(f"{what}: nobody answered ({f'asked {asked}' if asked else 'no server is alive'})")
+    return answers
+
+
+# ---- how to show it ----
+
+
+def _show(bus: Bus, look: Looker, options: argparse.Namespace) -> None:
+    """Once, or until Ctrl-C."""
+    first = bus.ask(look)
+    if options.watch is None:
+        _print(first, None if options.json else _console())
+    elif options.json or not sys.stdout.isatty():
+        _watch_lines(bus, look, first, options)
+    else:
+        _watch_screen(bus, look, first, options)
+
+
+def _console() -> Console:
+    fixed = WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None
+    return Terminal(width=fixed)
+
+
+def _print(look: Look, console: Console | None) -> None:
+    """Without a console as JSON."""
+    if console is None:
+        print(json.dumps(look.content, indent=1))
+    else:
+        console.print(Group(*look.shown))
+
+
+def _watch_lines(bus: Bus, look: Looker, first: Look, options: argparse.Namespace) -> None:
+    """One look after the other: as JSON, a line each; else with the time above it."""
+    seen: Look | None = first
+    while True:
+        if seen is not None and options.json:
+            print(json.dumps(seen.content), flush=True)
+        elif seen is not None:
+            print(f"{datetime.now().isoformat(' ', 'seconds')}", flush=True)
+            _print(seen, _console())
+        time.sleep(options.watch)
+        seen, trouble = _try(bus, look)
+        if trouble:
+            note(trouble)
+
+
+def _watch_screen(bus: Bus, look: Looker, first: Look, options: argparse.Namespace) -> None:
+    shown: Sequence[RenderableType] = first.shown
+    with Live(console=_console(), screen=True, auto_refresh=False) as live:
+        while True:
+            name = " ".join(["inspect", options.subject, *([options.name] if options.name else [])])
+            header = f"{name}   {datetime.now():%H:%M:%S}, every {options.watch:g} s; Ctrl-C ends\n"
+            live.update(Group(Text(header, "dim"), *shown), refresh=True)
+            time.sleep(options.watch)
+            seen, trouble = _try(bus, look)
+            shown = [Text(trouble, "bold red")] if seen is None else seen.shown
+
+
+def _show_events(bus: Bus, tail: EventTail, options: argparse.Namespace) -> None:
+    console = _console()
+
+    def show(items: Sequence[Item]) -> None:
+        for item in items:
+            if options.json:
+                print(as_json(item), flush=True)
+            else:
+                console.print(line(item), soft_wrap=True)
+
+    show(bus.ask(tail.read))
+    down = ""
+    while options.watch is not None:
+        time.sleep(min(options.watch, EVENTS_SECONDS))
+        items, trouble = _try(bus, tail.read)
+        if trouble and trouble != down:
+            note(trouble)
+        down = trouble
+        show(items or [])
+
+
+def _try(bus: Bus, question: Callable[[BusReader], Answer]) -> tuple[Answer | None, str]:
+    """The answer, or what is wrong just now; a watch goes on."""
+    try:
+        return bus.ask(question), ""
+    except (BusError, ConfigError, CommandError) as error:
+        return None, f"{error} (trying again)"

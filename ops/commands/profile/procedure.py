@@ -1,0 +1,114 @@
+"""The profile from its first step to its file."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from swift_tiers.ops.base.errors import USAGE, CommandError
+from swift_tiers.ops.base.interruptible import terminable
+from swift_tiers.ops.base.progress import note, progress
+from swift_tiers.ops.commands.demo.servers import Server, free_ports
+from swift_tiers.ops.commands.profile.measure import Measurement
+from swift_tiers.ops.commands.profile.report import show
+from swift_tiers.ops.commands.profile.session import Served, Session
+from swift_tiers.ops.commands.profile.setting import Setting, prepare
+from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.restore.cost import CostModel
+from swift_tiers.radix_tiering.restore.fitting import compute_residuals, fit_compute, fit_source, source_residuals
+from swift_tiers.radix_tiering.restore.plan import crossover
+from swift_tiers.radix_tiering.restore.profiles import Profile, profile_path, save_profile
+
+#: Seconds that a small model's server takes to start: only the bar's length depends on it.
+USUAL_START = 40.0
+#: Prefixes of so many tokens at most are looked at for the crossover of both strategies.
+LONGEST_CROSSOVER = 32_768
+
+
+def run_profile(options: argparse.Namespace) -> int:
+    """See the package; `options` are its arguments. Returns the exit code. Raises CommandError, SwiftTiersError."""
+    from swift_tiers.ops.base.terminal import Terminal
+
+    if not 1 <= options.seconds <= 3600:
+        raise CommandError(f"--seconds: {options.seconds:g} is not between 1 and 3600", USAGE)
+    if options.out is not None and not options.out.resolve().parent.is_dir():
+        raise CommandError(f"--out: {options.out.parent} is not a directory; make it, or name another", USAGE)
+    with terminable(), prepare(options.model_path, options.swift_tiers_config, options.server_arguments) as setting:
+        profile, left_out = _measure(setting, options)
+    path = options.out or profile_path(profile.model, profile.hardware)
+    save_profile(profile, path)
+    show(profile, {**setting.left_out, **left_out}, Terminal(markup=True))
+    print(f"saved: {path}")
+    return 0
+
+
+def _measure(setting: Setting, options: argparse.Namespace) -> tuple[Profile, dict[str, str]]:
+    """The profile, and what it lacks and why."""
+    (port,) = free_ports(1)
+    with _log_directory() as logs, Server("to profile", setting.arguments, port, logs / "server.log") as server:
+        server.start()
+        started = time.monotonic()
+        with progress(f"starting a server of {setting.name}", total=USUAL_START, unit=" s") as bar:
+            server.wait_ready(options.start_timeout, lambda: bar.update(time.monotonic() - started))
+        bus = parse_config({"bus": setting.config["bus"]}).bus
+        with Session(server, bus) as session, progress("measuring", total=options.seconds, unit=" s") as bar:
+            served = session.served()
+            measurement = Measurement(
+                session, longest=setting.longest, chunk=setting.chunk, sources=setting.sources,
+                seed=random.randrange(2**32),
+            )  # fmt: skip
+            measurement.run(options.seconds, bar.update)
+    return make_profile(setting.name, served, setting.chunk, measurement), measurement.left_out
+
+
+def make_profile(name: str, served: Served, chunk: int, measurement: Measurement) -> Profile:
+    """What the samples come to. Raises CommandError where there are none of computing."""
+    if not measurement.compute:
+        raise CommandError("profile: no forward could be timed: every prompt found its prefix below the device")
+    compute = fit_compute(measurement.compute)
+    loads = {source: samples for source, samples in measurement.loads.items() if samples}
+    sources = {source: fit_source(samples) for source, samples in loads.items()}
+    costs = CostModel(compute=compute, sources=sources)
+    token_bytes = served.model.page_bytes // served.model.page_tokens
+    return Profile(
+        model=served.model,
+        hardware=served.hardware,
+        name=name,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={package: version(package) for package in ("swift-tiers", "sglang", "torch")},
+        costs=costs,
+        chunk_tokens=chunk,
+        layer_wise_below={
+            source: crossover(costs, source, token_bytes, served.model.layers, chunk, LONGEST_CROSSOVER)
+            for source in sources
+        },
+        compute_samples=tuple(measurement.compute),
+        source_samples={source: tuple(samples) for source, samples in loads.items()},
+        residuals={
+            "compute": compute_residuals(compute, measurement.compute),
+            **{source: source_residuals(sources[source], samples) for source, samples in loads.items()},
+        },
+    )
+
+
+@contextmanager
+def _log_directory() -> Iterator[Path]:
+    """Where the server's log goes: kept after a failure, whose message names it."""
+    logs = Path(tempfile.mkdtemp(prefix="swift-tiers-profile-"))
+    try:
+        yield logs
+    except CommandError:
+        note(f"the server's log is kept in {logs}")
+        raise
+    except BaseException:
+        shutil.rmtree(logs, ignore_errors=True)
+        raise
+    shutil.rmtree(logs, ignore_errors=True)

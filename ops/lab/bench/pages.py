@@ -1,0 +1,100 @@
+"""What a page that the SSD tier knows costs: this process's memory, time at a start, garbage collection.
+
+A page is known by its key, where its stripe units lie, and its place among others. Measured is all of that, in this
+process, for conversations behind one system prompt; nothing is written to a device. Give --units as your pages have:
+page bytes by `ssd.stripe_unit`, rounded up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from swift_tiers.ops.commands.bench.report import Figure, finish
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.figures.counters import TierCounters
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import LeastRecentlyUsed
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.ssd import StoredPage
+from swift_tiers.radix_tiering.way import sweeps
+
+#: Pages of the system prompt, and of each conversation behind it.
+PROMPT, CONVERSATION = 64, 64
+#: What docs/operations.md reckons with, bytes a page.
+BOUND_BYTES = 2_600
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    asked = argparse.ArgumentParser(prog="swift-tiers bench pages", description=__doc__)
+    asked.add_argument("--json", metavar="FILE", type=Path, help="write the figures as JSON")
+    asked.add_argument("--pages", type=int, default=100_000, help="pages that are known")
+    asked.add_argument("--units", type=int, default=9, help="stripe units of a page")
+    options = asked.parse_args(argv)
+    geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=options.units << 18)
+    table = PageTable(
+        HostTier(geometry, geometry.stride_bytes), LeastRecentlyUsed(), host_counters=TierCounters(),
+        ssd_counters=TierCounters(), release_stored=lambda stored: None,
+    )  # fmt: skip
+    before, collecting = _resident_bytes(), _collect()
+    stored = list(_recovered(options.pages, options.units, geometry.page_bytes))
+    by_place = {page.placement[0]: page for page in stored}  # as the stripe set keeps them
+    started = time.process_time()
+    _enter(table, stored)
+    entering = time.process_time() - started
+    del stored
+    grown = _resident_bytes() - before
+    collecting = _collect() - collecting
+    each = grown / options.pages
+    print(f"{options.pages} pages of {options.units} stripe units")
+    print(f"{each:.0f} bytes of memory a page; entered at a start in {1e6 * entering / options.pages:.1f} us each")
+    print(f"a full garbage collection: {1e6 * collecting / options.pages:.2f} us a page")
+    figures = [
+        Figure("memory_per_page", each, "bytes", at_most=BOUND_BYTES),
+        Figure("entering_per_page", 1e6 * entering / options.pages, "us"),
+        Figure("collecting_per_page", 1e6 * collecting / options.pages, "us"),
+    ]
+    return finish("pages", figures, {"pages": options.pages, "known": len(by_place)}, options.json)
+
+
+def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
+    """Pages as a start finds them, parents first."""
+    namespace, generation, trunk = hashlib.sha256(b"bench").digest(), 0, ROOT_KEY
+    previous = ROOT_KEY
+    while generation < pages:
+        number, at = divmod(generation, CONVERSATION)
+        if not at and number:
+            previous = trunk
+        depth = at + 1 if not number else PROMPT + at + 1
+        key = hashlib.sha256(b"%d" % generation).digest()
+        generation += 1
+        placement = tuple((unit % 4, generation * units + unit) for unit in range(units))
+        yield StoredPage(PageRecord(key, previous, namespace, depth, length), generation, os.urandom(16), placement)
+        previous = key
+        trunk = key if generation == PROMPT else trunk
+
+
+def _enter(table: PageTable, stored: Sequence[StoredPage]) -> None:
+    for batch in sweeps.batches(stored):
+        with table.lock:
+            for page in batch:
+                entered = table.recover(page, now=page.generation - len(stored))
+                assert entered is not None
+
+
+def _collect() -> float:
+    """Seconds of CPU that one full collection takes."""
+    gc.collect()
+    started = time.process_time()
+    gc.collect()
+    return time.process_time() - started
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

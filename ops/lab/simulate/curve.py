@@ -1,0 +1,81 @@
+"""How long a GPU computes: counted operations over what it can do, and the cost model fitted to that.
+
+The simulated device follows the roofline of `Curve`; the planner, as in a real server, knows only the cost that
+`fit_compute` makes of some timed forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from swift_tiers.ops.lab.simulate.hardware import USAGE, Gpu, Usage
+from swift_tiers.ops.lab.simulate.models import Model
+from swift_tiers.radix_tiering.restore.cost import ComputeCost
+from swift_tiers.radix_tiering.restore.fitting import ComputeSample, fit_compute
+
+#: Tokens of the longest forward: SGLang's own choice of `--chunked-prefill-size` for large GPUs.
+FORWARD_TOKENS = 8192
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on `gpus` of a kind side by side (tensor parallel); what they say to each other is in `Usage`."""
+
+    model: Model
+    gpu: Gpu
+    gpus: int = 1
+    #: Part of the model's layers that is here: 1, or less where it is cut into stages.
+    share: float = 1.0
+    usage: Usage = USAGE
+
+    def seconds(self, start: int, end: int) -> float:
+        """One forward over tokens `[start, end)`, all before them being there; 0 for none.
+
+        Matrices take what is longer, their products or reading their weights; attention likewise its products or
+        reading the KV. Both follow each other within a layer, so they add up.
+        """
+        if end <= start:
+            return 0.0
+        tokens, model, usage = end - start, self.model, self.usage
+        flops = self.gpus * self.gpu.flops
+        bandwidth = self.gpus * self.gpu.memory_bytes_per_second * usage.memory
+        matrices = max(2.0 * model.active * tokens / (flops * usage.matrices), self._weights(tokens) / bandwidth)
+        pairs = (end**2 - start**2) / 2
+        attention = max(model.pair_flops * pairs / (flops * usage.attention), model.token_bytes * end / bandwidth)
+        return usage.launch_seconds + self.share * (matrices + attention)
+
+    def _weights(self, tokens: int) -> float:
+        """Bytes of weights that a forward over so many tokens reads: of experts those that any token was sent to, were
+        all as likely as each other."""
+        model = self.model
+        if model.experts == 1:
+            return 2 * model.active
+        each_token = model.experts_per_token / model.experts
+        of_experts = (model.total - model.active) / (1 - each_token)
+        touched = 1 - (1 - each_token) ** tokens
+        return 2 * (model.total - of_experts * (1 - touched))
+
+    def fitted(self, chunk_tokens: int, longest: int) -> ComputeCost:
+        """What a profile of this device would say: forwards of a chunk, of parts of it, and as long as they get, after
+        prefixes up to `longest`."""
+        return fit_compute(self._samples(chunk_tokens, longest))
+
+    def _samples(self, chunk_tokens: int, longest: int) -> Sequence[ComputeSample]:
+        return [
+            ComputeSample(start, start + tokens, self.seconds(start, start + tokens))
+            for tokens in sorted({chunk_tokens // 4, chunk_tokens // 2, chunk_tokens, FORWARD_TOKENS})
+            for start in (0, longest // 8, longest // 4, longest // 2, longest)
+        ]
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """A device whose cost is exactly what the planner believes: for bounds, where nothing but scheduling may lose."""
+
+    cost: ComputeCost
+
+    def seconds(self, start: int, end: int) -> float:
+        return self.cost.seconds(start, end)
+
+    def fitted(self, chunk_tokens: int, longest: int) -> ComputeCost:
+        return self.cost

@@ -1,0 +1,102 @@
+"""What docs/evaluation.md says before its tables."""
+
+from __future__ import annotations
+
+#: What is left out, what a server does, and what tables show instead.
+NOT_MODELLED = (
+    (
+        "verification of pages: xxh3 on the CPU, digests on the GPU",
+        "every page, before it is promised",
+        "loads that are a little too fast",
+    ),
+    (
+        "reads of lent memory into host memory page by page, each waited for on one thread",
+        '"swift-peer" does one after the other',
+        "one after the other, at the link's full bandwidth",
+    ),
+    (
+        "copies from landing memory to the KV pool",
+        "within the device, beside the forward",
+        "as if they took no time",
+    ),
+    (
+        "pages on their way down, to host memory, ssd and donors",
+        "they share links with what comes up",
+        "reads that have links to themselves",
+    ),
+    (
+        "PCIe shared between GPUs, the donor's side of it, both directions at once",
+        "one root complex for several GPUs",
+        "every GPU with a link of its own",
+    ),
+    (
+        "leases as letters: asking, recalls that save pages first, 50 ms of them",
+        "each loan and recall takes time",
+        "memory that changes hands at once",
+    ),
+    (
+        "lent memory behind host memory",
+        "a donor's copy is a further one",
+        "one or the other",
+    ),
+    (
+        "cached prefixes of donors",
+        "those that its requests use are kept from lending",
+        "donors without any",
+    ),
+    (
+        "decoding beside prefill, batches of several requests in one forward",
+        "shares the device",
+        "a device that only computes prompts",
+    ),
+    (
+        "layer-wise restores but in `cacheflow-crossover`",
+        "chosen where they are faster",
+        "token-wise ones",
+    ),
+    (
+        "costs that are learnt, and drift",
+        "fitted to timed forwards, followed live",
+        "fitted once, and true",
+    ),
+    (
+        "ranks that wait for each other",
+        "the least that all can do",
+        "one rank",
+    ),
+    (
+        "errors, slow devices, deadlines, a full queue",
+        "given up, recomputed",
+        "none",
+    ),
+)
+
+HEAD = """# Evaluation by simulation
+
+Every table here is printed by `swift-tiers simulate NAME`, and this whole file by
+
+    swift-tiers simulate all --markdown > docs/evaluation.md
+
+A discrete-event simulation runs the planner, the two pointers, the batch's choice of what to load, the placement of
+stripe units, the page table with its eviction and write-behind, the number of pages that land on a device, and the
+sizing of what donors lend, all of which also run in a server. Modelled are devices: how long a GPU computes, what
+NVLink, PCIe, networks and SSDs carry. Times are virtual and random numbers seeded, so the figures are the same on every
+machine. `mooncake-…` needs the trace (`SWIFT_TIERS_TRACES`). Where a table shows what no server does, it says so: the
+paper's ways in `cacheflow-crossover`, `swiftcache-tail` and `swiftcache-route`, the remote store, the pipeline of
+`cacheflow-stages`, Eq. 1-5 in `swiftcache-context`.
+
+**What this can show, and what not.** It shows what schedules and sizes do on devices that behave as assumed. It does
+not show how fast a real server is: data sheets are not devices, and nobody else's software is modelled beyond the one
+decision that a table is about. `ops/lab/simulate/hardware.py`, `models.py` and `workloads.py` say where each figure comes
+from. GPUs are taken to reach 0.5 of their peak in matrix products and 0.4 in attention, memory 0.8 of its bandwidth,
+and each forward to wait 5 ms for its host; `cacheflow-usage` shows what other values would give, and
+`cacheflow-lengths` a wait of 1 ms. Where the paper's number is missing, its text has none.
+
+**Held.** A column of this name says by how much of the paper's number ours may lie outside of it, or that it is not
+reproduced, and the notes say why. A test holds every one of these against the numbers.
+
+**What the simulator does not model:**
+
+| not modelled | in a server | so tables show |
+|---|---|---|
+""" + "".join(f"| {' | '.join(row)} |\n" for row in NOT_MODELLED)

@@ -1,0 +1,28 @@
+"""What can be simulated: each scenario makes tables."""
+
+from __future__ import annotations
+
+from swift_tiers.ops.lab.simulate.scenarios.scenario import Scenario
+
+
+def scenarios() -> dict[str, Scenario]:
+    """All of them by name, in the order in which docs/evaluation.md has them."""
+    from swift_tiers.ops.lab.simulate.scenarios import (
+        bounds,
+        cacheflow,
+        cacheflow_dimensions,
+        conversations,
+        mooncake,
+        swarm,
+        swiftcache,
+    )
+
+    return {
+        **bounds.SCENARIOS,
+        **cacheflow.SCENARIOS,
+        **cacheflow_dimensions.SCENARIOS,
+        **swiftcache.SCENARIOS,
+        **conversations.SCENARIOS,
+        **swarm.SCENARIOS,
+        **mooncake.SCENARIOS,
+    }

@@ -1,0 +1,214 @@
+"""The tiers of one server in virtual time: the product's page tables, eviction and write-behind.
+
+Only bytes are missing. What the threads of a real stack do is done here at the time at which they would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from swift_tiers.ops.lab.simulate.clock import Clock
+from swift_tiers.ops.lab.simulate.peer_route import PEER
+from swift_tiers.ops.lab.simulate.stripe_set import StripeSetModel
+from swift_tiers.radix_tiering.base.config import PolicyConfig
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.page import KEY_BYTES, NAMESPACE_BYTES, ROOT_KEY, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
+from swift_tiers.radix_tiering.restore.planner import HERE
+from swift_tiers.radix_tiering.table.held_page import HostState, Page
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.ssd import StripeSet
+from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+
+SSD, REMOTE = "ssd", "remote"
+_NAMESPACE = bytes(NAMESPACE_BYTES)
+
+
+def page_key(number: int) -> bytes:
+    """The key of a block of a trace."""
+    return (number + 1).to_bytes(KEY_BYTES, "big")
+
+
+def geometry(page_tokens: int, token_bytes: int) -> PageGeometry:
+    """Of pages that are as large as they should be; how they are made up does not matter here."""
+    return PageGeometry(layers=1, planes=1, tokens=page_tokens, row_bytes=token_bytes)
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What one request found, pinned until `Tiers.finish`."""
+
+    keys: tuple[bytes, ...]  # of the whole pages of its prompt
+    on_device: int  # pages from the start
+    sources: tuple[str, ...]  # of those behind them
+    pages: list[Page]  # pinned
+    filling: list[Page]  # of these, those that come up to host memory
+
+
+class Tiers:
+    """Used as SGLang's linker uses the stack: `claim` when a request arrives, `finish` when it is computed."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        page: PageGeometry,
+        *,
+        device_pages: int,
+        host_pages: int,
+        ssd: StripeSetModel | None = None,
+        policy: PolicyConfig | None = None,
+        lent: bool = False,
+    ) -> None:
+        """`host_pages` 0: there is nothing below the device. `lent`: they are memory that neighbours lend."""
+        self._clock = clock
+        self._memory = PEER if lent else HERE
+        self._page = page
+        policy = policy or PolicyConfig()
+        self._device = _table(page, device_pages, policy)
+        self._stripes = ssd
+        self.table: PageTable | None = None
+        self._writer: WriteBehind | None = None
+        if host_pages:
+            self.table = _table(page, host_pages, policy, ssd)
+            if ssd is not None:
+                self._writer = WriteBehind(
+                    self.table, self.table.host, cast(StripeSet, ssd), admission_policy(policy, page.tokens),
+                    TierCounters(), EventLog(lambda: clock.now), host_counters=TierCounters(), link=LinkCounters(),
+                    clock=lambda: clock.now, verify=False,
+                )  # fmt: skip
+
+    # ---- requests ----
+
+    def claim(self, numbers: Sequence[int], remote: int = 0) -> Claim:
+        """What there is of a prompt of these blocks; the first `remote` of them are at least in a shared store."""
+        keys = tuple(page_key(number) for number in numbers)
+        on_device = self._on_device(keys)
+        sources: list[str] = []
+        pages: list[Page] = []
+        filling: list[Page] = []
+        if self.table is not None:
+            with self.table.lock:
+                now = self.table.tick()
+                for at, key in enumerate(keys):
+                    page = self.table.find(_NAMESPACE, key)
+                    if at < on_device:
+                        if page is not None:
+                            self.table.use(page, now, len(keys))
+                        continue
+                    source = self._source(page) or (REMOTE if at < remote else None)
+                    if source is None:
+                        break
+                    sources.append(source)
+                    self._pin(page, keys, at, now, pages, filling)
+        return Claim(keys, on_device, tuple(sources), pages, filling)
+
+    def finish(self, claim: Claim, answer: Sequence[int] = ()) -> None:
+        """The prompt is on the device, and so are these blocks that its answer made whole; they go down from there."""
+        keys = (*claim.keys, *map(page_key, answer))
+        self._put(self._device, keys)
+        if self.table is None:
+            return
+        with self.table.lock:
+            for page in claim.filling:
+                self.table.end_fill(page, complete=True)
+            for page in claim.pages:
+                self.table.unpin(page)
+        for page in self._put(self.table, keys):
+            if self._writer is not None:
+                with self.table.lock:
+                    self._writer.offer(page)
+
+    def _on_device(self, keys: Sequence[bytes]) -> int:
+        with self._device.lock:
+            now = self._device.tick()
+            for at, key in enumerate(keys):
+                page = self._device.find(_NAMESPACE, key)
+                if page is None:
+                    return at
+                self._device.use(page, now, len(keys))
+        return len(keys)
+
+    def limit(self, pages: int) -> None:
+        """Host memory may hold only so many pages from now on; what is too much leaves as policy says."""
+        assert self.table is not None
+        with self.table.lock:
+            self.table.host.limit_bytes = pages * self._page.stride_bytes
+            self.table.shed(max(0, self.table.host.used_slots - pages))
+
+    def _source(self, page: Page | None) -> str | None:
+        if page is None:
+            return None
+        if page.host is HostState.RESIDENT or page.host is HostState.FILLING:
+            return self._memory
+        return SSD if page.stored is not None else None
+
+    def _pin(
+        self, page: Page | None, keys: Sequence[bytes], at: int, now: int, pages: list[Page], filling: list[Page]
+    ) -> None:
+        """Keep it until it is on the device; what is not in host memory comes up there, if there is room."""
+        assert self.table is not None
+        if page is None:
+            page = self.table.enter(self._record(keys, at), now)
+            if page is None:
+                return
+        else:
+            self.table.use(page, now, len(keys))
+        self.table.pin(page)
+        pages.append(page)
+        if page.host is HostState.NONE:
+            slot = self.table.take_slot(None)
+            if slot is not None:
+                self.table.begin_fill(page, slot)
+                filling.append(page)
+            elif not page.complete:
+                pages.pop()
+                self.table.drop(page)
+                self.table.unpin(page)
+
+    def _put(self, table: PageTable, keys: Sequence[bytes]) -> list[Page]:
+        """Enter what is not there yet; those that are new."""
+        entered = []
+        with table.lock:
+            now = table.tick()
+            for at, key in enumerate(keys):
+                page = table.find(_NAMESPACE, key)
+                if page is not None:
+                    table.refresh(page, now)
+                    continue
+                slot = table.take_slot(now)
+                if slot is None:
+                    break
+                page = table.enter(self._record(keys, at), now)
+                if page is None:
+                    table.host.free(slot)
+                    break
+                table.begin_fill(page, slot)
+                table.end_fill(page, complete=True)
+                entered.append(page)
+        return entered
+
+    def _record(self, keys: Sequence[bytes], at: int) -> PageRecord:
+        return PageRecord(keys[at], keys[at - 1] if at else ROOT_KEY, _NAMESPACE, at + 1, self._page.page_bytes)
+
+
+def _table(
+    page: PageGeometry,
+    pages: int,
+    policy: PolicyConfig,
+    ssd: StripeSetModel | None = None,
+) -> PageTable:
+    """A page table over a slab that has no memory: every page is the same byte, over and over."""
+
+    def nothing(nbytes: int) -> np.ndarray:
+        return np.broadcast_to(np.zeros(1, dtype=np.uint8), (nbytes,))
+
+    return PageTable(
+        HostTier(page, pages * page.stride_bytes, allocate=nothing), eviction_policy(policy),
+        host_counters=TierCounters(), ssd_counters=TierCounters(),
+        release_stored=lambda stored: ssd.release(stored.placement) if ssd is not None else None,
+    )  # fmt: skip
