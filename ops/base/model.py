@@ -34,7 +34,7 @@ class ModelError(RuntimeError):
 
 def default_cache_dir() -> Path:
     """`<checkout>/.cache/models` where this runs from a checkout, else under the user's cache directory."""
-    checkout = Path(__file__).resolve().parents[1]
+    checkout = Path(__file__).resolve().parents[2]
     # In a wheel this file lies in site-packages, whose parent has no pyproject.toml.
     if (checkout / "pyproject.toml").is_file() and (checkout / "sglang_ext").is_dir():
         return checkout / ".cache" / "models"

@@ -7,12 +7,15 @@ import ast
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from swift_tiers.ops.base.errors import USAGE, CommandError
 
 SUMMARY = "measure something against its reference"
-#: The benches of a checkout or an installation: every module here that has a `main(argv) -> int`.
-FOLDER = Path(__file__).parent / "bench"
+#: The benches that operators run on their own machines, and those of developers: packages beneath `swift_tiers.ops`.
+#: A bench is a module there that has a `main(argv) -> int`.
+PACKAGES = ("commands.bench", "lab.bench")
+OPS = Path(__file__).parents[1]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    benches = find_benches(FOLDER)
+    benches = all_benches()
     if options.list:
         width = max((len(name) for name in benches), default=0)
-        for name, summary in benches.items():
-            print(f"{name:<{width}}  {summary}")
+        for name, bench in benches.items():
+            print(f"{name:<{width}}  {bench.summary}")
         return 0
     known = ", ".join(benches) or "none"
     if options.name is None:
@@ -34,23 +37,38 @@ def run(options: argparse.Namespace) -> int:
     name = options.name.replace("-", "_")
     if name not in benches:
         raise CommandError(f"bench: there is no {options.name!r}; there are: {known}", USAGE)
-    return run_bench(name, options.arguments)
+    return run_bench(benches[name], options.arguments)
 
 
-def run_bench(name: str, arguments: Sequence[str]) -> int:
-    """The exit code of `main(arguments)` of bench `name`: 0 if its bounds hold, 3 if not."""
-    module = importlib.import_module(f"swift_tiers.ops.lab.bench.{name}")
+class Bench(NamedTuple):
+    """One bench: its module's full name, and what it measures."""
+
+    module: str
+    summary: str
+
+
+def run_bench(bench: Bench, arguments: Sequence[str]) -> int:
+    """The exit code of its `main(arguments)`: 0 if its bounds hold, 3 if not."""
+    module = importlib.import_module(bench.module)
     code: int = module.main(list(arguments))
     return code
 
 
-def find_benches(folder: Path) -> dict[str, str]:
-    """Name and one-line summary of every bench in `folder`, found without importing any (they import torch)."""
+def all_benches() -> dict[str, Bench]:
+    """Every bench of this installation, by its name, without importing any (they import torch)."""
+    found: dict[str, Bench] = {}
+    for package in PACKAGES:
+        found |= find_benches(OPS.joinpath(*package.split(".")), f"swift_tiers.ops.{package}")
+    return dict(sorted(found.items()))
+
+
+def find_benches(folder: Path, package: str) -> dict[str, Bench]:
+    """Every bench in the folder of a package, by its name."""
     benches = {}
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text())
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            benches[path.stem] = summary_of(ast.get_docstring(tree) or "")
+            benches[path.stem] = Bench(f"{package}.{path.stem}", summary_of(ast.get_docstring(tree) or ""))
     return benches
 
 

@@ -12,7 +12,7 @@ import pytest
 from swift_tiers.ops import cli
 from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.commands import bench_command
-from swift_tiers.ops.commands.bench_command import find_benches, summary_of
+from swift_tiers.ops.commands.bench_command import Bench, all_benches, find_benches, summary_of
 from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
 
 
@@ -117,7 +117,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_benches_are_found_without_importing_them(folder: Path) -> None:
-    assert find_benches(folder) == {"disk": "Disk against memory"}
+    assert find_benches(folder, "a.b") == {"disk": Bench("a.b.disk", "Disk against memory")}
 
 
 def test_summaries() -> None:
@@ -128,21 +128,21 @@ def test_summaries() -> None:
 def test_a_bench_gets_its_own_options_and_decides_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def run_bench(name: str, arguments: list[str]) -> int:
-        seen.append((name, arguments))
+    def run_bench(bench: Bench, arguments: list[str]) -> int:
+        seen.append((bench.module, arguments))
         return 3
 
     monkeypatch.setattr(bench_command, "run_bench", run_bench)
     assert cli.main(["bench", "ssd-raw", "--json", "file", "--help", "-v"]) == 3
-    assert seen == [("ssd_raw", ["--json", "file", "--help", "-v"])]
+    assert seen == [("swift_tiers.ops.commands.bench.ssd_raw", ["--json", "file", "--help", "-v"])]
 
 
 def test_every_listed_bench_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
-    names = list(find_benches(bench_command.FOLDER))
-    assert "attention" in names
-    for name in names:
+    benches = all_benches()
+    assert {"attention", "ssd"} <= benches.keys()
+    for bench in benches.values():
         with pytest.raises(SystemExit) as raised:
-            bench_command.run_bench(name, ["--help"])
+            bench_command.run_bench(bench, ["--help"])
         assert not raised.value.code
         assert "--json" in capsys.readouterr().out
 

@@ -17,7 +17,7 @@ from swift_tiers.ops.base.errors import FOUND
 from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.commands import inspect, lease_command
 from swift_tiers.ops.commands.bench.report import MISSED
-from swift_tiers.ops.commands.bench_command import FOLDER, find_benches
+from swift_tiers.ops.commands.bench_command import all_benches
 from swift_tiers.ops.commands.doctor.command import families
 from swift_tiers.radix_tiering.base.config import load_config
 from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS
@@ -144,7 +144,7 @@ def test_every_command_runs_somewhere() -> None:
 
 
 def test_every_bench_view_command_and_action_runs_here() -> None:
-    assert BENCHES.keys() | SERVER_BENCHES.keys() | ELSEWHERE.keys() == find_benches(FOLDER).keys()
+    assert BENCHES.keys() | SERVER_BENCHES.keys() | ELSEWHERE.keys() == all_benches().keys()
     assert VIEWS.keys() == set(inspect.SUBJECTS)
     assert ORDERS.keys() == {name_of(kind) for kind in COMMANDS}
     assert ACTIONS.keys() == lease_command.ACTIONS.keys()

@@ -1,4 +1,6 @@
-"""Draws the pictures of docs/pictures from the demo: `python -m swift_tiers.ops.commands.console_demo.pictures docs/pictures`.
+"""Draws the pictures of docs/pictures from the demo.
+
+    python -m swift_tiers.ops.commands.console_demo.pictures docs/pictures
 
 Time is made up, so that the same code draws the same pictures. They are to be looked at before they are committed.
 """

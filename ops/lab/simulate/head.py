@@ -87,9 +87,9 @@ paper's ways in `cacheflow-crossover`, `swiftcache-tail` and `swiftcache-route`,
 
 **What this can show, and what not.** It shows what schedules and sizes do on devices that behave as assumed. It does
 not show how fast a real server is: data sheets are not devices, and nobody else's software is modelled beyond the one
-decision that a table is about. `ops/lab/simulate/hardware.py`, `models.py` and `workloads.py` say where each figure comes
-from. GPUs are taken to reach 0.5 of their peak in matrix products and 0.4 in attention, memory 0.8 of its bandwidth,
-and each forward to wait 5 ms for its host; `cacheflow-usage` shows what other values would give, and
+decision that a table is about. Where each figure comes from: `hardware.py`, `models.py` and `workloads.py` of
+`ops/lab/simulate`. GPUs are taken to reach 0.5 of their peak in matrix products and 0.4 in attention, memory 0.8 of
+its bandwidth, and each forward to wait 5 ms for its host; `cacheflow-usage` shows what other values would give, and
 `cacheflow-lengths` a wait of 1 ms. Where the paper's number is missing, its text has none.
 
 **Held.** A column of this name says by how much of the paper's number ours may lie outside of it, or that it is not

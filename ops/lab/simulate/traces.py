@@ -27,7 +27,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def directory() -> Path:
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
+    beside = Path(__file__).resolve().parents[4] / "shared" / "data"
     return Path(os.environ.get(VARIABLE, beside)).expanduser()
 
 
