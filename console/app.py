@@ -15,31 +15,31 @@ from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 
-from swift_tiers.console import looker
-from swift_tiers.console.feeds.feed import Feed, Question
-from swift_tiers.console.feeds.watching import Watcher
-from swift_tiers.console.keys import BINDINGS, CommandsProvider, help_sections
-from swift_tiers.console.looker import Looker
-from swift_tiers.console.model.glyphs import ASCII, UNICODE
-from swift_tiers.console.model.moment import Moment
-from swift_tiers.console.model.navigation import Navigation
-from swift_tiers.console.model.palette import Palette
-from swift_tiers.console.model.place import Place
-from swift_tiers.console.model.sieve import Sieve
-from swift_tiers.console.painter import LAYOUTS, Painter
-from swift_tiers.console.screens.commands import CommandsScreen
-from swift_tiers.console.screens.help import HelpScreen
-from swift_tiers.console.sifting import Sifting
-from swift_tiers.console.steering import Became, Steering
-from swift_tiers.console.typed import THEMES, Typed
-from swift_tiers.console.views import VIEWS
-from swift_tiers.console.views.parts.view import Offer, Scene, View
-from swift_tiers.console.widgets.entry import Entry
-from swift_tiers.console.widgets.grid import Grid
-from swift_tiers.console.widgets.panel import Panel
-from swift_tiers.console.widgets.said import Said
-from swift_tiers.console.widgets.scroll_bar import draw_plainly
-from swift_tiers.console.widgets.status import Line
+from . import looker
+from .feeds.feed import Feed, Question
+from .feeds.watching import Watcher
+from .keys import BINDINGS, CommandsProvider, help_sections
+from .looker import Looker
+from .model.glyphs import ASCII, UNICODE
+from .model.moment import Moment
+from .model.navigation import Navigation
+from .model.palette import Palette
+from .model.place import Place
+from .model.sieve import Sieve
+from .painter import LAYOUTS, Painter
+from .screens.commands import CommandsScreen
+from .screens.help import HelpScreen
+from .sifting import Sifting
+from .steering import Became, Steering
+from .typed import THEMES, Typed
+from .views import VIEWS
+from .views.parts.view import Offer, Scene, View
+from .widgets.entry import Entry
+from .widgets.grid import Grid
+from .widgets.panel import Panel
+from .widgets.said import Said
+from .widgets.scroll_bar import draw_plainly
+from .widgets.status import Line
 
 #: Between two paintings of what only time changes (ages), seconds.
 TICK_SECONDS = 1.0

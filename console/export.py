@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from swift_tiers.console.model.table import as_csv, as_json
+from .model.table import as_csv, as_json
 
 if TYPE_CHECKING:
-    from swift_tiers.console.app import ConsoleApp
+    from .app import ConsoleApp
 
 KINDS = ("csv", "json", "svg")
 

@@ -10,13 +10,14 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from swift_tiers.console.model.actions import SPELLINGS
-from swift_tiers.console.screens.help import Section
-from swift_tiers.console.views import VIEWS
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
+from .model.actions import SPELLINGS
+from .screens.help import Section
+from .views import VIEWS
+
 if TYPE_CHECKING:
-    from swift_tiers.console.app import ConsoleApp
+    from .app import ConsoleApp
 
 #: Of the console as a whole; the grid has those that move its cursor.
 BINDINGS: list[BindingType] = [

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from textual.message import Message
 
-from swift_tiers.console.feeds.feed import Answers, Feed, Look, Question
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+
+from .feeds.feed import Answers, Feed, Look, Question
 
 #: Between two looks, seconds: bounds, and the default.
 SLOWEST, FASTEST, USUAL = 60.0, 0.1, 0.5

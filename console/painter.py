@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from swift_tiers.console import looker
-from swift_tiers.console.keys import key_line
-from swift_tiers.console.model.table import Row, Table, ordered
-from swift_tiers.console.model.wrapping import wrapped
-from swift_tiers.console.status import crumbs_line, status_line, tabs_line
-from swift_tiers.console.views.parts.view import Answered, Scene
-from swift_tiers.console.widgets.status import Line
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
+from . import looker
+from .keys import key_line
+from .model.table import Row, Table, ordered
+from .model.wrapping import wrapped
+from .status import crumbs_line, status_line, tabs_line
+from .views.parts.view import Answered, Scene
+from .widgets.status import Line
+
 if TYPE_CHECKING:
-    from swift_tiers.console.app import ConsoleApp
+    from .app import ConsoleApp
 
 #: Lines of a table that are there whatever is said beneath it.
 LEAST_ROWS = 3

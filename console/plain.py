@@ -12,17 +12,18 @@ import msgspec
 from rich.cells import cell_len
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Answers, Feed, Look
-from swift_tiers.console.feeds.watching import Watcher
-from swift_tiers.console.model.alarms import how_many
-from swift_tiers.console.model.columns import GAP, fit, fitted
-from swift_tiers.console.model.moment import Moment
-from swift_tiers.console.model.table import Row, Table, exported
-from swift_tiers.console.status import SIGNS
-from swift_tiers.console.views.events.event_rows import time_words
-from swift_tiers.console.views.parts.view import Answered, Scene, View
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.hear.figures import text
+
+from .feeds.feed import Answers, Feed, Look
+from .feeds.watching import Watcher
+from .model.alarms import how_many
+from .model.columns import GAP, fit, fitted
+from .model.moment import Moment
+from .model.table import Row, Table, exported
+from .status import SIGNS
+from .views.events.event_rows import time_words
+from .views.parts.view import Answered, Scene, View
 
 #: Rows that are printed, or given to programs, at most.
 MOST_ROWS, MOST_DATA_ROWS = 200, 10_000

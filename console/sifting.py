@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift_tiers.console.export import ExportError
-from swift_tiers.console.model.actions import ActionError, read_action
-from swift_tiers.console.model.sieve import FilterError, Sieve
-from swift_tiers.console.model.table import Sorting
+from .export import ExportError
+from .model.actions import ActionError, read_action
+from .model.sieve import FilterError, Sieve
+from .model.table import Sorting
 
 if TYPE_CHECKING:
-    from swift_tiers.console.app import ConsoleApp
+    from .app import ConsoleApp
 
 
 class Sifting:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Nature
-from swift_tiers.console.model.alarms import how_many
-from swift_tiers.console.views import VIEWS
 from swift_tiers.radix_tiering.bus.hear.figures import seconds, text
 
+from .feeds.feed import Nature
+from .model.alarms import how_many
+from .views import VIEWS
+
 if TYPE_CHECKING:
-    from swift_tiers.console.app import ConsoleApp
+    from .app import ConsoleApp
 
 #: What is looked at where that is no bus.
 SIGNS = {Nature.RECORDING: "RECORDING ", Nature.DEMO: "DEMO, all simulated: "}

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 import msgspec
 from textual.message import Message
 
-from swift_tiers.console.model.actions import ActionError
-from swift_tiers.console.screens.ask import AskScreen
-from swift_tiers.console.screens.confirm import ConfirmScreen
-from swift_tiers.console.screens.outcome import OutcomeScreen
-from swift_tiers.console.views.parts.view import Offer
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, AnyCommand, CommandError
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command, name_of, usage
 
+from .model.actions import ActionError
+from .screens.ask import AskScreen
+from .screens.confirm import ConfirmScreen
+from .screens.outcome import OutcomeScreen
+from .views.parts.view import Offer
+
 if TYPE_CHECKING:
-    from swift_tiers.console.app import ConsoleApp
+    from .app import ConsoleApp
 
 
 class Became(Message):

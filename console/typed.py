@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from swift_tiers.console.export import Export, ExportError, begin, content
-from swift_tiers.console.looker import FASTEST, SLOWEST
-from swift_tiers.console.model.actions import Action, ActionError, read_action
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.sieve import FilterError, Sieve
-from swift_tiers.console.screens.ask import AskScreen
+from .export import Export, ExportError, begin, content
+from .looker import FASTEST, SLOWEST
+from .model.actions import Action, ActionError, read_action
+from .model.place import Place, Step
+from .model.sieve import FilterError, Sieve
+from .screens.ask import AskScreen
 
 if TYPE_CHECKING:
-    from swift_tiers.console.app import ConsoleApp
+    from .app import ConsoleApp
 
 #: Themes by short names.
 THEMES = {"dark": "textual-dark", "light": "textual-light"}

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from swift_tiers.kernels.cuda_runtime import CudaRuntime, Rows, cuda_runtime
-from swift_tiers.kernels.page_digest import digest_bytes, page_digests
-from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
-from swift_tiers.kernels.piece_copy import copy_pieces
-from swift_tiers.kernels.pool_planes import PoolPlanes
+from .cuda_runtime import CudaRuntime, Rows, cuda_runtime
+from .page_digest import digest_bytes, page_digests
+from .page_gather import gather_pages, scatter_pages
+from .piece_copy import copy_pieces
+from .pool_planes import PoolPlanes
 
 
 class Mark(Protocol):

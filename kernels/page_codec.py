@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from swift_tiers.kernels.page_gather import Indices, gather_pages, scatter_pages
-from swift_tiers.kernels.pool_planes import VECTOR_BYTES, PoolPlanes, as_indices, check_slab
+from .page_gather import Indices, gather_pages, scatter_pages
+from .pool_planes import VECTOR_BYTES, PoolPlanes, as_indices, check_slab
 
 #: Heads of smaller magnitude are stored as zeros: their scale would not be a normal float32.
 SMALLEST = 2.0**-96
@@ -146,11 +146,11 @@ def _code(
     if not len(pool_pages) or not len(chosen):
         return
     if pool.device.type == "cuda":
-        from swift_tiers.kernels.page_codec_triton import code_pages_triton
+        from .page_codec_triton import code_pages_triton
 
         code_pages_triton(pool, pool_pages, slab, slab_slots, codec, chosen, start, out)
     else:
-        from swift_tiers.kernels.page_codec_plain import code_pages_plain
+        from .page_codec_plain import code_pages_plain
 
         code_pages_plain(pool, pool_pages, slab, slab_slots, codec, chosen, start, out)
 

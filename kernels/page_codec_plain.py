@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from swift_tiers.kernels.page_codec import SMALLEST, Codec, EncodedLayout
-from swift_tiers.kernels.pool_planes import PoolPlanes
+from .page_codec import SMALLEST, Codec, EncodedLayout
+from .pool_planes import PoolPlanes
 
 
 def encode_rows(values: torch.Tensor, codec: Codec) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from swift_tiers.kernels.float_bits_triton import (
+from .float_bits_triton import (
     e4m3_to_float,
     float_to_e4m3,
     int_to_float,
@@ -23,9 +23,9 @@ from swift_tiers.kernels.float_bits_triton import (
     rounded_to_int,
     widen,
 )
-from swift_tiers.kernels.launch import COUNT_LIMIT, cdiv, launch, programs_for
-from swift_tiers.kernels.page_codec import Codec, EncodedLayout
-from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
+from .launch import COUNT_LIMIT, cdiv, launch, programs_for
+from .page_codec import Codec, EncodedLayout
+from .pool_planes import PoolPlanes, alignment_of
 
 #: Values of a tile: 32 to each of 128 threads, so that what is done once a row weighs little.
 TILE_VALUES = 4096

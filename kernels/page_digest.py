@@ -22,8 +22,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from swift_tiers.kernels.page_gather import Indices
-from swift_tiers.kernels.pool_planes import as_indices, check_slab
+from .page_gather import Indices
+from .pool_planes import as_indices, check_slab
 
 GOLDEN = 0x9E3779B97F4A7C15
 #: SplitMix64's finalizer: shift, multiply, shift, multiply, shift.
@@ -75,7 +75,7 @@ def page_digests(slab: torch.Tensor, slots: Indices, nbytes: int, offset: int = 
     if not len(rows):
         return torch.empty((0, 2), dtype=torch.int64, device=device)
     if device.type == "cuda":
-        from swift_tiers.kernels.page_digest_triton import page_digests_triton
+        from .page_digest_triton import page_digests_triton
 
         return page_digests_triton(slab, rows, nbytes, offset)
     return page_digests_plain(slab, rows, nbytes, offset)

@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from swift_tiers.kernels.launch import COUNT_LIMIT, cdiv, launch, programs_for
-from swift_tiers.kernels.page_digest import FACTORS, GOLDEN, SHIFTS
-from swift_tiers.kernels.pool_planes import alignment_of
+from .launch import COUNT_LIMIT, cdiv, launch, programs_for
+from .page_digest import FACTORS, GOLDEN, SHIFTS
+from .pool_planes import alignment_of
 
 #: Words of 8 bytes in a tile: 8 to each of 128 threads.
 TILE_WORDS = 1024

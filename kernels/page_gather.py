@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from swift_tiers.kernels.pool_planes import PoolPlanes, as_indices, check_slab
+from .pool_planes import PoolPlanes, as_indices, check_slab
 
 #: int64 [n]: on the host, or on the device.
 Indices: TypeAlias = "np.ndarray | torch.Tensor"
@@ -76,7 +76,7 @@ def _copy(
     if not len(pool_pages) or not len(chosen):
         return
     if pool.device.type == "cuda":
-        from swift_tiers.kernels.page_gather_triton import copy_pages_triton
+        from .page_gather_triton import copy_pages_triton
 
         copy_pages_triton(pool, pool_pages, slab, slab_slots, chosen, start, out, most_programs)
     else:

@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from swift_tiers.kernels.launch import COUNT_LIMIT, cdiv, launch, programs_for
-from swift_tiers.kernels.pool_planes import PoolPlanes, alignment_of
+from .launch import COUNT_LIMIT, cdiv, launch, programs_for
+from .pool_planes import PoolPlanes, alignment_of
 
 #: Bytes of a tile: with 128 threads, four accesses of 16 bytes each under way before the first is waited for.
 TILE_BYTES = 8192

@@ -33,7 +33,7 @@ def copy_pieces(source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) 
             raise ValueError(f"{length} bytes from byte {offset} do not lie in the {what}'s {len(memory)}")
     device = target.device if target.device.type == "cuda" else source.device
     if device.type == "cuda":
-        from swift_tiers.kernels.piece_copy_triton import copy_pieces_triton
+        from .piece_copy_triton import copy_pieces_triton
 
         copy_pieces_triton(source, target, pieces, device)
     else:

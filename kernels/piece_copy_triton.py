@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from swift_tiers.kernels.launch import COUNT_LIMIT, launch, programs_for
+from .launch import COUNT_LIMIT, launch, programs_for
 
 #: Bytes that a program has under way: with 128 threads, four accesses of 16 bytes each.
 TILE_BYTES = 8192

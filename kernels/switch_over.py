@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
-from swift_tiers.kernels.pool_planes import PoolPlanes
+from .copy_queue import Accelerator, CopyQueue
+from .pool_planes import PoolPlanes
 
 #: Pages moved in one sample; so many neighbours are tried at most.
 _PAGES = 64

@@ -12,9 +12,12 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
-from swift_tiers.ops.base.errors import FAILURE, INTERRUPTED, USAGE, CommandError
-from swift_tiers.ops.base.model import ModelError
-from swift_tiers.ops.commands import (
+from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
+from swift_tiers.radix_tiering.bus.hear.figures import text
+
+from .base.errors import FAILURE, INTERRUPTED, USAGE, CommandError
+from .base.model import ModelError
+from .commands import (
     bench_command,
     config_command,
     console_command,
@@ -28,9 +31,7 @@ from swift_tiers.ops.commands import (
     profile,
     replay_command,
 )
-from swift_tiers.ops.lab import simulate
-from swift_tiers.radix_tiering.base.errors import ConfigError, SwiftTiersError
-from swift_tiers.radix_tiering.bus.hear.figures import text
+from .lab import simulate
 
 #: Each has SUMMARY, `add_arguments(parser)` and `run(options) -> exit code`.
 COMMANDS = {

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from swift_tiers.radix_tiering.base.config import TiersConfig
-from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
-from swift_tiers.radix_tiering.base.errors import SwiftTiersError
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageRecord, page_digest
-from swift_tiers.radix_tiering.figures.counters import (
+from .base.config import TiersConfig
+from .base.errand_thread import ErrandThread
+from .base.errors import SwiftTiersError
+from .base.events import EventLog
+from .base.page import ROOT_KEY, Namespace, PageRecord, page_digest
+from .figures.counters import (
     DEVICE_LINKS,
     SSD_LINKS,
     LinkCounters,
@@ -26,26 +26,26 @@ from swift_tiers.radix_tiering.figures.counters import (
     StackSnapshot,
     TierCounters,
 )
-from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand
-from swift_tiers.radix_tiering.restore.live import LiveCosts
-from swift_tiers.radix_tiering.restore.planner import Planner
-from swift_tiers.radix_tiering.table.held_page import Page
-from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
-from swift_tiers.radix_tiering.table.use_times import UseTimes
-from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.tiers.ssd import StoredPage
-from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
-from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
-from swift_tiers.radix_tiering.way import sweeps
-from swift_tiers.radix_tiering.way.observing import page_facts, take_snapshot
-from swift_tiers.radix_tiering.way.page_reads import PageReads
-from swift_tiers.radix_tiering.way.peer_writer import PeerEvents, PeerWriter
-from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
-from swift_tiers.radix_tiering.way.restorer import Restorer
-from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+from .lending.leases.hand import LeaseHand
+from .restore.live import LiveCosts
+from .restore.planner import Planner
+from .table.held_page import Page
+from .table.page_table import PageTable
+from .table.policy import admission_policy, eviction_policy
+from .table.use_times import UseTimes
+from .tiers.host.host_tier import HostTier
+from .tiers.host.landing import LandingSlots
+from .tiers.peer.peer_memory import PeerMemory
+from .tiers.ssd import StoredPage
+from .tiers.ssd.direct_reads import DirectReads
+from .tiers.ssd.ssd_tier import SsdTier
+from .way import sweeps
+from .way.observing import page_facts, take_snapshot
+from .way.page_reads import PageReads
+from .way.peer_writer import PeerEvents, PeerWriter
+from .way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
+from .way.restorer import Restorer
+from .way.write_behind import WriteBehind
 
 #: With write-back, pages that would be lost next are written once less than this share of host memory is safe to use.
 WRITE_BACK_RESERVE = 0.25

@@ -25,8 +25,9 @@ from sglang.srt.server_args import ServerArgs
 from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, parse_config, read_source
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
-from swift_tiers.sglang_ext.build.assembly import check_donor, check_machine
-from swift_tiers.sglang_ext.pools.supported import check_model, check_modes, check_speculation, check_windows
+
+from .build.assembly import check_donor, check_machine
+from .pools.supported import check_model, check_modes, check_speculation, check_windows
 
 logger = logging.getLogger(__name__)
 

@@ -48,8 +48,8 @@ class Override(NamedTuple):
 def around_create_cache(original: Any, ctx: Any, *, cache_class: Any = None) -> Any:
     if not get_memory().enable_swift_tiers:
         return original(ctx, cache_class=cache_class)
-    from swift_tiers.sglang_ext.build.page_hash import prepare_page_hash
-    from swift_tiers.sglang_ext.way.cache import SwiftRadixCache
+    from .build.page_hash import prepare_page_hash
+    from .way.cache import SwiftRadixCache
 
     prepare_page_hash()
     return original(ctx, cache_class=SwiftRadixCache)
@@ -59,7 +59,8 @@ def before_scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
     """Before the model is loaded."""
     if get_memory().enable_swift_tiers:
         from swift_tiers.radix_tiering.base.config import parse_config, read_source
-        from swift_tiers.sglang_ext.build.identity import begin_loading
+
+        from .build.identity import begin_loading
 
         server_args = args[0] if args else kwargs["server_args"]
         begin_loading(server_args, parse_config(read_source(get_memory().swift_tiers_config)).identity.weights)
@@ -68,8 +69,8 @@ def before_scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
 def after_scheduler_init(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     linker = swift_linker(self)
     if linker is not None:
-        from swift_tiers.sglang_ext.build.reporting import Reporting
-        from swift_tiers.sglang_ext.way.layer_wise import LayerWise
+        from .build.reporting import Reporting
+        from .way.layer_wise import LayerWise
 
         # Not a flag but the scheduler's own attribute: it opens the arrival match and `check_prefetch_progress`.
         self.enable_lmcache = True
@@ -92,7 +93,7 @@ def after_cached_tokens_details(details: Any, self: Any, req: Any) -> Any:
     endpoint read that."""
     if details is None or not get_memory().enable_swift_tiers:
         return details
-    from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
+    from .tell.request_facts import RequestFacts
 
     facts = RequestFacts.of(req)
     borrows = self.tree_cache.linker.cache_linker.stack.peer is not None
@@ -106,7 +107,8 @@ def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
     linker = swift_linker(self.scheduler)
     if linker is not None:
         from swift_tiers.radix_tiering.restore.profiles import ModelIdentity
-        from swift_tiers.sglang_ext.build.hardware import hardware_name
+
+        from .build.hardware import hardware_name
 
         result.internal_state["swift_tiers"] = msgspec.to_builtins(linker.stack.snapshot())
         result.internal_state["swift_tiers_profile"] = {
@@ -174,7 +176,7 @@ def after_prefill_adder_class(adder: Any, self: Any) -> Any:
         return adder
     from sglang.srt.managers.schedule_policy import PrefillAdder
 
-    from swift_tiers.sglang_ext.way.restoring import RestoringAdder
+    from .way.restoring import RestoringAdder
 
     if adder is not PrefillAdder:  # another plugin's
         return adder
@@ -186,7 +188,7 @@ def around_kv_pool_class(original: Any, self: Any, *, kind: str, default: type) 
     chosen = original(self, kind=kind, default=default)
     if kind != "mha" or chosen is not default or not _lends_gpu():
         return chosen
-    from swift_tiers.sglang_ext.pools.shared_pool import device_pool_class
+    from .pools.shared_pool import device_pool_class
 
     return device_pool_class(default)
 
@@ -196,7 +198,7 @@ def around_paged_allocator_class(original: Any, self: Any) -> Any:
     chosen = original(self)
     if chosen is not None or not _lends_gpu():
         return chosen
-    from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+    from .pools.lending_allocator import LendingAllocator
 
     return LendingAllocator
 
@@ -204,7 +206,7 @@ def around_paged_allocator_class(original: Any, self: Any) -> Any:
 def _lends_gpu() -> bool:
     from sglang.srt.platforms import current_platform
 
-    from swift_tiers.sglang_ext.platform.cpu_platform import peer_config
+    from .platform.cpu_platform import peer_config
 
     peer = peer_config() if current_platform.is_cuda() else None
     return peer is not None and bool(peer.donate)
@@ -234,8 +236,8 @@ def swift_linker(scheduler: Any) -> Any:
 
 def scheduler_hooks() -> tuple[Hook, ...]:
     """Every reach into the scheduler's process, as it is applied and as `swift-tiers doctor` checks it."""
-    from swift_tiers.sglang_ext.build.page_hash import around_native_hash
-    from swift_tiers.sglang_ext.tell.orders import after_pull
+    from .build.page_hash import around_native_hash
+    from .tell.orders import after_pull
 
     return (
         Hook(
@@ -444,7 +446,7 @@ def cpu_overrides() -> tuple[Override, ...]:
 def _on_portable_cpu() -> bool:
     from sglang.srt.platforms import current_platform
 
-    from swift_tiers.sglang_ext.platform.cpu_platform import PortableCpuPlatform
+    from .platform.cpu_platform import PortableCpuPlatform
 
     return isinstance(current_platform, PortableCpuPlatform)
 

@@ -23,15 +23,15 @@ def _install() -> None:
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookType
 
-    from swift_tiers.sglang_ext.arguments import (
+    from .arguments import (
         SwiftServerArgs,
         check_arguments,
         check_model_arguments,
         check_modes_arguments,
         translate_arguments,
     )
-    from swift_tiers.sglang_ext.hooks import Hook, apply_hooks, install_scheduler_hooks
-    from swift_tiers.sglang_ext.platform import cpu_attention
+    from .hooks import Hook, apply_hooks, install_scheduler_hooks
+    from .platform import cpu_attention
 
     arguments = Hook(
         "sglang.srt.server_args.ServerArgs", HookType.REPLACE, SwiftServerArgs, (), "add our two fields to the record"

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from swift_tiers.console.feeds.feed import Answers, Feed, Look, Question
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
@@ -14,6 +13,8 @@ from swift_tiers.radix_tiering.bus.contract.views import CommandView
 from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.redis.connection import address_of
+
+from .feed import Answers, Feed, Look, Question
 
 #: How old lists of requests that have ended may be, seconds: they are read in every so many looks only.
 ENDED_SECONDS = 2.0

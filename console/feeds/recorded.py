@@ -10,13 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from swift_tiers.console.feeds.feed import Answers, Feed, Look, Nature, Player, Question
-from swift_tiers.console.feeds.tape import Tape
-from swift_tiers.console.model.events import KEPT
-from swift_tiers.console.model.history import LOOKS
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
+
+from ..model.events import KEPT
+from ..model.history import LOOKS
+from .feed import Answers, Feed, Look, Nature, Player, Question
+from .tape import Tape
 
 SLOWEST, FASTEST = 1 / 16, 64.0
 

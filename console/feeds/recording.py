@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.console.feeds import entries
-from swift_tiers.console.feeds.feed import Answers, Feed, Look, Question
-from swift_tiers.console.feeds.record_file import Head, Kind, Writer
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
 from swift_tiers.radix_tiering.bus.hear.figures import size
+
+from . import entries
+from .feed import Answers, Feed, Look, Question
+from .record_file import Head, Kind, Writer
 
 #: A look is written as a whole after so many seconds: who plays begins there.
 WHOLE_SECONDS = 20.0

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.console.feeds.entries import Entries, State, check_numbers
-from swift_tiers.console.feeds.feed import Answers, Question
-from swift_tiers.console.feeds.record_file import Frame, Kind, Reader, RecordingError
-from swift_tiers.console.feeds.recording import Asked
 from swift_tiers.radix_tiering.bus.contract.views import MapView, NodesView, PageView, PrefixView, Snapshot
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+
+from .entries import Entries, State, check_numbers
+from .feed import Answers, Question
+from .record_file import Frame, Kind, Reader, RecordingError
+from .recording import Asked
 
 ANSWERS: dict[str, Any] = {
     "page": tuple[PageView, ...], "map": tuple[MapView, ...], "prefix": tuple[PrefixView, ...],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from swift_tiers.console.feeds.feed import Look
-from swift_tiers.console.model.alarms import Alarm, Alarms
-from swift_tiers.console.model.events import EventLog
-from swift_tiers.console.model.history import History
+from ..model.alarms import Alarm, Alarms
+from ..model.events import EventLog
+from ..model.history import History
+from .feed import Look
 
 #: A look that is older than the one before by more than this, seconds, is of another Redis.
 BACK_SECONDS = 1.0

@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from swift_tiers.console.model.departures import Departure, Departures, Going
-from swift_tiers.console.model.history import History
-from swift_tiers.console.model.place import Place, Step
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.contract.views import (
     DeviceView,
@@ -23,6 +20,10 @@ from swift_tiers.radix_tiering.bus.contract.views import (
 from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
 from swift_tiers.radix_tiering.bus.hear.reader import EVERYTHING, Part
 from swift_tiers.radix_tiering.bus.hear.troubles import LONG_WAIT, Mark, Trouble, Troubles, request_troubles
+
+from .departures import Departure, Departures, Going
+from .history import History
+from .place import Place, Step
 
 #: From the one that is read first to the one beneath which there is nothing: what leaves one may lie in the next.
 BENEATH = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from swift_tiers.console.model.glyphs import Glyphs
+from .glyphs import Glyphs
 
 #: Cells of the smallest sparkline that shows something.
 LEAST_SPARK = 4

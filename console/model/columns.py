@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from swift_tiers.console.model.glyphs import Glyphs
-from swift_tiers.console.model.table import Column
+from .glyphs import Glyphs
+from .table import Column
 
 #: Cells between two columns.
 GAP = 2

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swift_tiers.console.model.alarms import Alarm
-from swift_tiers.console.model.events import EventLog
-from swift_tiers.console.model.history import History
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, Snapshot, View
+
+from .alarms import Alarm
+from .events import EventLog
+from .history import History
 
 #: What a server said is old after so many of its intervals, and so many seconds.
 OLD_INTERVALS, OLD_SECONDS = 4, 3.0

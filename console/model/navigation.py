@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.sieve import Sieve
-from swift_tiers.console.model.table import Sorting
+from .place import Place, Step
+from .sieve import Sieve
+from .table import Sorting
 
 
 class Navigation:

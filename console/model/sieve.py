@@ -14,8 +14,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.radix_tiering.base.units import Duration, Size
+
+from .table import Cell, Column, Row, Table
 
 
 class Test(NamedTuple):

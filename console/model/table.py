@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from swift_tiers.console.model.place import Place
+from .place import Place
 
 Subject = TypeVar("Subject")
 

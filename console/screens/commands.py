@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.command import CommandList, CommandPalette
 
-from swift_tiers.console.widgets.scroll_bar import draw_plainly
+from ..widgets.scroll_bar import draw_plainly
 
 
 class CommandsScreen(CommandPalette):

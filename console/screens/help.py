@@ -14,7 +14,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from swift_tiers.console.widgets.scroll_bar import draw_plainly
+from ..widgets.scroll_bar import draw_plainly
 
 #: Cells for the keys, at most.
 KEYS = 30

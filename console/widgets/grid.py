@@ -15,10 +15,10 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from swift_tiers.console.model.columns import GAP, fit, fitted
-from swift_tiers.console.model.glyphs import UNICODE, Glyphs
-from swift_tiers.console.model.palette import Palette
-from swift_tiers.console.model.table import Row, Sorting, Table
+from ..model.columns import GAP, fit, fitted
+from ..model.glyphs import UNICODE, Glyphs
+from ..model.palette import Palette
+from ..model.table import Row, Sorting, Table
 
 #: Rows that are measured for the width of columns, beside those that are visible.
 MEASURED = 50

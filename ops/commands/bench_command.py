@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
+from ..base.errors import USAGE, CommandError
 
 SUMMARY = "measure something against its reference"
 #: The benches that operators run on their own machines, and those of developers: packages beneath `swift_tiers.ops`.

@@ -48,8 +48,9 @@ def _explain() -> int:
     from rich import box
     from rich.table import Table
 
-    from swift_tiers.ops.base.terminal import Terminal
     from swift_tiers.radix_tiering.base.config import explain
+
+    from ..base.terminal import Terminal
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     table.add_column("field", no_wrap=True)

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
-from swift_tiers.ops.commands.console_once import print_once, view_named
-from swift_tiers.ops.commands.inspect.bus import add_bus_arguments, bus_config, seconds_argument
+from ..base.errors import USAGE, CommandError
+from .console_once import print_once, view_named
+from .inspect.bus import add_bus_arguments, bus_config, seconds_argument
 
 if TYPE_CHECKING:
     from swift_tiers.console.feeds.feed import Feed
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 def demo_feed(options: argparse.Namespace) -> Feed:
     """Servers that are made up. Raises CommandError where a bus is named, too."""
-    from swift_tiers.ops.commands.console_demo import DemoFeed
+    from .console_demo import DemoFeed
 
     if options.config is not None or options.url is not None or options.directory is not None:
         raise CommandError("--demo looks at no bus; leave --url, --directory and --config away", USAGE)
@@ -62,7 +62,8 @@ def demo_feed(options: argparse.Namespace) -> Feed:
 def live_feed(options: argparse.Namespace) -> Feed:
     """The bus that the options name. Raises ConfigError, CommandError."""
     from swift_tiers.console.feeds.live import LiveFeed
-    from swift_tiers.ops.commands.control_command import author
+
+    from .control_command import author
 
     return LiveFeed(bus_config(options), options.author or author(), steers=not options.readonly)
 

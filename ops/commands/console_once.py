@@ -9,7 +9,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
+from ..base.errors import USAGE, CommandError
 
 if TYPE_CHECKING:
     from swift_tiers.console.feeds.feed import Feed
@@ -28,7 +28,8 @@ def print_once(feed: Feed, options: argparse.Namespace) -> int:
     from swift_tiers.console.model.palette import Palette
     from swift_tiers.console.model.place import Place
     from swift_tiers.console.views.parts.view import Scene
-    from swift_tiers.ops.base.terminal import Terminal
+
+    from ..base.terminal import Terminal
 
     view = view_named(options.view or "overview")()
     moment = plain.watch(feed, max(APART, options.interval))

@@ -13,8 +13,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from swift_tiers.ops.base.errors import FAILURE, USAGE, CommandError
-from swift_tiers.ops.commands.inspect.bus import add_bus_arguments, bus_config, seconds_argument
+from ..base.errors import FAILURE, USAGE, CommandError
+from .inspect.bus import add_bus_arguments, bus_config, seconds_argument
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand

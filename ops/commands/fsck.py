@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swift_tiers.ops.base.errors import FOUND, USAGE, CommandError
-from swift_tiers.ops.base.progress import progress
 from swift_tiers.radix_tiering.bus.hear.figures import text
+
+from ..base.errors import FOUND, USAGE, CommandError
+from ..base.progress import progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from swift_tiers.ops.base.terminal import Terminal
+    from ..base.terminal import Terminal
 
     console = Terminal()
     results = []

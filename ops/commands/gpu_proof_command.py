@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import argparse
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.gpu_proof.options import ProofError, add_arguments
+from ..base.errors import CommandError
+from .gpu_proof.options import ProofError, add_arguments
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -14,7 +14,7 @@ SUMMARY = "prove and measure everything that needs a GPU, on one"
 
 
 def run(options: argparse.Namespace) -> int:
-    from swift_tiers.ops.commands.gpu_proof.proof import prove
+    from .gpu_proof.proof import prove
 
     try:
         return prove(options)

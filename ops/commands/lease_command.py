@@ -13,10 +13,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from swift_tiers.ops.base.errors import FAILURE, USAGE, CommandError
-from swift_tiers.ops.commands import control_command
-from swift_tiers.ops.commands.inspect import add_look_arguments
-from swift_tiers.ops.commands.inspect.bus import add_bus_arguments, bus_config, seconds_argument
+from ..base.errors import FAILURE, USAGE, CommandError
+from . import control_command
+from .inspect import add_look_arguments
+from .inspect.bus import add_bus_arguments, bus_config, seconds_argument
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _check_words(options)
     if options.action == "list":
-        from swift_tiers.ops.commands.inspect.command import run_inspect
+        from .inspect.command import run_inspect
 
         options.subject, options.name = "leases", None
         return run_inspect(options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from swift_tiers.ops.commands import console_command
+from . import console_command
 
 SUMMARY = "play a recording of the console"
 

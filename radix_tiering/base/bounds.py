@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
+from .errors import ConfigError
 
 _RANGE = re.compile(r"\s*(\d{1,3})\s*%?\s*\.\.\s*(\d{1,3})\s*%\s*")
 

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from msgspec import Meta
 
-from swift_tiers.radix_tiering.base.bounds import donation_bounds
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.base.redis_address import parse_url
-from swift_tiers.radix_tiering.base.units import Duration, Size, format_size
+from .bounds import donation_bounds
+from .errors import ConfigError
+from .page import BLOCK_BYTES
+from .redis_address import parse_url
+from .units import Duration, Size, format_size
 
 
 class Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 
-from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from .errors import SwiftTiersError
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import round_up
+from .page import round_up
 
 HUGE_PAGE_BYTES = 2 << 20
 #: Touched by one thread at a time: small enough for a smooth progress report.

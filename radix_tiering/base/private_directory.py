@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
+from .errors import ConfigError
 
 
 def open_private_directory(directory: Path, called: str, *, create: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
+from .errors import ConfigError
 
 _FORMS = 'use "redis://HOST:PORT", "rediss://HOST:PORT" (TLS) or "unix:///PATH"'
 

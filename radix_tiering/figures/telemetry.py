@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from swift_tiers.radix_tiering.base.slot_map import TierMap
-from swift_tiers.radix_tiering.figures.counters import PageFacts, PagePlaces, StackSnapshot
-from swift_tiers.radix_tiering.figures.story import RestoreStory
+from ..base.slot_map import TierMap
+from .counters import PageFacts, PagePlaces, StackSnapshot
+from .story import RestoreStory
 
 
 class RequestState(Enum):

@@ -10,7 +10,7 @@ from itertools import combinations
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
-from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, Gpu, NvLink, Reach
+from .snapshots import ALLOWED, Gpu, NvLink, Reach
 
 #: What both GPUs of a pair are below, by NVML's level.
 _PCIE = {

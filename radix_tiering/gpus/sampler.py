@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 
-from swift_tiers.radix_tiering.gpus.nvml import NoNvml
-from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
-from swift_tiers.radix_tiering.gpus.watch import GpuWatch
+from .nvml import NoNvml
+from .snapshots import GpuSample
+from .watch import GpuWatch
 
 logger = logging.getLogger(__name__)
 

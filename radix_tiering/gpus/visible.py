@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from swift_tiers.radix_tiering.gpus.snapshots import Gpu
+from .snapshots import Gpu
 
 _UUID = re.compile(r"(GPU-|MIG-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.I | re.ASCII)
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.gpus.growth import Growth
-from swift_tiers.radix_tiering.gpus.nvml import GpuLost, NoNvml, Nvml
-from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample, NvLink, Reach, ReachSample
-from swift_tiers.radix_tiering.gpus.visible import gpu_of
+from .growth import Growth
+from .nvml import GpuLost, NoNvml, Nvml
+from .snapshots import Gpu, GpuSample, NvLink, Reach, ReachSample
+from .visible import gpu_of
 
 logger = logging.getLogger(__name__)
 

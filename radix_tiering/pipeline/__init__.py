@@ -1,5 +1,5 @@
 """Restores of a model split into pipeline stages, each stage alone, from boundary pages (CacheFlow, section 3.2)."""
 
-from swift_tiers.radix_tiering.pipeline.stage_restore import Move, StageRestore, StageState
+from .stage_restore import Move, StageRestore, StageState
 
 __all__ = ["Move", "StageRestore", "StageState"]

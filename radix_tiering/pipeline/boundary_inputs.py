@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
+from ..stack import TierStack
+from ..way.request_restore import Readiness, Restore
 
 #: Chunks that are asked for beyond the one that is computed next. More would be read in vain where the pointers meet.
 AHEAD = 2

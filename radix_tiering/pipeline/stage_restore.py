@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.pipeline.boundary_inputs import BoundaryInputs
-from swift_tiers.radix_tiering.restore.flight import Step
-from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.table.held_page import Places
-from swift_tiers.radix_tiering.way.request_restore import Readiness
+from ..restore.flight import Step
+from ..stack import TierStack
+from ..table.held_page import Places
+from ..way.request_restore import Readiness
+from .boundary_inputs import BoundaryInputs
 
 
 class StageState(Enum):

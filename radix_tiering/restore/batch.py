@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from swift_tiers.radix_tiering.restore.flight import Flight, Step, Unit
+from .flight import Flight, Step, Unit
 
 Request = TypeVar("Request")
 

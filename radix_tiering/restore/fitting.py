@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from swift_tiers.radix_tiering.restore.cost import Amount, ComputeCost, SourceCost
+from .cost import Amount, ComputeCost, SourceCost
 
 #: Nobody times forwards better than to this part of what they take, however well a fit goes through a few of them.
 TIMING_ERROR = 0.02

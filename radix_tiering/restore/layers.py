@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from swift_tiers.radix_tiering.restore.flight import Flight, Step, Unit
-from swift_tiers.radix_tiering.restore.planner import HERE
+from .flight import Flight, Step, Unit
+from .planner import HERE
 
 #: How often a wait for a layer looks whether the copying thread still lives, seconds.
 WATCHDOG_SECONDS = 1.0

@@ -15,8 +15,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
-from swift_tiers.radix_tiering.restore.fitting import (
+from .cost import ComputeCost, CostModel, SourceCost
+from .fitting import (
     ComputeSample,
     LoadSample,
     fit_compute,

@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 import numpy as np
 
-from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
+from .cost import CostModel, SourceCost
 
 #: Tokens of a chunk (the paper's C): what attention kernels like, and what SGLang's chunked prefill can follow.
 CHUNK_TOKENS = 512

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple, Protocol
 
-from swift_tiers.radix_tiering.restore.batch import Forward
-from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
-from swift_tiers.radix_tiering.restore.plan import (
+from .batch import Forward
+from .cost import ComputeCost, CostModel, SourceCost
+from .plan import (
     CHUNK_TOKENS,
     Prefix,
     RestorePlan,

@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.page import Namespace
-from swift_tiers.radix_tiering.restore.cost import CostModel
-from swift_tiers.radix_tiering.restore.fitting import ComputeSample, LoadSample, Residuals
+from ..base.errors import ConfigError
+from ..base.page import Namespace
+from .cost import CostModel
+from .fitting import ComputeSample, LoadSample, Residuals
 
 #: Of the file. One of another version is made anew, not translated: a profile takes a minute.
 VERSION = 1

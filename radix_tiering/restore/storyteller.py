@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from swift_tiers.radix_tiering.figures.story import COMPUTED, ON_DEVICE, RestoreStory
-from swift_tiers.radix_tiering.restore.flight import Flight
-from swift_tiers.radix_tiering.restore.plan import RestorePlan, Strategy
-from swift_tiers.radix_tiering.restore.planner import Decision
+from ..figures.story import COMPUTED, ON_DEVICE, RestoreStory
+from .flight import Flight
+from .plan import RestorePlan, Strategy
+from .planner import Decision
 
 
 class Storyteller:

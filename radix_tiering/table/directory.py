@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from swift_tiers.radix_tiering.figures.counters import DirectorySnapshot
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
+from ..figures.counters import DirectorySnapshot
+from .held_page import HostState, Page
 
 #: As what a page is counted, in bits: its whole copies, and whether it is pinned.
 _HOST, _SSD, _PEER, _PINNED = 1, 2, 4, 8

@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from swift_tiers.radix_tiering.table.policy import EvictionPolicy
+from .policy import EvictionPolicy
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.table.held_page import Page
+    from .held_page import Page
 
 
 class EvictionQueue:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.errors import NotHeldError
-from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
-from swift_tiers.radix_tiering.base.slot_map import SlotState
-from swift_tiers.radix_tiering.tiers.ssd import StoredPage
+from ..base.errors import NotHeldError
+from ..base.page import ROOT_KEY, PageRecord
+from ..base.slot_map import SlotState
+from ..tiers.ssd import StoredPage
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.table.peer_copies import PeerCopy
+    from .peer_copies import PeerCopy
 
 
 class HostState(Enum):

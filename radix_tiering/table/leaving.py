@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swift_tiers.radix_tiering.table.held_page import Page
+from .held_page import Page
 
 #: Pages behind one that is dropped that leave with it: most have no more, and nobody need wait for another thread.
 AT_ONCE = 16

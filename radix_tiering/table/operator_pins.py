@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from swift_tiers.radix_tiering.table.held_page import Page
+from .held_page import Page
 
 
 class OperatorPins:

@@ -26,20 +26,20 @@ import math
 import threading
 from collections.abc import Callable, Iterable
 
-from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
-from swift_tiers.radix_tiering.base.slot_map import SlotState
-from swift_tiers.radix_tiering.figures.counters import DirectorySnapshot, TierCounters
-from swift_tiers.radix_tiering.table.directory import Directory
-from swift_tiers.radix_tiering.table.eviction import EvictionQueue
-from swift_tiers.radix_tiering.table.held_page import HostState, Page, host_slot_state
-from swift_tiers.radix_tiering.table.leaving import Leaving
-from swift_tiers.radix_tiering.table.operator_pins import OperatorPins
-from swift_tiers.radix_tiering.table.peer_copies import PeerCopies
-from swift_tiers.radix_tiering.table.policy import EvictionPolicy, HostOrder
-from swift_tiers.radix_tiering.table.rules import check_rules
-from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
-from swift_tiers.radix_tiering.tiers.ssd import StoredPage
+from ..base.page import ROOT_KEY, PageRecord
+from ..base.slot_map import SlotState
+from ..figures.counters import DirectorySnapshot, TierCounters
+from ..tiers.host.host_tier import HostTier
+from ..tiers.peer.peer_memory import PeerPlace
+from ..tiers.ssd import StoredPage
+from .directory import Directory
+from .eviction import EvictionQueue
+from .held_page import HostState, Page, host_slot_state
+from .leaving import Leaving
+from .operator_pins import OperatorPins
+from .peer_copies import PeerCopies
+from .policy import EvictionPolicy, HostOrder
+from .rules import check_rules
 
 
 class PageTable:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from swift_tiers.radix_tiering.figures.counters import TierCounters
-from swift_tiers.radix_tiering.lending.leases import LeaseKey
-from swift_tiers.radix_tiering.table.eviction import EvictionQueue
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
-from swift_tiers.radix_tiering.table.policy import PeerOrder
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+from ..figures.counters import TierCounters
+from ..lending.leases import LeaseKey
+from ..tiers.peer.peer_memory import PeerPlace
+from .eviction import EvictionQueue
+from .held_page import HostState, Page
+from .policy import PeerOrder
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.table.page_table import PageTable
+    from .page_table import PageTable
 
 
 class PeerCopy(NamedTuple):

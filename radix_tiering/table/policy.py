@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from swift_tiers.radix_tiering.base.config import PolicyConfig
+from ..base.config import PolicyConfig
 
 
 class PageUse(Protocol):

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.slot_map import SlotState
-from swift_tiers.radix_tiering.table.held_page import HostState, host_slot_state
+from ..base.slot_map import SlotState
+from .held_page import HostState, host_slot_state
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.table.page_table import PageTable
+    from .page_table import PageTable
 
 
 def check_rules(table: PageTable) -> None:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.figures.counters import TierCounters
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
-from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
-from swift_tiers.radix_tiering.way.nearest_copy import NearestCopy
-from swift_tiers.radix_tiering.way.page_reads import Waiter
-from swift_tiers.radix_tiering.way.peer_writer import PeerWriter
-from swift_tiers.radix_tiering.way.promotion import DROPPED, Promotions, Source
-from swift_tiers.radix_tiering.way.request_restore import Restore, RestoreState
-from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+from ..base.events import EventLog
+from ..figures.counters import TierCounters
+from ..table.held_page import HostState, Page
+from ..table.page_table import PageTable
+from ..tiers.host.host_tier import HostTier
+from ..tiers.ssd import ReadOutcome
+from .nearest_copy import NearestCopy
+from .page_reads import Waiter
+from .peer_writer import PeerWriter
+from .promotion import DROPPED, Promotions, Source
+from .request_restore import Restore, RestoreState
+from .write_behind import WriteBehind
 
 #: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.figures.counters import TierCounters
-from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.way.pacing import Pacing
-from swift_tiers.radix_tiering.way.page_reads import PageReads
-from swift_tiers.radix_tiering.way.request_restore import Restore
+from ..figures.counters import TierCounters
+from ..table.page_table import PageTable
+from .pacing import Pacing
+from .page_reads import PageReads
+from .request_restore import Restore
 
 
 class LayerSteps:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from swift_tiers.radix_tiering.table.held_page import Page
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.way.promotion import Source
+from ..table.held_page import Page
+from ..tiers.peer.peer_memory import PeerMemory
+from .promotion import Source
 
 
 class NearestCopy:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import KEY_BYTES
-from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap
-from swift_tiers.radix_tiering.figures.counters import PageFacts, PagePlaces, StackSnapshot
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import LeaseSlots
+from ..base.page import KEY_BYTES
+from ..base.slot_map import MapPiece, SlotState, TierMap
+from ..figures.counters import PageFacts, PagePlaces, StackSnapshot
+from ..table.held_page import HostState, Page
+from ..tiers.peer.peer_memory import LeaseSlots
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.stack import TierStack
+    from ..stack import TierStack
 
 #: Pages that are looked at while the page table is locked.
 PAGES_AT_ONCE = 64

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.restore.flight import Step
-from swift_tiers.radix_tiering.restore.planner import HERE, Planner
-from swift_tiers.radix_tiering.way.page_reads import PageReads
-from swift_tiers.radix_tiering.way.request_restore import Held, Readiness, Restore, RestoreState
+from ..base.events import EventLog
+from ..restore.flight import Step
+from ..restore.planner import HERE, Planner
+from .page_reads import PageReads
+from .request_restore import Held, Readiness, Restore, RestoreState
 
 #: A waiting request is planned for anew after so long, seconds.
 REPLAN_SECONDS = 0.01

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from swift_tiers.radix_tiering.restore.batch import Batch
-from swift_tiers.radix_tiering.restore.plan import Strategy
-from swift_tiers.radix_tiering.restore.planner import Planner
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.way.nearest_copy import NearestCopy
-from swift_tiers.radix_tiering.way.promotion import DROPPED, Promotions, Source
-from swift_tiers.radix_tiering.way.request_restore import Restore
+from ..restore.batch import Batch
+from ..restore.plan import Strategy
+from ..restore.planner import Planner
+from ..table.held_page import HostState, Page
+from ..tiers.peer.peer_memory import PeerMemory
+from .nearest_copy import NearestCopy
+from .promotion import DROPPED, Promotions, Source
+from .request_restore import Restore
 
 #: What a source has under way takes it about so long, seconds: a restore waits no longer for a page that it needs.
 WINDOW_SECONDS = 0.05

@@ -12,17 +12,17 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.figures.counters import TierCounters
-from swift_tiers.radix_tiering.lending.leases import LeaseKey
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
-from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.table.peer_copies import PeerCopy
-from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from ..base.events import EventLog
+from ..figures.counters import TierCounters
+from ..lending.leases import LeaseKey
+from ..table.held_page import HostState, Page
+from ..table.page_table import PageTable
+from ..table.peer_copies import PeerCopy
+from ..tiers.host.host_tier import HostTier
+from ..tiers.peer.peer_memory import PeerMemory
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.stack import TierStack
+    from ..stack import TierStack
 
 #: Copies that may be under way together.
 COPIES_IN_FLIGHT = 16

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Generic, TypeVar
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
-from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.table.peer_copies import PeerCopy
-from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet
-from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
+from ..base.events import EventLog
+from ..figures.counters import LinkCounters, TierCounters
+from ..table.held_page import HostState, Page
+from ..table.page_table import PageTable
+from ..table.peer_copies import PeerCopy
+from ..tiers.host.host_tier import HostTier
+from ..tiers.host.landing import LandingSlots
+from ..tiers.peer.peer_memory import PeerMemory
+from ..tiers.ssd import ReadOutcome, StoredPage, StripeSet
+from ..tiers.ssd.direct_reads import DirectReads
 
 Waiter = TypeVar("Waiter")
 #: Told (outcome, slot of landing memory).

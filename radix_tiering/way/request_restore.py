@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.errors import NotHeldError
-from swift_tiers.radix_tiering.restore.flight import Flight
-from swift_tiers.radix_tiering.restore.planner import Decision
-from swift_tiers.radix_tiering.restore.storyteller import Storyteller
-from swift_tiers.radix_tiering.table.held_page import Page, Places
-from swift_tiers.radix_tiering.way.promotion import Source
+from ..base.errors import NotHeldError
+from ..restore.flight import Flight
+from ..restore.planner import Decision
+from ..restore.storyteller import Storyteller
+from ..table.held_page import Page, Places
+from .promotion import Source
 
 #: Where whoever drives the device has not said that it can.
 NOBODY_COMPUTES_LAYERS = "nothing here computes single layers"

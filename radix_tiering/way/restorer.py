@@ -17,25 +17,25 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.figures.counters import LinkCounters, RestoreSnapshot, TierCounters
-from swift_tiers.radix_tiering.restore.flight import Step, Unit
-from swift_tiers.radix_tiering.restore.planner import Planner
-from swift_tiers.radix_tiering.table.held_page import Page, Places
-from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.tiers.ssd import StripeSet
-from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
-from swift_tiers.radix_tiering.way.claims import PAGES_PER_HOLD, Claims
-from swift_tiers.radix_tiering.way.layer_steps import LayerSteps
-from swift_tiers.radix_tiering.way.pacing import Pacing
-from swift_tiers.radix_tiering.way.page_reads import PageReads, Waiter
-from swift_tiers.radix_tiering.way.peer_writer import PeerWriter
-from swift_tiers.radix_tiering.way.promotion import Promotions, Source
-from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
-from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+from ..base.events import EventLog
+from ..figures.counters import LinkCounters, RestoreSnapshot, TierCounters
+from ..restore.flight import Step, Unit
+from ..restore.planner import Planner
+from ..table.held_page import Page, Places
+from ..table.page_table import PageTable
+from ..tiers.host.host_tier import HostTier
+from ..tiers.host.landing import LandingSlots
+from ..tiers.peer.peer_memory import PeerMemory
+from ..tiers.ssd import StripeSet
+from ..tiers.ssd.direct_reads import DirectReads
+from .claims import PAGES_PER_HOLD, Claims
+from .layer_steps import LayerSteps
+from .pacing import Pacing
+from .page_reads import PageReads, Waiter
+from .peer_writer import PeerWriter
+from .promotion import Promotions, Source
+from .request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
+from .write_behind import WriteBehind
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
-from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+from ..table.held_page import HostState, Page
+from ..table.page_table import PageTable
+from .write_behind import WriteBehind
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")

@@ -10,13 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
-from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.table.policy import AdmissionPolicy
-from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage, StripeSet
+from ..base.events import EventLog
+from ..figures.counters import LinkCounters, TierCounters
+from ..table.held_page import HostState, Page
+from ..table.page_table import PageTable
+from ..table.policy import AdmissionPolicy
+from ..tiers.host.host_tier import HostTier
+from ..tiers.ssd import Placement, StoredPage, StripeSet
 
 #: Pages whose writes may be in flight together: enough to keep every device busy, few enough that reads pass.
 WRITES_IN_FLIGHT = 16

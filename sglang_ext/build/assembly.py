@@ -30,12 +30,13 @@ from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles, check_
 from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio
 from swift_tiers.radix_tiering.tiers.ssd.files import open_array, open_device_file
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
-from swift_tiers.sglang_ext.build.hardware import hardware_name
-from swift_tiers.sglang_ext.pools.device_pool import DevicePool
-from swift_tiers.sglang_ext.pools.landing import open_direct, open_landing, wanted_kvikio
+
+from ..pools.device_pool import DevicePool
+from ..pools.landing import open_direct, open_landing, wanted_kvikio
+from .hardware import hardware_name
 
 if TYPE_CHECKING:
-    from swift_tiers.sglang_ext.build.peer_side import PeerSide
+    from .peer_side import PeerSide
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def build_tiers(
 
     Raises ConfigError, FormatError or StripeSetBusyError, all with a remedy.
     """
-    from swift_tiers.sglang_ext.build.identity import server_namespace
+    from .identity import server_namespace
 
     config = parse_config(content)
     rank = current_rank()
@@ -104,7 +105,7 @@ def build_tiers(
     landing = open_landing(config, pool) if kvikio is not None or config.peer.borrow else None
     if not config.peer.donate and not config.peer.borrow:
         return open_stack(namespace, config, rank, landing=landing, kvikio=kvikio), None
-    from swift_tiers.sglang_ext.build.peer_side import PeerSide
+    from .peer_side import PeerSide
 
     side = PeerSide(config, rank.name, pool, kvcache, landing)
     try:
@@ -280,7 +281,7 @@ def check_donor(config: TiersConfig, *, tensor_size: int, page_size: int, memory
         return
     from sglang.srt.platforms import current_platform
 
-    from swift_tiers.sglang_ext.platform.cpu_platform import PortableCpuPlatform
+    from ..platform.cpu_platform import PortableCpuPlatform
 
     on_cpu = isinstance(current_platform, PortableCpuPlatform)
     if not on_cpu and not current_platform.is_cuda():

@@ -18,8 +18,9 @@ from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 from swift_tiers.radix_tiering.figures.telemetry import Answerer, Telemetry
 from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.sglang_ext.build.assembly import Rank, current_rank
-from swift_tiers.sglang_ext.tell.orders import Orders
+
+from ..tell.orders import Orders
+from .assembly import Rank, current_rank
 
 
 def ranks_here(rank: Rank, nodes: int, node: int, *, shared: bool) -> tuple[str, ...]:

@@ -20,9 +20,10 @@ from swift_tiers.radix_tiering.lending.donation.lender import Lender
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
 from swift_tiers.radix_tiering.lending.leases.service import LeaseService
-from swift_tiers.sglang_ext.build.kept_prefixes import KeptPrefixes
-from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
-from swift_tiers.sglang_ext.tell.guard import never_raises
+
+from ..pools.lending_allocator import LendingAllocator
+from ..tell.guard import never_raises
+from .kept_prefixes import KeptPrefixes
 
 #: Tokens for which a request that runs has memory at least. To generate them takes longer than to have memory back from
 #: a borrower that says nothing, a lease's term.

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import xxhash
 
 from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry
-from swift_tiers.sglang_ext.build.content_names import ContentNames, cache_directory
-from swift_tiers.sglang_ext.build.weights import LoadedFiles, Source, adapters_of, sources_of
-from swift_tiers.sglang_ext.pools.device_pool import row_shape
+
+from ..pools.device_pool import row_shape
+from .content_names import ContentNames, cache_directory
+from .weights import LoadedFiles, Source, adapters_of, sources_of
 
 logger = logging.getLogger(__name__)
 

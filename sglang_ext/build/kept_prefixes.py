@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from swift_tiers.radix_tiering.lending.donation.used_paths import Part, UsedPaths
-from swift_tiers.sglang_ext.tell.guard import never_raises
+
+from ..tell.guard import never_raises
 
 #: Leaves that are passed over, being kept, before an eviction for others gives up: SGLang offers the least recently
 #: used first, so that those behind them are kept, too.

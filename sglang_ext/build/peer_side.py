@@ -29,10 +29,11 @@ from swift_tiers.radix_tiering.lending.leases.service import LeaseService
 from swift_tiers.radix_tiering.lending.leases.timing import lease_timing
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
-from swift_tiers.sglang_ext.build.donation import Donation
-from swift_tiers.sglang_ext.pools.device_pool import DevicePool
-from swift_tiers.sglang_ext.pools.gpu_memory import gpu_memory
-from swift_tiers.sglang_ext.pools.shared_pool import LentKVPool
+
+from ..pools.device_pool import DevicePool
+from ..pools.gpu_memory import gpu_memory
+from ..pools.shared_pool import LentKVPool
+from .donation import Donation
 
 logger = logging.getLogger(__name__)
 

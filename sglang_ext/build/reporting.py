@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sglang.srt.runtime_context import get_parallel
 
 from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
-from swift_tiers.sglang_ext.build.bus import RankPublisher
-from swift_tiers.sglang_ext.tell.answers import Answers
-from swift_tiers.sglang_ext.tell.gpu_sampling import gpu_sampler
-from swift_tiers.sglang_ext.tell.orders import Orders, install
-from swift_tiers.sglang_ext.tell.sampler import Sampler
-from swift_tiers.sglang_ext.tell.telemetry import SchedulerTelemetry
+
+from ..tell.answers import Answers
+from ..tell.gpu_sampling import gpu_sampler
+from ..tell.orders import Orders, install
+from ..tell.sampler import Sampler
+from ..tell.telemetry import SchedulerTelemetry
+from .bus import RankPublisher
 
 if TYPE_CHECKING:
-    from swift_tiers.sglang_ext.tell.metrics import MetricsUpdater
+    from ..tell.metrics import MetricsUpdater
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Reporting:
         collector = self._scheduler.metrics_collector
         if collector is None:
             return None
-        from swift_tiers.sglang_ext.tell.metrics import MetricsUpdater, TierMetrics
+        from ..tell.metrics import MetricsUpdater, TierMetrics
 
         # SGLang's own labels, so that series can be joined; its priority is of requests, and we have none.
         labels = {name: value for name, value in collector.labels.items() if name != "priority"}

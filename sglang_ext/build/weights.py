@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from swift_tiers.sglang_ext.build.content_names import ContentNames, FileChangedError, FileState
+from .content_names import ContentNames, FileChangedError, FileState
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ def _create(model_runner: Any) -> Any:
     """
     if str(model_runner.device) != "cpu":
         raise ValueError(f"--attention-backend {NAME} is for --device cpu, not {model_runner.device}")
-    from swift_tiers.sglang_ext.platform.cpu_attention_backend import CpuAttentionBackend
+    from .cpu_attention_backend import CpuAttentionBackend
 
     if model_runner.use_mla_backend:
         _attend_to_latent_rows()

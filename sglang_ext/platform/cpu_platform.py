@@ -16,7 +16,7 @@ from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities
 
-from swift_tiers.sglang_ext.platform import cpu_attention
+from . import cpu_attention
 
 # Share of the free memory that weights and device pool may take together. The rest is for the host tier, which lives in
 # the same memory, for a second server beside this one, and for everything else on the machine.
@@ -87,7 +87,7 @@ class PortableCpuPlatform(CpuSRTPlatform):
         peer = peer_config()
         if kind != "mha" or peer is None or not peer.donate:
             return None
-        from swift_tiers.sglang_ext.pools.shared_pool import BlockMajorKVPool, SharedKVPool
+        from ..pools.shared_pool import BlockMajorKVPool, SharedKVPool
 
         return BlockMajorKVPool if peer.pool_layout == "block-major" else SharedKVPool
 
@@ -96,7 +96,7 @@ class PortableCpuPlatform(CpuSRTPlatform):
         peer = peer_config()
         if peer is None or not peer.donate:
             return None
-        from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+        from ..pools.lending_allocator import LendingAllocator
 
         return LendingAllocator
 

@@ -22,7 +22,8 @@ from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerat
 from swift_tiers.kernels.page_copy import runs
 from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
-from swift_tiers.sglang_ext.pools.device_pool import DevicePool, LayerDone, as_pages
+
+from .device_pool import DevicePool, LayerDone, as_pages
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from swift_tiers.kernels.copy_queue import Accelerator, Mark
 from swift_tiers.kernels.page_copy import copy_in, copy_out
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
-from swift_tiers.sglang_ext.pools.supported import PLAIN_WINDOWS
+
+from .supported import PLAIN_WINDOWS
 
 #: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
 LayerDone = Callable[[int, Mark | None], None]
@@ -31,7 +32,7 @@ def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
     """
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-    from swift_tiers.sglang_ext.pools.shared_pool import LentKVPool
+    from .shared_pool import LentKVPool
 
     if type(kvcache) is MLATokenToKVPool:
         return _latent_planes(kvcache)
@@ -256,8 +257,8 @@ class BlockMajorPool(DevicePool):
 
 def open_device_pool(kvcache: Any, page_size: int) -> DevicePool:
     """The pool behind SGLang's `kvcache`. Raises ConfigError if it is of a kind that is not supported."""
-    from swift_tiers.sglang_ext.pools.accelerator_pool import open_cuda_pool
-    from swift_tiers.sglang_ext.pools.shared_pool import BlockMajorKVPool
+    from .accelerator_pool import open_cuda_pool
+    from .shared_pool import BlockMajorKVPool
 
     layers = layer_planes(kvcache)
     if isinstance(kvcache, BlockMajorKVPool):

@@ -13,7 +13,8 @@ from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.ssd.direct import KvikioFiles, find_kvikio
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
-from swift_tiers.sglang_ext.pools.device_pool import DevicePool
+
+from .device_pool import DevicePool
 
 logger = logging.getLogger(__name__)
 

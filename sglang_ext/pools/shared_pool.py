@@ -16,7 +16,8 @@ from swift_tiers.radix_tiering.base.page import round_up
 from swift_tiers.radix_tiering.lending.donation.arena import ExportedArena, SharedArena
 from swift_tiers.radix_tiering.lending.donation.device_arena import DeviceArena
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
-from swift_tiers.sglang_ext.pools.gpu_memory import gpu_memory
+
+from .gpu_memory import gpu_memory
 
 #: Each layer, and what is block-major, begins at such a multiple of bytes.
 _ALIGNMENT = 4096

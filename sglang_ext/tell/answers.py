@@ -16,11 +16,12 @@ from swift_tiers.radix_tiering.figures.counters import PagePlaces
 from swift_tiers.radix_tiering.figures.telemetry import NoAnswer, NotYet, PageAnswer, PrefixAnswer, TreeNode, TreeNodes
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
-from swift_tiers.sglang_ext.tell import device_map
-from swift_tiers.sglang_ext.tell.errands import Errand, Errands
-from swift_tiers.sglang_ext.tell.sampler import Sampler
-from swift_tiers.sglang_ext.tell.tree_nodes import Children, Whereabouts, children_of, largest_subtrees, read_keys
-from swift_tiers.sglang_ext.tell.tree_shape import TreeCopy
+
+from . import device_map
+from .errands import Errand, Errands
+from .sampler import Sampler
+from .tree_nodes import Children, Whereabouts, children_of, largest_subtrees, read_keys
+from .tree_shape import TreeCopy
 
 #: What was read of the scheduler answers questions for so long, seconds.
 FRESH_SECONDS = 0.5

@@ -19,8 +19,9 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from swift_tiers.radix_tiering.base.slot_map import SlotState, TierMap
 from swift_tiers.radix_tiering.figures.telemetry import NoAnswer
 from swift_tiers.radix_tiering.restore.flight import Unit
-from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
-from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
+
+from ..pools.lending_allocator import LendingAllocator
+from .on_the_way import OnTheWay
 
 #: Pages of requests' rows that are read for one map.
 MOST_ROW_PAGES = 262_144

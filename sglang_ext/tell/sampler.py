@@ -23,11 +23,12 @@ from swift_tiers.radix_tiering.figures.telemetry import (
     TreeSample,
 )
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
-from swift_tiers.sglang_ext.tell.block_tables import Row, TablesOnTheWay, read_tables
-from swift_tiers.sglang_ext.tell.errands import Errands
-from swift_tiers.sglang_ext.tell.guard import never_raises
-from swift_tiers.sglang_ext.tell.request_facts import RequestFacts, Runs, shown_rid
-from swift_tiers.sglang_ext.tell.tree_shape import TreeShape
+
+from .block_tables import Row, TablesOnTheWay, read_tables
+from .errands import Errands
+from .guard import never_raises
+from .request_facts import RequestFacts, Runs, shown_rid
+from .tree_shape import TreeShape
 
 #: Requests of one sample: those being computed, then those that wait, in their order. The counts are of all.
 MOST_REQUESTS = 512

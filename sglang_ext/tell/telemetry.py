@@ -10,7 +10,8 @@ from swift_tiers.radix_tiering.bus.speak.request_board import REQUESTS_IN_A_ROW
 from swift_tiers.radix_tiering.figures.counters import StackSnapshot
 from swift_tiers.radix_tiering.figures.telemetry import EngineSample, RequestSample
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.sglang_ext.tell.sampler import Captured, Sampler
+
+from .sampler import Captured, Sampler
 
 
 class SchedulerTelemetry:

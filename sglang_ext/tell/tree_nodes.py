@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from swift_tiers.radix_tiering.figures.telemetry import TreeNode
-from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
-from swift_tiers.sglang_ext.tell.tree_shape import Node, TreeCopy
+
+from .on_the_way import OnTheWay
+from .tree_shape import Node, TreeCopy
 
 #: Nodes that are gone through without letting others go first, on a thread that is in no hurry.
 NODES_IN_A_ROW = 1000

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift_tiers.radix_tiering.way.request_restore import Readiness
-from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
+
+from ..tell.request_facts import RequestFacts
 
 if TYPE_CHECKING:
-    from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
-    from swift_tiers.sglang_ext.way.linker import SwiftLinker
+    from .cache import SwiftLinkerWrapper
+    from .linker import SwiftLinker
 
 #: Waiting requests that one scheduling round may wait for: who has nothing to wait for is not counted.
 MAX_AWAITED = 8

@@ -20,13 +20,14 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.way.promotion import Source
-from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
-from swift_tiers.sglang_ext.tell.sampler import Sampler
-from swift_tiers.sglang_ext.way.admission import Admission, Arrival
-from swift_tiers.sglang_ext.way.keeping_cache import KeepingRadixCache
-from swift_tiers.sglang_ext.way.layer_wise import LayerWise
-from swift_tiers.sglang_ext.way.linker import SwiftLinker
-from swift_tiers.sglang_ext.way.restoring import Course, why_not
+
+from ..tell.request_facts import RequestFacts
+from ..tell.sampler import Sampler
+from .admission import Admission, Arrival
+from .keeping_cache import KeepingRadixCache
+from .layer_wise import LayerWise
+from .linker import SwiftLinker
+from .restoring import Course, why_not
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from swift_tiers.sglang_ext.build.kept_prefixes import KeptPrefixes
+from ..build.kept_prefixes import KeptPrefixes
 
 
 class KeepingRadixCache(UnifiedRadixCache):

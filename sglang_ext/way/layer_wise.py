@@ -18,11 +18,12 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.utils import get_device_module
 
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
-from swift_tiers.sglang_ext.way.loads import LayerLoad
+
+from .loads import LayerLoad
 
 if TYPE_CHECKING:
-    from swift_tiers.sglang_ext.way.linker import SwiftLinker
-    from swift_tiers.sglang_ext.way.restoring import Course
+    from .linker import SwiftLinker
+    from .restoring import Course
 
 logger = logging.getLogger(__name__)
 

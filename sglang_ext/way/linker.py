@@ -32,18 +32,19 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.garbage import Garbage
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore
-from swift_tiers.sglang_ext.build.assembly import build_tiers
-from swift_tiers.sglang_ext.build.reporting import Reporting
-from swift_tiers.sglang_ext.build.weights import unnamed_weights
-from swift_tiers.sglang_ext.pools.device_pool import DevicePool, open_device_pool
-from swift_tiers.sglang_ext.tell.forward_times import ForwardTimes
-from swift_tiers.sglang_ext.tell.guard import never_raises
-from swift_tiers.sglang_ext.tell.request_facts import Runs, runs_of, tell_forward
-from swift_tiers.sglang_ext.way.loads import Load, Loader
-from swift_tiers.sglang_ext.way.offloads import QUIESCE_SECONDS, Offload, Offloader
+
+from ..build.assembly import build_tiers
+from ..build.reporting import Reporting
+from ..build.weights import unnamed_weights
+from ..pools.device_pool import DevicePool, open_device_pool
+from ..tell.forward_times import ForwardTimes
+from ..tell.guard import never_raises
+from ..tell.request_facts import Runs, runs_of, tell_forward
+from .loads import Load, Loader
+from .offloads import QUIESCE_SECONDS, Offload, Offloader
 
 if TYPE_CHECKING:
-    from swift_tiers.sglang_ext.build.peer_side import PeerSide
+    from ..build.peer_side import PeerSide
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from swift_tiers.radix_tiering.restore.layers import LayerCourse
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.radix_tiering.way.request_restore import Restore
-from swift_tiers.sglang_ext.pools.device_pool import DevicePool
+
+from ..pools.device_pool import DevicePool
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ import torch
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.sglang_ext.pools.device_pool import DevicePool
+
+from ..pools.device_pool import DevicePool
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from swift_tiers.radix_tiering.restore.flight import Step
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.way.request_restore import Restore
-    from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
+
+    from .cache import SwiftLinkerWrapper
 
 
 class Course:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_tiers.console.views.parts.remembered import Remembered
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
+
+from ..parts.remembered import Remembered
 
 
 class Holding(NamedTuple):

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.blocks.blocks_tier import SHARE, slot_place
-from swift_tiers.console.views.parts.asked import (
+from swift_tiers.radix_tiering.bus.contract.views import PageView, RankedView, RequestView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, seconds, size, text
+
+from ...feeds.feed import Question
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.asked import (
     KEY_DIGITS,
     LISTED_DIGITS,
     answer_line,
@@ -20,10 +22,9 @@ from swift_tiers.console.views.parts.asked import (
     views_of,
     whole_keys,
 )
-from swift_tiers.console.views.parts.blocks_offers import page_offers
-from swift_tiers.console.views.parts.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.contract.views import PageView, RankedView, RequestView
-from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, seconds, size, text
+from ..parts.blocks_offers import page_offers
+from ..parts.view import Offer, Scene, View
+from .blocks_tier import SHARE, slot_place
 
 #: Both ways in which answers name a slot of borrowed memory.
 _PEER = re.compile(r"(\S+?)(?:/| lease )(\d+)(?:/| slot )(\d+)", re.ASCII)

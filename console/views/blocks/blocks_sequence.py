@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.blocks.blocks_tier import SHARE
-from swift_tiers.console.views.parts.asked import (
+from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView, RequestView
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, text
+
+from ...feeds.feed import Question
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.asked import (
     KEY_DIGITS,
     LISTED_DIGITS,
     answer_line,
@@ -24,13 +26,12 @@ from swift_tiers.console.views.parts.asked import (
     is_stale,
     whole_keys,
 )
-from swift_tiers.console.views.parts.blocks_offers import page_offers
-from swift_tiers.console.views.parts.heat_map import Stretch, draw, layout, strongest_of
-from swift_tiers.console.views.parts.lazy_rows import LazyRows
-from swift_tiers.console.views.parts.remembered import Remembered
-from swift_tiers.console.views.parts.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView, RequestView
-from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, text
+from ..parts.blocks_offers import page_offers
+from ..parts.heat_map import Stretch, draw, layout, strongest_of
+from ..parts.lazy_rows import LazyRows
+from ..parts.remembered import Remembered
+from ..parts.view import Offer, Scene, View
+from .blocks_tier import SHARE
 
 #: Where a page is, from the fastest; the last one: nothing is known of it.
 PLACES = ("device", "peer", "host", "ssd", "compute", "nowhere", "unknown")

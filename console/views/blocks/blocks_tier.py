@@ -8,18 +8,19 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.blocks.block_holders import HeldCells, Holding, holders, no_one
-from swift_tiers.console.views.blocks.slot_map import RARE, STATES, SlotMap, slot_map
-from swift_tiers.console.views.blocks.slot_rows import SlotRows
-from swift_tiers.console.views.parts.asked import answer_line, answer_of, flowing, is_stale
-from swift_tiers.console.views.parts.blocks_offers import page_offers, tier_offers
-from swift_tiers.console.views.parts.heat_map import Stretch, draw, layout
-from swift_tiers.console.views.parts.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.contract.views import MapView, RankState
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, size, text
+
+from ...feeds.feed import Question
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.asked import answer_line, answer_of, flowing, is_stale
+from ..parts.blocks_offers import page_offers, tier_offers
+from ..parts.heat_map import Stretch, draw, layout
+from ..parts.view import Offer, Scene, View
+from .block_holders import HeldCells, Holding, holders, no_one
+from .slot_map import RARE, STATES, SlotMap, slot_map
+from .slot_rows import SlotRows
 
 #: Cells before a line of signs: the number of its first slot, or the name of its part.
 GUTTER = 9

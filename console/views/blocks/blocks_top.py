@@ -8,20 +8,21 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.blocks.blocks_tier import SHARE, legend, stretches
-from swift_tiers.console.views.blocks.slot_map import slot_map
-from swift_tiers.console.views.parts.asked import answer_line, answer_of
-from swift_tiers.console.views.parts.blocks_offers import page_offers, tier_offers
-from swift_tiers.console.views.parts.heat_map import Stretch, draw, layout
-from swift_tiers.console.views.parts.lazy_rows import LazyRows
-from swift_tiers.console.views.parts.measures import TIERS, fill, share_cell
-from swift_tiers.console.views.parts.settled import Cells, Settled, request_key
-from swift_tiers.console.views.parts.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, TierView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, share, size, text
+
+from ...feeds.feed import Question
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.asked import answer_line, answer_of
+from ..parts.blocks_offers import page_offers, tier_offers
+from ..parts.heat_map import Stretch, draw, layout
+from ..parts.lazy_rows import LazyRows
+from ..parts.measures import TIERS, fill, share_cell
+from ..parts.settled import Cells, Settled, request_key
+from ..parts.view import Offer, Scene, View
+from .blocks_tier import SHARE, legend, stretches
+from .slot_map import slot_map
 
 #: Cells before a line of signs: the tier, and how full it is.
 GUTTER = 13

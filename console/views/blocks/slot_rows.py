@@ -7,11 +7,11 @@ from typing import overload
 
 import numpy as np
 
-from swift_tiers.console.model.sieve import Tests
-from swift_tiers.console.model.table import Row
-from swift_tiers.console.views.blocks.block_holders import HeldCells, no_one
-from swift_tiers.console.views.blocks.slot_map import SlotMap
-from swift_tiers.console.views.blocks.slot_sieve import Cells, sieved
+from ...model.sieve import Tests
+from ...model.table import Row
+from .block_holders import HeldCells, no_one
+from .slot_map import SlotMap
+from .slot_sieve import Cells, sieved
 
 
 class SlotRows(Sequence[Row]):

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from swift_tiers.console.model.sieve import Test, Tests
-from swift_tiers.console.model.table import Cell, Row
-from swift_tiers.console.views.blocks.block_holders import HeldCells
-from swift_tiers.console.views.blocks.slot_map import SlotMap
 from swift_tiers.radix_tiering.bus.hear.figures import NONE
+
+from ...model.sieve import Test, Tests
+from ...model.table import Cell, Row
+from .block_holders import HeldCells
+from .slot_map import SlotMap
 
 #: Where there are more cells, a slot is found by its whole number only, and not by a regular expression.
 MOST_NUMBERS = 300_000

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.table import Table
-from swift_tiers.console.views.blocks.blocks_page import PageLevel
-from swift_tiers.console.views.blocks.blocks_sequence import SequenceLevel
-from swift_tiers.console.views.blocks.blocks_tier import SHARE, TierLevel
-from swift_tiers.console.views.blocks.blocks_top import TopLevel
-from swift_tiers.console.views.parts.view import Offer, Scene, View
+from ...feeds.feed import Question
+from ...model.table import Table
+from ..parts.view import Offer, Scene, View
+from .blocks_page import PageLevel
+from .blocks_sequence import SequenceLevel
+from .blocks_tier import SHARE, TierLevel
+from .blocks_top import TopLevel
 
 #: What is shown, by the innermost step of the place.
 LEVELS: dict[str, View] = {

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple, overload
 
-from swift_tiers.console.model import event_words
-from swift_tiers.console.model.events import EventLog
-from swift_tiers.console.model.palette import MARKS
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Sorting, Table, ordered
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
 from swift_tiers.radix_tiering.bus.hear.event_tail import gap_words
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, text
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+
+from ...model import event_words
+from ...model.events import EventLog
+from ...model.palette import MARKS
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Sorting, Table, ordered
 
 LOST = "LOST"
 #: Selections that are kept: by server, and by what the operator has sifted for lately.

@@ -7,17 +7,18 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.console.model import event_words
-from swift_tiers.console.model.charts import Drawn, fitting
-from swift_tiers.console.model.palette import MARKS
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.events.event_rows import LOST, EventRows, Shelf, time_words
-from swift_tiers.console.views.parts.view import Scene, View
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
 from swift_tiers.radix_tiering.bus.hear.event_tail import gap_words
 from swift_tiers.radix_tiering.bus.hear.figures import UNKNOWN, ago, count, text
 from swift_tiers.radix_tiering.bus.hear.troubles import SKEW_SECONDS, Mark
+
+from ...model import event_words
+from ...model.charts import Drawn, fitting
+from ...model.palette import MARKS
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.view import Scene, View
+from .event_rows import LOST, EventRows, Shelf, time_words
 
 #: From this width on there are dates and milliseconds, ranks and numbers.
 WIDE = 120

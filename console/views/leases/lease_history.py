@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.console.model import event_words
-from swift_tiers.console.model.palette import MARKS
-from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event
 from swift_tiers.radix_tiering.bus.hear.figures import ago, seconds, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+
+from ...model import event_words
+from ...model.palette import MARKS
+from ..parts.view import Scene
 
 #: Kinds of events that tell of leases begin so.
 KINDS = ("lease.", "lending.", "borrowed.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from swift_tiers.console.views.parts.view import Offer, Scene
 from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.bus.contract.commands import (
     AnyCommand,
@@ -14,6 +13,8 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
 )
 from swift_tiers.radix_tiering.bus.hear.figures import size, text
 from swift_tiers.radix_tiering.bus.hear.lease_pairs import Lease, Pair
+
+from ..parts.view import Offer, Scene
 
 _BACK = (
     "Its borrower saves what would be lost as far as it can, and returns it at once; at the latest its term ends it. "

@@ -6,13 +6,6 @@ from itertools import zip_longest
 
 from rich.text import Text
 
-from swift_tiers.console.model.charts import Series, beside, chart
-from swift_tiers.console.model.palette import MARKS
-from swift_tiers.console.model.place import Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.leases.lease_history import history, of_pair, recalls, told
-from swift_tiers.console.views.leases.lease_offers import offers_for
-from swift_tiers.console.views.parts.view import Offer, Scene, View
 from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.contract.views import LeaseEntry, LeasesView, RankState, RankView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, ago, count, epoch, seconds, size, text
@@ -26,6 +19,14 @@ from swift_tiers.radix_tiering.bus.hear.lease_pairs import (
     views_of,
 )
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark, Trouble, lease_troubles
+
+from ...model.charts import Series, beside, chart
+from ...model.palette import MARKS
+from ...model.place import Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.view import Offer, Scene, View
+from .lease_history import history, of_pair, recalls, told
+from .lease_offers import offers_for
 
 PAIRS = (
     Column("state", rank=9, words=True),

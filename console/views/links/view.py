@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
-from swift_tiers.console.model.charts import Drawn, Series, beside, chart, fitting
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.links.wires import carried_line, gpu_lines, wire_lines, wires
-from swift_tiers.console.views.parts.measures import PERCENTILES, RATES, TIERS, seconds_cell, sum_of
-from swift_tiers.console.views.parts.sums import added
-from swift_tiers.console.views.parts.view import Scene, View
-from swift_tiers.console.views.parts.ways import Flow, flow, flows, way_of
 from swift_tiers.radix_tiering.bus.contract.views import LinkView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, size, text
+
+from ...model.charts import Drawn, Series, beside, chart, fitting
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.measures import PERCENTILES, RATES, TIERS, seconds_cell, sum_of
+from ..parts.sums import added
+from ..parts.view import Scene, View
+from ..parts.ways import Flow, flow, flows, way_of
+from .wires import carried_line, gpu_lines, wire_lines, wires
 
 #: Cells of a sparkline in a table, and the least of one in the matrix.
 SPARK, LEAST_SPARK = 20, 3

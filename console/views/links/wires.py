@@ -7,18 +7,19 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.console.model.charts import Drawn, fitting
-from swift_tiers.console.model.history import History
-from swift_tiers.console.model.moment import Moment
-from swift_tiers.console.views.parts.measures import TIERS, sum_of
-from swift_tiers.console.views.parts.view import Scene
-from swift_tiers.console.views.parts.ways import way_of
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, share, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import LATE_GPU
 from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, way
+
+from ...model.charts import Drawn, fitting
+from ...model.history import History
+from ...model.moment import Moment
+from ..parts.measures import TIERS, sum_of
+from ..parts.view import Scene
+from ..parts.ways import way_of
 
 #: Both are compared over so many seconds, at most; NVML is asked every so many.
 SECONDS, LOOK_SECONDS = 8.0, 2.0

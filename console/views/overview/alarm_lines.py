@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from swift_tiers.console.model.alarms import Alarm
-from swift_tiers.console.model.palette import MARKS
-from swift_tiers.console.model.wrapping import wrapped
-from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.hear.figures import seconds, text
+
+from ...model.alarms import Alarm
+from ...model.palette import MARKS
+from ...model.wrapping import wrapped
+from ..parts.view import Scene
 
 #: Cells before the place of an alarm.
 MARK = 8

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from swift_tiers.console.model.alarms import Alarm
-from swift_tiers.console.model.charts import Series, beside, chart
-from swift_tiers.console.model.palette import MARKS
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.model.wrapping import wrapped
-from swift_tiers.console.views.overview.alarm_lines import alarm_lines
-from swift_tiers.console.views.parts.measures import (
+from swift_tiers.radix_tiering.bus.contract.views import RankState, ServerState, TierView
+from swift_tiers.radix_tiering.bus.hear.command_words import make_command
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, size, text
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+
+from ...model.alarms import Alarm
+from ...model.charts import Series, beside, chart
+from ...model.palette import MARKS
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ...model.wrapping import wrapped
+from ..parts.measures import (
     PERCENTILES,
     RATES,
     TIERS,
@@ -28,13 +32,10 @@ from swift_tiers.console.views.parts.measures import (
     total_fill,
     total_now,
 )
-from swift_tiers.console.views.parts.policy_words import policy_prompt
-from swift_tiers.console.views.parts.sums import NOW_SECONDS
-from swift_tiers.console.views.parts.view import Offer, Scene, View
-from swift_tiers.radix_tiering.bus.contract.views import RankState, ServerState, TierView
-from swift_tiers.radix_tiering.bus.hear.command_words import make_command
-from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, size, text
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark
+from ..parts.policy_words import policy_prompt
+from ..parts.sums import NOW_SECONDS
+from ..parts.view import Offer, Scene, View
+from .alarm_lines import alarm_lines
 
 #: Cells of the bar that says how full a tier is.
 BAR = 5

@@ -7,10 +7,11 @@ from typing import Any
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.contract.views import PageView, PrefixView
 from swift_tiers.radix_tiering.bus.hear.figures import seconds, text
+
+from ...feeds.feed import Question
+from .view import Scene
 
 #: Hexadecimal digits of a whole key of a page, and of those that stand in lists.
 KEY_DIGITS, LISTED_DIGITS = 64, 16

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from swift_tiers.console.views.parts.view import Offer, Scene
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command
 from swift_tiers.radix_tiering.bus.hear.figures import text
+
+from .view import Offer, Scene
 
 _PINNED = "They are not evicted from where they are until they are unpinned; a flush takes them, too."
 _UNPINNED = "They may be evicted again. Pins of other operators, and those of requests, stay."

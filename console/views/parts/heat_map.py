@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rich.style import Style
 from rich.text import Span, Text
 
-from swift_tiers.console.views.parts.view import Scene
+from .view import Scene
 
 
 class Stretch(NamedTuple):

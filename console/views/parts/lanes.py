@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from swift_tiers.console.model.history import History
-from swift_tiers.console.model.moment import Moment
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.views.parts.measures import sum_of
-from swift_tiers.console.views.parts.sums import NOW_SECONDS, imbalance
 from swift_tiers.radix_tiering.bus.contract.views import DeviceView, RankState, StripeSetView
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark, device_troubles, slowness
+
+from ...model.history import History
+from ...model.moment import Moment
+from ...model.place import Place, Step
+from .measures import sum_of
+from .sums import NOW_SECONDS, imbalance
 
 #: Over which reads of devices are compared, seconds: shorter, and chance decides.
 EVEN_SECONDS = 20.0

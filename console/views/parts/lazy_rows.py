@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, TypeVar, overload
 
-from swift_tiers.console.model.sieve import Test, Tests
-from swift_tiers.console.model.table import Cell, Column, Row, arranged
-from swift_tiers.console.views.parts.settled import Cells
+from ...model.sieve import Test, Tests
+from ...model.table import Cell, Column, Row, arranged
+from .settled import Cells
 
 Subject = TypeVar("Subject")
 NOTHING: Mapping[int, frozenset[str]] = MappingProxyType({})

@@ -6,14 +6,15 @@ import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from swift_tiers.console.model.alarms import RECENT_SECONDS, hit_rates
-from swift_tiers.console.model.history import History
-from swift_tiers.console.model.moment import Moment
-from swift_tiers.console.model.table import Cell
-from swift_tiers.console.views.parts.sums import NOW_SECONDS, added
 from swift_tiers.radix_tiering.bus.contract.recent import WINDOW
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, TierView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, seconds, share
+
+from ...model.alarms import RECENT_SECONDS, hit_rates
+from ...model.history import History
+from ...model.moment import Moment
+from ...model.table import Cell
+from .sums import NOW_SECONDS, added
 
 TIERS = ("device", "peer", "host", "ssd")
 #: Which time figures are of: rates as they are called now, percentiles as the bus has them.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from swift_tiers.console.model.table import Cell
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
+
+from ...model.table import Cell
 
 #: Subjects of which cells are kept: beyond, those that came first go.
 MOST = 10_000

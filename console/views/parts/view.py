@@ -9,13 +9,14 @@ from typing import ClassVar, NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Answers, Question
-from swift_tiers.console.model.glyphs import UNICODE, Glyphs
-from swift_tiers.console.model.moment import Moment
-from swift_tiers.console.model.palette import Palette
-from swift_tiers.console.model.place import Place
-from swift_tiers.console.model.table import Row, Table
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
+
+from ...feeds.feed import Answers, Question
+from ...model.glyphs import UNICODE, Glyphs
+from ...model.moment import Moment
+from ...model.palette import Palette
+from ...model.place import Place
+from ...model.table import Row, Table
 
 #: Lines of a table beside its rows: its heading, and one that sets it apart.
 HEADING = 2

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from swift_tiers.console.model.history import LOOKS, History
-from swift_tiers.console.views.parts.measures import TIERS, sum_of
-from swift_tiers.console.views.parts.sums import NOW_SECONDS, added, worst
 from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState
+
+from ...model.history import LOOKS, History
+from .measures import TIERS, sum_of
+from .sums import NOW_SECONDS, added, worst
 
 #: What goes over each of them, and why.
 MEANINGS = {

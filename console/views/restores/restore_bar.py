@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from swift_tiers.console.model.charts import Drawn
-from swift_tiers.console.model.glyphs import Glyphs
 from swift_tiers.radix_tiering.bus.hear.figures import count, text
 from swift_tiers.radix_tiering.figures.story import COMPUTED, ON_DEVICE, RestoreStory
+
+from ...model.charts import Drawn
+from ...model.glyphs import Glyphs
 
 #: Kinds of a stretch beside tiers, `COMPUTED` and `ON_DEVICE`: lies in host memory and is not on the device yet; on its
 #: way there; nobody has begun with it.

@@ -7,18 +7,19 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.console.model.charts import fitting
-from swift_tiers.console.model.palette import MARKS
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.parts.view import Scene
-from swift_tiers.console.views.restores.restore_bar import LETTERS, bar, course, legend, letters
-from swift_tiers.console.views.restores.restored import Restored, find, verdict
-from swift_tiers.console.views.stripes.stripe_device import prefix_place
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, text
 from swift_tiers.radix_tiering.bus.hear.restore_words import comparison, explain_restore
 from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
+
+from ...model.charts import fitting
+from ...model.palette import MARKS
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.view import Scene
+from ..stripes.stripe_device import prefix_place
+from .restore_bar import LETTERS, bar, course, legend, letters
+from .restored import Restored, find, verdict
 
 #: Letters of a key that are shown.
 DIGITS = 16

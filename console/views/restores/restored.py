@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from swift_tiers.console.model.moment import Moment
-from swift_tiers.console.views.parts.remembered import Remembered
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, Snapshot
 from swift_tiers.radix_tiering.bus.hear.restore_words import OFF_ESTIMATE, real_seconds
 from swift_tiers.radix_tiering.figures.story import COMPUTED, RestoreStory
+
+from ...model.moment import Moment
+from ..parts.remembered import Remembered
 
 
 class Verdict(NamedTuple):

@@ -7,18 +7,19 @@ from functools import partial
 
 from rich.text import Text
 
-from swift_tiers.console.model.charts import fitting
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.parts.lazy_rows import LazyRows
-from swift_tiers.console.views.parts.measures import seconds_cell
-from swift_tiers.console.views.parts.settled import Cells, Settled, request_key
-from swift_tiers.console.views.parts.view import Scene, View
-from swift_tiers.console.views.restores import restore_story
-from swift_tiers.console.views.restores.restore_bar import ARRIVED, LOADING, Course, bar, course, key
-from swift_tiers.console.views.restores.restored import Restored, restores, saved, since
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, text
 from swift_tiers.radix_tiering.figures.story import COMPUTED
+
+from ...model.charts import fitting
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.lazy_rows import LazyRows
+from ..parts.measures import seconds_cell
+from ..parts.settled import Cells, Settled, request_key
+from ..parts.view import Scene, View
+from . import restore_story
+from .restore_bar import ARRIVED, LOADING, Course, bar, course, key
+from .restored import Restored, restores, saved, since
 
 #: Cells left of a bar, and right of it; of a bar, at most.
 LEFT, RIGHT, WIDEST = 22, 20, 120

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from swift_tiers.console.model.charts import Series, beside, chart, fitting
-from swift_tiers.console.model.palette import MARKS
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.parts.lanes import find_device, lane_of, serves
-from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.contract.views import DeviceView, RequestView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import device_troubles
+
+from ...model.charts import Series, beside, chart, fitting
+from ...model.palette import MARKS
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.lanes import find_device, lane_of, serves
+from ..parts.view import Scene
 
 REQUESTS = (
     Column("request: enter shows where its units lie", widest=40, rank=9),

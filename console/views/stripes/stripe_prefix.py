@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.parts.asked import answer_line, views_of
-from swift_tiers.console.views.parts.lanes import device_place
-from swift_tiers.console.views.parts.sums import imbalance
-from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, text
+
+from ...feeds.feed import Question
+from ...model.table import Cell, Column, Row, Table
+from ..parts.asked import answer_line, views_of
+from ..parts.lanes import device_place
+from ..parts.sums import imbalance
+from ..parts.view import Scene
 
 #: Digits of a key that are shown, cells of a bar, and runs of slots that are listed.
 DIGITS, BAR, RUNS = 16, 20, 100

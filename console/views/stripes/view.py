@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.charts import Drawn, Series, beside, chart, fitting
-from swift_tiers.console.model.charts import lane as draw_lane
-from swift_tiers.console.model.palette import MARKS
-from swift_tiers.console.model.place import Place
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.parts.lanes import EVEN_SECONDS, Lane, Lanes, find_device, sets_of
-from swift_tiers.console.views.parts.measures import PERCENTILES, RATES, seconds_cell
-from swift_tiers.console.views.parts.view import Offer, Scene, View
-from swift_tiers.console.views.stripes import stripe_device, stripe_prefix
 from swift_tiers.radix_tiering.bus.contract.views import DeviceView
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark, device_troubles
+
+from ...feeds.feed import Question
+from ...model.charts import Drawn, Series, beside, chart, fitting
+from ...model.charts import lane as draw_lane
+from ...model.palette import MARKS
+from ...model.place import Place
+from ...model.table import Cell, Column, Row, Table
+from ..parts.lanes import EVEN_SECONDS, Lane, Lanes, find_device, sets_of
+from ..parts.measures import PERCENTILES, RATES, seconds_cell
+from ..parts.view import Offer, Scene, View
+from . import stripe_device, stripe_prefix
 
 #: Cells of a queue's history, and of a bar that says how full a device is.
 SPARK, BAR = 16, 5

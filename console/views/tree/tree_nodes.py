@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from swift_tiers.console.model.glyphs import Glyphs
-from swift_tiers.console.model.table import Row
-from swift_tiers.console.views.parts.lazy_rows import LazyRows
-from swift_tiers.console.views.parts.remembered import Remembered
 from swift_tiers.radix_tiering.bus.contract.views import NodeEntry, NodesView
+
+from ...model.glyphs import Glyphs
+from ...model.table import Row
+from ..parts.lazy_rows import LazyRows
+from ..parts.remembered import Remembered
 
 #: What the nodes of one parent are sorted by, by the name of the column; None: not known.
 ORDERS: dict[str, Callable[[NodeEntry], float | None]] = {

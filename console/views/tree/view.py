@@ -6,16 +6,17 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.model.table import Cell, Column, Row, Table
-from swift_tiers.console.views.parts.asked import answer_line, answer_of, is_stale, views_of, whole_keys
-from swift_tiers.console.views.parts.blocks_offers import page_offers
-from swift_tiers.console.views.parts.measures import seconds_cell
-from swift_tiers.console.views.parts.view import Offer, Scene, View
-from swift_tiers.console.views.tree.tree_nodes import Branch, NodeRows, Tree, node_key, tree_of
 from swift_tiers.radix_tiering.bus.contract.views import NodeEntry, NodesView, TreeView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, text
+
+from ...feeds.feed import Question
+from ...model.place import Place, Step
+from ...model.table import Cell, Column, Row, Table
+from ..parts.asked import answer_line, answer_of, is_stale, views_of, whole_keys
+from ..parts.blocks_offers import page_offers
+from ..parts.measures import seconds_cell
+from ..parts.view import Offer, Scene, View
+from .tree_nodes import Branch, NodeRows, Tree, node_key, tree_of
 
 #: Nodes that each rank is asked for: what an operator scrolls through; a server would list 1000.
 ASKED = 500

@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from swift_tiers.ops.commands.bench.report import Figure, by_turns, finish, parser, ratio, spread
+from .report import Figure, by_turns, finish, parser, ratio, spread
 
 LAYERS, TOKENS, HEADS, HEAD_DIM = 30, 16, 3, 64
 PAGES = 256

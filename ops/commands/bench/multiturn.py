@@ -33,12 +33,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
-from swift_tiers.ops.base.interruptible import terminable
-from swift_tiers.ops.base.progress import progress
-from swift_tiers.ops.commands.bench.multiturn_hicache import DiskBytes
-from swift_tiers.ops.commands.bench.multiturn_replay import ask, replay
-from swift_tiers.ops.commands.bench.multiturn_report import (
+from ...base.errors import USAGE, CommandError
+from ...base.interruptible import terminable
+from ...base.progress import progress
+from ..demo.workload import read_shape
+from .multiturn_hicache import DiskBytes
+from .multiturn_replay import ask, replay
+from .multiturn_report import (
     Round,
     different_answers,
     figures,
@@ -46,7 +47,7 @@ from swift_tiers.ops.commands.bench.multiturn_report import (
     show,
     show_different,
 )
-from swift_tiers.ops.commands.bench.multiturn_systems import (
+from .multiturn_systems import (
     HICACHE,
     OFF,
     SYSTEMS,
@@ -56,10 +57,9 @@ from swift_tiers.ops.commands.bench.multiturn_systems import (
     choose_sizes,
     make_system,
 )
-from swift_tiers.ops.commands.bench.multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
-from swift_tiers.ops.commands.bench.report import finish, parser
-from swift_tiers.ops.commands.bench.two_servers import START_SECONDS
-from swift_tiers.ops.commands.demo.workload import read_shape
+from .multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
+from .report import finish, parser
+from .two_servers import START_SECONDS
 
 RATES = (0.5, 1.0, 2.0)
 #: Tokens that no prompt exceeds, unless the model takes fewer or `--longest` says otherwise.
@@ -131,7 +131,7 @@ def _rates(text: str | None, default: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:
-    from swift_tiers.ops.base.model import demo_model
+    from ...base.model import demo_model
 
     model = (options.model_path or demo_model()).resolve()
     shape = Shape(options.agents, options.turns, _longest(model, options))

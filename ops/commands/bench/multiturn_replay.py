@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.bench.multiturn_workload import Turn
-from swift_tiers.ops.commands.demo.replay import stream
+from ...base.errors import CommandError
+from ..demo.replay import stream
+from .multiturn_workload import Turn
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

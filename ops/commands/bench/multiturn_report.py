@@ -8,10 +8,10 @@ from itertools import zip_longest
 
 import msgspec
 
-from swift_tiers.ops.commands.bench.multiturn_hicache import DiskBytes
-from swift_tiers.ops.commands.bench.multiturn_replay import Replayed
-from swift_tiers.ops.commands.bench.multiturn_systems import HICACHE, OFF, SYSTEMS, TIERS
-from swift_tiers.ops.commands.bench.report import Figure
+from .multiturn_hicache import DiskBytes
+from .multiturn_replay import Replayed
+from .multiturn_systems import HICACHE, OFF, SYSTEMS, TIERS
+from .report import Figure
 
 #: Different answers that are shown.
 SHOWN = 5

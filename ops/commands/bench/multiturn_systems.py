@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.bench.multiturn_hicache import DiskBytes, announce, disk_bytes
-from swift_tiers.ops.commands.bench.two_servers import BenchServer, get
-from swift_tiers.ops.commands.demo.servers import free_ports
-from swift_tiers.ops.commands.demo.workload import read_shape
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, round_up
+
+from ...base.errors import CommandError
+from ..demo.servers import free_ports
+from ..demo.workload import read_shape
+from .multiturn_hicache import DiskBytes, announce, disk_bytes
+from .two_servers import BenchServer, get
 
 OFF, HICACHE, TIERS = "off", "hicache", "swift-tiers"
 SYSTEMS = (OFF, HICACHE, TIERS)

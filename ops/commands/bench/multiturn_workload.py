@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
+from ...base.errors import USAGE, CommandError
 
 #: Shares of the longest prompt: the system prompt, and the least and most of an agent's task. The turns share the rest.
 SYSTEM_SHARE = 1 / 6

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swift_tiers.ops.commands.bench.report import Figure, finish, parser, ratio, spread, take_turns
+from .report import Figure, finish, parser, ratio, spread, take_turns
 
 FILES, FILE_BYTES = 4, 512 * 2**20
 THROTTLED_BYTES = 64 * 2**20
@@ -108,7 +108,7 @@ def _read_speed(paths: Sequence[Path], depth: int) -> float:
 
 def _fio_speed(paths: Sequence[Path], depth: int) -> float:
     """As `_read_speed`, by fio: its requests carry header and payload, as the tier's do, and only payload counts."""
-    from swift_tiers.ops.commands.bench.ssd_raw import Workload, run_fio
+    from .ssd_raw import Workload, run_fio
 
     workload = Workload(UNIT, depth)
     return run_fio(paths, workload).bytes_per_second * UNIT / workload.request_bytes
@@ -186,8 +186,9 @@ def _look_speed(paths: Sequence[Path], depth: int) -> float:
     """Likewise, with nothing but the array, loading one word of every cache line."""
     import numpy as np
 
-    from swift_tiers.ops.commands.bench.ssd_raw import Workload, run_array
     from swift_tiers.radix_tiering.tiers.ssd.files import open_array
+
+    from .ssd_raw import Workload, run_array
 
     workload = Workload(UNIT, depth)
     array = open_array(paths)

@@ -29,12 +29,13 @@ from typing import Literal
 
 import numpy as np
 
-from swift_tiers.ops.commands.bench.report import MISSED, Figure, finish, parser, ratio, spread, take_turns
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 from swift_tiers.radix_tiering.base.memory import huge_array
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.files import Engine, create_device_file, open_array
+
+from .report import MISSED, Figure, finish, parser, ratio, spread, take_turns
 
 HEADER_BYTES = 4096
 ARRAY_OVER_FIO = 0.85

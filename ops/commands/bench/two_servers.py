@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from swift_tiers.ops.commands.bench.report import parser, spread, take_turns
-from swift_tiers.ops.commands.demo.servers import Server, free_ports
+from ..demo.servers import Server, free_ports
+from .report import parser, spread, take_turns
 
 START_SECONDS = 300.0
 #: Prompts that a server gets at a time.
@@ -63,7 +63,7 @@ def measure(
     while it is not its turn, so that what its threads do by themselves is not done on the other's time. Logs go to
     `folder`.
     """
-    from swift_tiers.ops.base.model import demo_model
+    from ...base.model import demo_model
 
     model = options.model_path or demo_model()
     common = ["--model-path", str(model), "--dtype", "float32", "--max-total-tokens", "8192", "--page-size", "16"]

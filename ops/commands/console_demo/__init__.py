@@ -5,6 +5,6 @@ pointers, leases, sizing. Devices, GPUs, requests and what goes wrong are made u
 Nothing is measured here, and no figure of it is one of a real machine.
 """
 
-from swift_tiers.ops.commands.console_demo.feed import DemoFeed
+from .feed import DemoFeed
 
 __all__ = ["DemoFeed"]

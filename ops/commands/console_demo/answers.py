@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from swift_tiers.console.feeds.feed import Question
-from swift_tiers.ops.commands.console_demo.server import PAGE_TOKENS, DemoServer
-from swift_tiers.ops.commands.console_demo.stripes import OUT
-from swift_tiers.ops.commands.console_demo.tree import table_of
-from swift_tiers.ops.commands.console_demo.views import AGE
 from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap, write_cells
 from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_PAGES, MOST_MAP_BYTES
 from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView, NodesView, PageView, PrefixPage, PrefixView
 from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, RESERVED
 from swift_tiers.radix_tiering.way.observing import page_facts, prefix_places, whole_key
+
+from .server import PAGE_TOKENS, DemoServer
+from .stripes import OUT
+from .tree import table_of
+from .views import AGE
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.stack import TierStack

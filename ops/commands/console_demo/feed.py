@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable
 
 from swift_tiers.console.feeds.feed import Answers, Feed, Look, Nature, Question
-from swift_tiers.ops.commands.console_demo.answers import answer
-from swift_tiers.ops.commands.console_demo.lending import Post
-from swift_tiers.ops.commands.console_demo.orders import carry_out
-from swift_tiers.ops.commands.console_demo.remains import gone, remains
-from swift_tiers.ops.commands.console_demo.script import Script
-from swift_tiers.ops.commands.console_demo.views import ServerViews
-from swift_tiers.ops.lab.simulate.clock import Clock
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandError
 from swift_tiers.radix_tiering.bus.contract.views import CommandView, ServerState, Snapshot
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+
+from ...lab.simulate.clock import Clock
+from .answers import answer
+from .lending import Post
+from .orders import carry_out
+from .remains import gone, remains
+from .script import Script
+from .views import ServerViews
 
 #: What has happened before the first look, seconds, and how often that was looked at: so that there is a history.
 BEFORE, APART = 20.0, 0.5

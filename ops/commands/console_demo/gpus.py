@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.ops.commands.console_demo.script import PLANS
-from swift_tiers.ops.commands.console_demo.server import DemoServer, Plan
-from swift_tiers.ops.lab.simulate.hardware import GPUS
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED
+
+from ...lab.simulate.hardware import GPUS
+from .script import PLANS
+from .server import DemoServer, Plan
 
 #: Between two looks, as those of a server.
 LOOK_SECONDS = 2.0

@@ -10,9 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.ops.commands.console_demo.tiers import DemoTiers
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.lines import Line
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
@@ -22,6 +19,10 @@ from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, Le
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, LeaseBegan, LeaseEnded, LeaseRecalled, Send
 from swift_tiers.radix_tiering.tiers.peer.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+
+from ...lab.simulate.clock import Clock
+from ...lab.simulate.lines import Line
+from .tiers import DemoTiers
 
 #: A letter's way, and how often the sides look at their clocks, seconds.
 LETTER_SECONDS, TICK_SECONDS = 0.0002, 0.02

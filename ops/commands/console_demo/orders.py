@@ -6,8 +6,6 @@ from typing import assert_never
 
 import msgspec
 
-from swift_tiers.ops.commands.console_demo.server import DemoServer
-from swift_tiers.ops.commands.console_demo.stripes import IN_SERVICE
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.bus.contract.commands import (
     AddDevice,
@@ -27,6 +25,9 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
 )
 from swift_tiers.radix_tiering.bus.contract.policy_values import limit_bytes, policy_value
 from swift_tiers.radix_tiering.table.held_page import Page
+
+from .server import DemoServer
+from .stripes import IN_SERVICE
 
 #: What a policy value changes in the simulation.
 SIMULATED = ("eviction", "ssd_admission", "admission_uses", "admission_tokens")

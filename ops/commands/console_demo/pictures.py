@@ -20,7 +20,8 @@ from textual.pilot import Pilot
 
 from swift_tiers.console.app import ConsoleApp
 from swift_tiers.console.feeds.feed import Look
-from swift_tiers.ops.commands.console_demo.feed import DemoFeed
+
+from .feed import DemoFeed
 
 #: When the demo is looked at first, seconds since 1970; what its screens show as the time.
 BEGIN = 1_793_500_000.0

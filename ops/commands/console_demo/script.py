@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swift_tiers.ops.commands.console_demo.lending import Post
-from swift_tiers.ops.commands.console_demo.server import GIB, DemoServer, Plan
-from swift_tiers.ops.commands.console_demo.stripes import IN_SERVICE
-from swift_tiers.ops.commands.console_demo.work import Habit
+from .lending import Post
+from .server import GIB, DemoServer, Plan
+from .stripes import IN_SERVICE
+from .work import Habit
 
 #: After so many seconds everything happens again.
 ROUND = 300.0

@@ -12,23 +12,24 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.ops.commands.console_demo.lending import BorrowerSide, DonorSide, LentMemory, Post
-from swift_tiers.ops.commands.console_demo.restores import TellingServer
-from swift_tiers.ops.commands.console_demo.stripes import DemoStripes
-from swift_tiers.ops.commands.console_demo.tiers import PEER, SSD, Claim, DemoTiers
-from swift_tiers.ops.commands.console_demo.work import Call, Habit, Work
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.hardware import GPUS
-from swift_tiers.ops.lab.simulate.lines import Line
-from swift_tiers.ops.lab.simulate.models import MODELS
-from swift_tiers.ops.lab.simulate.restoring import Request, Restoration, Setup
-from swift_tiers.ops.lab.simulate.tiers import geometry
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.figures.story import COMPUTED
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.planner import HERE
+
+from ...lab.simulate.curve import Curve
+from ...lab.simulate.hardware import GPUS
+from ...lab.simulate.lines import Line
+from ...lab.simulate.models import MODELS
+from ...lab.simulate.restoring import Request, Restoration, Setup
+from ...lab.simulate.tiers import geometry
+from .lending import BorrowerSide, DonorSide, LentMemory, Post
+from .restores import TellingServer
+from .stripes import DemoStripes
+from .tiers import PEER, SSD, Claim, DemoTiers
+from .work import Call, Habit, Work
 
 PAGE_TOKENS, CHUNK_TOKENS, LONGEST = 64, 1024, 131_072
 #: Tokens that a request gets in a second once it has its first one.

@@ -7,13 +7,14 @@ from itertools import count
 
 import numpy as np
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.lines import Line
 from swift_tiers.radix_tiering.base.page import PageRecord
 from swift_tiers.radix_tiering.figures.counters import LatencyHistogram
 from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count, unit_length
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+
+from ...lab.simulate.clock import Clock
+from ...lab.simulate.lines import Line
 
 IN_SERVICE, DRAINING, OUT = "in service", "draining", "out"
 

@@ -7,9 +7,6 @@ from typing import cast
 
 import numpy as np
 
-from swift_tiers.ops.commands.console_demo.stripes import DemoStripes
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.tiers import SSD
 from swift_tiers.radix_tiering.base.config import PolicyConfig
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
@@ -28,6 +25,10 @@ from swift_tiers.radix_tiering.way import sweeps
 from swift_tiers.radix_tiering.way.peer_writer import PeerWriter
 from swift_tiers.radix_tiering.way.promotion import Promotions
 from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+
+from ...lab.simulate.clock import Clock
+from ...lab.simulate.tiers import SSD
+from .stripes import DemoStripes
 
 PEER = "peer"
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from swift_tiers.ops.commands.console_demo.gpus import DemoGpu
-from swift_tiers.ops.commands.console_demo.server import PAGE_TOKENS, Asked, DemoServer
-from swift_tiers.ops.commands.console_demo.stripes import OUT, Device
-from swift_tiers.ops.commands.console_demo.tree import Shape, shape_of
 from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config
 from swift_tiers.radix_tiering.bus.contract.recent import RecentLatencies
 from swift_tiers.radix_tiering.bus.contract.views import (
@@ -29,6 +25,11 @@ from swift_tiers.radix_tiering.bus.contract.views import (
 from swift_tiers.radix_tiering.figures.counters import TierCounters
 from swift_tiers.radix_tiering.figures.story import COMPUTED
 from swift_tiers.radix_tiering.lending.leases import LeaseView, RunState
+
+from .gpus import DemoGpu
+from .server import PAGE_TOKENS, Asked, DemoServer
+from .stripes import OUT, Device
+from .tree import Shape, shape_of
 
 #: How old everything is that they say, seconds: servers speak twice a second.
 AGE = 0.2

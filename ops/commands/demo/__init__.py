@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from swift_tiers.ops.commands.demo.procedure import run_demo
+    from .procedure import run_demo
 
     return run_demo(options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`swift-tiers demo` for a caller that is Python."""
-    from swift_tiers.ops import cli
+    from ... import cli
 
     return cli.main(["demo", *(sys.argv[1:] if argv is None else argv)])

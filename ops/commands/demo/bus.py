@@ -10,14 +10,15 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.inspect.bus import redis_cli_words
 from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
 from swift_tiers.radix_tiering.bus.contract.schema import Keys
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
+
+from ...base.errors import CommandError
+from ..inspect.bus import redis_cli_words
 
 #: What the server with tiers and its one rank are called on the bus.
 SERVER, RANK = "demo", "dp0-tp0"

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from swift_tiers.ops.base.errors import FAILURE, USAGE, CommandError
-from swift_tiers.ops.base.interruptible import terminable
-from swift_tiers.ops.base.model import demo_model
-from swift_tiers.ops.base.progress import note, progress
-from swift_tiers.ops.commands.demo.bus import SHOWN_LINES, DemoBus, Tried
-from swift_tiers.ops.commands.demo.replay import Answer, ReplayError, ask
-from swift_tiers.ops.commands.demo.report import (
+from swift_tiers.radix_tiering.bus.contract.views import RankState
+
+from ...base.errors import FAILURE, USAGE, CommandError
+from ...base.interruptible import terminable
+from ...base.model import demo_model
+from ...base.progress import note, progress
+from .bus import SHOWN_LINES, DemoBus, Tried
+from .replay import Answer, ReplayError, ask
+from .report import (
     DemoReport,
     TurnReport,
     add_devices,
@@ -32,10 +34,9 @@ from swift_tiers.ops.commands.demo.report import (
     show,
     summarise,
 )
-from swift_tiers.ops.commands.demo.servers import LOG_LINES, Server, free_ports, log_tail
-from swift_tiers.ops.commands.demo.workload import Plan, Sizes, Turn, choose_sizes, load_sessions, make_plan, read_shape
-from swift_tiers.ops.commands.demo.workload import token_counter as make_token_counter
-from swift_tiers.radix_tiering.bus.contract.views import RankState
+from .servers import LOG_LINES, Server, free_ports, log_tail
+from .workload import Plan, Sizes, Turn, choose_sizes, load_sessions, make_plan, read_shape
+from .workload import token_counter as make_token_counter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,7 @@ class Replay(NamedTuple):
 
 def run_demo(options: argparse.Namespace) -> int:
     """See the package; `options` are its arguments. Returns the exit code. Raises CommandError, ModelError."""
-    from swift_tiers.ops.base.terminal import Terminal
+    from ...base.terminal import Terminal
 
     started = time.monotonic()
     if not 1 <= options.devices <= 16:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.ops.base.errors import CommandError
+from ...base.errors import CommandError
 
 #: Seconds until a request that gets no byte is given up.
 REQUEST_SECONDS = 180.0

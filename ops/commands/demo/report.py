@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from swift_tiers.ops.commands.demo.replay import Answer
-from swift_tiers.ops.commands.demo.workload import Sizes, Turn
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView
+
+from .replay import Answer
+from .workload import Sizes, Turn
 
 if TYPE_CHECKING:
     from rich.console import Console

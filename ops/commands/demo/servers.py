@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from swift_tiers.ops.base.errors import CommandError
+from ...base.errors import CommandError
 
 #: Seconds a server may take to end after SIGTERM: it writes its SSD checkpoint then.
 STOP_SECONDS = 60.0

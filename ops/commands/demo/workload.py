@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, round_up
+
+from ...base.errors import USAGE, CommandError
 
 DATA = Path(__file__).parent / "data"
 #: The sessions in the order in which `load_sessions` takes them: neighbours become a pair, so a long one stands beside

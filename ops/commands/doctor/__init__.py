@@ -23,6 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from swift_tiers.ops.commands.doctor.command import run_doctor
+    from .command import run_doctor
 
     return run_doctor(options.config, options.ranks, as_json=options.json)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, note, ok, warning, wrong
 from swift_tiers.radix_tiering.base.units import format_size
+
+from .finding import Check, Finding, note, ok, warning, wrong
 
 #: Seconds for the first look: it imports torch and starts the driver.
 DRIVER_SECONDS = 90.0

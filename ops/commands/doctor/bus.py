@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 import redis
 
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, combined, note, ok, warning, wrong
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
 from swift_tiers.radix_tiering.bus.redis.connection import bus_errors, check, connect, describe
 from swift_tiers.radix_tiering.bus.redis.redis_binary import find_server
 from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis, socket_path
+
+from .finding import Check, Finding, combined, note, ok, warning, wrong
 
 #: Seconds that one look at Redis may take; connecting, and each answer, have shorter limits of their own.
 REDIS_SECONDS = 20.0

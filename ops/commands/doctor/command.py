@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swift_tiers.ops.base.errors import FOUND, USAGE, CommandError
-from swift_tiers.ops.base.progress import progress
-from swift_tiers.ops.base.terminal import Terminal
-from swift_tiers.ops.commands.doctor import accelerators, bus, gpu_memory, gpus, machine, software, storage
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, Status
-from swift_tiers.ops.commands.doctor.isolation import run_checks
 from swift_tiers.radix_tiering.base.config import TiersConfig, load_config
+
+from ...base.errors import FOUND, USAGE, CommandError
+from ...base.progress import progress
+from ...base.terminal import Terminal
+from . import accelerators, bus, gpu_memory, gpus, machine, software, storage
+from .finding import Check, Finding, Status
+from .isolation import run_checks
 
 #: A check that takes longer than this is named while it runs, seconds.
 SLOW_SECONDS = 2.0

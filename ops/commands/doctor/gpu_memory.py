@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from swift_tiers.ops.commands.doctor.accelerators import gpu_nodes
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, note, ok, warning, wrong
 from swift_tiers.radix_tiering.base.config import PeerConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio
+
+from .accelerators import gpu_nodes
+from .finding import Check, Finding, note, ok, warning, wrong
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory

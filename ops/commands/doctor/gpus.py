@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from swift_tiers.ops.commands.doctor.accelerators import gpu_nodes
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, note, ok, warning
 from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.gpus.nvml import GpuLost, NoNvml, Nvml
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, Reach, way
+
+from .accelerators import gpu_nodes
+from .finding import Check, Finding, note, ok, warning
 
 #: Seconds: opening the driver of a machine with many GPUs takes long where no process keeps it open.
 DRIVER_SECONDS = 60.0

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, wrong
+from .finding import Check, Finding, wrong
 
 #: Seconds between two calls of `waiting`.
 POLL_SECONDS = 0.5

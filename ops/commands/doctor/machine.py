@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, note, ok, warning, wrong
 from swift_tiers.radix_tiering.base.config import HostConfig, SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.units import format_size
+
+from .finding import Check, Finding, note, ok, warning, wrong
 
 #: First kernels with what we use: a timed wait in io_uring, rings that do not count as locked memory, and memory that
 #: is made resident in one call.

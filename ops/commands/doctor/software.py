@@ -13,7 +13,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, note, ok, warning, wrong
+from .finding import Check, Finding, note, ok, warning, wrong
 
 #: As `requires-python` says it: from the first, below the second.
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 13)

@@ -13,13 +13,14 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
-from swift_tiers.ops.commands.doctor import stripe_sets
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, combined, note, ok, warning, wrong
-from swift_tiers.ops.commands.doctor.places import COPYING, LAYERED, MEMORY, Disk, Place, disks_of, place_of
-from swift_tiers.ops.commands.fsck import PATTERN
 from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.base.units import format_size
+
+from ..fsck import PATTERN
+from . import stripe_sets
+from .finding import Check, Finding, combined, note, ok, warning, wrong
+from .places import COPYING, LAYERED, MEMORY, Disk, Place, disks_of, place_of
 
 #: Seconds that one look at a device or directory may take; a healthy one answers at once.
 DEVICE_SECONDS = 10.0

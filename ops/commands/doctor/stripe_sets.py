@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.ops.commands.doctor.finding import Check, Finding, Status, combined, note, ok, warning, wrong
-from swift_tiers.ops.commands.fsck import PATTERN
 from swift_tiers.radix_tiering.base.config import SsdConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.tiers.ssd.arrays.device_file import check_owner
 from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS, Defect, Superblock, decode_superblock
 from swift_tiers.radix_tiering.tiers.ssd.members import EMPTY
+
+from ..fsck import PATTERN
+from .finding import Check, Finding, Status, combined, note, ok, warning, wrong
 
 #: What the only rank of a server calls its device file; whole block devices join that one's stripe set.
 ONLY_RANK = "swift-tiers-dp0-tp0.stripe"

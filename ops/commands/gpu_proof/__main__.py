@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from swift_tiers.ops.commands.gpu_proof.options import ProofError, add_arguments
-from swift_tiers.ops.commands.gpu_proof.proof import prove
+from .options import ProofError, add_arguments
+from .proof import prove
 
 
 def main() -> int:

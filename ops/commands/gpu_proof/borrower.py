@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
-from swift_tiers.ops.commands.gpu_proof.donor_process import DonorProcess, LendingError
 from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.base.page import page_digest, round_up
 from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
@@ -25,6 +24,8 @@ from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
 from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+
+from .donor_process import DonorProcess, LendingError
 
 #: Different pages there are; any place may hold any of them.
 _KNOWN = 96

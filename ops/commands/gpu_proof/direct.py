@@ -14,8 +14,9 @@ import numpy as np
 
 from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.kernels.page_digest import host_page_digest
-from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, LeftOutError
-from swift_tiers.ops.commands.gpu_proof.layouts import Layout
+
+from .figures import Check, Figure, LeftOutError
+from .layouts import Layout
 
 #: Of the file; what is read under way together, in pages.
 _PAGES, _DEPTH = 256, 32

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from swift_tiers.ops.commands.gpu_proof.lending_donor import DonorOptions
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 from swift_tiers.radix_tiering.lending.leases import ipc_address
+
+from .lending_donor import DonorOptions
 
 #: What is run, with its options as one more argument.
 COMMAND = (sys.executable, "-m", "swift_tiers.ops.commands.gpu_proof.lending_donor")

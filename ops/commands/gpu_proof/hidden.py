@@ -9,9 +9,10 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.kernels.switch_over import measure_switch_over
-from swift_tiers.ops.commands.gpu_proof.figures import Figure
-from swift_tiers.ops.commands.gpu_proof.layouts import DTYPE, PAGE_SIZE, Layout, layer_first, planes_of
-from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
+
+from .figures import Figure
+from .layouts import DTYPE, PAGE_SIZE, Layout, layer_first, planes_of
+from .stopwatch import Stopwatch
 
 #: Tokens of the prefill chunk.
 CHUNK = 512

@@ -23,12 +23,6 @@ import torch
 from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.kernels.page_gather import gather_pages
 from swift_tiers.kernels.piece_copy import copy_pieces
-from swift_tiers.ops.commands.gpu_proof.borrower import PATIENCE, KnowingBorrower, ReadLoad
-from swift_tiers.ops.commands.gpu_proof.donor_process import COMMAND, DonorProcess, LendingError
-from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, LeftOutError
-from swift_tiers.ops.commands.gpu_proof.layouts import Layout, layer_first, planes_of
-from swift_tiers.ops.commands.gpu_proof.lending_donor import DonorOptions
-from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, SharedArena
 from swift_tiers.radix_tiering.lending.donation.arena_client import ArenaClient
@@ -37,6 +31,13 @@ from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevi
 from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.lending.donation.extents import CutRun
 from swift_tiers.radix_tiering.lending.leases import Party
+
+from .borrower import PATIENCE, KnowingBorrower, ReadLoad
+from .donor_process import COMMAND, DonorProcess, LendingError
+from .figures import Check, Figure, LeftOutError
+from .layouts import Layout, layer_first, planes_of
+from .lending_donor import DonorOptions
+from .stopwatch import Stopwatch
 
 #: Of the donor's pool, at most, and at least.
 PAGES, _FEWEST_PAGES = 512, 16

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CudaAccelerator
-from swift_tiers.ops.commands.gpu_proof import direct, hidden, right, serving, sglang_kernels, speed
-from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, Findings, LeftOutError, line
-from swift_tiers.ops.commands.gpu_proof.layouts import LAYOUTS, Layout
-from swift_tiers.ops.commands.gpu_proof.options import ProofError
-from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
+
+from . import direct, hidden, right, serving, sglang_kernels, speed
+from .figures import Check, Figure, Findings, LeftOutError, line
+from .layouts import LAYOUTS, Layout
+from .options import ProofError
+from .stopwatch import Stopwatch
 
 #: Exit code: something is wrong, or a bound is missed.
 FOUND = 3
@@ -74,7 +75,7 @@ def _save(findings: Findings, out: Path | None) -> None:
 def _lending(accelerator: Accelerator, seed: int) -> Part:
     def lend(layout: Layout, pages: int) -> Iterator[Check | Figure]:
         # Needs what only servers need.
-        from swift_tiers.ops.commands.gpu_proof.lending import PAGES, lend_on_cuda
+        from .lending import PAGES, lend_on_cuda
 
         yield from lend_on_cuda(layout, accelerator, Stopwatch(accelerator.device), min(pages, PAGES), seed)
 

@@ -14,7 +14,8 @@ from swift_tiers.kernels.page_digest import digest_bytes, host_page_digest, page
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
 from swift_tiers.kernels.piece_copy import copy_pieces, copy_pieces_plain
 from swift_tiers.kernels.pool_planes import PoolPlanes
-from swift_tiers.ops.commands.gpu_proof.figures import Check
+
+from .figures import Check
 
 #: What outputs are filled with before: no byte of it may be left where something is to be written, and none may change
 #: where nothing is.

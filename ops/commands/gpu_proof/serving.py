@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, LeftOutError
-from swift_tiers.ops.commands.gpu_proof.layouts import LAYOUTS, Layout
+from ...base.errors import CommandError
+from .figures import Check, Figure, LeftOutError
+from .layouts import LAYOUTS, Layout
 
 if TYPE_CHECKING:
-    from swift_tiers.ops.commands.bench.multiturn_replay import Answer
+    from ..bench.multiturn_replay import Answer
 
 #: What is imported by servers with tiers, and by who asks them.
 NEEDED = ("sglang", "transformers", "msgspec", "xxhash", "psutil", "redis", "zmq")
@@ -162,9 +162,9 @@ class TooLateError(Exception):
 
 def ask(system: str, flags: Sequence[str], load: Load, log: Path, seconds: float = math.inf) -> Asked:
     """Start a server, ask it two rounds, end it. Raises CommandError, and after so many seconds TooLateError."""
-    from swift_tiers.ops.commands.bench.multiturn_replay import replay
-    from swift_tiers.ops.commands.bench.multiturn_workload import Shape, make_round
-    from swift_tiers.ops.commands.demo.servers import Server, free_ports
+    from ..bench.multiturn_replay import replay
+    from ..bench.multiturn_workload import Shape, make_round
+    from ..demo.servers import Server, free_ports
 
     shape = Shape(load.agents, load.turns, load.longest)
     (port,) = free_ports(1)

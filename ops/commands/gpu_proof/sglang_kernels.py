@@ -17,10 +17,11 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
-from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure
-from swift_tiers.ops.commands.gpu_proof.layouts import Layout, layer_first, planes_of
-from swift_tiers.ops.commands.gpu_proof.right import POISON
-from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
+
+from .figures import Check, Figure
+from .layouts import Layout, layer_first, planes_of
+from .right import POISON
+from .stopwatch import Stopwatch
 
 #: How they are launched: as SGLang does unless told otherwise, and a page for each warp, on as many as there are.
 LAUNCHES = {

@@ -13,9 +13,10 @@ from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.kernels.page_codec import Codec, EncodedLayout, decode_pages, encode_pages
 from swift_tiers.kernels.page_digest import page_digests
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
-from swift_tiers.ops.commands.gpu_proof.figures import Figure
-from swift_tiers.ops.commands.gpu_proof.layouts import PAGE_SIZE, POOLS, Layout, planes_of
-from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
+
+from .figures import Figure
+from .layouts import PAGE_SIZE, POOLS, Layout, planes_of
+from .stopwatch import Stopwatch
 
 #: Scattered pages that are moved at once.
 PAGES = 2048

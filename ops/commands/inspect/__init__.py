@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import re
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
-from swift_tiers.ops.commands.inspect.bus import add_bus_arguments, seconds_argument
+from ...base.errors import USAGE, CommandError
+from .bus import add_bus_arguments, seconds_argument
 
 SUMMARY = "show what the servers say on the bus"
 SUBJECTS = (
@@ -66,7 +66,7 @@ def add_look_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from swift_tiers.ops.commands.inspect.command import run_inspect, show_redis_cli
+    from .command import run_inspect, show_redis_cli
 
     if options.redis_cli:
         return show_redis_cli(options)

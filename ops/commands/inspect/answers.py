@@ -9,11 +9,12 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from swift_tiers.ops.commands.inspect.tables import FittingTable, Look, describe, place
 from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView
 from swift_tiers.radix_tiering.bus.contract.views import MapView, NodesView, PrefixView
 from swift_tiers.radix_tiering.bus.hear.asking import Answers
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, seconds, size, text
+
+from .tables import FittingTable, Look, describe, place
 
 #: How a slot of each state is drawn.
 SIGNS = {

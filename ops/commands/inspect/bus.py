@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
+from ...base.errors import USAGE, CommandError
 
 if TYPE_CHECKING:
     from swift_tiers.radix_tiering.base.config import BusConfig

@@ -18,17 +18,6 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.base.progress import note
-from swift_tiers.ops.base.terminal import Terminal
-from swift_tiers.ops.commands.inspect.answers import show_map, show_nodes, show_prefix
-from swift_tiers.ops.commands.inspect.bus import bus_config, redis_cli_hint, redis_cli_words
-from swift_tiers.ops.commands.inspect.leases import show_leases
-from swift_tiers.ops.commands.inspect.pages import show_page
-from swift_tiers.ops.commands.inspect.requests import by_request, show_request, show_requests
-from swift_tiers.ops.commands.inspect.restores import show_restore
-from swift_tiers.ops.commands.inspect.states import SUBJECTS, Subject
-from swift_tiers.ops.commands.inspect.tables import Look
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
 from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES
@@ -39,6 +28,18 @@ from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail, Item, as_js
 from swift_tiers.radix_tiering.bus.hear.figures import text
 from swift_tiers.radix_tiering.bus.hear.rates import Rates
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
+
+from ...base.errors import CommandError
+from ...base.progress import note
+from ...base.terminal import Terminal
+from .answers import show_map, show_nodes, show_prefix
+from .bus import bus_config, redis_cli_hint, redis_cli_words
+from .leases import show_leases
+from .pages import show_page
+from .requests import by_request, show_request, show_requests
+from .restores import show_restore
+from .states import SUBJECTS, Subject
+from .tables import Look
 
 #: Columns of a table that goes to no terminal and whose width nobody ($COLUMNS) says.
 WIDTH = 180

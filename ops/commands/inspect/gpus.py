@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from swift_tiers.ops.commands.inspect.tables import Row, how_old, place, table
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, share, short, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import Troubles
 from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, way
+
+from .tables import Row, how_old, place, table
 
 _GPUS = (
     " rank|GPU| name|NVLinks|NVLink sent|received|PCIe sent, about|received, about|memory|of|busy|in all sent|received"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from swift_tiers.ops.commands.inspect.tables import Look, Row, how_old, make_look, place, ranks_of, table
 from swift_tiers.radix_tiering.bus.contract.views import LeaseEntry, RankView, Snapshot
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, epoch, seconds, size, text
 from swift_tiers.radix_tiering.bus.hear.lease_pairs import Lease, Pair, leases_of, pairs_of, views_of
 from swift_tiers.radix_tiering.bus.hear.rates import Rates
 from swift_tiers.radix_tiering.bus.hear.reader import Part
 from swift_tiers.radix_tiering.bus.hear.troubles import Troubles
+
+from .tables import Look, Row, how_old, make_look, place, ranks_of, table
 
 
 def show_leases(limit: int, snapshot: Snapshot, rates: Rates) -> Look:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from swift_tiers.ops.commands.inspect.tables import FittingTable, Look, describe
 from swift_tiers.radix_tiering.bus.contract.views import PageView
 from swift_tiers.radix_tiering.bus.hear.asking import Answers
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, short, size, text
+
+from .tables import FittingTable, Look, describe
 
 
 def show_page(page: str, answers: Answers[PageView]) -> Look:

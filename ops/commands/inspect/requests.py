@@ -8,11 +8,12 @@ from typing import NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from swift_tiers.ops.commands.inspect.tables import FittingTable, Look, Row, describe, describe_troubles, lines, table
 from swift_tiers.radix_tiering.bus.contract.views import RequestView, Snapshot
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, runs, seconds, share, short, text
 from swift_tiers.radix_tiering.bus.hear.reader import Part
 from swift_tiers.radix_tiering.bus.hear.troubles import Troubles, request_troubles
+
+from .tables import FittingTable, Look, Row, describe, describe_troubles, lines, table
 
 #: Runs of a block table that are shown.
 BLOCK_RUNS = 40

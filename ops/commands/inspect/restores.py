@@ -8,8 +8,6 @@ from typing import NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from swift_tiers.ops.commands.inspect.requests import age
-from swift_tiers.ops.commands.inspect.tables import FittingTable, Look, describe, describe_troubles, lines, place
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, text
 from swift_tiers.radix_tiering.bus.hear.restore_words import (
@@ -24,6 +22,9 @@ from swift_tiers.radix_tiering.bus.hear.restore_words import (
 )
 from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
 from swift_tiers.radix_tiering.figures.story import COMPUTED, ON_DEVICE, RestoreStory
+
+from .requests import age
+from .tables import FittingTable, Look, describe, describe_troubles, lines, place
 
 #: Characters of the bar.
 BAR = 72

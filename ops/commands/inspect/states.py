@@ -8,8 +8,6 @@ from typing import NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from swift_tiers.ops.commands.inspect.gpus import gpu_tables
-from swift_tiers.ops.commands.inspect.tables import Look, Row, how_old, make_look, place, ranks_of, table
 from swift_tiers.radix_tiering.bus.contract.views import (
     DeviceView,
     DirectoryView,
@@ -25,6 +23,9 @@ from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, sec
 from swift_tiers.radix_tiering.bus.hear.rates import Rates
 from swift_tiers.radix_tiering.bus.hear.reader import Part
 from swift_tiers.radix_tiering.bus.hear.troubles import Troubles
+
+from .gpus import gpu_tables
+from .tables import Look, Row, how_old, make_look, place, ranks_of, table
 
 
 class Subject(NamedTuple):

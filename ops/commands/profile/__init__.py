@@ -32,6 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from swift_tiers.ops.commands.profile.procedure import run_profile
+    from .procedure import run_profile
 
     return run_profile(options)

@@ -11,10 +11,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.profile.session import Session
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
 from swift_tiers.radix_tiering.restore.fitting import ComputeSample, LoadSample
+
+from ...base.errors import CommandError
+from .session import Session
 
 #: No more rounds than these, however fast they are.
 ROUNDS = 8

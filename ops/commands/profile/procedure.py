@@ -13,19 +13,20 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
-from swift_tiers.ops.base.interruptible import terminable
-from swift_tiers.ops.base.progress import note, progress
-from swift_tiers.ops.commands.demo.servers import Server, free_ports
-from swift_tiers.ops.commands.profile.measure import Measurement
-from swift_tiers.ops.commands.profile.report import show
-from swift_tiers.ops.commands.profile.session import Served, Session
-from swift_tiers.ops.commands.profile.setting import Setting, prepare
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.fitting import compute_residuals, fit_compute, fit_source, source_residuals
 from swift_tiers.radix_tiering.restore.plan import crossover
 from swift_tiers.radix_tiering.restore.profiles import Profile, profile_path, save_profile
+
+from ...base.errors import USAGE, CommandError
+from ...base.interruptible import terminable
+from ...base.progress import note, progress
+from ..demo.servers import Server, free_ports
+from .measure import Measurement
+from .report import show
+from .session import Served, Session
+from .setting import Setting, prepare
 
 #: Seconds that a small model's server takes to start: only the bar's length depends on it.
 USUAL_START = 40.0
@@ -35,7 +36,7 @@ LONGEST_CROSSOVER = 32_768
 
 def run_profile(options: argparse.Namespace) -> int:
     """See the package; `options` are its arguments. Returns the exit code. Raises CommandError, SwiftTiersError."""
-    from swift_tiers.ops.base.terminal import Terminal
+    from ...base.terminal import Terminal
 
     if not 1 <= options.seconds <= 3600:
         raise CommandError(f"--seconds: {options.seconds:g} is not between 1 and 3600", USAGE)

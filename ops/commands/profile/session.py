@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.demo.servers import LOG_LINES, Server, log_tail
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity
+
+from ...base.errors import CommandError
+from ..demo.servers import LOG_LINES, Server, log_tail
 
 #: Seconds until an answer, or a word on the bus, is given up.
 PATIENCE_SECONDS = 120.0

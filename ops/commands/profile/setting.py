@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
-from swift_tiers.ops.commands.demo.workload import SMALLEST_DEVICE, ModelShape, read_shape
 from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config, load_config
 from swift_tiers.radix_tiering.base.page import round_up
 from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
+
+from ...base.errors import USAGE, CommandError
+from ..demo.workload import SMALLEST_DEVICE, ModelShape, read_shape
 
 #: Prefixes up to so many tokens are measured: longer ones follow from the terms found, and take long.
 LONGEST_PREFIX = 8192

@@ -12,7 +12,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from swift_tiers.ops.commands.bench.report import Figure, by_turns, finish, parser, spread
+from ...commands.bench.report import Figure, by_turns, finish, parser, spread
 
 HEADS, KV_HEADS, DIM = 9, 3, 64
 PROMPT = 4000

@@ -18,13 +18,14 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.bench.report import Figure, finish, ratio
-from swift_tiers.ops.commands.bench.two_servers import arguments, measure, show
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.bus.contract.views import RankView
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+
+from ...base.errors import CommandError
+from ...commands.bench.report import Figure, finish, ratio
+from ...commands.bench.two_servers import arguments, measure, show
 
 BOUND = 0.99
 #: How long the server may take to say something, seconds: it does so twice a second.

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import NamedTuple
 
-from swift_tiers.ops.base.errors import CommandError
+from ...base.errors import CommandError
 
 #: Bytes of a page of the borrower: of another model than the donor's.
 PAGE_BYTES = 384 * 2**10

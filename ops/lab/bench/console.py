@@ -28,10 +28,11 @@ from swift_tiers.console.feeds.live import LiveFeed
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.views import VIEWS
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.bench.report import Figure, finish, parser
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
+
+from ...base.errors import CommandError
+from ...commands.bench.report import Figure, finish, parser
 
 SERVERS, PAGES, SIZE, INTERVAL = 8, 100_000, (160, 48), 0.5
 CPU_BOUND, KEY_BOUND = 10.0, 50.0

@@ -20,14 +20,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.bench.report import Figure, finish, parser
-from swift_tiers.ops.commands.bench.two_servers import START_SECONDS, call
-from swift_tiers.ops.commands.demo.servers import Server, free_ports
-from swift_tiers.ops.lab.bench.busy_borrower import PATIENCE_SECONDS, find_donors
 from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
+
+from ...base.errors import CommandError
+from ...commands.bench.report import Figure, finish, parser
+from ...commands.bench.two_servers import START_SECONDS, call
+from ...commands.demo.servers import Server, free_ports
+from .busy_borrower import PATIENCE_SECONDS, find_donors
 
 #: The least that a donor which keeps its prefixes finds, of what it could, and lends, of its pool.
 FOUND, LENT = 0.9, 0.2
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:
-    from swift_tiers.ops.base.model import tiny_model
+    from ...base.model import tiny_model
 
     model = tiny_model(folder / "model", context=options.pool)
     keeps = {"kept": options.keep or "60s", "given": "0s"}

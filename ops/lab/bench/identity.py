@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift_tiers.ops.commands.bench.report import Figure, finish, parser, ratio, spread, take_turns
+from ...commands.bench.report import Figure, finish, parser, ratio, spread, take_turns
 
 #: The weights whose price is told.
 TOLD_BYTES = 16e9

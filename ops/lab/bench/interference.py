@@ -24,10 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.ops.commands.bench.report import Figure, finish, parser, ratio, spread, take_turns
-from swift_tiers.ops.commands.bench.two_servers import START_SECONDS
-from swift_tiers.ops.commands.demo.servers import Server, free_ports
-from swift_tiers.ops.lab.bench.busy_borrower import BusyBorrower
+from ...commands.bench.report import Figure, finish, parser, ratio, spread, take_turns
+from ...commands.bench.two_servers import START_SECONDS
+from ...commands.demo.servers import Server, free_ports
+from .busy_borrower import BusyBorrower
 
 SLOWER = 1.10
 PAGE_TOKENS = 16
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:
-    from swift_tiers.ops.base.model import demo_model
+    from ...base.model import demo_model
 
     place = folder / "bus"
     config = {

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from swift_tiers.ops.commands.bench.report import Figure, finish, parser, spread
+from ...commands.bench.report import Figure, finish, parser, spread
 
 TOKENS, PAGE = 32_768, 16
 PAGES = TOKENS // PAGE

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from swift_tiers.ops.commands.bench.report import Figure, finish, parser, spread
+from ...commands.bench.report import Figure, finish, parser, spread
 
 PAGES, PAGE = 100_000, 16
 #: Sequences in the tree, pages of each, and pages of its own that each request has.

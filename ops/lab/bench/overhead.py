@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift_tiers.ops.commands.bench.report import Figure, finish, ratio
-from swift_tiers.ops.commands.bench.two_servers import arguments, get, measure, show
+from ...commands.bench.report import Figure, finish, ratio
+from ...commands.bench.two_servers import arguments, get, measure, show
 
 BOUND = 0.97
 

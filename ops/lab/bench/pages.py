@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from swift_tiers.ops.commands.bench.report import Figure, finish
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.figures.counters import TierCounters
 from swift_tiers.radix_tiering.table.page_table import PageTable
@@ -23,6 +22,8 @@ from swift_tiers.radix_tiering.table.policy import LeastRecentlyUsed
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.way import sweeps
+
+from ...commands.bench.report import Figure, finish
 
 #: Pages of the system prompt, and of each conversation behind it.
 PROMPT, CONVERSATION = 64, 64

@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from swift_tiers.ops.commands.bench.report import Figure, by_turns, finish, parser, ratio, spread
+from ...commands.bench.report import Figure, by_turns, finish, parser, ratio, spread
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
 PAGE, TOKENS = 16, 8192

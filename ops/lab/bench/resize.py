@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_tiers.ops.commands.bench.report import Figure, finish, parser, take_turns
+from ...commands.bench.report import Figure, finish, parser, take_turns
 
 BLOCKS = (1_000, 10_000, 100_000, 1_000_000)
 BLOCK_TOKENS = 16

@@ -26,15 +26,16 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
-from swift_tiers.ops.commands.bench.report import Figure, finish, parser, ratio, take_turns
-from swift_tiers.ops.commands.bench.two_servers import START_SECONDS, call
-from swift_tiers.ops.commands.demo.bus import DemoBus
-from swift_tiers.ops.commands.demo.servers import Server, free_ports
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import SetPolicy
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
+
+from ...base.errors import USAGE, CommandError
+from ...commands.bench.report import Figure, finish, parser, ratio, take_turns
+from ...commands.bench.two_servers import START_SECONDS, call
+from ...commands.demo.bus import DemoBus
+from ...commands.demo.servers import Server, free_ports
 
 #: Of the time to load a prefix to the time to recompute it.
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -134,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:
-    from swift_tiers.ops.base.model import demo_model
+    from ...base.model import demo_model
 
     model = options.model_path or demo_model()
     lengths = [int(word) // PAGE_TOKENS * PAGE_TOKENS for word in options.lengths.split(",")]

@@ -20,6 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from swift_tiers.ops.lab.simulate.command import run as run_scenarios
+    from .command import run as run_scenarios
 
     return run_scenarios(options)

@@ -6,10 +6,10 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from swift_tiers.ops.base.errors import USAGE, CommandError
-from swift_tiers.ops.lab.simulate.head import HEAD
-from swift_tiers.ops.lab.simulate.scenarios import scenarios
-from swift_tiers.ops.lab.simulate.tables import Table, as_json, as_markdown, as_text
+from ...base.errors import USAGE, CommandError
+from .head import HEAD
+from .scenarios import scenarios
+from .tables import Table, as_json, as_markdown, as_text
 
 
 def run(options: argparse.Namespace) -> int:

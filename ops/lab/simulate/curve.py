@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from swift_tiers.ops.lab.simulate.hardware import USAGE, Gpu, Usage
-from swift_tiers.ops.lab.simulate.models import Model
 from swift_tiers.radix_tiering.restore.cost import ComputeCost
 from swift_tiers.radix_tiering.restore.fitting import ComputeSample, fit_compute
+
+from .hardware import USAGE, Gpu, Usage
+from .models import Model
 
 #: Tokens of the longest forward: SGLang's own choice of `--chunked-prefill-size` for large GPUs.
 FORWARD_TOKENS = 8192

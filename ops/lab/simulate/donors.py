@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.workloads import Lengths
 from swift_tiers.radix_tiering.base.bounds import donation_bounds
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
+
+from .clock import Clock
+from .workloads import Lengths
 
 #: Between two looks at what could be lent in addition, seconds; as in the lender.
 LEND_SECONDS = 0.25

@@ -9,7 +9,7 @@ from swift_tiers.radix_tiering.restore.batch import Forward
 from swift_tiers.radix_tiering.restore.planner import Planner
 
 if TYPE_CHECKING:
-    from swift_tiers.ops.lab.simulate.restoring import Computes, Setup
+    from .restoring import Computes, Setup
 
 
 class Grain(Protocol):

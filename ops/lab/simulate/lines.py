@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from swift_tiers.ops.lab.simulate.clock import Clock
 from swift_tiers.radix_tiering.tiers.ssd.layout import Placement, unit_count, unit_length
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+
+from .clock import Clock
 
 Done = Callable[[], None]
 

@@ -7,17 +7,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.hardware import Ssd
-from swift_tiers.ops.lab.simulate.lines import Line, Stripes
-from swift_tiers.ops.lab.simulate.peer_route import PEER, PeerRoute
-from swift_tiers.ops.lab.simulate.restoring import SWIFT_TIERS, Method, Request, Restoration, Sends, Server, Setup
-from swift_tiers.ops.lab.simulate.runs import chunk_for
-from swift_tiers.ops.lab.simulate.stripe_set import StripeSetModel
-from swift_tiers.ops.lab.simulate.tiers import REMOTE, SSD, Claim, Tiers, geometry
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.planner import HERE
+
+from .clock import Clock
+from .curve import Curve
+from .hardware import Ssd
+from .lines import Line, Stripes
+from .peer_route import PEER, PeerRoute
+from .restoring import SWIFT_TIERS, Method, Request, Restoration, Sends, Server, Setup
+from .runs import chunk_for
+from .stripe_set import StripeSetModel
+from .tiers import REMOTE, SSD, Claim, Tiers, geometry
 
 #: Where tokens of prompts come from, fastest first, as tables name it.
 PLACES = {"device": "device", HERE: "host", SSD: "ssd", REMOTE: "shared store"}

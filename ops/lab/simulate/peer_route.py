@@ -7,11 +7,12 @@ What landed keeps its slot until its request has ended.
 
 from __future__ import annotations
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.lines import Done, Line
 from swift_tiers.radix_tiering.base.config import DeviceConfig
 from swift_tiers.radix_tiering.restore.cost import SourceCost
 from swift_tiers.radix_tiering.tiers.host.landing import landing_slots
+
+from .clock import Clock
+from .lines import Done, Line
 
 PEER = "peer"
 #: `device.landing` of a server that is not told otherwise.

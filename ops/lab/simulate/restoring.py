@@ -12,16 +12,17 @@ from typing import Protocol
 
 import msgspec
 
-from swift_tiers.ops.lab.simulate.baselines import InOrder
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.curve import FORWARD_TOKENS
-from swift_tiers.ops.lab.simulate.grain import Grain, LayerGrain, PageGrain
-from swift_tiers.ops.lab.simulate.lines import Done, Line
 from swift_tiers.radix_tiering.restore.batch import Batch
 from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.flight import Flight, Step
 from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
 from swift_tiers.radix_tiering.restore.planner import HERE, Costs, Decision, Planner
+
+from .baselines import InOrder
+from .clock import Clock
+from .curve import FORWARD_TOKENS
+from .grain import Grain, LayerGrain, PageGrain
+from .lines import Done, Line
 
 #: A waiting request is planned for anew after so long, seconds; as in the restorer.
 REPLAN_SECONDS = 0.01

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.lines import Line
-from swift_tiers.ops.lab.simulate.restoring import Computes, Method, Request, Restoration, Server, Setup
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
 from swift_tiers.radix_tiering.restore.planner import Costs
+
+from .clock import Clock
+from .curve import Curve
+from .lines import Line
+from .restoring import Computes, Method, Request, Restoration, Server, Setup
 
 #: Where the prefixes of these runs lie.
 REMOTE = "remote"

@@ -11,10 +11,10 @@ from enum import Enum
 
 import msgspec
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.lines import Line
-from swift_tiers.ops.lab.simulate.restoring import (
+from .clock import Clock
+from .curve import Curve
+from .lines import Line
+from .restoring import (
     RECOMPUTE,
     SWIFT_TIERS,
     TWO_POINTERS,
@@ -23,7 +23,7 @@ from swift_tiers.ops.lab.simulate.restoring import (
     Server,
     Setup,
 )
-from swift_tiers.ops.lab.simulate.runs import REMOTE, setup_for
+from .runs import REMOTE, setup_for
 
 #: Chunks whose boundary activations are asked for ahead of the compute pointer.
 AHEAD = 2

@@ -7,11 +7,12 @@ from itertools import count
 
 import numpy as np
 
-from swift_tiers.ops.lab.simulate.lines import Stripes
 from swift_tiers.radix_tiering.base.page import PageRecord
 from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+
+from .lines import Stripes
 
 
 class StripeSetModel:

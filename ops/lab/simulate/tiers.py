@@ -11,9 +11,6 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.peer_route import PEER
-from swift_tiers.ops.lab.simulate.stripe_set import StripeSetModel
 from swift_tiers.radix_tiering.base.config import PolicyConfig
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import KEY_BYTES, NAMESPACE_BYTES, ROOT_KEY, PageGeometry, PageRecord
@@ -25,6 +22,10 @@ from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_po
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StripeSet
 from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+
+from .clock import Clock
+from .peer_route import PEER
+from .stripe_set import StripeSetModel
 
 SSD, REMOTE = "ssd", "remote"
 _NAMESPACE = bytes(NAMESPACE_BYTES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from swift_tiers.ops.base.errors import CommandError
+from ...base.errors import CommandError
 
 #: Tokens of a block of Mooncake's traces.
 BLOCK_TOKENS = 512

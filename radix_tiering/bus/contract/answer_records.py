@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.base.slot_map import TierMap, write_cells
-from swift_tiers.radix_tiering.bus.contract.records import Record, make_record
-from swift_tiers.radix_tiering.bus.contract.schema import MOST_MAP_BYTES
-from swift_tiers.radix_tiering.figures.counters import PagePlaces
-from swift_tiers.radix_tiering.figures.telemetry import PageAnswer, PrefixAnswer, TreeNode, TreeNodes
+from ...base.slot_map import TierMap, write_cells
+from ...figures.counters import PagePlaces
+from ...figures.telemetry import PageAnswer, PrefixAnswer, TreeNode, TreeNodes
+from .records import Record, make_record
+from .schema import MOST_MAP_BYTES
 
 #: Hex digits of a key where pages are listed.
 KEY_DIGITS = 16

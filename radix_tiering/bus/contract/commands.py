@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from ...base.errors import SwiftTiersError
 
 PageKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="hex key of a page")]
 LeaseNumber = Annotated[int, Meta(ge=1, description="number of a lease at its donor")]

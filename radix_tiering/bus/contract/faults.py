@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.figures.telemetry import NotYet
+from ...base.events import EventLog
+from ...figures.telemetry import NotYet
 
 logger = logging.getLogger(__name__)
 

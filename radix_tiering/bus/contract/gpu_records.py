@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.bus.contract.records import Record, make_record
-from swift_tiers.radix_tiering.bus.contract.schema import MOST_REACHES
-from swift_tiers.radix_tiering.gpus.snapshots import GpuSample, ReachSample
+from ...gpus.snapshots import GpuSample, ReachSample
+from .records import Record, make_record
+from .schema import MOST_REACHES
 
 
 def gpu_record(sample: GpuSample) -> Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.bus.contract.view import RankedView
+from .view import RankedView
 
 
 class GpuView(RankedView, frozen=True):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from swift_tiers.radix_tiering.bus.contract.records import Record, make_record
-from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_LEASES, MOST_PARTNERS
-from swift_tiers.radix_tiering.lending.leases.effects import LeaseView
-from swift_tiers.radix_tiering.lending.leases.hand import LeaseSnapshot
-from swift_tiers.radix_tiering.lending.leases.lease import LeaseState
-from swift_tiers.radix_tiering.lending.leases.runs import RunState
+from ...lending.leases.effects import LeaseView
+from ...lending.leases.hand import LeaseSnapshot
+from ...lending.leases.lease import LeaseState
+from ...lending.leases.runs import RunState
+from .records import Record, make_record
+from .schema import MOST_LISTED_LEASES, MOST_PARTNERS
 
 #: States of a lease that nobody has asked back, at its donor and at its borrower; and of one that can be used.
 _UNDISTURBED = (RunState.LENT.value, LeaseState.ACTIVE.value)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from swift_tiers.radix_tiering.bus.contract.schema import Keys
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from ..redis.batch import Batch
+from .schema import Keys
 
 #: Servers that are looked at, those whose heartbeat is newest.
 MOST_SERVERS = 256

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.units import Size
-from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CapLending, CapTier, CommandError, SetPolicy
+from ...base.errors import ConfigError
+from ...base.units import Size
+from .commands import AnyCommand, CapLending, CapTier, CommandError, SetPolicy
 
 #: As `set-policy` names them: of the section `policy`, or with their section before them.
 FIELDS: tuple[str, ...] = get_args(
@@ -38,7 +38,7 @@ def section_of(field: str) -> tuple[str, str]:
 
 def policy_value(field: str, value: str | float) -> Any:
     """The value as the configuration has it. Raises CommandError, which says what it may be."""
-    from swift_tiers.radix_tiering.base.config import parse_config
+    from ...base.config import parse_config
 
     section, name = section_of(field)
     try:
@@ -66,7 +66,7 @@ def check_values(command: AnyCommand) -> None:
 
 def policy_fields(configuration: Mapping[str, Any]) -> list[PolicyField]:
     """All of them. `configuration`: of a server, as it says it on the bus."""
-    from swift_tiers.radix_tiering.base.config import explain
+    from ...base.config import explain
 
     known = {(one.section, one.name): one for one in explain()}
     found = []

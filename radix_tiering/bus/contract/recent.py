@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.figures.counters import NO_LATENCY, LatencySnapshot
+from ...figures.counters import NO_LATENCY, LatencySnapshot
 
 #: How far back it reaches, seconds, and how far apart what is remembered of that lies.
 WINDOW, APART = 60.0, 2.0

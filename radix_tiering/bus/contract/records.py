@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.radix_tiering.base.events import Event
-from swift_tiers.radix_tiering.bus.contract.recent import quantiles
-from swift_tiers.radix_tiering.figures.counters import (
+from ...base.events import Event
+from ...figures.counters import (
     DeviceSnapshot,
     DirectorySnapshot,
     LatencySnapshot,
@@ -23,7 +22,8 @@ from swift_tiers.radix_tiering.figures.counters import (
     StripeSnapshot,
     TierSnapshot,
 )
-from swift_tiers.radix_tiering.figures.telemetry import DevicePoolSample, EngineSample, RequestSample, TreeSample
+from ...figures.telemetry import DevicePoolSample, EngineSample, RequestSample, TreeSample
+from .recent import quantiles
 
 Record = dict[str, str]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.bus.contract.views import RequestView
+from .views import RequestView
 
 #: Id and arrival of a request: a client may use the id of an ended one again.
 Member = tuple[str, float]

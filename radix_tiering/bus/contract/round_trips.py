@@ -8,8 +8,8 @@ from typing import Any
 
 import redis
 
-from swift_tiers.radix_tiering.base.errors import BusError
-from swift_tiers.radix_tiering.bus.contract.schema import SCHEMA_VERSION, Keys
+from ...base.errors import BusError
+from .schema import SCHEMA_VERSION, Keys
 
 #: Commands sent in one go. Redis keeps their answers in its memory until they are fetched.
 BATCH = 500

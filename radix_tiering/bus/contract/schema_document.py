@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from swift_tiers.radix_tiering.bus.contract.schema import KEYS, KeySpec
+from .schema import KEYS, KeySpec
 
 BEGIN = "<!-- made by radix_tiering/bus/contract/schema_document.py from schema.py; do not edit -->"
 END = "<!-- end of what is made -->"

@@ -11,8 +11,9 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
-from swift_tiers.radix_tiering.bus.contract.views import (
+from ...figures.story import RestoreStory
+from .gpu_views import GpuView
+from .views import (
     LeaseEntry,
     LeasesView,
     MapPart,
@@ -27,7 +28,6 @@ from swift_tiers.radix_tiering.bus.contract.views import (
     ServerView,
     View,
 )
-from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 _SECONDS = re.compile(r"-?\d+(\.\d+)?")
 _PLACE = r"(?:device=\d+|host=\d+|peer=[^,=]+|ssd=\d+/\d+(?:\+\d+/\d+)*)"

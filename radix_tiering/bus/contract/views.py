@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
-from swift_tiers.radix_tiering.bus.contract.view import RankedView, View
-from swift_tiers.radix_tiering.figures.story import RestoreStory
+from ...figures.story import RestoreStory
+from .gpu_views import GpuView, ReachView
+from .neighbours import lease_name
+from .view import RankedView, View
 
 #: Of a request: it has ended.
 ENDED_STATES = frozenset({"finished", "aborted"})

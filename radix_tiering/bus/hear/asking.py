@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple
 
-from swift_tiers.radix_tiering.base.errors import BusError
-from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, Order, read_order, write_order
-from swift_tiers.radix_tiering.bus.contract.round_trips import RoundTrips
-from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES, TIERS
-from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView, aged, family_of, read_view
-from swift_tiers.radix_tiering.bus.contract.views import (
+from ...base.errors import BusError
+from ..contract.commands import AnyCommand, Order, read_order, write_order
+from ..contract.round_trips import RoundTrips
+from ..contract.schema import MOST_LISTED_NODES, TIERS
+from ..contract.view_reading import AnyView, aged, family_of, read_view
+from ..contract.views import (
     CommandView,
     MapView,
     NodesView,
@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.bus.contract.views import (
     PrefixView,
     ServerView,
 )
-from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+from .waiting import wait_for
 
 #: Entries that the streams which readers write are kept at, about.
 STREAM_ENTRIES = 1000

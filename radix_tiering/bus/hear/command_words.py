@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, AnyCommand, Command, CommandError
-from swift_tiers.radix_tiering.bus.contract.policy_values import check_values
+from ..contract.commands import COMMANDS, AnyCommand, Command, CommandError
+from ..contract.policy_values import check_values
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 

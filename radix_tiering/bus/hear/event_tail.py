@@ -8,9 +8,9 @@ from datetime import datetime
 
 import msgspec
 
-from swift_tiers.radix_tiering.bus.hear.event_reading import Cursor, Event, Gap
-from swift_tiers.radix_tiering.bus.hear.figures import text
-from swift_tiers.radix_tiering.bus.hear.reader import BusReader
+from .event_reading import Cursor, Event, Gap
+from .figures import text
+from .reader import BusReader
 
 Item = Event | Gap
 

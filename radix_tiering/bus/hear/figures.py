@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.base.units import format_size
+from ...base.units import format_size
 
 UNKNOWN = "?"
 NONE = "-"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.bus.contract.views import LeaseEntry, LeasesView, RankState
-from swift_tiers.radix_tiering.bus.hear.figures import UNKNOWN, epoch, text
+from ..contract.views import LeaseEntry, LeasesView, RankState
+from .figures import UNKNOWN, epoch, text
 
 #: What the borrower's state of a lease may be, by the donor's (docs/leases.md). Where letters are under way, a side is
 #: behind the other; what is not here cannot be, however they are delayed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swift_tiers.radix_tiering.bus.contract.views import DeviceView, LinkView, RankedView, Snapshot, TierView
+from ..contract.views import DeviceView, LinkView, RankedView, Snapshot, TierView
 
 Counting = DeviceView | LinkView | TierView
 

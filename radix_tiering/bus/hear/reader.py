@@ -11,15 +11,15 @@ from typing import Any
 
 import redis
 
-from swift_tiers.radix_tiering.base.config import BusConfig
-from swift_tiers.radix_tiering.base.errors import BusError
-from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
-from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
-from swift_tiers.radix_tiering.bus.contract.request_memory import Listed, RequestMemory
-from swift_tiers.radix_tiering.bus.contract.round_trips import Question as Fetch
-from swift_tiers.radix_tiering.bus.contract.round_trips import RoundTrips
-from swift_tiers.radix_tiering.bus.contract.schema import (
+from ...base.config import BusConfig
+from ...base.errors import BusError
+from ..contract.commands import AnyCommand
+from ..contract.gpu_views import GpuView, ReachView
+from ..contract.neighbours import lease_name
+from ..contract.request_memory import Listed, RequestMemory
+from ..contract.round_trips import Question as Fetch
+from ..contract.round_trips import RoundTrips
+from ..contract.schema import (
     LINKS,
     MOST_DONOR_LINKS,
     MOST_PARTNERS,
@@ -27,8 +27,8 @@ from swift_tiers.radix_tiering.bus.contract.schema import (
     TIERS,
     Keys,
 )
-from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView, aged, read_server, read_view
-from swift_tiers.radix_tiering.bus.contract.views import (
+from ..contract.view_reading import AnyView, aged, read_server, read_view
+from ..contract.views import (
     CommandView,
     DeviceView,
     DirectoryView,
@@ -48,7 +48,8 @@ from swift_tiers.radix_tiering.bus.contract.views import (
     TierView,
     TreeView,
 )
-from swift_tiers.radix_tiering.bus.hear.asking import (
+from ..redis.connection import bus_errors, connect
+from .asking import (
     PATIENCE_SECONDS,
     Answers,
     Question,
@@ -59,8 +60,7 @@ from swift_tiers.radix_tiering.bus.hear.asking import (
     prefix_question,
     send_command,
 )
-from swift_tiers.radix_tiering.bus.hear.event_reading import Cursor, Events, newest_entries, newest_events, read_events
-from swift_tiers.radix_tiering.bus.redis.connection import bus_errors, connect
+from .event_reading import Cursor, Events, newest_entries, newest_events, read_events
 
 #: Devices of a set that are looked for at most, whatever its key says.
 MOST_DEVICES = 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.bus.contract.views import RequestView
-from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, text
-from swift_tiers.radix_tiering.figures.story import COMPUTED, ON_DEVICE, RestoreStory
+from ...figures.story import COMPUTED, ON_DEVICE, RestoreStory
+from ..contract.views import RequestView
+from .figures import NONE, UNKNOWN, count, seconds, share, text
 
 #: Beyond so many times its estimate a restore was slower than it should have been.
 OFF_ESTIMATE = 1.5

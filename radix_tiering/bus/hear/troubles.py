@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
-from swift_tiers.radix_tiering.bus.contract.views import (
+from ..contract.gpu_views import GpuView
+from ..contract.views import (
     DeviceView,
     LeasesView,
     RankState,
@@ -22,8 +22,8 @@ from swift_tiers.radix_tiering.bus.contract.views import (
     TreeView,
     View,
 )
-from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
-from swift_tiers.radix_tiering.bus.hear.reader import Part
+from .figures import count, seconds, size, text
+from .reader import Part
 
 #: A heartbeat that is older than so many intervals, and than so many seconds, is late.
 LATE_INTERVALS, LATE_SECONDS = 3, 2.0

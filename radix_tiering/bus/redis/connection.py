@@ -24,11 +24,11 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from swift_tiers.radix_tiering.base.config import BusConfig
-from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
-from swift_tiers.radix_tiering.base.redis_address import Address, parse_url
-from swift_tiers.radix_tiering.bus.redis.redis_binary import LOWEST_VERSION, parse_version
-from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
+from ...base.config import BusConfig
+from ...base.errors import BusError, ConfigError
+from ...base.redis_address import Address, parse_url
+from .redis_binary import LOWEST_VERSION, parse_version
+from .redis_server import check_directory, socket_path
 
 #: The password, where `bus.password_file` names no file. Not for the embedded Redis, which has none.
 PASSWORD_VARIABLE = "SWIFT_TIERS_BUS_PASSWORD"

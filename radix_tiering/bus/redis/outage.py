@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from swift_tiers.radix_tiering.base.events import EventLog
+from ...base.events import EventLog
 
 logger = logging.getLogger(__name__)
 

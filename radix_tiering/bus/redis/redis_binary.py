@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from swift_tiers.radix_tiering.base.errors import BusError
+from ...base.errors import BusError
 
 #: The oldest Redis whose commands suffice. Nothing newer than its command set is used.
 LOWEST_VERSION = (6, 2)

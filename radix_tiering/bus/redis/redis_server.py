@@ -11,10 +11,10 @@ import time
 import weakref
 from pathlib import Path
 
-from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
-from swift_tiers.radix_tiering.base.private_directory import open_private_directory
-from swift_tiers.radix_tiering.bus.redis import redis_child
-from swift_tiers.radix_tiering.bus.redis.redis_binary import child_environment, find_server
+from ...base.errors import BusError, ConfigError
+from ...base.private_directory import open_private_directory
+from . import redis_child
+from .redis_binary import child_environment, find_server
 
 #: Memory that Redis may take; beyond it, it refuses what would need more (OOM). A server's state takes a few MiB.
 MEMORY_BYTES = 256 * 2**20

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.bus.contract.commands import CommandError
-from swift_tiers.radix_tiering.bus.contract.records import shorten, to_text
-from swift_tiers.radix_tiering.bus.contract.schema import COMMAND_TTL, Keys
-from swift_tiers.radix_tiering.bus.redis.batch import Batch, Reply
+from ...base.events import EventLog
+from ..contract.commands import CommandError
+from ..contract.records import shorten, to_text
+from ..contract.schema import COMMAND_TTL, Keys
+from ..redis.batch import Batch, Reply
 
 #: How long after a command's deadline the ranks are waited for that have not said what they did, seconds. What they say
 #: later still counts, for `LATE_SECONDS` more.

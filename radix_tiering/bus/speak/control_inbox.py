@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Callable
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, CommandError, read_order
-from swift_tiers.radix_tiering.bus.contract.faults import Faults
-from swift_tiers.radix_tiering.bus.contract.records import shorten
-from swift_tiers.radix_tiering.bus.contract.schema import Keys
-from swift_tiers.radix_tiering.bus.speak.command_book import CommandBook
-from swift_tiers.radix_tiering.bus.speak.inbox import Entry, Inbox
+from ...base.events import EventLog
+from ..contract.commands import COMMANDS, CommandError, read_order
+from ..contract.faults import Faults
+from ..contract.records import shorten
+from ..contract.schema import Keys
+from .command_book import CommandBook
+from .inbox import Entry, Inbox
 
 #: Commands that are taken at a time.
 MOST_ORDERS = 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.bus.contract.records import event_record
-from swift_tiers.radix_tiering.bus.redis.batch import Batch, Reply
+from ...base.events import EventLog
+from ..contract.records import event_record
+from ..redis.batch import Batch, Reply
 
 #: Events in one go.
 MOST_EVENTS = 256

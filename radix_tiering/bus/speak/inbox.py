@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from ..redis.batch import Batch
 
 Entry = tuple[str, dict[str, str]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swift_tiers.radix_tiering.bus.redis.batch import Batch, Reply
+from ..redis.batch import Batch, Reply
 
 Fields = Mapping[str, str]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from ...base.events import EventLog
+from ..redis.batch import Batch
 
 logger = logging.getLogger(__name__)
 

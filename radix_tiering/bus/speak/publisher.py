@@ -15,28 +15,28 @@ from collections.abc import Callable
 
 import redis
 
-from swift_tiers.radix_tiering.base.config import BusConfig
-from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
-from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.bus.contract.commands import CommandError
-from swift_tiers.radix_tiering.bus.contract.faults import Faults
-from swift_tiers.radix_tiering.bus.contract.neighbours import Neighbours, OnNeighbours, lease_name, lease_scope
-from swift_tiers.radix_tiering.bus.contract.records import PublisherNumbers, ServerInfo
-from swift_tiers.radix_tiering.bus.contract.schema import SCHEMA_VERSION, SERVER_TTL, Keys
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
-from swift_tiers.radix_tiering.bus.redis.connection import bus_errors, connect, describe
-from swift_tiers.radix_tiering.bus.redis.outage import Outage
-from swift_tiers.radix_tiering.bus.redis.redis_clock import RedisClock
-from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
-from swift_tiers.radix_tiering.bus.speak.command_book import CommandBook
-from swift_tiers.radix_tiering.bus.speak.control_inbox import ControlInbox, HandOn
-from swift_tiers.radix_tiering.bus.speak.event_feed import EventFeed
-from swift_tiers.radix_tiering.bus.speak.name_guard import NameGuard
-from swift_tiers.radix_tiering.bus.speak.question_inbox import QuestionInbox
-from swift_tiers.radix_tiering.bus.speak.state import RankState
-from swift_tiers.radix_tiering.figures.telemetry import Answerer, Telemetry
-from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
-from swift_tiers.radix_tiering.lending.leases.hand import LeaseSnapshot
+from ...base.config import BusConfig
+from ...base.errors import BusError, ConfigError
+from ...base.events import EventLog
+from ...figures.telemetry import Answerer, Telemetry
+from ...gpus.snapshots import GpuSample
+from ...lending.leases.hand import LeaseSnapshot
+from ..contract.commands import CommandError
+from ..contract.faults import Faults
+from ..contract.neighbours import Neighbours, OnNeighbours, lease_name, lease_scope
+from ..contract.records import PublisherNumbers, ServerInfo
+from ..contract.schema import SCHEMA_VERSION, SERVER_TTL, Keys
+from ..redis.batch import Batch
+from ..redis.connection import bus_errors, connect, describe
+from ..redis.outage import Outage
+from ..redis.redis_clock import RedisClock
+from ..redis.redis_server import EmbeddedRedis
+from .command_book import CommandBook
+from .control_inbox import ControlInbox, HandOn
+from .event_feed import EventFeed
+from .name_guard import NameGuard
+from .question_inbox import QuestionInbox
+from .state import RankState
 
 logger = logging.getLogger(__name__)
 

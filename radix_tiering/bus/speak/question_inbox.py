@@ -6,19 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.bus.contract.answer_records import (
+from ...figures.telemetry import Answerer, NoAnswer, NotYet
+from ..contract.answer_records import (
     map_record,
     no_record,
     nodes_record,
     page_record,
     prefix_record,
 )
-from swift_tiers.radix_tiering.bus.contract.faults import Faults
-from swift_tiers.radix_tiering.bus.contract.records import Record
-from swift_tiers.radix_tiering.bus.contract.schema import ANSWER_TTL, MOST_LISTED_NODES, MOST_LISTED_PAGES, TIERS, Keys
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
-from swift_tiers.radix_tiering.bus.speak.inbox import Inbox
-from swift_tiers.radix_tiering.figures.telemetry import Answerer, NoAnswer, NotYet
+from ..contract.faults import Faults
+from ..contract.records import Record
+from ..contract.schema import ANSWER_TTL, MOST_LISTED_NODES, MOST_LISTED_PAGES, TIERS, Keys
+from ..redis.batch import Batch
+from .inbox import Inbox
 
 #: Questions that are taken at a time: what they cost this machine is bounded, however many are asked.
 MOST_QUESTIONS = 32

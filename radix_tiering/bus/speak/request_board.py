@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.bus.contract.records import block_table_text, request_record
-from swift_tiers.radix_tiering.bus.contract.schema import ENDED_REQUEST_TTL, ENDED_REQUESTS, Keys
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
-from swift_tiers.radix_tiering.bus.speak.mirror import Mirror
-from swift_tiers.radix_tiering.figures.telemetry import EngineSample, RequestSample
+from ...figures.telemetry import EngineSample, RequestSample
+from ..contract.records import block_table_text, request_record
+from ..contract.schema import ENDED_REQUEST_TTL, ENDED_REQUESTS, Keys
+from ..redis.batch import Batch
+from .mirror import Mirror
 
 #: After so many, who waits for the interpreter, the scheduler above all, goes first.
 REQUESTS_IN_A_ROW = 8

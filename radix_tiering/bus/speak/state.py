@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-from swift_tiers.radix_tiering.base.config import BusConfig
-from swift_tiers.radix_tiering.bus.contract import records
-from swift_tiers.radix_tiering.bus.contract.faults import Faults
-from swift_tiers.radix_tiering.bus.contract.gpu_records import gpu_record, reach_record, reaches
-from swift_tiers.radix_tiering.bus.contract.lease_records import lease_sums, leases_record, partners
-from swift_tiers.radix_tiering.bus.contract.link_rates import LinkRates
-from swift_tiers.radix_tiering.bus.contract.recent import RecentLatencies
-from swift_tiers.radix_tiering.bus.contract.records import PublisherNumbers, ServerInfo
-from swift_tiers.radix_tiering.bus.contract.schema import (
+from ...base.config import BusConfig
+from ...figures.counters import LatencySnapshot, LinkSnapshot, StackSnapshot
+from ...figures.telemetry import EngineSample, RequestSample, Telemetry
+from ...gpus.snapshots import GpuSample
+from ...lending.leases.hand import LeaseSnapshot
+from ..contract import records
+from ..contract.faults import Faults
+from ..contract.gpu_records import gpu_record, reach_record, reaches
+from ..contract.lease_records import lease_sums, leases_record, partners
+from ..contract.link_rates import LinkRates
+from ..contract.recent import RecentLatencies
+from ..contract.records import PublisherNumbers, ServerInfo
+from ..contract.schema import (
     LINKS,
     MOST_DONOR_LINKS,
     SCHEMA_VERSION,
@@ -22,13 +26,9 @@ from swift_tiers.radix_tiering.bus.contract.schema import (
     STATE_TTL_LOWEST,
     Keys,
 )
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
-from swift_tiers.radix_tiering.bus.speak.mirror import Mirror
-from swift_tiers.radix_tiering.bus.speak.request_board import RequestBoard
-from swift_tiers.radix_tiering.figures.counters import LatencySnapshot, LinkSnapshot, StackSnapshot
-from swift_tiers.radix_tiering.figures.telemetry import EngineSample, RequestSample, Telemetry
-from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
-from swift_tiers.radix_tiering.lending.leases.hand import LeaseSnapshot
+from ..redis.batch import Batch
+from .mirror import Mirror
+from .request_board import RequestBoard
 
 
 class RankState:

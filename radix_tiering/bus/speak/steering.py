@@ -14,10 +14,16 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from swift_tiers.radix_tiering.base.errand_thread import ENDING, Errand
-from swift_tiers.radix_tiering.base.errors import SwiftTiersError
-from swift_tiers.radix_tiering.base.units import format_size
-from swift_tiers.radix_tiering.bus.contract.commands import (
+from ...base.errand_thread import ENDING, Errand
+from ...base.errors import SwiftTiersError
+from ...base.units import format_size
+from ...lending.leases.hand import LeaseHand
+from ...stack import TierStack
+from ...table.held_page import Page
+from ...table.policy import admission_policy, eviction_policy
+from ...tiers.ssd.ssd_tier import SsdTier
+from ...way import sweeps
+from ..contract.commands import (
     AddDevice,
     AnyCommand,
     CapLending,
@@ -33,13 +39,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
     Unpin,
     UnpinLease,
 )
-from swift_tiers.radix_tiering.bus.contract.policy_values import limit_bytes, policy_value, section_of
-from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand
-from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.table.held_page import Page
-from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
-from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
-from swift_tiers.radix_tiering.way import sweeps
+from ..contract.policy_values import limit_bytes, policy_value, section_of
 
 logger = logging.getLogger(__name__)
 

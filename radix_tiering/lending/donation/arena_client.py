@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from swift_tiers.radix_tiering.base.private_directory import open_private_directory
-from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, AttachedArena, SharedArena
-from swift_tiers.radix_tiering.lending.donation.arena_messages import (
+from ...base.private_directory import open_private_directory
+from ..leases.messages import GarbledError, Party
+from .arena import ArenaError, AttachedArena, SharedArena
+from .arena_messages import (
     Attach,
     Attached,
     OtherVersionError,
@@ -25,11 +26,10 @@ from swift_tiers.radix_tiering.lending.donation.arena_messages import (
     encode,
     in_packets,
 )
-from swift_tiers.radix_tiering.lending.donation.arena_socket import close_all, is_own_user, packet_socket, receive, send
-from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevice
-from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.lending.donation.extents import CutRun
-from swift_tiers.radix_tiering.lending.leases.messages import GarbledError, Party
+from .arena_socket import close_all, is_own_user, packet_socket, receive, send
+from .device_arena import AttachedDevice
+from .device_memory import DeviceMemory
+from .extents import CutRun
 
 #: Packets taken at one time.
 _BATCH = 16

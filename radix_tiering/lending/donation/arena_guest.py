@@ -6,8 +6,9 @@ import select
 import socket
 from collections import deque
 
-from swift_tiers.radix_tiering.lending.donation.arena import AttachedArena
-from swift_tiers.radix_tiering.lending.donation.arena_messages import (
+from ..leases.messages import Extents, Party
+from .arena import AttachedArena
+from .arena_messages import (
     MAX_STORES,
     Paced,
     Store,
@@ -15,10 +16,9 @@ from swift_tiers.radix_tiering.lending.donation.arena_messages import (
     StoresDone,
     encode,
 )
-from swift_tiers.radix_tiering.lending.donation.arena_socket import send
-from swift_tiers.radix_tiering.lending.donation.extents import CutRun
-from swift_tiers.radix_tiering.lending.donation.pace import Pace
-from swift_tiers.radix_tiering.lending.leases.messages import Extents, Party
+from .arena_socket import send
+from .extents import CutRun
+from .pace import Pace
 
 #: Stores of one borrower that wait here. What it sends beyond waits in the socket, and then with the borrower.
 MAX_WAITING = 256

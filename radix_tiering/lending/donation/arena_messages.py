@@ -13,8 +13,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from swift_tiers.radix_tiering.lending.donation.arena import ArenaKind
-from swift_tiers.radix_tiering.lending.leases.messages import GarbledError, LeaseId, Length, Offset, Party
+from ..leases.messages import GarbledError, LeaseId, Length, Offset, Party
+from .arena import ArenaKind
 
 #: Changes with anything that a reader of the former version would misread.
 VERSION = 2

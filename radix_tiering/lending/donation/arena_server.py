@@ -17,12 +17,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.private_directory import open_private_directory
-from swift_tiers.radix_tiering.base.waker import Waker
-from swift_tiers.radix_tiering.lending.donation.arena import ArenaError, AttachedArena, ExportedArena
-from swift_tiers.radix_tiering.lending.donation.arena_guest import Guest
-from swift_tiers.radix_tiering.lending.donation.arena_messages import (
+from ...base.errors import ConfigError
+from ...base.private_directory import open_private_directory
+from ...base.waker import Waker
+from ..leases.messages import Extents, GarbledError, Party
+from .arena import ArenaError, AttachedArena, ExportedArena
+from .arena_guest import Guest
+from .arena_messages import (
     Attach,
     Attached,
     OtherVersionError,
@@ -33,16 +34,15 @@ from swift_tiers.radix_tiering.lending.donation.arena_messages import (
     decode_borrowers,
     encode,
 )
-from swift_tiers.radix_tiering.lending.donation.arena_socket import (
+from .arena_socket import (
     arena_path,
     close_all,
     is_own_user,
     packet_socket,
     receive,
 )
-from swift_tiers.radix_tiering.lending.donation.extents import CutRun
-from swift_tiers.radix_tiering.lending.donation.pace import Pace
-from swift_tiers.radix_tiering.lending.leases.messages import Extents, GarbledError, Party
+from .extents import CutRun
+from .pace import Pace
 
 logger = logging.getLogger(__name__)
 

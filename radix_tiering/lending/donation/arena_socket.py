@@ -8,9 +8,9 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.lending.donation.arena_messages import MAX_PACKET_BYTES
-from swift_tiers.radix_tiering.lending.leases.addresses import ipc_path
+from ...base.errors import ConfigError
+from ..leases.addresses import ipc_path
+from .arena_messages import MAX_PACKET_BYTES
 
 #: sockaddr_un.sun_path is 108 bytes, the last of them zero.
 _PATH_BYTES = 107

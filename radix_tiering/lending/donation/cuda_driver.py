@@ -6,7 +6,7 @@ import importlib
 import logging
 from typing import Any
 
-from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
+from .arena import ArenaError
 
 logger = logging.getLogger(__name__)
 

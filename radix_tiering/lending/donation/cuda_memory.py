@@ -16,9 +16,9 @@ from uuid import UUID
 import numpy as np
 import torch
 
-from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
-from swift_tiers.radix_tiering.lending.donation.cuda_driver import CudaDriver
-from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from .arena import ArenaError
+from .cuda_driver import CudaDriver
+from .device_memory import DeviceMemory
 
 
 class _Mapping(NamedTuple):

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
-from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
+from .arena import ArenaError
+from .device_memory import DeviceMemory
 
 logger = logging.getLogger(__name__)
 

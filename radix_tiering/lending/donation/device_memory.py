@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import torch
 
-from swift_tiers.radix_tiering.lending.donation.arena import ArenaKind
+from .arena import ArenaKind
 
 
 class DeviceMemory(ABC):

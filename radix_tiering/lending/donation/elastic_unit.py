@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.page import PageGeometry
+from ...base.page import PageGeometry
 
 
 class ElasticUnit(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.lending.leases.messages import Extent
+from ..leases.messages import Extent
 
 #: Bytes of an extent at which one DMA transfer is worth its setup.
 EXTENT_BYTES = 2 * 2**20

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from swift_tiers.radix_tiering.lending.donation.extents import Span
+from .extents import Span
 
 
 class FreeSpans:

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
-from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, RunShape, Span, run_shape
-from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer, pages_for
-from swift_tiers.radix_tiering.lending.leases.effects import BorrowerJoined, BorrowerLeft, DonorEffect, Reclaimed
-from swift_tiers.radix_tiering.lending.leases.messages import MAX_EXTENTS, Extent, Party
-from swift_tiers.radix_tiering.lending.leases.runs import RunState
+from ..leases.effects import BorrowerJoined, BorrowerLeft, DonorEffect, Reclaimed
+from ..leases.messages import MAX_EXTENTS, Extent, Party
+from ..leases.runs import RunState
+from .extents import PoolLayout, RunShape, Span, run_shape
+from .sizing import ElasticSizer, pages_for
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.lending.donation.elastic_unit import ElasticUnit
-from swift_tiers.radix_tiering.lending.donation.window import WindowMaximum
+from .elastic_unit import ElasticUnit
+from .window import WindowMaximum
 
 #: Seconds over which the largest demand counts (the paper's t).
 WINDOW_SECONDS = 60.0

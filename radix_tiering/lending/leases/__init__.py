@@ -3,16 +3,16 @@
 `Donor` and `Borrower` are state machines without I/O; `LeaseService` drives them with real time and ZeroMQ.
 """
 
-from swift_tiers.radix_tiering.lending.leases.addresses import ipc_address
-from swift_tiers.radix_tiering.lending.leases.borrower import Borrower
-from swift_tiers.radix_tiering.lending.leases.donor import Donor
-from swift_tiers.radix_tiering.lending.leases.effects import LeaseKey, LeaseView
-from swift_tiers.radix_tiering.lending.leases.lease import LeaseState, Ticket, Use
-from swift_tiers.radix_tiering.lending.leases.link import LinkState
-from swift_tiers.radix_tiering.lending.leases.messages import Extent, Letter, Party
-from swift_tiers.radix_tiering.lending.leases.runs import RunState
-from swift_tiers.radix_tiering.lending.leases.service import LeaseService
-from swift_tiers.radix_tiering.lending.leases.timing import Timing
+from .addresses import ipc_address
+from .borrower import Borrower
+from .donor import Donor
+from .effects import LeaseKey, LeaseView
+from .lease import LeaseState, Ticket, Use
+from .link import LinkState
+from .messages import Extent, Letter, Party
+from .runs import RunState
+from .service import LeaseService
+from .timing import Timing
 
 __all__ = [
     "Borrower",

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
+from ...base.errors import ConfigError
 
 #: sockaddr_un.sun_path is 108 bytes, the last of them zero.
 _PATH_BYTES = 107

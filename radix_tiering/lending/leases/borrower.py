@@ -6,12 +6,12 @@ import itertools
 import math
 from random import Random
 
-from swift_tiers.radix_tiering.lending.leases.effects import DonorLeft, LeaseKey, LeaseView
-from swift_tiers.radix_tiering.lending.leases.lease import Ticket, Use
-from swift_tiers.radix_tiering.lending.leases.link import Link, LinkState, Outputs
-from swift_tiers.radix_tiering.lending.leases.messages import Extents, Letter, Party
-from swift_tiers.radix_tiering.lending.leases.sharing import Ask, share
-from swift_tiers.radix_tiering.lending.leases.timing import Timing
+from .effects import DonorLeft, LeaseKey, LeaseView
+from .lease import Ticket, Use
+from .link import Link, LinkState, Outputs
+from .messages import Extents, Letter, Party
+from .sharing import Ask, share
+from .timing import Timing
 
 
 class Borrower:

@@ -11,7 +11,7 @@ import zmq
 import zmq.auth
 from zmq.utils import z85
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
+from ...base.errors import ConfigError
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _DOMAIN = b"swift-lease"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from random import Random
 
-from swift_tiers.radix_tiering.lending.leases.effects import (
+from .effects import (
     Back,
     BorrowerJoined,
     BorrowerLeft,
@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.lending.leases.effects import (
     Reclaimed,
     Send,
 )
-from swift_tiers.radix_tiering.lending.leases.messages import (
+from .messages import (
     MAX_EXTENTS,
     MAX_LEASES,
     DonorMessage,
@@ -40,9 +40,9 @@ from swift_tiers.radix_tiering.lending.leases.messages import (
     Welcome,
     in_parts,
 )
-from swift_tiers.radix_tiering.lending.leases.runs import Run, RunState, RunTable
-from swift_tiers.radix_tiering.lending.leases.sharing import Ask, share
-from swift_tiers.radix_tiering.lending.leases.timing import RECALL_PART, Timing
+from .runs import Run, RunState, RunTable
+from .sharing import Ask, share
+from .timing import RECALL_PART, Timing
 
 Outputs = list[Send | DonorEffect]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.lending.leases.messages import Extents, Letter, Party
+from .messages import Extents, Letter, Party
 
 
 class LeaseKey(NamedTuple):

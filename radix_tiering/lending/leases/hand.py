@@ -7,9 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from swift_tiers.radix_tiering.lending.leases.effects import LeaseView
-from swift_tiers.radix_tiering.lending.leases.runs import RunState
-from swift_tiers.radix_tiering.lending.leases.service import LeaseService
+from .effects import LeaseView
+from .runs import RunState
+from .service import LeaseService
 
 
 class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True):

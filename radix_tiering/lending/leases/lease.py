@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-from swift_tiers.radix_tiering.lending.leases.effects import Ended, LeaseKey
-from swift_tiers.radix_tiering.lending.leases.messages import Extents
+from .effects import Ended, LeaseKey
+from .messages import Extents
 
 
 class LeaseState(Enum):

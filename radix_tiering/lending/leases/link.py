@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.lending.leases.effects import (
+from .effects import (
     BorrowerEffect,
     DonorJoined,
     DonorLeft,
@@ -19,8 +19,8 @@ from swift_tiers.radix_tiering.lending.leases.effects import (
     LeaseRecalled,
     Send,
 )
-from swift_tiers.radix_tiering.lending.leases.lease import Lease, LeaseState, Ticket, Use
-from swift_tiers.radix_tiering.lending.leases.messages import (
+from .lease import Lease, LeaseState, Ticket, Use
+from .messages import (
     BorrowerMessage,
     Expire,
     Extents,
@@ -40,7 +40,7 @@ from swift_tiers.radix_tiering.lending.leases.messages import (
     Welcome,
     in_parts,
 )
-from swift_tiers.radix_tiering.lending.leases.timing import RENEWALS_PER_TERM, Timing, borrower_end
+from .timing import RENEWALS_PER_TERM, Timing, borrower_end
 
 Outputs = list[Send | BorrowerEffect]
 

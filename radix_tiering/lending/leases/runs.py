@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from enum import Enum
 
-from swift_tiers.radix_tiering.lending.leases.messages import Extents, Party
+from .messages import Extents, Party
 
 
 class RunState(Enum):

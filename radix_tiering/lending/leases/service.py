@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from swift_tiers.radix_tiering.lending.leases.borrower import Borrower
-from swift_tiers.radix_tiering.lending.leases.curve import CurveKeys
-from swift_tiers.radix_tiering.lending.leases.donor import Donor
-from swift_tiers.radix_tiering.lending.leases.effects import (
+from .borrower import Borrower
+from .curve import CurveKeys
+from .donor import Donor
+from .effects import (
     BorrowerEffect,
     BorrowerLeft,
     DonorEffect,
@@ -20,10 +20,10 @@ from swift_tiers.radix_tiering.lending.leases.effects import (
     LeaseView,
     Send,
 )
-from swift_tiers.radix_tiering.lending.leases.lease import Ticket, Use
-from swift_tiers.radix_tiering.lending.leases.messages import Extent, Extents, Party
-from swift_tiers.radix_tiering.lending.leases.runs import RunState
-from swift_tiers.radix_tiering.lending.leases.wire import (
+from .lease import Ticket, Use
+from .messages import Extent, Extents, Party
+from .runs import RunState
+from .wire import (
     BorrowerGone,
     DonorGone,
     DonorRefuses,

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.private_directory import open_private_directory
-from swift_tiers.radix_tiering.base.waker import Waker
-from swift_tiers.radix_tiering.lending.leases.addresses import ipc_path, take_path
-from swift_tiers.radix_tiering.lending.leases.curve import CurveKeys, Gate
-from swift_tiers.radix_tiering.lending.leases.effects import Send
-from swift_tiers.radix_tiering.lending.leases.messages import (
+from ...base.errors import ConfigError
+from ...base.private_directory import open_private_directory
+from ...base.waker import Waker
+from .addresses import ipc_path, take_path
+from .curve import CurveKeys, Gate
+from .effects import Send
+from .messages import (
     MAX_LETTER_BYTES,
     GarbledError,
     Letter,
@@ -28,7 +28,7 @@ from swift_tiers.radix_tiering.lending.leases.messages import (
     decode,
     encode,
 )
-from swift_tiers.radix_tiering.lending.leases.watch import ProcessWatch
+from .watch import ProcessWatch
 
 #: Letters that wait in either direction of one connection. What does not fit is dropped by its sender: the protocol
 #: says everything again that matters, and what waits for long is not worth much.

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
-from swift_tiers.radix_tiering.restore.plan import (
+from ..cost import CostModel, SourceCost
+from ..plan import (
     CHUNK_TOKENS,
     LEADS,
     PARTS,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.memory import huge_array
-from swift_tiers.radix_tiering.base.page import PageGeometry
-from swift_tiers.radix_tiering.base.slot_map import SlotState
+from ...base.memory import huge_array
+from ...base.page import PageGeometry
+from ...base.slot_map import SlotState
 
 
 class HostTier:

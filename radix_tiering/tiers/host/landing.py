@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
-from swift_tiers.radix_tiering.base.page import round_up
+
+from ...base.page import round_up
 
 #: Each page begins at such a multiple of bytes: what GPUDirect Storage reads to without a detour.
 _ALIGNMENT = 4096

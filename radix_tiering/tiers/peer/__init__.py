@@ -3,7 +3,7 @@
 `PeerTier` is a `PeerMemory`: all that the tier stack sees of it.
 """
 
-from swift_tiers.radix_tiering.tiers.peer.snapshot import PeerDonorSnapshot, PeerSnapshot
-from swift_tiers.radix_tiering.tiers.peer.tier import PeerTier
+from .snapshot import PeerDonorSnapshot, PeerSnapshot
+from .tier import PeerTier
 
 __all__ = ["PeerDonorSnapshot", "PeerSnapshot", "PeerTier"]

@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from swift_tiers.radix_tiering.figures.counters import LinkCounters
-from swift_tiers.radix_tiering.lending.donation.arena_messages import Store, Stored
-from swift_tiers.radix_tiering.lending.donation.device_arena import AttachedDevice
-from swift_tiers.radix_tiering.lending.leases import LeaseKey, LeaseService, Ticket, Use
-from swift_tiers.radix_tiering.tiers.host.landing import Landing
-from swift_tiers.radix_tiering.tiers.peer.jobs import LEASE_ENDED, REFUSED, Job, Land, Read, Storing, Write
-from swift_tiers.radix_tiering.tiers.peer.neighbour import Neighbour
-from swift_tiers.radix_tiering.tiers.peer.places import PlaceBook
-from swift_tiers.radix_tiering.tiers.peer.staging import Staging
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from ...figures.counters import LinkCounters
+from ...lending.donation.arena_messages import Store, Stored
+from ...lending.donation.device_arena import AttachedDevice
+from ...lending.leases import LeaseKey, LeaseService, Ticket, Use
+from ..host.landing import Landing
+from ..ssd import ReadOutcome
+from .jobs import LEASE_ENDED, REFUSED, Job, Land, Read, Storing, Write
+from .neighbour import Neighbour
+from .places import PlaceBook
+from .staging import Staging
 
 logger = logging.getLogger(__name__)
 

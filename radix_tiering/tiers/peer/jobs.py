@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swift_tiers.radix_tiering.lending.leases import Ticket
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from ...lending.leases import Ticket
+from ..ssd import ReadOutcome
+from .peer_memory import PeerPlace
 
 #: Why a page was not written.
 LEASE_ENDED = "lease ended"

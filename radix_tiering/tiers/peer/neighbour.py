@@ -6,13 +6,13 @@ import math
 from collections import deque
 from pathlib import Path
 
-from swift_tiers.radix_tiering.base.errors import SwiftTiersError
-from swift_tiers.radix_tiering.lending.donation.arena import SharedArena
-from swift_tiers.radix_tiering.lending.donation.arena_client import ArenaClient
-from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.lending.donation.pace import Pace
-from swift_tiers.radix_tiering.lending.leases import LeaseKey, Party
-from swift_tiers.radix_tiering.tiers.peer.jobs import Job, Land, Read, Write
+from ...base.errors import SwiftTiersError
+from ...lending.donation.arena import SharedArena
+from ...lending.donation.arena_client import ArenaClient
+from ...lending.donation.device_memory import DeviceMemory
+from ...lending.donation.pace import Pace
+from ...lending.leases import LeaseKey, Party
+from .jobs import Job, Land, Read, Write
 
 #: How long a donor may take to hand its memory out, or to answer a store that it has had time for, seconds.
 ANSWER_SECONDS = 5.0

@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from swift_tiers.radix_tiering.figures.counters import LinkCounters
-from swift_tiers.radix_tiering.lending.leases import LeaseKey
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from ...figures.counters import LinkCounters
+from ...lending.leases import LeaseKey
+from ..ssd import ReadOutcome
 
 
 class PeerPlace(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.lending.donation.extents import CutRun
-from swift_tiers.radix_tiering.lending.leases import LeaseKey
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import LeaseSlots, PeerPlace
+from ...lending.donation.extents import CutRun
+from ...lending.leases import LeaseKey
+from .peer_memory import LeaseSlots, PeerPlace
 
 
 class Occupancy(NamedTuple):

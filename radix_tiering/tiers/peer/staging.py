@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from swift_tiers.radix_tiering.lending.donation.arena import SharedArena
+from ...lending.donation.arena import SharedArena
 
 #: Memory for pages on their way, if they are not too large or too small for it: bytes, and pages.
 STAGING_BYTES = 32 * 2**20

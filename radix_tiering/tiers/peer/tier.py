@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.config import PeerConfig
-from swift_tiers.radix_tiering.base.page import page_digest
-from swift_tiers.radix_tiering.figures.counters import LinkCounters
-from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.lending.leases import LeaseKey, LeaseService, Timing
-from swift_tiers.radix_tiering.lending.leases.service import boot_time
-from swift_tiers.radix_tiering.lending.leases.timing import lease_timing
-from swift_tiers.radix_tiering.tiers.host.landing import Landing
-from swift_tiers.radix_tiering.tiers.peer.jobs import Job, Land, Read, Write
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
-from swift_tiers.radix_tiering.tiers.peer.places import PlaceBook
-from swift_tiers.radix_tiering.tiers.peer.snapshot import PeerDonorSnapshot, PeerSnapshot
-from swift_tiers.radix_tiering.tiers.peer.worker import PeerWorker
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from ...base.config import PeerConfig
+from ...base.page import page_digest
+from ...figures.counters import LinkCounters
+from ...lending.donation.device_memory import DeviceMemory
+from ...lending.leases import LeaseKey, LeaseService, Timing
+from ...lending.leases.service import boot_time
+from ...lending.leases.timing import lease_timing
+from ..host.landing import Landing
+from ..ssd import ReadOutcome
+from .jobs import Job, Land, Read, Write
+from .peer_memory import LeaseSlots, PeerPlace, PeerWatcher
+from .places import PlaceBook
+from .snapshot import PeerDonorSnapshot, PeerSnapshot
+from .worker import PeerWorker
 
 
 class PeerTier:

@@ -13,13 +13,13 @@ from random import SystemRandom
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.waker import Waker
-from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path
-from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.lending.donation.extents import CutRun
-from swift_tiers.radix_tiering.lending.leases import Borrower, LeaseKey, LeaseService, Timing
-from swift_tiers.radix_tiering.lending.leases.effects import (
+from ...base.errors import ConfigError
+from ...base.waker import Waker
+from ...lending.donation.arena_socket import arena_path
+from ...lending.donation.device_memory import DeviceMemory
+from ...lending.donation.extents import CutRun
+from ...lending.leases import Borrower, LeaseKey, LeaseService, Timing
+from ...lending.leases.effects import (
     BorrowerEffect,
     DonorJoined,
     DonorRefused,
@@ -27,13 +27,13 @@ from swift_tiers.radix_tiering.lending.leases.effects import (
     LeaseEnded,
     LeaseRecalled,
 )
-from swift_tiers.radix_tiering.tiers.host.landing import Landing
-from swift_tiers.radix_tiering.tiers.peer.copier import Copier
-from swift_tiers.radix_tiering.tiers.peer.jobs import CLOSING, LEASE_ENDED, Job
-from swift_tiers.radix_tiering.tiers.peer.neighbour import MISTRUST_SECONDS, Neighbour
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerWatcher
-from swift_tiers.radix_tiering.tiers.peer.places import PlaceBook
-from swift_tiers.radix_tiering.tiers.peer.staging import Staging
+from ..host.landing import Landing
+from .copier import Copier
+from .jobs import CLOSING, LEASE_ENDED, Job
+from .neighbour import MISTRUST_SECONDS, Neighbour
+from .peer_memory import PeerWatcher
+from .places import PlaceBook
+from .staging import Staging
 
 logger = logging.getLogger(__name__)
 

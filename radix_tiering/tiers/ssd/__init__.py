@@ -3,12 +3,12 @@
 `StripeSet` keeps pages on a `DeviceArray`; `layout` and docs/ssd-format.md say how; `fsck` checks and repairs.
 """
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, Operation, Request
-from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceStatus, Service
-from swift_tiers.radix_tiering.tiers.ssd.layout import Geometry, Placement, StoredPage
-from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceEntry
-from swift_tiers.radix_tiering.tiers.ssd.stripe_set import ReadToken, StripeSet, StripeSetStatus, UnitPlace
-from swift_tiers.radix_tiering.tiers.ssd.transfers import ReadOutcome, ReadRequest, WriteRequest
+from .arrays.devices import Completion, DeviceArray, Operation, Request
+from .device_state import DeviceStatus, Service
+from .layout import Geometry, Placement, StoredPage
+from .namespaces import NamespaceEntry
+from .stripe_set import ReadToken, StripeSet, StripeSetStatus, UnitPlace
+from .transfers import ReadOutcome, ReadRequest, WriteRequest
 
 __all__ = [
     "Completion",

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, round_up
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, Operation, Request
+from ...base.page import BLOCK_BYTES, round_up
+from .arrays.devices import Completion, DeviceArray, Operation, Request
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, page_digest, round_up
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray
-from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, read_blocks, write_blocks
-from swift_tiers.radix_tiering.tiers.ssd.layout import (
+from ...base.page import BLOCK_BYTES, page_digest, round_up
+from .arrays.devices import DeviceArray
+from .blockio import Patience, read_blocks, write_blocks
+from .layout import (
     CHECKPOINT_OFFSET,
     RECORD_BYTES,
     RECORD_DTYPE,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.config import SsdConfig
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.base.units import format_size
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import NewDevice
-from swift_tiers.radix_tiering.tiers.ssd.files import (
+from ...base.config import SsdConfig
+from ...base.errors import ConfigError
+from ...base.page import BLOCK_BYTES
+from ...base.units import format_size
+from .arrays.devices import NewDevice
+from .files import (
     DeviceFile,
     create_device_file,
     half_made,
@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.tiers.ssd.files import (
     open_device_file,
     remove_half_made,
 )
-from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS
+from .layout import SUPERBLOCK_OFFSETS
 
 #: Largest device file that is made without a configured size, bytes.
 AUTOMATIC_DEVICE_LIMIT = 256 * 2**30

@@ -12,12 +12,12 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from swift_tiers.radix_tiering.figures.counters import LatencyHistogram, LatencySnapshot
-from swift_tiers.radix_tiering.tiers.ssd.layout import Geometry
-from swift_tiers.radix_tiering.tiers.ssd.slots import SlotMap
+from ...figures.counters import LatencyHistogram, LatencySnapshot
+from .layout import Geometry
+from .slots import SlotMap
 
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.tiers.ssd.transfers import Unit
+    from .transfers import Unit
 
 #: So many reads in a row that end in an I/O error take a device out of service.
 READ_ERROR_LIMIT = 3

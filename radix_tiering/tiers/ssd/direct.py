@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
+from ...base.errors import ConfigError
 
 #: What GPUDirect Storage moves without a detour: multiples of so many bytes, at multiples of it in the file.
 DIRECT_BLOCK = 4096

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import round_up
-from swift_tiers.radix_tiering.figures.counters import LinkCounters
-from swift_tiers.radix_tiering.tiers.host.landing import Landing
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet, UnitPlace
-from swift_tiers.radix_tiering.tiers.ssd.direct import DIRECT_BLOCK, DirectFiles, PendingRead
+from ...base.page import round_up
+from ...figures.counters import LinkCounters
+from ..host.landing import Landing
+from . import ReadOutcome, StoredPage, StripeSet, UnitPlace
+from .direct import DIRECT_BLOCK, DirectFiles, PendingRead
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from swift_tiers.radix_tiering.tiers.ssd.layout import StoredPage
+from .layout import StoredPage
 
 
 class Command:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.tiers.ssd.arrays.device_file import (
+from ...base.errors import ConfigError
+from .arrays.device_file import (
     DeviceFile,
     check_owner,
     create_device_file,
@@ -16,10 +16,10 @@ from swift_tiers.radix_tiering.tiers.ssd.arrays.device_file import (
     open_device_file,
     remove_half_made,
 )
-from swift_tiers.radix_tiering.tiers.ssd.arrays.file_array import FileArray
-from swift_tiers.radix_tiering.tiers.ssd.arrays.thread_array import ThreadArray
-from swift_tiers.radix_tiering.tiers.ssd.arrays.uring import probe
-from swift_tiers.radix_tiering.tiers.ssd.arrays.uring_array import UringArray
+from .arrays.file_array import FileArray
+from .arrays.thread_array import ThreadArray
+from .arrays.uring import probe
+from .arrays.uring_array import UringArray
 
 __all__ = [
     "DeviceFile",

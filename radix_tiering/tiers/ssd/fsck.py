@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, ROOT_KEY, round_up
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, Operation, Request
-from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, aligned_buffer, execute, sync_devices, write_blocks
-from swift_tiers.radix_tiering.tiers.ssd.checkpoint import build_checkpoints, read_checkpoint, write_checkpoint
-from swift_tiers.radix_tiering.tiers.ssd.layout import (
+from ...base.page import BLOCK_BYTES, ROOT_KEY, round_up
+from .arrays.devices import DeviceArray, Operation, Request
+from .blockio import Patience, aligned_buffer, execute, sync_devices, write_blocks
+from .checkpoint import build_checkpoints, read_checkpoint, write_checkpoint
+from .layout import (
     RECORD_DTYPE,
     Placement,
     SlotPlace,
@@ -25,7 +25,7 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import (
     unit_count,
     unit_length,
 )
-from swift_tiers.radix_tiering.tiers.ssd.members import (
+from .members import (
     Members,
     Probe,
     Standing,
@@ -34,10 +34,10 @@ from swift_tiers.radix_tiering.tiers.ssd.members import (
     read_tables,
     write_table,
 )
-from swift_tiers.radix_tiering.tiers.ssd.namespaces import MemberTable, NamespaceEntry, NamespaceTable, reconcile
-from swift_tiers.radix_tiering.tiers.ssd.opening import write_superblock
-from swift_tiers.radix_tiering.tiers.ssd.scan import Assembly, ScanResult, assemble, scan_devices
-from swift_tiers.radix_tiering.tiers.ssd.transfers import ReadOutcome, verify_unit
+from .namespaces import MemberTable, NamespaceEntry, NamespaceTable, reconcile
+from .opening import write_superblock
+from .scan import Assembly, ScanResult, assemble, scan_devices
+from .transfers import ReadOutcome, verify_unit
 
 #: Stage ("headers" or "payloads"), done, in all.
 CheckProgress = Callable[[str, int, int], None]

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, page_digest, round_up
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, Operation, Request
-from swift_tiers.radix_tiering.tiers.ssd.blockio import CONTROL_TAG, Patience, aligned_buffer
-from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceState, Service
-from swift_tiers.radix_tiering.tiers.ssd.errands import Command, DeviceOut
-from swift_tiers.radix_tiering.tiers.ssd.layout import (
+from ...base.page import BLOCK_BYTES, page_digest, round_up
+from .arrays.devices import Completion, DeviceArray, Operation, Request
+from .blockio import CONTROL_TAG, Patience, aligned_buffer
+from .device_state import DeviceState, Service
+from .errands import Command, DeviceOut
+from .layout import (
     SlotPlace,
     StoredPage,
     combined_digest,
@@ -28,9 +28,9 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import (
     unit_identity,
     unit_length,
 )
-from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator
-from swift_tiers.radix_tiering.tiers.ssd.transfers import PageRead, PageWrite, ReadOutcome, Stage, Transfer, Unit
-from swift_tiers.radix_tiering.tiers.ssd.verify_pool import ReadUnit, VerifyPool
+from .slots import SlotAllocator
+from .transfers import PageRead, PageWrite, ReadOutcome, Stage, Transfer, Unit
+from .verify_pool import ReadUnit, VerifyPool
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray
-from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
-from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceState, Service
-from swift_tiers.radix_tiering.tiers.ssd.layout import Superblock
-from swift_tiers.radix_tiering.tiers.ssd.members import write_table
-from swift_tiers.radix_tiering.tiers.ssd.opening import write_both, write_superblock
-from swift_tiers.radix_tiering.tiers.ssd.slots import SlotMap
+from .arrays.devices import DeviceArray
+from .blockio import Patience
+from .device_state import DeviceState, Service
+from .layout import Superblock
+from .members import write_table
+from .opening import write_both, write_superblock
+from .slots import SlotMap
 
 
 class Joined(NamedTuple):

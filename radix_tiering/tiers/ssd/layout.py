@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.page import (
+from ...base.errors import ConfigError
+from ...base.page import (
     BLOCK_BYTES,
     KEY_BYTES,
     NAMESPACE_BYTES,

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.errors import FormatError
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, Operation, Request
-from swift_tiers.radix_tiering.tiers.ssd.blockio import (
+from ...base.errors import FormatError
+from ...base.page import BLOCK_BYTES
+from .arrays.devices import DeviceArray, Operation, Request
+from .blockio import (
     Patience,
     aligned_buffer,
     execute,
@@ -25,7 +25,7 @@ from swift_tiers.radix_tiering.tiers.ssd.blockio import (
     sync_devices,
     write_blocks,
 )
-from swift_tiers.radix_tiering.tiers.ssd.layout import (
+from .layout import (
     CHECKPOINT_OFFSET,
     SUPERBLOCK_OFFSETS,
     TABLE_BYTES,
@@ -33,8 +33,8 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import (
     Defect,
     Superblock,
 )
-from swift_tiers.radix_tiering.tiers.ssd.layout import decode_superblock as decode
-from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceTable
+from .layout import decode_superblock as decode
+from .namespaces import NamespaceTable
 
 #: Why a device of 0 bytes is not used.
 EMPTY = "is empty, nothing of it is left: remove it, and the next start makes it anew"

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.base.page import NAMESPACE_BYTES, page_digest
-from swift_tiers.radix_tiering.tiers.ssd.layout import LAYOUT_VERSION, TABLE_BYTES
+from ...base.errors import ConfigError
+from ...base.page import NAMESPACE_BYTES, page_digest
+from .layout import LAYOUT_VERSION, TABLE_BYTES
 
 TABLE_MAGIC = b"SWFTNAME"
 _HEADER = struct.Struct("<8sIIQI20s")

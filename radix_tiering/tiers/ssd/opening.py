@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray
-from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, sync_devices, write_blocks
-from swift_tiers.radix_tiering.tiers.ssd.checkpoint import read_checkpoint
-from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceState, Service
-from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS, Geometry, StoredPage, Superblock, unit_count
-from swift_tiers.radix_tiering.tiers.ssd.members import (
+from ...base.errors import ConfigError, FormatError
+from .arrays.devices import DeviceArray
+from .blockio import Patience, sync_devices, write_blocks
+from .checkpoint import read_checkpoint
+from .device_state import DeviceState, Service
+from .layout import SUPERBLOCK_OFFSETS, Geometry, StoredPage, Superblock, unit_count
+from .members import (
     Members,
     Probe,
     Standing,
@@ -27,9 +27,9 @@ from swift_tiers.radix_tiering.tiers.ssd.members import (
     silent_devices,
     write_table,
 )
-from swift_tiers.radix_tiering.tiers.ssd.namespaces import MemberTable, NamespaceTable, reconcile
-from swift_tiers.radix_tiering.tiers.ssd.scan import assemble, scan_devices
-from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+from .namespaces import MemberTable, NamespaceTable, reconcile
+from .scan import assemble, scan_devices
+from .slots import SlotAllocator, SlotMap
 
 
 class Opened(NamedTuple):

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, Operation, Request
-from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, aligned_buffer, execute
-from swift_tiers.radix_tiering.tiers.ssd.layout import (
+from ...base.page import BLOCK_BYTES, PageRecord
+from .arrays.devices import DeviceArray, Operation, Request
+from .blockio import Patience, aligned_buffer, execute
+from .layout import (
     HEADER_DTYPE,
     LAYOUT_VERSION,
     RECORD_BYTES,
@@ -26,7 +26,7 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import (
     Superblock,
     sealed,
 )
-from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceEntry
+from .namespaces import NamespaceEntry
 
 #: Device, slots done, slots in all.
 Progress = Callable[[int, int, int], None]

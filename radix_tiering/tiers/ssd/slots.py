@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.tiers.ssd.layout import Placement
+from .layout import Placement
 
 #: A slot is FREE, or RESERVED by a placement whose page is not written yet, or TAKEN by one whose page is, or LEAVING:
 #: released, but still read or written by a transfer under way.

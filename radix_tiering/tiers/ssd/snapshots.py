@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap
-from swift_tiers.radix_tiering.figures.counters import DeviceSnapshot, StripeSnapshot
-from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceStatus, Service
-from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, LEAVING, RESERVED, TAKEN
-from swift_tiers.radix_tiering.tiers.ssd.stripe_set import DeviceSlots, StripeSetStatus
+from ...base.slot_map import MapPiece, SlotState, TierMap
+from ...figures.counters import DeviceSnapshot, StripeSnapshot
+from .device_state import DeviceStatus, Service
+from .slots import FREE, LEAVING, RESERVED, TAKEN
+from .stripe_set import DeviceSlots, StripeSetStatus
 
 _WORDS = np.zeros(4, np.uint8)
 _WORDS[[FREE, TAKEN, LEAVING, RESERVED]] = [

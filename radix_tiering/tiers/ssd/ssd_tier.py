@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
-from swift_tiers.radix_tiering.base.page import page_digest
-from swift_tiers.radix_tiering.base.slot_map import TierMap
-from swift_tiers.radix_tiering.figures.counters import DeviceSnapshot, StripeSnapshot
-from swift_tiers.radix_tiering.tiers.ssd import DeviceArray, StoredPage, StripeSet
-from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
-from swift_tiers.radix_tiering.tiers.ssd.blockio import STALL_SECONDS, close_array
-from swift_tiers.radix_tiering.tiers.ssd.device_files import MadeDevice
-from swift_tiers.radix_tiering.tiers.ssd.layout import combined_digest
-from swift_tiers.radix_tiering.tiers.ssd.snapshots import device_snapshots, slot_map, stripe_snapshot
+from ...base.errors import ConfigError, FormatError
+from ...base.page import page_digest
+from ...base.slot_map import TierMap
+from ...figures.counters import DeviceSnapshot, StripeSnapshot
+from . import DeviceArray, StoredPage, StripeSet
+from .arrays.throttled import ThrottledArray
+from .blockio import STALL_SECONDS, close_array
+from .device_files import MadeDevice
+from .layout import combined_digest
+from .snapshots import device_snapshots, slot_map, stripe_snapshot
 
 
 class SsdTier:

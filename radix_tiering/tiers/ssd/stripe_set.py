@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, NewDevice
-from swift_tiers.radix_tiering.tiers.ssd.blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
-from swift_tiers.radix_tiering.tiers.ssd.checkpoint import build_checkpoints, write_checkpoint
-from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceStatus, Service
-from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
-from swift_tiers.radix_tiering.tiers.ssd.joining import join
-from swift_tiers.radix_tiering.tiers.ssd.layout import (
+from ...base.errors import ConfigError, FormatError
+from ...base.page import BLOCK_BYTES, PageRecord
+from .arrays.devices import DeviceArray, NewDevice
+from .blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
+from .checkpoint import build_checkpoints, write_checkpoint
+from .device_state import DeviceStatus, Service
+from .io_thread import IoThread
+from .joining import join
+from .layout import (
     Geometry,
     Placement,
     StoredPage,
@@ -27,11 +27,11 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import (
     unit_count,
     unit_length,
 )
-from swift_tiers.radix_tiering.tiers.ssd.members import silent_devices
-from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceEntry
-from swift_tiers.radix_tiering.tiers.ssd.opening import Opened, all_blank, create_set, open_set, write_superblock
-from swift_tiers.radix_tiering.tiers.ssd.table_writer import TableWriter
-from swift_tiers.radix_tiering.tiers.ssd.transfers import (
+from .members import silent_devices
+from .namespaces import NamespaceEntry
+from .opening import Opened, all_blank, create_set, open_set, write_superblock
+from .table_writer import TableWriter
+from .transfers import (
     PageRead,
     PageWrite,
     ReadDone,

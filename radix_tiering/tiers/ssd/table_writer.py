@@ -14,12 +14,12 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
-from swift_tiers.radix_tiering.tiers.ssd.blockio import POLL, Syncing, aligned_buffer, next_tag
-from swift_tiers.radix_tiering.tiers.ssd.device_state import DeviceState, Service
-from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
-from swift_tiers.radix_tiering.tiers.ssd.layout import TABLE_BYTES, TABLE_OFFSETS
-from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceTable
+from .arrays.devices import Operation, Request
+from .blockio import POLL, Syncing, aligned_buffer, next_tag
+from .device_state import DeviceState, Service
+from .io_thread import IoThread
+from .layout import TABLE_BYTES, TABLE_OFFSETS
+from .namespaces import NamespaceTable
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import PageRecord, page_digest
-from swift_tiers.radix_tiering.tiers.ssd.layout import (
+from ...base.page import PageRecord, page_digest
+from .layout import (
     CHECKSUM_OFFSET,
     DIGEST_BYTES,
     IDENTITY_BYTES,

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift_tiers.radix_tiering.tiers.ssd.layout import SlotPlace
-from swift_tiers.radix_tiering.tiers.ssd.transfers import PageRead, ReadOutcome, verify_unit
+from .layout import SlotPlace
+from .transfers import PageRead, ReadOutcome, verify_unit
 
 logger = logging.getLogger(__name__)
 

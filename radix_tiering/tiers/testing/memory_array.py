@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.checking import check_requests, copy_in, copy_out
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, NewDevice, Operation, Request
+from ..ssd.arrays.checking import check_requests, copy_in, copy_out
+from ..ssd.arrays.devices import Completion, NewDevice, Operation, Request
 
 
 class MemoryArray:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from swift_tiers.ops.lab.simulate.scenarios.scenario import Scenario
+from .scenario import Scenario
 
 
 def scenarios() -> dict[str, Scenario]:
     """All of them by name, in the order in which docs/evaluation.md has them."""
-    from swift_tiers.ops.lab.simulate.scenarios import (
+    from . import (
         bounds,
         cacheflow,
         cacheflow_dimensions,

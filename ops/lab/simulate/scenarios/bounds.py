@@ -6,14 +6,15 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from swift_tiers.ops.lab.simulate.bounds import batch_bound
-from swift_tiers.ops.lab.simulate.curve import Linear
-from swift_tiers.ops.lab.simulate.restoring import IN_TURN, SWIFT_TIERS, Method, Request
-from swift_tiers.ops.lab.simulate.runs import linear_setup, restore
-from swift_tiers.ops.lab.simulate.scenarios.scenario import Scenario
-from swift_tiers.ops.lab.simulate.tables import Cell, Table, table
 from swift_tiers.radix_tiering.restore.cost import ComputeCost
 from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
+
+from ..bounds import batch_bound
+from ..curve import Linear
+from ..restoring import IN_TURN, SWIFT_TIERS, Method, Request
+from ..runs import linear_setup, restore
+from ..tables import Cell, Table, table
+from .scenario import Scenario
 
 #: Loading over computing.
 RATIOS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.hardware import GIGABIT, GPUS, USAGE, Usage
-from swift_tiers.ops.lab.simulate.models import MODELS
-from swift_tiers.ops.lab.simulate.restoring import (
+from ..curve import Curve
+from ..hardware import GIGABIT, GPUS, USAGE, Usage
+from ..models import MODELS
+from ..restoring import (
     BY_AGE,
     IN_TURN,
     LOAD,
@@ -22,10 +22,10 @@ from swift_tiers.ops.lab.simulate.restoring import (
     Setup,
     Sharing,
 )
-from swift_tiers.ops.lab.simulate.runs import Result, chunk_for, restore, setup_for
-from swift_tiers.ops.lab.simulate.scenarios.scenario import Scenario
-from swift_tiers.ops.lab.simulate.tables import HELD, Cell, Compared, Table, compared, table
-from swift_tiers.ops.lab.simulate.workloads import WORKLOADS, poisson
+from ..runs import Result, chunk_for, restore, setup_for
+from ..tables import HELD, Cell, Compared, Table, compared, table
+from ..workloads import WORKLOADS, poisson
+from .scenario import Scenario
 
 LATENCY = 200e-6  # of a request over a data centre's network, assumed
 LONGEST = 32_768

@@ -6,11 +6,16 @@ from itertools import takewhile
 
 import msgspec
 
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.hardware import GIGABIT, USAGE
-from swift_tiers.ops.lab.simulate.restoring import RECOMPUTE, SWIFT_TIERS
-from swift_tiers.ops.lab.simulate.runs import REMOTE, chunk_for
-from swift_tiers.ops.lab.simulate.scenarios.cacheflow import (
+from swift_tiers.radix_tiering.restore.cost import SourceCost
+from swift_tiers.radix_tiering.restore.plan import Prefix, Run, plan_layers
+
+from ..curve import Curve
+from ..hardware import GIGABIT, USAGE
+from ..restoring import RECOMPUTE, SWIFT_TIERS
+from ..runs import REMOTE, chunk_for
+from ..stages import Inputs, Stages
+from ..tables import HELD, Cell, Compared, Table, compared, table
+from .cacheflow import (
     LONGEST,
     METHODS,
     alone,
@@ -20,11 +25,7 @@ from swift_tiers.ops.lab.simulate.scenarios.cacheflow import (
     run,
     setup_of,
 )
-from swift_tiers.ops.lab.simulate.scenarios.scenario import Scenario
-from swift_tiers.ops.lab.simulate.stages import Inputs, Stages
-from swift_tiers.ops.lab.simulate.tables import HELD, Cell, Compared, Table, compared, table
-from swift_tiers.radix_tiering.restore.cost import SourceCost
-from swift_tiers.radix_tiering.restore.plan import Prefix, Run, plan_layers
+from .scenario import Scenario
 
 # ---- the third dimension (Figure 7, ablation) ----
 

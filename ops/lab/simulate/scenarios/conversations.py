@@ -8,22 +8,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.donors import Donor
-from swift_tiers.ops.lab.simulate.hardware import GB
-from swift_tiers.ops.lab.simulate.lines import Line
-from swift_tiers.ops.lab.simulate.machine import LONGEST, Call, Lent, Machine, Replay, Running
-from swift_tiers.ops.lab.simulate.models import MODELS, Model
-from swift_tiers.ops.lab.simulate.peer_route import DEFAULT_LANDING, PEER, PeerRoute
-from swift_tiers.ops.lab.simulate.restoring import BY_AGE, LOAD, Request, Sends, Server, Setup
-from swift_tiers.ops.lab.simulate.runs import chunk_for
-from swift_tiers.ops.lab.simulate.scenarios.scenario import Scenario
-from swift_tiers.ops.lab.simulate.scenarios.swiftcache import H20, NVLINK, PCIE, kv_bytes
-from swift_tiers.ops.lab.simulate.tables import HELD, Cell, Compared, Table, compared, table
-from swift_tiers.ops.lab.simulate.workloads import Lengths
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.planner import HERE
+
+from ..clock import Clock
+from ..curve import Curve
+from ..donors import Donor
+from ..hardware import GB
+from ..lines import Line
+from ..machine import LONGEST, Call, Lent, Machine, Replay, Running
+from ..models import MODELS, Model
+from ..peer_route import DEFAULT_LANDING, PEER, PeerRoute
+from ..restoring import BY_AGE, LOAD, Request, Sends, Server, Setup
+from ..runs import chunk_for
+from ..tables import HELD, Cell, Compared, Table, compared, table
+from ..workloads import Lengths
+from .scenario import Scenario
+from .swiftcache import H20, NVLINK, PCIE, kv_bytes
 
 PAGE_TOKENS = 64
 SECONDS, PER_SECOND = 900.0, 0.15

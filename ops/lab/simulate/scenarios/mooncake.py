@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.hardware import GB, GIGABIT, GPUS, SSDS, USAGE
-from swift_tiers.ops.lab.simulate.machine import PLACES, Call, Machine, Replay, replay
-from swift_tiers.ops.lab.simulate.models import MODELS
-from swift_tiers.ops.lab.simulate.restoring import BY_AGE, RECOMPUTE
-from swift_tiers.ops.lab.simulate.scenarios.scenario import Scenario
-from swift_tiers.ops.lab.simulate.tables import Cell, Table, table
-from swift_tiers.ops.lab.simulate.traces import BLOCK_TOKENS, Record, read, seen_before
+from ..curve import Curve
+from ..hardware import GB, GIGABIT, GPUS, SSDS, USAGE
+from ..machine import PLACES, Call, Machine, Replay, replay
+from ..models import MODELS
+from ..restoring import BY_AGE, RECOMPUTE
+from ..tables import Cell, Table, table
+from ..traces import BLOCK_TOKENS, Record, read, seen_before
+from .scenario import Scenario
 
 GPU, GPU_COUNT, MODEL = "H100", 8, "Qwen3-14B"
 TB = 1e12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from swift_tiers.ops.lab.simulate.tables import Table
+from ..tables import Table
 
 
 class Scenario(NamedTuple):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.hardware import GPUS, SSDS, USAGE, Ssd
-from swift_tiers.ops.lab.simulate.lines import Line, Stripes
-from swift_tiers.ops.lab.simulate.machine import ssd_lines
-from swift_tiers.ops.lab.simulate.models import MODELS, Model
-from swift_tiers.ops.lab.simulate.restoring import LOAD, SWIFT_TIERS, Request, Server, Setup
-from swift_tiers.ops.lab.simulate.runs import chunk_for
-from swift_tiers.ops.lab.simulate.scenarios.scenario import Scenario
-from swift_tiers.ops.lab.simulate.tables import Cell, Table, table
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
+
+from ..clock import Clock
+from ..curve import Curve
+from ..hardware import GPUS, SSDS, USAGE, Ssd
+from ..lines import Line, Stripes
+from ..machine import ssd_lines
+from ..models import MODELS, Model
+from ..restoring import LOAD, SWIFT_TIERS, Request, Server, Setup
+from ..runs import chunk_for
+from ..tables import Cell, Table, table
+from .scenario import Scenario
 
 UNIT_BYTES = 256 << 10  # the default of `ssd.stripe_unit`
 COUNTS = (1, 2, 4, 8)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swift_tiers.ops.lab.simulate.context import block_bytes, blocks
-from swift_tiers.ops.lab.simulate.curve import Curve
-from swift_tiers.ops.lab.simulate.hardware import GPUS, USAGE
-from swift_tiers.ops.lab.simulate.models import MODELS, Model
-from swift_tiers.ops.lab.simulate.scenarios.scenario import Scenario
-from swift_tiers.ops.lab.simulate.tables import HELD, Cell, Compared, Table, compared, table
+from ..context import block_bytes, blocks
+from ..curve import Curve
+from ..hardware import GPUS, USAGE
+from ..models import MODELS, Model
+from ..tables import HELD, Cell, Compared, Table, compared, table
+from .scenario import Scenario
 
 H20 = GPUS["H20"]
 LWM = MODELS["LWM-7B"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
+from .devices import Operation, Request
 
 _UINT8 = np.dtype(np.uint8)
 _byte_at: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer

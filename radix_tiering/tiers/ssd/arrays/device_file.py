@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
+from ....base.errors import ConfigError, StripeSetBusyError
 
 #: Why buffered I/O is only a fallback, for `description`.
 BUFFERED = "buffered (no O_DIRECT here)"

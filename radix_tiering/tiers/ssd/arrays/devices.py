@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.device_file import DeviceFile
+from .device_file import DeviceFile
 
 #: A device that is to be added to an array: an open file, or the bytes of one in memory. `size` is in bytes.
 NewDevice = DeviceFile | np.ndarray

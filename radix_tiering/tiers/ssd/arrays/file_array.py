@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.tiers.ssd.arrays.checking import check_requests
-from swift_tiers.radix_tiering.tiers.ssd.arrays.device_file import BUFFERED, DIRECT, DeviceFile, open_device_file
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import NewDevice, Request
+from ....base.errors import ConfigError
+from .checking import check_requests
+from .device_file import BUFFERED, DIRECT, DeviceFile, open_device_file
+from .devices import NewDevice, Request
 
 #: Direct I/O resumes at a logical block; 512 is the smallest there is.
 _RESUME_BYTES = 512

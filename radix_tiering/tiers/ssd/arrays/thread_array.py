@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, NewDevice, Operation, Request
-from swift_tiers.radix_tiering.tiers.ssd.arrays.file_array import FileArray
+from .devices import Completion, NewDevice, Operation, Request
+from .file_array import FileArray
 
 
 class ThreadArray(FileArray):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, NewDevice, Request
-from swift_tiers.radix_tiering.tiers.ssd.arrays.wrapping import Admission, Clock, DelayingArray
+from .devices import DeviceArray, NewDevice, Request
+from .wrapping import Admission, Clock, DelayingArray
 
 #: Requests a rested device serves at once before its rate shows.
 BURST_REQUESTS = 2

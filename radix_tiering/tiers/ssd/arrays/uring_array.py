@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.errors import ConfigError
-from swift_tiers.radix_tiering.tiers.ssd.arrays.checking import address_of
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, NewDevice, Operation, Request
-from swift_tiers.radix_tiering.tiers.ssd.arrays.file_array import FileArray
-from swift_tiers.radix_tiering.tiers.ssd.arrays.uring import READV, WRITEV, Ring
+from ....base.errors import ConfigError
+from .checking import address_of
+from .devices import Completion, NewDevice, Operation, Request
+from .file_array import FileArray
+from .uring import READV, WRITEV, Ring
 
 #: How often one transfer is tried again after EINTR or EAGAIN before the errno is believed.
 _ATTEMPTS = 16

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from swift_tiers.radix_tiering.tiers.ssd.arrays.checking import check_requests
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, NewDevice, Request
+from .checking import check_requests
+from .devices import Completion, DeviceArray, NewDevice, Request
 
 
 class Clock(Protocol):
