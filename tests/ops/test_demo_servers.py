@@ -203,7 +203,7 @@ def test_a_server_dies_with_its_demo(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from swift_tiers.ops.demo.servers import Server
+from swift_tiers.ops.commands.demo.servers import Server
 class Sleeper(Server):
     command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
 Sleeper("x", [], 1, Path({str(tmp_path / "log")!r})).start()

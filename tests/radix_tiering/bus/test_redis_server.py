@@ -29,7 +29,7 @@ from support.redis import outliving, processes_with, redis_programs, wait_for
 #: A participant in a process of its own. It answers each line of its input; "fork" makes a child that only waits.
 PARTICIPANT = """
 import os, sys, time
-from swift_tiers.radix_tiering.bus.redis_server import EmbeddedRedis
+from swift_tiers.radix_tiering.bus.redis.redis_server import EmbeddedRedis
 embedded = EmbeddedRedis(sys.argv[1])
 for line in sys.stdin:
     if line == "ensure\\n":

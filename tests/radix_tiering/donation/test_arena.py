@@ -23,7 +23,7 @@ SIZE = 1 << 20
 DONOR = textwrap.dedent(
     """
     import os, socket, sys
-    from swift_tiers.radix_tiering.donation.arena import SharedArena
+    from swift_tiers.radix_tiering.lending.donation.arena import SharedArena
     link = socket.socket(fileno=int(sys.argv[1]))
     arena = SharedArena({size})
     arena.array[:] = 7

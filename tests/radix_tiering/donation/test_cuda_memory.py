@@ -299,7 +299,7 @@ CHILD = textwrap.dedent(
     import os, signal, socket, sys
     sys.path[0] = sys.argv[1]
     import torch
-    from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
+    from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
     from support.fake_cuda_driver import FakeCudaDriver
     memory = CudaDeviceMemory(0, FakeCudaDriver("a"), torch.device("cpu"))
     fd, own = memory.export(int(sys.argv[3]))

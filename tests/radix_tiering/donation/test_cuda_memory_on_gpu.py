@@ -25,7 +25,7 @@ DONOR = textwrap.dedent(
     """
     import socket, sys
     import torch
-    from swift_tiers.radix_tiering.donation.cuda_memory import CudaDeviceMemory
+    from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
     link = socket.socket(fileno=int(sys.argv[1]))
     fd, own = CudaDeviceMemory(0).export(int(sys.argv[2]))
     assert not own.any().item()

@@ -253,9 +253,9 @@ DONOR = textwrap.dedent(
     import sys, json
     sys.path[0] = sys.argv[1]
     from pathlib import Path
-    from swift_tiers.radix_tiering.donation.arena_server import ArenaServer
-    from swift_tiers.radix_tiering.donation.device_arena import DeviceArena
-    from swift_tiers.radix_tiering.leases import Extent, Party, ipc_address
+    from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
+    from swift_tiers.radix_tiering.lending.donation.device_arena import DeviceArena
+    from swift_tiers.radix_tiering.lending.leases import Extent, Party, ipc_address
     from support.fake_device import FakeDeviceMemory
     size, run = json.loads(sys.argv[3])
     device = FakeDeviceMemory("GPU-a")

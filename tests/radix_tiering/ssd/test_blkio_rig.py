@@ -74,9 +74,9 @@ READER = """
 import sys, time
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text("0")
-from swift_tiers.radix_tiering.memory import huge_array
-from swift_tiers.radix_tiering.ssd.devices import Operation, Request
-from swift_tiers.radix_tiering.ssd.files import open_array
+from swift_tiers.radix_tiering.base.memory import huge_array
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.files import open_array
 seconds, paths, size, depth = float(sys.argv[2]), sys.argv[3:], 256 << 10, 8
 array = open_array(paths)
 pool = huge_array(len(paths) * depth * size)

@@ -140,7 +140,7 @@ def test_no_room_leaves_nothing_behind(path: Path, monkeypatch) -> None:
 #: Stops for ever while it allocates, having taken some room.
 KILLED = """
 import os, sys
-from swift_tiers.radix_tiering.ssd.files import create_device_file
+from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file
 def allocate(descriptor, offset, length):
     os.write(descriptor, b"x" * 8192)
     print("allocating", flush=True)

@@ -231,8 +231,8 @@ load, compare, forbid, allow = (32, 0, 0, 0), (21, 0, 1, {number}), (6, 0, 0, 0x
 code = (Instruction * 4)(load, compare, forbid, allow)
 program = Program(4, code)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(program)) == 0, ctypes.get_errno()
-from swift_tiers.radix_tiering.errors import ConfigError
-from swift_tiers.radix_tiering.ssd.files import ThreadArray, open_array
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.tiers.ssd.files import ThreadArray, open_array
 array = open_array([sys.argv[1]])
 assert isinstance(array, ThreadArray)
 print(array.description)
