@@ -89,8 +89,8 @@ def test(arguments: "list[str]") -> None:
     rooms = ("kernels", "radix_tiering", "sglang_ext", "console", "ops")
     run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
     if set(arguments) <= {"--all"}:
-        # One process for the tests that start servers, which wait for most of their time, and one for all others.
-        arguments += ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+        # One process for the tests that start servers, and two for all others: most of them wait for most of their time.
+        arguments += ["-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]
     os.chdir(ROOT)
     os.execv(python, [python, "-m", "pytest", *arguments])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .page_codec import SMALLEST, Codec, EncodedLayout
+from .page_codec_layout import SMALLEST, Codec, EncodedLayout
 from .pool_planes import PoolPlanes
 
 

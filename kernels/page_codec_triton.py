@@ -24,7 +24,7 @@ from .float_bits_triton import (
     widen,
 )
 from .launch import COUNT_LIMIT, cdiv, launch, programs_for
-from .page_codec import Codec, EncodedLayout
+from .page_codec_layout import Codec, EncodedLayout
 from .pool_planes import PoolPlanes, alignment_of
 
 #: Values of a tile: 32 to each of 128 threads, so that what is done once a row weighs little.

@@ -22,13 +22,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from .page_digest_plain import FACTORS, GOLDEN, SHIFTS, page_digests_plain
 from .page_gather import Indices
 from .pool_planes import as_indices, check_slab
 
-GOLDEN = 0x9E3779B97F4A7C15
-#: SplitMix64's finalizer: shift, multiply, shift, multiply, shift.
-SHIFTS = (30, 27, 31)
-FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 #: Words that the host takes at once: they stay in its cache from step to step.
 _HOST_WORDS = 32768
 
@@ -84,30 +81,3 @@ def page_digests(slab: torch.Tensor, slots: Indices, nbytes: int, offset: int = 
 def digest_bytes(digests: torch.Tensor) -> list[bytes]:
     """Digests as 16 bytes each, as `host_page_digest` gives them. Waits for the device."""
     return [row.tobytes() for row in digests.cpu().numpy().astype("<i8")]
-
-
-def page_digests_plain(slab: torch.Tensor, slots: torch.Tensor, nbytes: int, offset: int) -> torch.Tensor:
-    """The same in plain torch, page after page: what the kernel must equal."""
-    return torch.stack([_digest_torch(slab[slot, offset : offset + nbytes]) for slot in slots.tolist()])
-
-
-def _signed(value: int) -> int:
-    """The int64 of the same bits: torch does no arithmetic on uint64."""
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _mix_torch(x: torch.Tensor) -> torch.Tensor:
-    for shift, factor in zip(SHIFTS, FACTORS, strict=False):
-        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)
-    return x ^ ((x >> SHIFTS[2]) & (2 ** (64 - SHIFTS[2]) - 1))
-
-
-def _digest_torch(page: torch.Tensor) -> torch.Tensor:
-    padded = torch.zeros(-(-len(page) // 8) * 8, dtype=torch.uint8, device=page.device)
-    padded[: len(page)] = page
-    words = padded.view(torch.int64)
-    keys = torch.arange(1, len(words) + 1, device=page.device) * _signed(GOLDEN)
-    mixed = _mix_torch(words + keys)
-    first = _mix_torch(mixed.sum() + _signed(len(page) * GOLDEN % 2**64))
-    second = _mix_torch((mixed * (keys | 1)).sum() + first)
-    return torch.stack([first, second])

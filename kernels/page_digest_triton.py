@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .launch import COUNT_LIMIT, cdiv, launch, programs_for
-from .page_digest import FACTORS, GOLDEN, SHIFTS
+from .page_digest_plain import FACTORS, GOLDEN, SHIFTS
 from .pool_planes import alignment_of
 
 #: Words of 8 bytes in a tile: 8 to each of 128 threads.

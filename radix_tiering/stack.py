@@ -35,7 +35,7 @@ from .table.policy import admission_policy, eviction_policy
 from .table.use_times import UseTimes
 from .tiers.host.host_tier import HostTier
 from .tiers.host.landing import LandingSlots
-from .tiers.peer.peer_memory import PeerMemory
+from .tiers.peer_memory import PeerMemory
 from .tiers.ssd import StoredPage
 from .tiers.ssd.direct_reads import DirectReads
 from .tiers.ssd.ssd_tier import SsdTier
@@ -196,7 +196,7 @@ class TierStack:
             direct=direct,
         )
         if peer is not None and self.sharer is not None:
-            peer.watch(PeerEvents(self, self.sharer))
+            peer.watch(PeerEvents(self.table, self.errands, self.sharer))
         if ssd is not None:
             ssd.watch(self._device_out)
             for device in ssd.snapshot()[1]:

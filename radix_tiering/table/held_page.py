@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
 from ..base.errors import NotHeldError
 from ..base.page import ROOT_KEY, PageRecord
 from ..base.slot_map import SlotState
+from ..tiers.peer_memory import PeerPlace
 from ..tiers.ssd import StoredPage
-
-if TYPE_CHECKING:
-    from .peer_copies import PeerCopy
 
 
 class HostState(Enum):
@@ -23,6 +21,14 @@ class HostState(Enum):
     NONE = auto()
     FILLING = auto()
     RESIDENT = auto()
+
+
+class PeerCopy(NamedTuple):
+    """A copy in memory that another server lends: where the bytes are, and how to tell that they are the page's."""
+
+    place: PeerPlace
+    digest: bytes
+    flushes: int = 0  # `PageTable.flushes` when it was begun
 
 
 class Page:

@@ -30,7 +30,7 @@ from ..base.page import ROOT_KEY, PageRecord
 from ..base.slot_map import SlotState
 from ..figures.counters import DirectorySnapshot, TierCounters
 from ..tiers.host.host_tier import HostTier
-from ..tiers.peer.peer_memory import PeerPlace
+from ..tiers.peer_memory import PeerPlace
 from ..tiers.ssd import StoredPage
 from .directory import Directory
 from .eviction import EvictionQueue

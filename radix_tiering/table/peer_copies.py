@@ -8,25 +8,17 @@ is recalled or has ended; a page that has no other copy then leaves with it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..figures.counters import TierCounters
 from ..lending.leases import LeaseKey
-from ..tiers.peer.peer_memory import PeerPlace
+from ..tiers.peer_memory import PeerPlace
 from .eviction import EvictionQueue
-from .held_page import HostState, Page
+from .held_page import HostState, Page, PeerCopy
 from .policy import PeerOrder
 
 if TYPE_CHECKING:
     from .page_table import PageTable
-
-
-class PeerCopy(NamedTuple):
-    """Where the bytes are, and how to tell that they are the page's."""
-
-    place: PeerPlace
-    digest: bytes
-    flushes: int = 0  # `PageTable.flushes` when it was begun
 
 
 class PeerCopies:

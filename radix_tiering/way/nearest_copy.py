@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from ..table.held_page import Page
-from ..tiers.peer.peer_memory import PeerMemory
+from ..tiers.peer_memory import PeerMemory
 from .promotion import Source
 
 

@@ -10,7 +10,7 @@ from ..base.page import KEY_BYTES
 from ..base.slot_map import MapPiece, SlotState, TierMap
 from ..figures.counters import PageFacts, PagePlaces, StackSnapshot
 from ..table.held_page import HostState, Page
-from ..tiers.peer.peer_memory import LeaseSlots
+from ..tiers.peer_memory import LeaseSlots
 
 if TYPE_CHECKING:
     from ..stack import TierStack

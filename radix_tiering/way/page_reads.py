@@ -13,7 +13,7 @@ from ..restore.batch import Batch
 from ..restore.plan import Strategy
 from ..restore.planner import Planner
 from ..table.held_page import HostState, Page
-from ..tiers.peer.peer_memory import PeerMemory
+from ..tiers.peer_memory import PeerMemory
 from .nearest_copy import NearestCopy
 from .promotion import DROPPED, Promotions, Source
 from .request_restore import Restore

@@ -10,19 +10,15 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
 
+from ..base.errand_thread import ErrandThread
 from ..base.events import EventLog
 from ..figures.counters import TierCounters
 from ..lending.leases import LeaseKey
-from ..table.held_page import HostState, Page
+from ..table.held_page import HostState, Page, PeerCopy
 from ..table.page_table import PageTable
-from ..table.peer_copies import PeerCopy
 from ..tiers.host.host_tier import HostTier
-from ..tiers.peer.peer_memory import PeerMemory
-
-if TYPE_CHECKING:
-    from ..stack import TierStack
+from ..tiers.peer_memory import PeerMemory
 
 #: Copies that may be under way together.
 COPIES_IN_FLIGHT = 16
@@ -188,13 +184,14 @@ class PeerWriter:
 class PeerEvents:
     """What a stack does when leases begin, are recalled and end. On the peer memory's own thread."""
 
-    def __init__(self, stack: TierStack, writer: PeerWriter) -> None:
-        self._stack = stack
+    def __init__(self, table: PageTable, errands: ErrandThread, writer: PeerWriter) -> None:
+        self._table = table
+        self._errands = errands
         self._writer = writer
 
     def lease_began(self) -> None:
         """Offer what host memory holds, most recent first, in steps."""
-        self._stack.errands.start(self._offer_all())
+        self._errands.start(self._offer_all())
 
     def lease_recalled(self, key: LeaseKey, until: float) -> None:
         self._writer.recall(key)
@@ -203,7 +200,7 @@ class PeerEvents:
         self._writer.end(key)
 
     def _offer_all(self) -> Generator[None, None, int]:
-        table = self._stack.table
+        table = self._table
         with table.lock:
             self._writer.pump()
         pages = [page for page in table.in_memory() if page.host is HostState.RESIDENT and page.peer is None]

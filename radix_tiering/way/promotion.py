@@ -10,12 +10,11 @@ from typing import Generic, TypeVar
 
 from ..base.events import EventLog
 from ..figures.counters import LinkCounters, TierCounters
-from ..table.held_page import HostState, Page
+from ..table.held_page import HostState, Page, PeerCopy
 from ..table.page_table import PageTable
-from ..table.peer_copies import PeerCopy
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
-from ..tiers.peer.peer_memory import PeerMemory
+from ..tiers.peer_memory import PeerMemory
 from ..tiers.ssd import ReadOutcome, StoredPage, StripeSet
 from ..tiers.ssd.direct_reads import DirectReads
 

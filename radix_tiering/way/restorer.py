@@ -25,7 +25,7 @@ from ..table.held_page import Page, Places
 from ..table.page_table import PageTable
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
-from ..tiers.peer.peer_memory import PeerMemory
+from ..tiers.peer_memory import PeerMemory
 from ..tiers.ssd import StripeSet
 from ..tiers.ssd.direct_reads import DirectReads
 from .claims import PAGES_PER_HOLD, Claims

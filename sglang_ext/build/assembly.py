@@ -24,7 +24,7 @@ from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, ProfileErr
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles, check_directories, device_files_in
 from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio

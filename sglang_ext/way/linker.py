@@ -36,7 +36,8 @@ from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS
 from ..build.assembly import build_tiers
 from ..build.reporting import Reporting
 from ..build.weights import unnamed_weights
-from ..pools.device_pool import DevicePool, open_device_pool
+from ..pools.device_pool import DevicePool
+from ..pools.opening import open_device_pool
 from ..tell.forward_times import ForwardTimes
 from ..tell.guard import never_raises
 from ..tell.request_facts import Runs, runs_of, tell_forward

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from swift_tiers.ops import cli
 from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands import demo
 from swift_tiers.ops.commands.demo import procedure, workload
 from swift_tiers.ops.commands.demo.replay import Answer
 from swift_tiers.ops.commands.demo.report import DemoReport, TurnReport, judge, make_turn, show, summarise
@@ -303,7 +302,7 @@ def test_the_report_can_be_read_back() -> None:
     "words", [["--sessions", "9"], ["--turns", "1"], ["--devices", "0"], ["--max-tokens", "0"], ["--model-path", "/no"]]
 )
 def test_options_that_cannot_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(words) == 2
+    assert cli.main(["demo", *words]) == 2
     error = capsys.readouterr().err
     assert words[0] in error
     assert error.count("\n") == 1
@@ -311,7 +310,7 @@ def test_options_that_cannot_work(words: list[str], capsys: pytest.CaptureFixtur
 
 def test_options_that_name_bad_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").mkdir()
-    assert demo.main(["--json", str(tmp_path / "no" / "file")]) == 2
+    assert cli.main(["demo", "--json", str(tmp_path / "no" / "file")]) == 2
     assert cli.main(["demo", "--model-path", str(tmp_path / "model")]) == 1
     assert all(line.startswith("swift-tiers: error: ") for line in capsys.readouterr().err.splitlines())
 

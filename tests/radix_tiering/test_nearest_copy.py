@@ -10,9 +10,8 @@ from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
-from swift_tiers.radix_tiering.table.held_page import Page
-from swift_tiers.radix_tiering.table.peer_copies import PeerCopy
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.table.held_page import Page, PeerCopy
+from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.nearest_copy import NearestCopy
 from swift_tiers.radix_tiering.way.promotion import Source

@@ -27,7 +27,7 @@ def test_pools_that_mean_more_than_kv_rows_are_refused_in_one_line(kind: str, re
     """Sliding windows, Mamba, sparse attention, scales: a prefix of these is more than the KV rows of its tokens."""
     from sglang.srt.mem_cache import memory_pool, swa_memory_pool
 
-    from swift_tiers.sglang_ext.pools.device_pool import open_device_pool
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
     pool = getattr(memory_pool, kind, None) or getattr(swa_memory_pool, kind)
     with pytest.raises(ConfigError, match=rf"KV pool is a {kind}; only .* are supported: {remedy}$") as refused:
@@ -47,7 +47,8 @@ def latent_pool(**changes: Any) -> Any:
 
 
 def test_latent_rows_are_pages_of_one_plane() -> None:
-    from swift_tiers.sglang_ext.pools.device_pool import open_device_pool, row_shape
+    from swift_tiers.sglang_ext.pools.device_pool import row_shape
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
     pool = latent_pool()
     assert open_device_pool(pool, 64).geometry == PageGeometry(layers=3, planes=1, tokens=64, row_bytes=1152)
@@ -56,7 +57,7 @@ def test_latent_rows_are_pages_of_one_plane() -> None:
 
 @pytest.mark.parametrize("change", [{"kv_scale_buffer": [torch.zeros(1)]}, {"layer_shard_enabled": True}])
 def test_latent_rows_with_scales_or_on_some_ranks_only_are_refused(change: dict[str, Any]) -> None:
-    from swift_tiers.sglang_ext.pools.device_pool import open_device_pool
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
     with pytest.raises(
         ConfigError, match="the pool of latent KV is scaled, or its layers are spread over ranks; choose"

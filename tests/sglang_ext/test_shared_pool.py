@@ -107,7 +107,7 @@ def test_a_pages_extents_are_the_bytes_of_its_rows_and_of_no_others(layout: str)
 @given(st.lists(st.integers(0, SIZE // PAGE), min_size=1, max_size=12, unique=True), st.randoms())
 @settings(max_examples=examples(40), deadline=None)
 def test_pages_are_copied_out_and_in_alike_from_both_layouts(pages: list[int], random: Any) -> None:
-    from swift_tiers.sglang_ext.pools.device_pool import open_device_pool
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
     slots = random.sample(range(20), len(pages))
     slabs = []

@@ -19,7 +19,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import HostState
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray

@@ -12,7 +12,7 @@ import numpy as np
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
+from swift_tiers.radix_tiering.tiers.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 

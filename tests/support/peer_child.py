@@ -25,7 +25,7 @@ from swift_tiers.radix_tiering.base.page import page_digest  # noqa: E402
 from swift_tiers.radix_tiering.lending.donation.pace import Pace  # noqa: E402
 from swift_tiers.radix_tiering.lending.leases import LeaseKey, Timing  # noqa: E402
 from swift_tiers.radix_tiering.lending.leases.effects import Reclaimed  # noqa: E402
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace  # noqa: E402
+from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace  # noqa: E402
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome  # noqa: E402
 
 from support.fake_device import FakeDeviceMemory  # noqa: E402

@@ -12,7 +12,7 @@ from swift_tiers.radix_tiering.base.config import Duration, PeerConfig
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 from support.peer_donor import PAGE

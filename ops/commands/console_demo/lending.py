@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.lending.donation.lender import Lender
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, LeaseKey, Party, RunState
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, LeaseBegan, LeaseEnded, LeaseRecalled, Send
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
+from swift_tiers.radix_tiering.tiers.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 from ...lab.simulate.clock import Clock

@@ -23,7 +23,8 @@ from ...lab.simulate.curve import Curve
 from ...lab.simulate.hardware import GPUS
 from ...lab.simulate.lines import Line
 from ...lab.simulate.models import MODELS
-from ...lab.simulate.restoring import Request, Restoration, Setup
+from ...lab.simulate.restoring import Request, Restoration
+from ...lab.simulate.setup import Setup
 from ...lab.simulate.tiers import geometry
 from .lending import BorrowerSide, DonorSide, LentMemory, Post
 from .restores import TellingServer

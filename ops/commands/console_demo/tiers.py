@@ -19,7 +19,7 @@ from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.table.use_times import UseTimes
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.tiers.ssd import StripeSet
 from swift_tiers.radix_tiering.way import sweeps
 from swift_tiers.radix_tiering.way.peer_writer import PeerWriter

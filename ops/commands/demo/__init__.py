@@ -10,8 +10,6 @@ behind `--` go to both servers.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 SUMMARY = "show the tiers at work on a real server and real input (some minutes)"
@@ -39,10 +37,3 @@ def run(options: argparse.Namespace) -> int:
     from .procedure import run_demo
 
     return run_demo(options)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`swift-tiers demo` for a caller that is Python."""
-    from ... import cli
-
-    return cli.main(["demo", *(sys.argv[1:] if argv is None else argv)])

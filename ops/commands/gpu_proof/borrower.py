@@ -22,7 +22,7 @@ from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemor
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 from .donor_process import DonorProcess, LendingError

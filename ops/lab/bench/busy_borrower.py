@@ -109,8 +109,8 @@ def _move(tier: object, pipe: Connection) -> Moved:
     import numpy as np
 
     from swift_tiers.radix_tiering.base.page import page_digest
-    from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerPlace
     from swift_tiers.radix_tiering.tiers.peer.tier import PeerTier
+    from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace
     from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
     assert isinstance(tier, PeerTier)

@@ -148,7 +148,7 @@ def _copy(pool: Any, *, inward: bool) -> Callable[[], None]:
     import numpy as np
 
     from swift_tiers.radix_tiering.base.memory import huge_array
-    from swift_tiers.sglang_ext.pools.device_pool import open_device_pool
+    from swift_tiers.sglang_ext.pools.opening import open_device_pool
 
     device = open_device_pool(pool, PAGE)
     stride = device.geometry.stride_bytes

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from swift_tiers.radix_tiering.restore.batch import Forward
 from swift_tiers.radix_tiering.restore.planner import Planner
 
-if TYPE_CHECKING:
-    from .restoring import Computes, Setup
+from .setup import Computes, Setup
 
 
 class Grain(Protocol):

@@ -15,8 +15,9 @@ from .curve import Curve
 from .hardware import Ssd
 from .lines import Line, Stripes
 from .peer_route import PEER, PeerRoute
-from .restoring import SWIFT_TIERS, Method, Request, Restoration, Sends, Server, Setup
+from .restoring import SWIFT_TIERS, Method, Request, Restoration, Sends, Server
 from .runs import chunk_for
+from .setup import Setup
 from .stripe_set import StripeSetModel
 from .tiers import REMOTE, SSD, Claim, Tiers, geometry
 

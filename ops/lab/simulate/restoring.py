@@ -13,16 +13,14 @@ from typing import Protocol
 import msgspec
 
 from swift_tiers.radix_tiering.restore.batch import Batch
-from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.flight import Flight, Step
-from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
 from swift_tiers.radix_tiering.restore.planner import HERE, Costs, Decision, Planner
 
 from .baselines import InOrder
 from .clock import Clock
-from .curve import FORWARD_TOKENS
 from .grain import Grain, LayerGrain, PageGrain
 from .lines import Done, Line
+from .setup import Computes, Setup
 
 #: A waiting request is planned for anew after so long, seconds; as in the restorer.
 REPLAN_SECONDS = 0.01
@@ -35,14 +33,6 @@ class Sends(Protocol):
 
     def send(self, nbytes: float, done: Done) -> bool | None:
         """True if they come to the device itself, and have not to be copied there from host memory."""
-        ...
-
-
-class Computes(Protocol):
-    """A device."""
-
-    def seconds(self, start: int, end: int) -> float:
-        """One forward over tokens `[start, end)`, all before them being there."""
         ...
 
 
@@ -88,22 +78,6 @@ TWO_POINTERS = Method(name="plain two pointers", sharing=Sharing.BLIND)
 SWIFT_TIERS = Method(name="swift-tiers")
 BY_AGE = Method(name="swift-tiers, loads by age", sharing=Sharing.AGE)
 IN_TURN = Method(name="swift-tiers, chunks in turn", in_turn=True)
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on one device, as it is planned for."""
-
-    costs: CostModel
-    token_bytes: int
-    layers: int
-    page_tokens: int = 16
-    chunk_tokens: int = CHUNK_TOKENS
-    #: The largest forward: over new tokens, where nothing is loaded, or where shorter ones cost much.
-    forward_tokens: int = FORWARD_TOKENS
-
-    @property
-    def page_bytes(self) -> int:
-        return self.token_bytes * self.page_tokens
 
 
 class Restoration:

@@ -13,7 +13,8 @@ from swift_tiers.radix_tiering.restore.planner import Costs
 from .clock import Clock
 from .curve import Curve
 from .lines import Line
-from .restoring import Computes, Method, Request, Restoration, Server, Setup
+from .restoring import Method, Request, Restoration, Server
+from .setup import Computes, Setup
 
 #: Where the prefixes of these runs lie.
 REMOTE = "remote"

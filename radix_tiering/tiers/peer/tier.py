@@ -15,9 +15,9 @@ from ...lending.leases import LeaseKey, LeaseService, Timing
 from ...lending.leases.service import boot_time
 from ...lending.leases.timing import lease_timing
 from ..host.landing import Landing
+from ..peer_memory import LeaseSlots, PeerPlace, PeerWatcher
 from ..ssd import ReadOutcome
 from .jobs import Job, Land, Read, Write
-from .peer_memory import LeaseSlots, PeerPlace, PeerWatcher
 from .places import PlaceBook
 from .snapshot import PeerDonorSnapshot, PeerSnapshot
 from .worker import PeerWorker

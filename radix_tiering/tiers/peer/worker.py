@@ -28,10 +28,10 @@ from ...lending.leases.effects import (
     LeaseRecalled,
 )
 from ..host.landing import Landing
+from ..peer_memory import PeerWatcher
 from .copier import Copier
 from .jobs import CLOSING, LEASE_ENDED, Job
 from .neighbour import MISTRUST_SECONDS, Neighbour
-from .peer_memory import PeerWatcher
 from .places import PlaceBook
 from .staging import Staging
 

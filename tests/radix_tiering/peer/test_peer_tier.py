@@ -28,7 +28,7 @@ from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path, packet_socket, send
 from swift_tiers.radix_tiering.lending.leases import Extent, Party, Timing, ipc_address
 from swift_tiers.radix_tiering.tiers.peer import neighbour, worker
-from swift_tiers.radix_tiering.tiers.peer.peer_memory import PeerMemory, PeerPlace
+from swift_tiers.radix_tiering.tiers.peer_memory import PeerMemory, PeerPlace
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
 from support.peer_donor import OWN, PAGE, LocalDonor, local_donor

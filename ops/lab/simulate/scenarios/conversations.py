@@ -19,8 +19,9 @@ from ..lines import Line
 from ..machine import LONGEST, Call, Lent, Machine, Replay, Running
 from ..models import MODELS, Model
 from ..peer_route import DEFAULT_LANDING, PEER, PeerRoute
-from ..restoring import BY_AGE, LOAD, Request, Sends, Server, Setup
+from ..restoring import BY_AGE, LOAD, Request, Sends, Server
 from ..runs import chunk_for
+from ..setup import Setup
 from ..tables import HELD, Cell, Compared, Table, compared, table
 from ..workloads import Lengths
 from .scenario import Scenario

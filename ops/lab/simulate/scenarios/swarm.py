@@ -12,8 +12,9 @@ from ..hardware import GPUS, SSDS, USAGE, Ssd
 from ..lines import Line, Stripes
 from ..machine import ssd_lines
 from ..models import MODELS, Model
-from ..restoring import LOAD, SWIFT_TIERS, Request, Server, Setup
+from ..restoring import LOAD, SWIFT_TIERS, Request, Server
 from ..runs import chunk_for
+from ..setup import Setup
 from ..tables import Cell, Table, table
 from .scenario import Scenario
 

@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ...figures.counters import LinkCounters
-from ...lending.leases import LeaseKey
-from ..ssd import ReadOutcome
+from ..figures.counters import LinkCounters
+from ..lending.leases import LeaseKey
+from .ssd import ReadOutcome
 
 
 class PeerPlace(NamedTuple):
