@@ -314,7 +314,7 @@ CHILD = textwrap.dedent(
 
 def test_memory_outlives_the_process_that_has_exported_it() -> None:
     ours, theirs = socket.socketpair()
-    arguments = [sys.executable, "-c", CHILD, str(Path(__file__).parents[2]), str(theirs.fileno()), str(SIZE)]
+    arguments = [sys.executable, "-c", CHILD, str(Path(__file__).parents[3]), str(theirs.fileno()), str(SIZE)]
     process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
     theirs.close()
     ours.settimeout(120)

@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.lending.leases.messages import (
 )
 from swift_tiers.radix_tiering.lending.leases.timing import RENEWALS_PER_TERM
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "leases.md").read_text()
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "leases.md").read_text()
 
 
 def table(first_column: str) -> list[list[str]]:

@@ -1,7 +1,7 @@
 """The state machines in simulated worlds where everything goes wrong: thousands by seed, and some that shrink.
 
-`SWIFT_LEASE_SEEDS=20000 pytest tests/radix_tiering/leases/test_simulated.py` tries more. To look at one that failed:
-`World(SEED).run()`.
+`SWIFT_LEASE_SEEDS=20000 pytest tests/radix_tiering/lending/leases/test_simulated.py` tries more. To look at one that
+failed: `World(SEED).run()`.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ DONOR = textwrap.dedent(
 @pytest.fixture
 def other_process(directory: Path) -> Iterator[subprocess.Popen[str]]:
     """A donor that stops in the middle of its third copy."""
-    support = str(Path(__file__).parents[2])
+    support = str(Path(__file__).parents[3])
     shape = json.dumps([SIZE, [(one.buffer, one.offset, one.length) for one in RUN]])
     arguments = [sys.executable, "-c", DONOR, support, str(directory), shape]
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

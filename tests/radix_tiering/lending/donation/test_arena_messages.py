@@ -31,7 +31,7 @@ from swift_tiers.radix_tiering.lending.donation.arena_messages import (
 from swift_tiers.radix_tiering.lending.leases import Party
 from swift_tiers.radix_tiering.lending.leases.messages import GarbledError
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "leases.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "leases.md"
 
 numbers = st.integers(0, 2**63 - 1)
 positive = st.integers(1, 2**63 - 1)
