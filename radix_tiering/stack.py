@@ -7,7 +7,6 @@ device and the host slots that it is given.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from .base.errand_thread import ErrandThread
 from .base.errors import SwiftTiersError
 from .base.events import EventLog
 from .base.page import ROOT_KEY, Namespace, PageRecord, page_digest
+from .base.runner import THREADS, Runner
 from .figures.counters import (
     DEVICE_LINKS,
     SSD_LINKS,
@@ -85,7 +85,7 @@ class TierStack:
         peer: PeerMemory | None = None,
         *,
         events: EventLog | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        runner: Runner = THREADS,
         costs: LiveCosts | None = None,
         landing: LandingSlots | None = None,
         direct: DirectReads | None = None,
@@ -103,20 +103,21 @@ class TierStack:
         #: Told who lends, by lease name with the address, where somebody wants to know; on the publisher's thread.
         self.on_neighbours: Callable[[Mapping[str, str]], None] | None = None
         self.stripes = stripes = ssd.stripes if ssd is not None else None
-        self.events = events or EventLog(time.time)
+        self.events = events or EventLog(runner.time, runner=runner)
         self.host_counters = TierCounters()
         self.ssd_counters = TierCounters()
         self.peer_counters = TierCounters()
         self.links = {name: LinkCounters() for name in (*DEVICE_LINKS, *(SSD_LINKS if ssd is not None else ()))}
         if direct is not None:
             self.links["ssd-device"] = direct.link
-        self.clock = clock
+        self.clock = runner.monotonic
         self.use_times = UseTimes()  # as of snapshots
-        self.errands = ErrandThread()
+        self.errands = ErrandThread(runner)
         self.closed = False
         self.table = PageTable(
             host,
             eviction_policy(config.policy),
+            runner=runner,
             host_counters=self.host_counters,
             ssd_counters=self.ssd_counters,
             release_stored=self._release_stored,
@@ -144,7 +145,7 @@ class TierStack:
                 self.events,
                 host_counters=self.host_counters,
                 link=self.links["host-ssd"],
-                clock=clock,
+                runner=runner,
                 verify=config.host.verify,
                 stored=lambda page: self.restorer.learn(page),
             )
@@ -156,6 +157,7 @@ class TierStack:
                 self.table,
                 host,
                 peer,
+                runner=runner,
                 counters=self.peer_counters,
                 events=self.events,
                 most_bytes=config.peer.borrow_limit,
@@ -163,7 +165,7 @@ class TierStack:
             )
         geometry, restoring = namespace.geometry, config.restore
         #: What recomputing and loading cost, as far as is known: from a profile, or learnt.
-        self.costs = costs or LiveCosts()
+        self.costs = costs or LiveCosts(runner=runner)
         self.planner = Planner(
             self.costs,
             page_tokens=geometry.tokens,
@@ -185,12 +187,12 @@ class TierStack:
             peer_counters=self.peer_counters,
             link=self.links.get("ssd-host", LinkCounters()),
             events=self.events,
-            clock=clock,
+            runner=runner,
             deadline_seconds=float(config.policy.restore_deadline),
             verify=config.host.verify,
             fingerprint=self._fingerprint,
             planner=self.planner,
-            reads=PageReads(self.planner, self.costs, clock, by_age=restoring.loads == "by-age"),
+            reads=PageReads(self.planner, self.costs, self.clock, by_age=restoring.loads == "by-age"),
             behind=restoring.behind,
             landing=landing,
             direct=direct,

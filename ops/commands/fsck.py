@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
 from ..base.errors import FOUND, USAGE, CommandError
@@ -214,7 +215,7 @@ def check_set(paths: Sequence[Path], *, repair_it: bool, payloads: bool, patienc
             result = repair(array, report, patience)
             return Checked(list(paths), check(array, payloads, tick, patience), report, result)
     finally:
-        close_array(array)
+        close_array(array, THREADS)
 
 
 def describe(result: Checked) -> dict[str, Any]:

@@ -7,12 +7,11 @@ their turn at the locks that it took.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 
 from .errors import SwiftTiersError
+from .runner import Lock, Runner, Thread
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +27,10 @@ ENDING = "the server is ending"
 class _Job:
     """An errand and whom to tell."""
 
-    def __init__(self, errand: Errand, answer: Answer) -> None:
+    def __init__(self, errand: Errand, answer: Answer, lock: Lock) -> None:
         self.errand = errand
         self._answer: Answer | None = answer
-        self._lock = threading.Lock()
+        self._lock = lock
 
     def answer(self, outcome: str | SwiftTiersError) -> None:
         """The first one counts: an errand that hangs may come back after its end has been told."""
@@ -48,21 +47,22 @@ class _Job:
 class ErrandThread:
     """Any thread may use it. The thread starts with the first errand."""
 
-    def __init__(self) -> None:
-        self._wake = threading.Condition()
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._wake = runner.condition()
         self._jobs: deque[_Job] = deque()
         self._under_way: _Job | None = None
         self._ending = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def start(self, errand: Errand, answer: Answer = lambda outcome: None) -> None:
         """Carry `errand` out when those before it are done; returns at once. An error it raises becomes its answer."""
-        job = _Job(errand, answer)
+        job = _Job(errand, answer, self._runner.lock())
         with self._wake:
             if not self._ending:
                 self._jobs.append(job)
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="swift-errand", daemon=True)
+                    self._thread = self._runner.thread(self._run, "swift-errand")
                     self._thread.start()
                 self._wake.notify_all()
                 return
@@ -106,7 +106,7 @@ class ErrandThread:
         try:
             while not self._ending:
                 next(errand)
-                time.sleep(PAUSE)
+                self._runner.sleep(PAUSE)
             return SwiftTiersError(ENDING)
         except StopIteration as end:
             return str(end.value)

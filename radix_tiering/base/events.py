@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import msgspec
+
+from .runner import THREADS, Runner
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -23,10 +24,10 @@ class Event(msgspec.Struct, frozen=True):
 class EventLog:
     """The newest events, capped. Any thread may emit and read."""
 
-    def __init__(self, clock: Callable[[], float], capacity: int = 4096) -> None:
+    def __init__(self, clock: Callable[[], float], capacity: int = 4096, runner: Runner = THREADS) -> None:
         self._clock = clock
         self._events: deque[Event] = deque(maxlen=capacity)
-        self._lock = threading.Lock()
+        self._lock = runner.lock()
         self._sequence = 0
 
     def emit(self, kind: str, **fields: Any) -> None:

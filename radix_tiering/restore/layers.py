@@ -8,9 +8,9 @@ come to anything: then computing goes on to the top, which is what would have ha
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
+from ..base.runner import THREADS, Runner
 from .flight import Flight, Step, Unit
 from .planner import HERE
 
@@ -22,11 +22,11 @@ class LayerCourse:
     """The two pointers. `next_load`, `landed` and `failed` are for the thread that copies, the others for the one that
     drives the device; in a test both may be one."""
 
-    def __init__(self, layers: int, alive: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, layers: int, alive: Callable[[], bool] = lambda: True, runner: Runner = THREADS) -> None:
         """`alive()`: whether the copying thread lives; a layer is not waited for that will never land."""
         self._flight = Flight([HERE] * layers)
         self._alive = alive
-        self._changed = threading.Condition()
+        self._changed = runner.condition()
         self._reason = ""
 
     @property

@@ -8,13 +8,13 @@ within a few samples.
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from ..base.runner import THREADS, Runner
 from .cost import ComputeCost, CostModel, SourceCost
 from .fitting import (
     ComputeSample,
@@ -227,9 +227,9 @@ class LiveCosts:
     Any thread; a short lock. What `now`, `compute` and `sources` return is never changed afterwards.
     """
 
-    def __init__(self, profile: CostModel | None = None) -> None:
+    def __init__(self, profile: CostModel | None = None, runner: Runner = THREADS) -> None:
         """A source that the profile does not know is learned, as everything is without a profile."""
-        self._lock = threading.Lock()
+        self._lock = runner.lock()
         self._compute = _FollowingCompute(None if profile is None else profile.compute)
         self._sources = {name: _following_source(cost) for name, cost in (profile.sources if profile else {}).items()}
         self._known: _Known | None = None  # None: something has changed since

@@ -23,10 +23,10 @@ steps, by somebody else who calls `shed`; what is pinned then leaves when it no 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable
 
 from ..base.page import ROOT_KEY, PageRecord
+from ..base.runner import Runner
 from ..base.slot_map import SlotState
 from ..figures.counters import DirectorySnapshot, TierCounters
 from ..tiers.host.host_tier import HostTier
@@ -50,6 +50,7 @@ class PageTable:
         host: HostTier,
         policy: EvictionPolicy,
         *,
+        runner: Runner,
         host_counters: TierCounters,
         ssd_counters: TierCounters,
         release_stored: Callable[[StoredPage], None],
@@ -66,7 +67,7 @@ class PageTable:
         `pin_lost`: a page that an operator pinned has left; `too_much`: pages that a tier holds beyond its limit may
         leave now, and somebody should call `shed` until it finds none; `clean`: pages are leaving, and somebody should
         call `clean_up` until none is, which None does at once. All are called with the lock held."""
-        self.lock = threading.Lock()
+        self.lock = runner.lock()
         self.host = host
         self.host_counters = host_counters
         self.ssd_counters = ssd_counters

@@ -7,12 +7,12 @@ than the least of those there takes its place. Nobody waits for a copy to be mad
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Generator
 
 from ..base.errand_thread import ErrandThread
 from ..base.events import EventLog
+from ..base.runner import Runner
 from ..figures.counters import TierCounters
 from ..lending.leases import LeaseKey
 from ..table.held_page import HostState, Page, PeerCopy
@@ -39,6 +39,7 @@ class PeerWriter:
         host: HostTier,
         peer: PeerMemory,
         *,
+        runner: Runner,
         counters: TierCounters,
         events: EventLog,
         most_bytes: int | None,
@@ -57,7 +58,7 @@ class PeerWriter:
         self._queued: set[Page] = set()
         self._in_flight = 0
         self._saving: dict[LeaseKey, int] = {}  # recalled leases: pages that are being saved from them
-        self._idle = threading.Condition(table.lock)
+        self._idle = runner.condition(table.lock)
 
     @property
     def backlog(self) -> int:

@@ -10,14 +10,13 @@ by what both cost, and whoever drives the device asks for each next `step`, and 
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ..base.events import EventLog
+from ..base.runner import Runner
 from ..figures.counters import LinkCounters, RestoreSnapshot, TierCounters
 from ..restore.flight import Step, Unit
 from ..restore.planner import Planner
@@ -59,7 +58,7 @@ class Restorer:
         peer_counters: TierCounters,
         link: LinkCounters,
         events: EventLog,
-        clock: Callable[[], float],
+        runner: Runner,
         deadline_seconds: float,
         verify: bool,
         fingerprint: Callable[[np.ndarray], bytes],
@@ -75,11 +74,12 @@ class Restorer:
         self._ssd_counters = ssd_counters
         self._peer_counters = peer_counters
         self._events = events
-        self._clock = clock
+        self._runner = runner
+        self._clock = clock = runner.monotonic
         self._page_tokens = host.geometry.tokens
         self._deadline_seconds = deadline_seconds
         self._reads = reads
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs = runner.queue()  # of functions to call on its thread, and None at the end
         self._deferred: deque[Restore] = deque()
         self._promotions: Promotions[Waiter] = Promotions(
             table, host, stripes, peer, host_counters=host_counters, ssd_counters=ssd_counters,
@@ -100,7 +100,7 @@ class Restorer:
         #: For a device that computes restores layer by layer.
         self.layers = LayerSteps(table, self._pacing, reads, host_counters)
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
-        self._thread = threading.Thread(target=self._run, name="swift-restore", daemon=True)
+        self._thread = runner.thread(self._run, "swift-restore")
         self._thread.start()
 
     # ---- any thread ----
@@ -297,7 +297,7 @@ class Restorer:
 
     def flush(self) -> None:
         """Wait until every job queued so far has run."""
-        done = threading.Event()
+        done = self._runner.flag()
         self._jobs.put(done.set)
         done.wait()
 

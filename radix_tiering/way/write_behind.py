@@ -6,11 +6,11 @@ queue without holding anything, so a page that leaves host memory meanwhile is s
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 
 from ..base.events import EventLog
+from ..base.runner import Runner
 from ..figures.counters import LinkCounters, TierCounters
 from ..table.held_page import HostState, Page
 from ..table.page_table import PageTable
@@ -40,7 +40,7 @@ class WriteBehind:
         *,
         host_counters: TierCounters,
         link: LinkCounters,
-        clock: Callable[[], float],
+        runner: Runner,
         verify: bool,
         stored: Callable[[Page], None] = lambda page: None,
     ) -> None:
@@ -53,7 +53,7 @@ class WriteBehind:
         self._events = events
         self._host_counters = host_counters
         self._link = link
-        self._clock = clock
+        self._clock = runner.monotonic
         self._verify = verify
         self._stored = stored
         self.enabled = True  # False: nothing is taken in
@@ -61,7 +61,7 @@ class WriteBehind:
         self._queue: deque[Page] = deque()
         self._queued: set[Page] = set()
         self._in_flight = 0
-        self._idle = threading.Condition(table.lock)
+        self._idle = runner.condition(table.lock)
 
     @property
     def backlog(self) -> int:

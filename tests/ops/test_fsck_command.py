@@ -13,6 +13,7 @@ import pytest
 from swift_tiers.ops import cli
 from swift_tiers.ops.commands.fsck import check_set, describe, find_devices, group_by_set
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, ROOT_KEY, PageRecord, round_up
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.tiers.ssd import DeviceArray, StripeSet, files
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion
 from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, aligned_buffer
@@ -172,7 +173,9 @@ def test_a_silent_device_is_reported_and_holds_nobody_up(tmp_path: Path, monkeyp
     paths = make_set(tmp_path)
     real = files.open_array
     monkeypatch.setattr(files, "open_array", lambda paths: Silent(real(paths)))
-    result = check_set(paths, repair_it=True, payloads=True, patience=Patience(0.5, lambda: Silent.passed))
+    result = check_set(
+        paths, repair_it=True, payloads=True, patience=Patience(0.5, ThreadRunner(lambda: Silent.passed))
+    )
     assert not result.sound
     findings = describe(result)
     assert [device["standing"] for device in findings["devices"]] == ["member", "not answering"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
+from swift_tiers.radix_tiering.base.runner import Runner, ThreadRunner
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandError
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
@@ -77,7 +78,11 @@ def namespace(**changes: Any) -> Namespace:
     return Namespace(**{**fields, **changes})
 
 
-def memory_ssd(devices: int = 2, size: int = 2**20, unit: int = 4096, array: Any = None, **options: Any) -> SsdTier:
+def memory_ssd(
+    devices: int = 2, size: int = 2**20, unit: int = 4096, array: Any = None, clock: Any = None, **options: Any
+) -> SsdTier:
+    if clock is not None:
+        options["runner"] = ThreadRunner(clock)
     array = array or MemoryArray([size] * devices, seed=1)
     return SsdTier(array, [f"memory{device}" for device in range(len(array.sizes))], unit, **options)
 
@@ -90,6 +95,7 @@ def make_stack(
     lent: PeerMemory | None = None,
     landing: LandingSlots | None = None,
     direct: DirectReads | None = None,
+    runner: Runner | None = None,
     **config: Any,
 ) -> TierStack:
     """A stack with room for `host_pages` in host memory. `config`: sections of the configuration."""
@@ -98,7 +104,14 @@ def make_stack(
     if landing is None and isinstance(lent, ModelPeer):
         landing = lent
     stack = TierStack(
-        space, parse_config(config), host, ssd, lent, clock=clock or Clock(), landing=landing, direct=direct
+        space,
+        parse_config(config),
+        host,
+        ssd,
+        lent,
+        runner=runner or ThreadRunner(clock or Clock()),
+        landing=landing,
+        direct=direct,
     )
     _stacks.append(stack)
     return stack

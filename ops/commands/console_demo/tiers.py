@@ -10,6 +10,7 @@ import numpy as np
 from swift_tiers.radix_tiering.base.config import PolicyConfig
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.lending.donation.extents import Span
@@ -115,15 +116,17 @@ class DemoTiers:
         self.ssd_counters, self.peer_counters = TierCounters(), TierCounters()
         names = ["device-host", "host-device"] + (["host-ssd", "ssd-host"] if stripes is not None else [])
         self.links = {name: LinkCounters() for name in names}
+        runner = ThreadRunner(lambda: clock.now)
         self.pool = DevicePool(geometry, device_pages)
         self.device = PageTable(
-            self.pool, eviction_policy(policy), host_counters=self.device_counters, ssd_counters=TierCounters(),
-            release_stored=lambda stored: None,
+            self.pool, eviction_policy(policy), runner=runner, host_counters=self.device_counters,
+            ssd_counters=TierCounters(), release_stored=lambda stored: None,
         )  # fmt: skip
         self.pool.table = self.device
         host = HostTier(geometry, host_pages * geometry.stride_bytes, allocate=_nothing)
         self.table = PageTable(
-            host, eviction_policy(policy), host_counters=self.host_counters, ssd_counters=self.ssd_counters,
+            host, eviction_policy(policy), runner=runner, host_counters=self.host_counters,
+            ssd_counters=self.ssd_counters,
             release_stored=lambda stored: stripes.release(stored.placement) if stripes is not None else None,
             peer_counters=self.peer_counters, release_peer=peer.release if peer is not None else lambda place: None,
         )  # fmt: skip
@@ -132,7 +135,7 @@ class DemoTiers:
             self.writer = WriteBehind(
                 self.table, host, cast(StripeSet, stripes), admission_policy(policy, geometry.tokens),
                 self.ssd_counters, events, host_counters=self.host_counters, link=self.links["host-ssd"],
-                clock=lambda: clock.now, verify=False,
+                runner=runner, verify=False,
             )  # fmt: skip
         self.sharer: PeerWriter | None = None
         if peer is not None:
@@ -142,7 +145,7 @@ class DemoTiers:
                 settled=lambda claim, source, failure: None,
             )  # fmt: skip
             self.sharer = PeerWriter(
-                self.table, host, peer, counters=self.peer_counters, events=events, most_bytes=None,
+                self.table, host, peer, runner=runner, counters=self.peer_counters, events=events, most_bytes=None,
                 save=promotions.save,
             )  # fmt: skip
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.figures.counters import TierCounters
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import LeastRecentlyUsed
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = asked.parse_args(argv)
     geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=options.units << 18)
     table = PageTable(
-        HostTier(geometry, geometry.stride_bytes), LeastRecentlyUsed(), host_counters=TierCounters(),
+        HostTier(geometry, geometry.stride_bytes), LeastRecentlyUsed(), runner=THREADS, host_counters=TierCounters(),
         ssd_counters=TierCounters(), release_stored=lambda stored: None,
     )  # fmt: skip
     before, collecting = _resident_bytes(), _collect()

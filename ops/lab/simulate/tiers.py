@@ -14,6 +14,7 @@ import numpy as np
 from swift_tiers.radix_tiering.base.config import PolicyConfig
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import KEY_BYTES, NAMESPACE_BYTES, ROOT_KEY, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.base.runner import THREADS, ThreadRunner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.restore.planner import HERE
 from swift_tiers.radix_tiering.table.held_page import HostState, Page
@@ -80,7 +81,7 @@ class Tiers:
                 self._writer = WriteBehind(
                     self.table, self.table.host, cast(StripeSet, ssd), admission_policy(policy, page.tokens),
                     TierCounters(), EventLog(lambda: clock.now), host_counters=TierCounters(), link=LinkCounters(),
-                    clock=lambda: clock.now, verify=False,
+                    runner=ThreadRunner(lambda: clock.now), verify=False,
                 )  # fmt: skip
 
     # ---- requests ----
@@ -209,7 +210,7 @@ def _table(
         return np.broadcast_to(np.zeros(1, dtype=np.uint8), (nbytes,))
 
     return PageTable(
-        HostTier(page, pages * page.stride_bytes, allocate=nothing), eviction_policy(policy),
+        HostTier(page, pages * page.stride_bytes, allocate=nothing), eviction_policy(policy), runner=THREADS,
         host_counters=TierCounters(), ssd_counters=TierCounters(),
         release_stored=lambda stored: ssd.release(stored.placement) if ssd is not None else None,
     )  # fmt: skip

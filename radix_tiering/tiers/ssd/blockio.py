@@ -8,14 +8,13 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from ...base.page import BLOCK_BYTES, round_up
+from ...base.runner import THREADS, Runner
 from .arrays.devices import Completion, DeviceArray, Operation, Request
 
 logger = logging.getLogger(__name__)
@@ -50,13 +49,14 @@ class Patience:
     def __init__(
         self,
         seconds: float = STALL_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        runner: Runner = THREADS,
         stray: Callable[[Sequence[Completion]], None] | None = None,
         serve: Callable[[], None] = lambda: None,
     ) -> None:
         """`stray` gets the completions of other requests; `serve` is called now and then while others wait."""
         self.seconds = seconds
-        self.clock = clock
+        self.runner = runner
+        self.clock = runner.monotonic
         self.stray = stray or self._forget
         self.serve = serve
         #: By `clock`: nobody is waited for beyond it.
@@ -178,7 +178,7 @@ def sync_devices(array: DeviceArray, devices: Iterable[int], patience: Patience)
     start = patience.clock()
     waiting = []
     for device in [device for device in errors if device not in patience.given_up]:
-        syncing = Syncing(array, device)
+        syncing = Syncing(array, device, patience.runner)
         syncing.join(SYNC_ALONE)
         waiting.append(syncing)
     for syncing in waiting:
@@ -191,17 +191,18 @@ def sync_devices(array: DeviceArray, devices: Iterable[int], patience: Patience)
     return errors
 
 
-class Syncing(threading.Thread):
-    """One device being synced, from now on. `error`: 0 or an errno, once it has ended."""
+class Syncing:
+    """One device being synced on a thread of its own, from now on. `error`: 0 or an errno, once it has ended."""
 
-    def __init__(self, array: DeviceArray, device: int) -> None:
-        super().__init__(name="ssd-sync", daemon=True)
+    def __init__(self, array: DeviceArray, device: int, runner: Runner) -> None:
         self._array = array
         self.device = device
         self.error = errno.EIO
-        self.start()
+        thread = runner.thread(self._run, "ssd-sync")
+        self.join, self.is_alive = thread.join, thread.is_alive
+        thread.start()
 
-    def run(self) -> None:
+    def _run(self) -> None:
         try:
             self.error = self._array.sync(self.device)
         except Exception:
@@ -238,13 +239,13 @@ def write_blocks(
     return next((error for error in execute(array, requests, patience) if error), 0)
 
 
-def close_array(array: DeviceArray, seconds: float = CLOSE_SECONDS) -> bool:
+def close_array(array: DeviceArray, runner: Runner, seconds: float = CLOSE_SECONDS) -> bool:
     """Close an array whose devices may never answer; False where that has not ended after `seconds`.
 
     A thread is then left behind that waits for the system to give back what was asked for, and keeps it in memory
     until then; the end of the process ends it.
     """
-    closing = threading.Thread(target=array.close, name="swift-close", daemon=True)
+    closing = runner.thread(array.close, "swift-close")
     closing.start()
     closing.join(seconds)
     return not closing.is_alive()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ...base.runner import Flag
 from .layout import StoredPage
 
 
 class Command:
     """A function to run on the I/O thread, and what became of it."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], ended: Flag) -> None:
         self._function = function
-        self.ended = threading.Event()
+        self.ended = ended
         self.result: Any = None
         self.error: BaseException | None = None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...base.page import BLOCK_BYTES, page_digest, round_up
+from ...base.runner import Runner
 from .arrays.devices import Completion, DeviceArray, Operation, Request
 from .blockio import CONTROL_TAG, Patience, aligned_buffer
 from .device_state import DeviceState, Service
@@ -60,15 +60,16 @@ class IoThread:
         max_writes: int,
         verifiers: int,
         stall_seconds: float,
-        clock: Callable[[], float],
+        runner: Runner,
         on_device_out: Callable[[int, str, Iterator[StoredPage]], None],
     ) -> None:
         self.array = array
-        self.lock = threading.Lock()
-        self._wake = threading.Condition(self.lock)
+        self.runner = runner
+        self.lock = runner.lock()
+        self._wake = runner.condition(self.lock)
         self._depth = depth
         self._max_writes = max_writes
-        self._clock = clock
+        self._clock = clock = runner.monotonic
         self._on_device_out = on_device_out
         self._devices: list[DeviceState] = []
         self._allocator = SlotAllocator([])
@@ -86,12 +87,12 @@ class IoThread:
         self._stirred = clock()  # when a device was last given something, or answered
         self._stopping = False
         self._given_up = False
-        self.patience = Patience(stall_seconds, clock, self.complete, self._serve)
+        self.patience = Patience(stall_seconds, runner, self.complete, self._serve)
         self.pending = 0  # transfers accepted and not yet called back
         self.callback_errors = 0
         self.pages: dict[tuple[int, int], StoredPage] = {}  # those that are not released, by place of their first unit
-        self._pool = VerifyPool(verifiers, self._notify) if verifiers else None
-        self._thread = threading.Thread(target=self._run, name="ssd-io", daemon=True)
+        self._pool = VerifyPool(verifiers, self._notify, runner) if verifiers else None
+        self._thread = runner.thread(self._run, "ssd-io")
         self._thread.start()
 
     def attach(
@@ -129,7 +130,7 @@ class IoThread:
 
     def post(self, function: Callable[[], object]) -> Command:
         """Have a function run on the I/O thread. Any thread; waits for nothing."""
-        command = Command(function)
+        command = Command(function, self.runner.flag())
         with self._wake:
             if self._stopping:
                 raise RuntimeError("the stripe set is closed")
@@ -139,7 +140,7 @@ class IoThread:
 
     def check_outside(self) -> None:
         """Raise RuntimeError on the I/O thread, which would wait for itself."""
-        if threading.current_thread() is self._thread:
+        if self.runner.here(self._thread):
             raise RuntimeError("a callback of the stripe set must not wait for it: hand this over to another thread")
 
     # Any thread, with the lock held.

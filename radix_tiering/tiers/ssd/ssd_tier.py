@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ...base.errors import ConfigError, FormatError
 from ...base.page import page_digest
+from ...base.runner import THREADS, Runner
 from ...base.slot_map import TierMap
 from ...figures.counters import DeviceSnapshot, StripeSnapshot
 from . import DeviceArray, StoredPage, StripeSet
@@ -33,7 +33,7 @@ class SsdTier:
         max_writes: int = 8,
         verifiers: int = 1,
         stall_seconds: float = STALL_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        runner: Runner = THREADS,
         progress: Callable[[int, int, int], None] | None = None,
         make_device: Callable[[str, Sequence[str]], MadeDevice] | None = None,
     ) -> None:
@@ -46,6 +46,7 @@ class SsdTier:
         Raises FormatError or ConfigError, with the array closed, where the devices cannot be one stripe set.
         """
         self._array = array
+        self._runner = runner
         self._make_device = make_device
         try:
             self.stripes = StripeSet.open(
@@ -54,12 +55,12 @@ class SsdTier:
                 max_writes=max_writes,
                 verifiers=verifiers,
                 stall_seconds=stall_seconds,
-                clock=clock,
+                runner=runner,
                 names=paths,
                 progress=progress,
             )
         except BaseException:
-            close_array(array)
+            close_array(array, runner)
             raise
 
     def throttle(self, bytes_per_second: float) -> bool:
@@ -124,4 +125,4 @@ class SsdTier:
         After `timeout` seconds devices that do not answer are given up; a later start then scans them.
         """
         self.stripes.close(stored, timeout)
-        close_array(self._array)
+        close_array(self._array, self._runner)

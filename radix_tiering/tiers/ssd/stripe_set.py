@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,6 +10,7 @@ import numpy as np
 
 from ...base.errors import ConfigError, FormatError
 from ...base.page import BLOCK_BYTES, PageRecord
+from ...base.runner import THREADS, Runner
 from .arrays.devices import DeviceArray, NewDevice
 from .blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
 from .checkpoint import build_checkpoints, write_checkpoint
@@ -93,7 +92,7 @@ class StripeSet:
     def __init__(self, io: IoThread, opened: Opened, names: Sequence[str], on_device_out: DeviceOutCallback) -> None:
         self._io = io
         self._lock = io.lock
-        self._closing = threading.Lock()
+        self._closing = io.runner.lock()
         self._closed = False
         self._devices = opened.devices
         self._allocator = opened.allocator
@@ -126,7 +125,7 @@ class StripeSet:
         set_id: bytes | None = None,
         overwrite: bool = False,
         stall_seconds: float = STALL_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        runner: Runner = THREADS,
     ) -> None:
         """Make the devices of `array` a new, empty stripe set with stripe units of `unit_bytes` payload bytes.
 
@@ -134,7 +133,7 @@ class StripeSet:
         not blank and `overwrite` is not given, or does not answer within `stall_seconds`, ConfigError for sizes that
         cannot work.
         """
-        create_set(array, unit_bytes, Patience(stall_seconds, clock), set_id=set_id, overwrite=overwrite)
+        create_set(array, unit_bytes, Patience(stall_seconds, runner), set_id=set_id, overwrite=overwrite)
 
     @classmethod
     def open(
@@ -146,7 +145,7 @@ class StripeSet:
         max_writes: int = 8,
         verifiers: int = 0,
         stall_seconds: float = STALL_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        runner: Runner = THREADS,
         names: Sequence[str] = (),
         on_device_out: DeviceOutCallback = lambda device, reason, lost: None,
         progress: Callable[[int, int, int], None] | None = None,
@@ -156,10 +155,11 @@ class StripeSet:
         `create`: where all devices are blank, make them a new set with stripe units of so many bytes. `depth`: requests
         in flight per device. `max_writes`: pages being written at a time. `verifiers`: threads that compute the
         checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a device that leaves a request unanswered so
-        long goes out of service, and nothing that waits for devices waits for one of them longer; all by `clock`, so
-        whoever brings a clock of his own must let it run while he closes. `names`: what people call the devices.
-        `progress(device, done, slots)` is called, on "ssd-io", while slot headers are scanned. Raises FormatError where
-        the devices cannot be one stripe set, or no member of one answers; ConfigError for sizes that cannot work.
+        long goes out of service, and nothing that waits for devices waits for one of them longer; all by the
+        runner's clock, so whoever moves one by hand must let it run while he closes. `names`: what people call the
+        devices. `progress(device, done, slots)` is called, on "ssd-io", while slot headers are scanned. Raises
+        FormatError where the devices cannot be one stripe set, or no member of one answers; ConfigError for sizes that
+        cannot work.
         """
         if depth < 1 or max_writes < 1 or verifiers < 0:
             raise ConfigError(
@@ -167,7 +167,7 @@ class StripeSet:
             )
         stripes: StripeSet
         io = IoThread(
-            array, depth=depth, max_writes=max_writes, verifiers=verifiers, stall_seconds=stall_seconds, clock=clock,
+            array, depth=depth, max_writes=max_writes, verifiers=verifiers, stall_seconds=stall_seconds, runner=runner,
             on_device_out=lambda device, reason, lost: stripes.on_device_out(device, reason, lost),
         )  # fmt: skip
 
@@ -483,10 +483,10 @@ class StripeSet:
         nothing. Devices that fail now, or are out, stay unclean. Does not close the array.
 
         Ends although devices do not answer: each is waited for `stall_seconds` at most, and all together, with
-        `timeout`, about so many seconds (by `clock`). What has not ended then is given up: writes are called back as
-        failed, reads, as the last thing, with DEVICE_GONE or CANCELLED, and after `timeout` no index is written.
-        After DEVICE_GONE the system may still write into a read's buffer until the array is closed: buffers must
-        outlive the array, whose own `close` may still wait for the kernel.
+        `timeout`, about so many seconds (by the runner's clock). What has not ended then is given up: writes are
+        called back as failed, reads, as the last thing, with DEVICE_GONE or CANCELLED, and after `timeout` no index is
+        written. After DEVICE_GONE the system may still write into a read's buffer until the array is closed: buffers
+        must outlive the array, whose own `close` may still wait for the kernel.
         """
         self._io.check_outside()
         with self._closing:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 
 import numpy as np
 
+from ...base.runner import Flag
 from .arrays.devices import Operation, Request
 from .blockio import POLL, Syncing, aligned_buffer, next_tag
 from .device_state import DeviceState, Service
@@ -30,11 +30,11 @@ SLOW_SECONDS = 1.0
 class Change:
     """A change of the table on its way to the devices."""
 
-    def __init__(self, sequence: int, since: float, done: Callable[[bool], None] | None) -> None:
+    def __init__(self, sequence: int, since: float, done: Callable[[bool], None] | None, ended: Flag) -> None:
         self.sequence = sequence  # of the table that has it
         self.since = since
         self._done = done
-        self._ended = threading.Event()
+        self._ended = ended
         self._durable = False
 
     def wait(self) -> bool:
@@ -63,7 +63,7 @@ class TableWriter:
         self._changes: list[Change] = []
         self._flows: dict[int, Generator[None]] = {}
         self._answers: dict[int, int | None] = {}  # tag -> errno, or None as long as there is no answer
-        self._syncs: set[Syncing] = set()
+        self._syncs: list[Syncing] = []
         self._now = 0.0
 
     def announce(self, done: Callable[[bool], None] | None = None) -> Change:
@@ -71,7 +71,7 @@ class TableWriter:
 
         `done(durable)` is called on "ssd-io", without the lock.
         """
-        change = Change(self._table.sequence, self._io.patience.clock(), done)
+        change = Change(self._table.sequence, self._io.patience.clock(), done, self._io.runner.flag())
         self._changes.append(change)
         return change
 
@@ -173,8 +173,8 @@ class TableWriter:
 
     def _sync(self, device: int) -> Generator[None, None, int]:
         since = self._io.patience.clock()
-        syncing = Syncing(self._io.array, device)
-        self._syncs.add(syncing)
+        syncing = Syncing(self._io.array, device, self._io.runner)
+        self._syncs.append(syncing)
         try:
             while syncing.is_alive():
                 if self._io.patience.ended(since, self._now):
@@ -182,4 +182,4 @@ class TableWriter:
                 yield
             return syncing.error
         finally:
-            self._syncs.discard(syncing)
+            self._syncs.remove(syncing)

@@ -7,14 +7,13 @@ unit is the price of handing it over. Therefore units go over in lists, and a ha
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
 
+from ...base.runner import Runner
 from .layout import SlotPlace
 from .transfers import PageRead, ReadOutcome, verify_unit
 
@@ -49,13 +48,11 @@ class VerifyPool:
     #: Fewer units than this are verified sooner by whoever has them.
     WORTH = 3
 
-    def __init__(self, threads: int, ready: Callable[[], None]) -> None:
+    def __init__(self, threads: int, ready: Callable[[], None], runner: Runner) -> None:
         self._ready = ready
-        self._jobs: SimpleQueue[tuple[Sequence[ReadUnit], int] | None] = SimpleQueue()
+        self._jobs = runner.queue()  # of (units, unit bytes), and None at the end
         self.results: deque[tuple[ReadUnit, ReadOutcome]] = deque()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"ssd-verify-{number}", daemon=True) for number in range(threads)
-        ]
+        self._threads = [runner.thread(self._run, f"ssd-verify-{number}") for number in range(threads)]
         for thread in self._threads:
             thread.start()
 
@@ -74,6 +71,7 @@ class VerifyPool:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
+            units: Sequence[ReadUnit]
             units, unit_bytes = job
             for unit in units:
                 try:

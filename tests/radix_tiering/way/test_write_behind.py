@@ -9,6 +9,7 @@ import numpy as np
 
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.base.runner import THREADS, ThreadRunner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
@@ -55,13 +56,14 @@ def rig() -> tuple[PageTable, WriteBehind, HeldStripes]:
     table = PageTable(
         host,
         LeastRecentlyUsed(),
+        runner=THREADS,
         host_counters=TierCounters(),
         ssd_counters=TierCounters(),
         release_stored=lambda stored: stripes.release(stored.placement),
     )
     writer = WriteBehind(
         table, host, cast(StripeSet, stripes), AdmitAlways(), TierCounters(), EventLog(lambda: 0.0),
-        host_counters=TierCounters(), link=LinkCounters(), clock=lambda: 0.0, verify=False,
+        host_counters=TierCounters(), link=LinkCounters(), runner=ThreadRunner(lambda: 0.0), verify=False,
     )  # fmt: skip
     return table, writer, stripes
 

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
 from swift_tiers.radix_tiering.tiers.ssd.blockio import IN_FLIGHT, Patience, aligned_buffer, execute, sync_devices
 from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
@@ -27,7 +28,7 @@ def make(devices: int = 2) -> MemoryArray:
 
 def patience() -> Patience:
     """With time that passes by a second whenever somebody looks."""
-    return Patience(50.0, itertools.count().__next__)
+    return Patience(50.0, ThreadRunner(itertools.count().__next__))
 
 
 def reads(*devices: int) -> list[Request]:

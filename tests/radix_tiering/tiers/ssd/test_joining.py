@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.tiers.ssd import Operation, Service, StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.arrays.uring import probe
@@ -182,7 +183,7 @@ def test_a_member_that_cannot_be_written_meanwhile_goes_out_and_the_device_joins
 def test_transfers_go_on_while_a_device_joins_that_does_not_answer(rig) -> None:
     now = [0.0]
     array = SilentArray(rig.memory(devices=2))
-    stripes = opened(rig, array, stall_seconds=100.0, clock=lambda: now[0])
+    stripes = opened(rig, array, stall_seconds=100.0, runner=ThreadRunner(lambda: now[0]))
     page = rig.put(stripes, 1)
     array.silence(2)
     outcome: list[Exception] = []

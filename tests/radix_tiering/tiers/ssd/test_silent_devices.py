@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation
 from swift_tiers.radix_tiering.tiers.ssd.blockio import CONTROL_TAG, aligned_buffer
@@ -32,7 +33,7 @@ class Silent:
         self.array = SilentArray(rig.memory(devices, slots))
         self.out: list[tuple[int, str, list[StoredPage]]] = []
         self.stripes: StripeSet = rig.open(
-            self.array, stall_seconds=STALL, clock=self.clock, **options,
+            self.array, stall_seconds=STALL, runner=ThreadRunner(self.clock), **options,
             on_device_out=lambda device, reason, lost: self.out.append((device, reason, list(lost))),
         )  # fmt: skip
         self.stripes.register_namespace(rig.NAMESPACE, "one")

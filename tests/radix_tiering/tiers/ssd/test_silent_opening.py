@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.base.errors import FormatError
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.tiers.ssd import Service, StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Request
 from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience
@@ -55,7 +56,7 @@ class Opening:
 
         def work() -> None:
             try:
-                self.result.append(rig.open(array, stall_seconds=STALL, clock=self.clock, **options))
+                self.result.append(rig.open(array, stall_seconds=STALL, runner=ThreadRunner(self.clock), **options))
             except FormatError as error:
                 self.result.append(error)
 
@@ -124,7 +125,7 @@ def test_a_new_stripe_set_is_not_made_without_a_silent_device(rig) -> None:
     with pytest.raises(FormatError, match="device 2 not answering"):
         Opening(rig, silent, create=rig.UNIT).stall()
     with pytest.raises(FormatError, match=r"device 2 does not answer \(no answer for 100 seconds\)"):
-        StripeSet.create(silent, rig.UNIT, overwrite=True, stall_seconds=STALL, clock=ticking())
+        StripeSet.create(silent, rig.UNIT, overwrite=True, stall_seconds=STALL, runner=ThreadRunner(ticking()))
     assert not any(image.any() for image in array.images), "something was written"
     silent.answer()
     stripes = rig.open(silent, create=rig.UNIT)
@@ -135,7 +136,7 @@ def test_a_new_stripe_set_is_not_made_without_a_silent_device(rig) -> None:
 def test_a_sync_that_does_not_return(rig) -> None:
     silent = SilentArray(filled(rig))
     silent.sync_hangs.add(0)
-    stripes = rig.open(silent, stall_seconds=STALL, clock=ticking())
+    stripes = rig.open(silent, stall_seconds=STALL, runner=ThreadRunner(ticking()))
     assert [state.service for state in stripes.status().devices] == [Service.OUT, Service.IN, Service.IN]
     assert stripes.status().devices[0].reason == "no answer for 100 seconds"
     silent.sync_answers.set()
@@ -165,7 +166,7 @@ class FallsSilent(SilentArray):
 def test_a_device_may_fall_silent_at_any_request_of_an_opening(rig, clean: bool, answers: int) -> None:
     array = filled(rig, clean=clean)
     silent = FallsSilent(array, answers)
-    stripes = rig.open(silent, stall_seconds=STALL, clock=ticking())
+    stripes = rig.open(silent, stall_seconds=STALL, runner=ThreadRunner(ticking()))
     silent.answers = 10**9
     left_out = stripes.status().devices[1].service is Service.OUT
     assert left_out == bool(silent.swallowed)
@@ -188,7 +189,7 @@ def test_a_device_may_fall_silent_at_any_request_of_an_opening(rig, clean: bool,
 def test_a_server_starts_without_a_silent_device_and_says_so(rig) -> None:
     silent = SilentArray(filled(rig))
     silent.silence(1)
-    ssd = SsdTier(silent, ["a", "b", "c"], rig.UNIT, stall_seconds=STALL, clock=ticking())
+    ssd = SsdTier(silent, ["a", "b", "c"], rig.UNIT, stall_seconds=STALL, runner=ThreadRunner(ticking()))
     stack = make_stack(ssd=ssd)
     events = {event.kind: event.fields for event in stack.events.since()}
     assert events["device.left_out"] == {"device": "b", "reason": "no answer for 100 seconds"}
@@ -206,7 +207,7 @@ def test_a_failed_start_does_not_wait_for_silent_devices(rig) -> None:
 
     def start() -> None:
         with pytest.raises(FormatError):
-            SsdTier(silent, ["a", "b", "c"], rig.UNIT, stall_seconds=STALL, clock=ticking())
+            SsdTier(silent, ["a", "b", "c"], rig.UNIT, stall_seconds=STALL, runner=ThreadRunner(ticking()))
         starting.append("failed")
 
     threading.Thread(target=start, daemon=True).start()
@@ -219,7 +220,7 @@ def test_a_failed_start_does_not_wait_for_silent_devices(rig) -> None:
 
 
 def patience() -> Patience:
-    return Patience(STALL, ticking())
+    return Patience(STALL, ThreadRunner(ticking()))
 
 
 def test_checking_says_which_device_does_not_answer_and_repair_destroys_nothing(rig) -> None:
