@@ -110,6 +110,7 @@ class TierStack:
         self.links = {name: LinkCounters() for name in (*DEVICE_LINKS, *(SSD_LINKS if ssd is not None else ()))}
         if direct is not None:
             self.links["ssd-device"] = direct.link
+        self.runner = runner
         self.clock = runner.monotonic
         self.use_times = UseTimes()  # as of snapshots
         self.errands = ErrandThread(runner)

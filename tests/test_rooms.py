@@ -29,6 +29,7 @@ ROOMS = {
 FLOORS = {
     "radix_tiering": [
         ["base", "gpus"],
+        ["base/virtual"],
         ["figures"],
         ["restore", "tiers/ssd/arrays", "lending/leases"],
         ["restore/pipeline", "tiers/testing", "lending/donation"],

@@ -72,7 +72,7 @@ class Page:
         self.depth: int = parent.depth + 1 if parent is not None else 1
         self.length = record.length
         self.parent = parent  # None: the first page of a sequence
-        self.children: set[Page] = set()
+        self.children: dict[Page, None] = {}  # in the order they came in, which no address decides
         self.stored_children = 0  # children with a copy on ssd
         self.host = HostState.NONE
         self.slot = -1  # host slot while FILLING or RESIDENT

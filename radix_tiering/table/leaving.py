@@ -90,7 +90,7 @@ class Leaving:
             return self._spaces[-1].popitem()[1] if self._spaces[-1] else self._done(self._spaces)
         if not self._roots[-1].children:
             return self._done(self._roots)
-        child = self._roots[-1].children.pop()
+        child = self._roots[-1].children.popitem()[0]
         if child.children:
             self._roots.append(child)
         return child

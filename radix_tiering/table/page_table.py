@@ -149,7 +149,7 @@ class PageTable:
         page.last_use = now
         page.uses = 1
         if parent is not None:
-            parent.children.add(page)
+            parent.children[page] = None
         space = self._spaces.setdefault(record.namespace, {})
         space.pop(record.key, None)  # one that is leaving: the new one comes after its own parent
         space[record.key] = page
@@ -589,7 +589,7 @@ class PageTable:
             self._leave_parent(page, page.parent)
 
     def _leave_parent(self, page: Page, parent: Page) -> None:
-        parent.children.discard(page)
+        parent.children.pop(page, None)
         parent.held_children -= page.held
         if not parent.dropped:
             self._note_held(parent)

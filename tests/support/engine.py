@@ -33,6 +33,8 @@ from support.model_peer import ModelPeer
 THREAD_SECONDS = 60.0
 #: How long something may take that has to happen, seconds: a guard against hanging.
 WAIT = 60.0
+#: Seconds between two looks whether something has happened.
+LOOK = 0.0005
 #: 4 KiB pages: 2 layers x (K, V) x 4 tokens x 256 bytes.
 GEOMETRY = PageGeometry(layers=2, planes=2, tokens=4, row_bytes=256)
 
@@ -179,10 +181,7 @@ def put(stack: TierStack, keys: Sequence[bytes], parent: bytes = ROOT_KEY, depth
 
 def settle(stack: TierStack, restore: Restore) -> Restore:
     """Wait for a restore, whatever threads it takes."""
-    limit = time.monotonic() + WAIT
-    while not stack.restorer.poll(restore):
-        assert time.monotonic() < limit, "the restore does not settle"
-        time.sleep(0.0005)
+    wait_until(lambda: stack.restorer.poll(restore), "the restore does not settle", stack)
     return restore
 
 
@@ -222,7 +221,7 @@ def check(stack: TierStack) -> None:
         assert not stack.table.over_limit
         assert stack.host.used_slots == stack.table.resident_pages
     if stack.landing is not None:
-        wait_until(lambda: not stack.landing.used_slots, "landing memory leaked")
+        wait_until(lambda: not stack.landing.used_slots, "landing memory leaked", stack)
     if stack.stripes is not None:
         status = stack.stripes.status()
         units = sum(stack.stripes.units(page.length) for page in stack.table.all_pages() if page.stored is not None)
@@ -230,19 +229,18 @@ def check(stack: TierStack) -> None:
     check_maps(stack)
 
 
-def wait_until(there: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + WAIT
-    while not there():
-        assert time.monotonic() < until, what
-        time.sleep(0.001)
+def wait_until(there: Callable[[], object], what: str, stack: TierStack) -> None:
+    """Look every half millisecond of the stack's time, whatever its clock says."""
+    for _ in range(int(WAIT / LOOK)):
+        if there():
+            return
+        stack.runner.sleep(LOOK)
+    raise AssertionError(what)
 
 
 def _wait_read(stack: TierStack) -> None:
     """Reads go on for whoever no longer waits for them: a slot is taken until nothing writes to it any more."""
-    until = time.monotonic() + WAIT
-    while (words := slot_words(stack, "host")).count(SlotState.LOADING.word):
-        assert time.monotonic() < until, f"reads never end: {words}"
-        time.sleep(0.001)
+    wait_until(lambda: SlotState.LOADING.word not in slot_words(stack, "host"), "reads never end", stack)
 
 
 def slot_words(stack: TierStack, tier: str) -> list[str]:
@@ -288,7 +286,7 @@ def check_maps(stack: TierStack) -> None:
 def obey(stack: TierStack, command: AnyCommand) -> str | CommandError:
     """Carry out an operator's command and wait for its outcome, which must come exactly once."""
     outcomes: list[str | CommandError] = []
-    told = threading.Event()
+    told = stack.runner.flag()
 
     def done(outcome: str | CommandError) -> None:
         outcomes.append(outcome)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
 from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.base.runner import THREADS, Runner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.tiers.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
@@ -20,7 +20,12 @@ class ModelPeer:
     """A `PeerMemory` with a thread of its own, as the real one has; `hold` stops it, so that calls pile up."""
 
     def __init__(
-        self, page_bytes: int, fingerprint: Callable[[np.ndarray], bytes] = page_digest, *, landing_slots: int = 0
+        self,
+        page_bytes: int,
+        fingerprint: Callable[[np.ndarray], bytes] = page_digest,
+        *,
+        landing_slots: int = 0,
+        runner: Runner = THREADS,
     ) -> None:
         """`landing_slots`: pages that can come up to a device of this server's own."""
         self.page_bytes = page_bytes
@@ -35,7 +40,8 @@ class ModelPeer:
         self.damaged: set[PeerPlace] = set()
         self.seconds_each = 0.0  # the pace that every donor says it sets
         self._landing_free = list(range(landing_slots))
-        self._lock = threading.Condition()
+        self._runner = runner
+        self._lock = runner.condition()
         self._free: dict[LeaseKey, list[int]] = {}  # active leases
         self._sizes: dict[LeaseKey, int] = {}
         self._recalled: set[LeaseKey] = set()
@@ -48,7 +54,7 @@ class ModelPeer:
         self._numbers = itertools.count(1)
         self._closed = False
         self._watcher: PeerWatcher | None = None
-        self._thread = threading.Thread(target=self._run, name="swift-peer", daemon=True)
+        self._thread = runner.thread(self._run, "swift-peer")
         self._thread.start()
 
     # ---- what the test does ----
@@ -97,7 +103,7 @@ class ModelPeer:
 
     def settle(self, timeout: float = 20) -> None:
         """Wait until everything asked for has been done."""
-        done = threading.Event()
+        done = self._runner.flag()
         with self._lock:
             self._put(done.set)
         assert done.wait(timeout), "the lent memory does not answer"

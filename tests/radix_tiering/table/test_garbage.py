@@ -54,9 +54,9 @@ def test_a_page_that_has_left_needs_no_collector() -> None:
     try:
         parent = Page(PageRecord(b"a" * 32, ROOT_KEY, b"n" * 32, 1, 4096), None)
         page = Seen(PageRecord(b"b" * 32, parent.key, b"n" * 32, 2, 4096), parent)
-        parent.children.add(page)
+        parent.children[page] = None
         seen = weakref.ref(page)
-        parent.children.discard(page)
+        parent.children.pop(page)
         del page
         assert seen() is None
     finally:

@@ -1,0 +1,285 @@
+"""Tasks of one thread, in virtual time, in an order that a seed decides.
+
+A task runs until it waits, or until a step at which another one may go on; every primitive of the runner's is a step.
+What is drawn decides who goes on, who of several is woken, and how long a task is held up; so a seed stands for one
+order of everything, in every process. Time stands still while somebody can go on, but for a microsecond a step; when
+all wait, it jumps to the first timer. Where all wait and there is no timer, that is an error: `Stuck`.
+
+What is written between two steps is atomic here: a lock that is missing shows only where a step lies between. Tasks are
+greenlets: a task cannot go on across a C frame of another's that holds state.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import greenlet
+
+#: How far time goes on with every step, and every look at the clock, seconds.
+STEP_SECONDS = 1e-6
+#: What the clock says at the beginning, seconds.
+BEGIN = 1000.0
+
+
+class Stuck(AssertionError):
+    """Everybody waits and no timer is left, or the steps or the virtual time that were granted are used up."""
+
+
+class TaskDied(AssertionError):
+    """An exception left a task; it is the cause."""
+
+
+class Task:
+    """One thread of the program. States: ready, running, waiting (with or without a timer), over."""
+
+    __slots__ = ("epoch", "glet", "name", "number", "over", "place", "priority", "timed_out", "waiters", "why")
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self.glet: Any = None
+        self.epoch = 0  # how often it has been woken: a timer of an earlier wait does not count
+        self.place = -1  # in the list of those that are ready; -1: it is not
+        self.priority = 0.0
+        self.timed_out = self.over = False
+        self.waiters: deque[Task] | None = None  # where it waits
+        self.why: object = None
+
+    def __str__(self) -> str:
+        return f"the end of {self.name}"
+
+
+class Schedule:
+    """Who goes on, and when. Everything that tasks do with it follows from `seed`."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        switch: float = 0.3,
+        stall: float = 0.002,
+        stall_seconds: float = 0.05,
+        changes: int = 0,
+        expected_steps: int = 8000,
+        most_steps: int = 2_000_000,
+        most_seconds: float = 1e5,
+    ) -> None:
+        """`switch`: how often another task goes on at a step. `stall`: how often a task is held up there, for up to
+        `stall_seconds`. `changes`: instead of both, the ready task of the highest priority goes on, and the running
+        one gets the lowest at so many steps of the first `expected_steps` (PCT, Burckhardt et al. 2010)."""
+        self.random = random.Random(seed)
+        self.seed = seed
+        self.now = BEGIN
+        self.steps = self.switches = 0
+        #: A number for the whole order of what happened so far.
+        self.history = seed & 0xFFFF
+        self.current: Task | None = None
+        self.ending = False  # `run` is over: whatever is left is ended, and may not wait any more
+        self._switch = switch
+        self._stall = stall
+        self._stall_seconds = stall_seconds
+        self._changes = sorted(self.random.sample(range(expected_steps), changes))
+        self._by_priority = changes > 0
+        self._lowest = 0.0
+        self._most_steps = most_steps
+        self._until = BEGIN + most_seconds
+        self._tasks: list[Task] = []
+        self._ready: list[Task] = []
+        self._timers: list[tuple[float, int, Task, int]] = []
+        self._timers_made = 0
+        self._failure: BaseException | None = None
+        self._hub = greenlet.getcurrent()
+
+    # ---- running ----
+
+    def run(self, main: Callable[[], Any]) -> Any:
+        """Run `main` as the first task until it returns; what it returns. Tasks that are left then are ended.
+
+        Raises what `main` raises, TaskDied where an exception leaves another task, and Stuck.
+        """
+        result: list[Any] = []
+        self._hub = greenlet.getcurrent()
+        task = self.spawn(lambda: result.append(main()), "main")
+        try:
+            self._go(task)
+            if self._failure is not None:
+                raise self._failure
+            return result[0]
+        finally:
+            self.ending = True
+            for left in self._tasks:
+                if not left.over:
+                    self.current = left
+                    left.glet.throw(greenlet.GreenletExit)
+            self.current = None
+
+    def spawn(self, function: Callable[[], Any], name: str) -> Task:
+        """A new task, which is ready."""
+        task = Task(len(self._tasks), name)
+        task.priority = self.random.random() + 1 if self._by_priority else 0.0
+        task.glet = greenlet.greenlet(lambda: self._body(task, function), self._hub)
+        self._tasks.append(task)
+        self._make_ready(task)
+        return task
+
+    def _body(self, task: Task, function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except greenlet.GreenletExit:
+            task.over = True
+            return
+        except BaseException as error:  # noqa: BLE001 - it is raised by `run`
+            self._failure = self._failure or self._what_ended(task, error)
+        task.over = True
+        if self.ending:
+            return
+        self._not_ready(task)
+        if task.number == 0 or self._failure is not None:
+            self.current = None
+            return  # to the hub, which is in `run`
+        for one in self._tasks:
+            if one.why is task and not one.over:
+                self.wake(one)
+        self._go(self._next())
+
+    def _what_ended(self, task: Task, error: BaseException) -> BaseException:
+        if task.number == 0:
+            return error
+        died = TaskDied(f"{task.name}: {error!r}\n{''.join(traceback.format_exception(error))}")
+        died.__cause__ = error
+        return died
+
+    # ---- for the primitives ----
+
+    def look(self) -> float:
+        """The time, seconds."""
+        self.now += STEP_SECONDS  # a loop that only looks at the clock comes to its end
+        return self.now
+
+    def step(self) -> None:
+        """Another task may go on here."""
+        task = self.current
+        if task is None or self.ending:
+            return
+        self.steps += 1
+        self.now += STEP_SECONDS
+        if self._timers and self._timers[0][0] <= self.now:
+            self._fire()
+        if self.steps > self._most_steps or self.now > self._until:
+            self._fail(f"no end after {self.steps} steps and {self.now - BEGIN:.3f} s of virtual time")
+        if self._by_priority:
+            while self._changes and self.steps >= self._changes[0]:
+                self._changes.pop(0)
+                self._lowest -= 1
+                task.priority = self._lowest
+            if len(self._ready) > 1:
+                self._go(self._next())
+            return
+        chance = self.random.random()
+        if chance < self._switch:
+            if len(self._ready) > 1:
+                self._go(self._next())
+        elif chance > 1 - self._stall:
+            self.block(None, "held up", self._stall_seconds * self.random.random() ** 4)
+
+    def block(self, waiters: deque[Task] | None, why: object, timeout: float | None = None) -> bool:
+        """Wait until woken, or for so long: False then. `waiters`: whoever wakes looks there; `why`: for people."""
+        task = self.current
+        if self.ending:
+            raise greenlet.GreenletExit
+        if task is None:
+            raise RuntimeError(f"outside of a task nobody can wait: {why}")
+        self._not_ready(task)
+        task.why, task.waiters, task.timed_out = why, waiters, False
+        if waiters is not None:
+            waiters.append(task)
+        if timeout is not None:
+            self._timers_made += 1
+            heapq.heappush(self._timers, (self.now + max(timeout, 0.0), self._timers_made, task, task.epoch))
+        self._go(self._next())
+        return not task.timed_out
+
+    def wake(self, task: Task) -> None:
+        """It need not wait any longer."""
+        task.epoch += 1
+        task.waiters = task.why = None
+        self._make_ready(task)
+
+    def wake_some(self, waiters: deque[Task], count: int = 1) -> None:
+        """So many of those who wait there, whichever."""
+        for _ in range(min(count, len(waiters))):
+            at = self.random.randrange(len(waiters)) if len(waiters) > 1 else 0
+            task = waiters[at]
+            del waiters[at]
+            self.wake(task)
+
+    # ---- inside ----
+
+    def _make_ready(self, task: Task) -> None:
+        if task.place < 0:
+            task.place = len(self._ready)
+            self._ready.append(task)
+
+    def _not_ready(self, task: Task) -> None:
+        if task.place >= 0:
+            last = self._ready.pop()
+            if last is not task:
+                self._ready[task.place], last.place = last, task.place
+            task.place = -1
+
+    def _next(self) -> Task:
+        """Who goes on. Time jumps where nobody can."""
+        while not self._ready:
+            if not self._timers:
+                self._fail("everybody waits")
+            self.now = max(self.now, self._timers[0][0])
+            if self.now > self._until:
+                self._fail(f"no end after {self.now - BEGIN:.3f} s of virtual time")
+            self._fire()
+        if self._by_priority:
+            return max(self._ready, key=lambda task: task.priority)
+        return self._ready[self.random.randrange(len(self._ready))] if len(self._ready) > 1 else self._ready[0]
+
+    def _go(self, task: Task) -> None:
+        if task is not self.current:
+            self.switches += 1
+            self.current = task
+            self.history = hash((self.history, self.steps, task.number))
+            task.glet.switch()
+
+    def _fire(self) -> None:
+        while self._timers and self._timers[0][0] <= self.now:
+            _, _, task, epoch = heapq.heappop(self._timers)
+            if task.epoch == epoch:
+                task.timed_out = True
+                if task.waiters is not None:
+                    task.waiters.remove(task)
+                self.wake(task)
+
+    def _fail(self, problem: str) -> None:
+        self._failure = self._failure or Stuck(self.report(problem))
+        self.current = None
+        self._hub.switch()
+        raise greenlet.GreenletExit
+
+    def report(self, title: str) -> str:
+        """What each task does and waits for, for people."""
+        lines = [title, f"seed {self.seed}, step {self.steps}, after {self.now - BEGIN:.6f} s"]
+        for task in self._tasks:
+            if task.over:
+                continue
+            frame = sys._getframe(1) if task is self.current or task.glet.gr_frame is None else task.glet.gr_frame
+            calls = [
+                f"{call.filename.rsplit('/', 1)[-1]}:{call.lineno} {call.name}"
+                for call in traceback.extract_stack(frame)
+                if "/virtual/" not in call.filename
+            ]
+            state = "ready" if task.place >= 0 else str(task.why)
+            lines.append(f"  {task.number:2} {task.name:14} {state:32} {' < '.join(reversed(calls[-6:]))}")
+        return "\n".join(lines)

@@ -1,0 +1,80 @@
+"""Devices in memory that take their time, by the runner's clock, and answer late, with an error, or never."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Sequence
+
+from ...base.runner import Runner
+from ..ssd.arrays.checking import check_requests
+from ..ssd.arrays.devices import Completion, Request
+from .memory_array import MemoryArray
+
+#: How long a sync takes that is never answered, seconds: whoever waits for it has long given up.
+NEVER = 1000.0
+
+
+class ModelArray(MemoryArray):
+    """Used by one thread of the runner's; what goes wrong may be changed on any."""
+
+    description = "a model"
+
+    def __init__(self, runner: Runner, sizes: Sequence[int], *, seconds: float = 1e-4) -> None:
+        """`seconds`: what a request takes on the average."""
+        super().__init__(sizes)
+        self._runner = runner
+        self._draw = random.Random(runner.random.random())
+        self._seconds = seconds
+        self._due: list[tuple[float, int, Request]] = []
+        self._number = 0
+        #: Devices that have gone, that answer nothing, and that answer every other request with an error.
+        self.lost: set[int] = set()
+        self.silent: set[int] = set()
+        self.failing: set[int] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._due)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        check_requests(requests, self.sizes)
+        now = self._runner.monotonic()
+        for request in requests:
+            self._number += 1
+            late = NEVER if request.device in self.silent else self._seconds * self._draw.expovariate(1.0)
+            self._due.append((now + late, self._number, request))
+
+    def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
+        end = None if timeout is None else self._runner.monotonic() + timeout
+        while True:
+            now = self._runner.monotonic()
+            done = sorted(one for one in self._due if one[0] <= now)
+            if done or not at_least or not self._due or (end is not None and now >= end):
+                break
+            first = min(due for due, _, _ in self._due)
+            self._runner.sleep((first if end is None else min(first, end)) - now)
+        self._due = [one for one in self._due if one not in done]
+        return [self._carry_out(request) for _, _, request in done]
+
+    def heal(self) -> None:
+        """What was silent answers after all, and nothing goes wrong any more."""
+        self.silent.clear()
+        self.failing.clear()
+        now = self._runner.monotonic()
+        self._due = [(min(due, now), number, request) for due, number, request in self._due]
+
+    def sync(self, device: int) -> int:
+        self._runner.sleep(NEVER if device in self.silent else self._seconds * self._draw.random())
+        return 0
+
+    def present(self, device: int) -> bool:
+        return device not in self.lost
+
+    def close(self) -> None:
+        self._due.clear()
+
+    def _carry_out(self, request: Request) -> Completion:
+        if request.device in self.failing and self._draw.random() < 0.5:
+            return Completion(request.tag, request.device, errno.EIO)
+        return super()._carry_out(request)
