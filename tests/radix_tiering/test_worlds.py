@@ -9,7 +9,7 @@ import pytest
 
 from support.engine import end_all
 from support.examples import exhaustive
-from support.worlds import World
+from support.worlds import World, recalled_while_it_is_restored
 
 #: Of each kind; a world takes some hundredths of a second.
 WORLDS = 1000 if exhaustive() else 100
@@ -26,19 +26,30 @@ def nothing_left() -> Iterator[None]:
     end_all()
 
 
-@pytest.mark.parametrize("calm", [False, True], ids=["trouble", "calm"])
-def test_whatever_happens_answers_are_right_and_nothing_is_left(calm: bool) -> None:
+@pytest.mark.parametrize(
+    ("calm", "lent"), [(False, False), (True, False), (False, True)], ids=["trouble", "calm", "lent memory alone"]
+)
+def test_whatever_happens_answers_are_right_and_nothing_is_left(calm: bool, lent: bool) -> None:
     happened: Counter[str] = Counter()
     for seed in range(WORLDS):
-        world = World(seed, calm=calm)
+        world = World(seed, calm=calm, lent=lent)
         try:
             world.run()
         except AssertionError as error:
-            error.add_note(f"World({seed}, calm={calm}).run() does it again")
+            error.add_note(f"World({seed}, calm={calm}, lent={lent}).run() does it again")
             raise
         happened += world.happened
     missing = {name for name in HAPPENINGS if not happened[name]}
     assert missing <= ({"flush", "device", "damage_memory", "damage_disk", "drop", "pin", "cap"} if calm else set())
+
+
+def test_a_recall_while_pages_come_up() -> None:
+    for seed in range(2 * WORLDS):
+        try:
+            recalled_while_it_is_restored(seed)
+        except AssertionError as error:
+            error.add_note(f"recalled_while_it_is_restored({seed}) does it again")
+            raise
 
 
 def test_a_seed_is_one_history() -> None:

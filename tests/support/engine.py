@@ -12,7 +12,7 @@ import numpy as np
 
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
-from swift_tiers.radix_tiering.base.runner import Runner, ThreadRunner
+from swift_tiers.radix_tiering.base.runner import THREADS, Runner, ThreadRunner
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandError
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
@@ -138,6 +138,12 @@ def close(stack: TierStack) -> None:
     _stacks.remove(stack)
 
 
+def forget_all() -> None:
+    """Leave stacks as they are whose run has ended in the middle of something; their threads were virtual ones."""
+    _stacks.clear()
+    _clocks.clear()
+
+
 def end_all() -> None:
     """Close every stack that the test has left open; then none of the engine's threads may be left."""
     for clock in _clocks:
@@ -229,12 +235,13 @@ def check(stack: TierStack) -> None:
     check_maps(stack)
 
 
-def wait_until(there: Callable[[], object], what: str, stack: TierStack) -> None:
-    """Look every half millisecond of the stack's time, whatever its clock says."""
+def wait_until(there: Callable[[], object], what: str, stack: TierStack | None = None) -> None:
+    """Look every half millisecond, of the stack's time if one is given, whatever its clock says."""
+    runner = THREADS if stack is None else stack.runner
     for _ in range(int(WAIT / LOOK)):
         if there():
             return
-        stack.runner.sleep(LOOK)
+        runner.sleep(LOOK)
     raise AssertionError(what)
 
 

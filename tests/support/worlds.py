@@ -44,14 +44,65 @@ UNDER_WAY = 1 << 60
 Step = Callable[[random.Random], None]
 
 
+def pages_at_peers_alone(stack: TierStack, peer: ModelPeer, keys: Sequence[bytes]) -> None:
+    """Put pages, and leave of them only what memory that is lent has."""
+    offered = stack.begin_put(keys, ROOT_KEY, 1)
+    for index, slot in zip(offered.indices, offered.slots, strict=True):
+        stack.host.page(slot)[:] = content(keys[index])
+    stack.commit_put(offered)
+    with stack.table.lock:
+        assert stack.sharer is not None
+        assert stack.sharer.wait_idle(30.0)
+        for page in reversed(stack.table.listed()):
+            assert page.peer is not None, "it was not lent to"
+            stack.table.evict_host(page)
+
+
+def recalled_while_it_is_restored(seed: int) -> None:
+    """A lease is recalled at about the time at which a request wants what lies under it. Only times are random."""
+    draw = random.Random(seed)
+    runner = VirtualRunner(
+        seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.01, 0.05)), stall_seconds=1e-3,
+        changes=draw.randint(1, 4) if seed % 2 else 0, expected_steps=600, most_seconds=300.0,
+    )  # fmt: skip
+
+    def main() -> None:
+        peer = ModelPeer(4096, runner=runner)
+        stack = make_stack(32, lent=peer, runner=runner)
+        keys, lease = chain(*range(8)), peer.lend(16)
+        peer.settle()
+        pages_at_peers_alone(stack, peer, keys)
+
+        def recall() -> None:
+            runner.sleep(draw.random() * 1e-4)
+            peer.recall(lease)
+
+        thread = runner.thread(recall, "recall")
+        thread.start()
+        runner.sleep(draw.random() * 1e-4)
+        restore = stack.restore(keys)
+        while not stack.restorer.poll(restore):
+            runner.sleep(1e-4)
+        for key, place in zip(keys, restore.slots, strict=False):
+            assert np.array_equal(page_at(stack, int(place)), content(key)), "wrong bytes"
+        stack.restorer.release(restore)
+        thread.join()
+        runner.sleep(1.0)
+        check(stack)
+        close(stack)
+
+    runner.run(main)
+
+
 class World:
     """One stack, clients, and whatever goes wrong. `run` once."""
 
-    def __init__(self, seed: int, *, calm: bool = False, steps: int = 12) -> None:
-        """`calm`: nothing goes wrong. `steps`: what each client does."""
+    def __init__(self, seed: int, *, calm: bool = False, lent: bool = False, steps: int = 12) -> None:
+        """`calm`: nothing goes wrong. `lent`: there is lent memory and no ssd. `steps`: what each client does."""
         self._draw = draw = random.Random(seed)
         self._steps = steps
         self._calm = calm
+        self._lent = lent
         self.runner = VirtualRunner(
             seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.002, 0.02)),
             changes=draw.choice((0, 0, 0, 3)), most_seconds=600.0,
@@ -71,7 +122,9 @@ class World:
         return self
 
     def _main(self) -> None:
+        began = self.runner.monotonic()
         self._build()
+        self._soon(began, "the start")
         jobs = [self._client] * 3 + ([] if self._calm else [self._trouble])
         jobs += [self._neighbours] if self.peer is not None else []
         threads = [self._thread(job, number) for number, job in enumerate(jobs)]
@@ -87,15 +140,20 @@ class World:
             self.runner.sleep(5.0)  # what was late comes
         began = self.runner.monotonic()
         assert self.stack.wait_written(30), "what was admitted is never written"
-        # No belt is what wakes a writer: it does not wait for a round of somebody's who looks now and then.
-        assert not self._calm or self.runner.monotonic() - began < 0.5, "writing waits for somebody who looks"
+        self._soon(began, "writing")
         check(self.stack)
+        began = self.runner.monotonic()
         close(self.stack)
+        self._soon(began, "the end")
         assert not self.errors(), self.errors()
+
+    def _soon(self, began: float, what: str) -> None:
+        """Where nothing is wrong, nothing waits for whoever looks once in a second: that is a belt."""
+        assert not self._calm or self.runner.monotonic() - began < 0.5, f"{what} waits for somebody who looks"
 
     def _build(self) -> None:
         draw, runner = self._draw, self.runner
-        with_peer, with_ssd = draw.random() < 0.5, draw.random() < 0.8
+        with_peer, with_ssd = draw.random() < 0.5 or self._lent, draw.random() < 0.8 and not self._lent
         self.array: ModelArray | None = None
         ssd = None
         if with_ssd or not with_peer:

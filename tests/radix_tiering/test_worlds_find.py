@@ -1,0 +1,115 @@
+"""What worlds are for: each of these defects, put into the engine, is found within so many of them.
+
+Those that were found in the project are named so; their mends are taken back here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
+from swift_tiers.radix_tiering.restore.flight import Flight
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
+from swift_tiers.radix_tiering.way.claims import Claims
+from swift_tiers.radix_tiering.way.promotion import Promotions
+from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+
+from support.engine import forget_all
+from support.mutate import mutate
+from support.worlds import World, recalled_while_it_is_restored
+
+#: Worlds that are looked at, of each kind.
+MOST = 400
+
+
+class Edit(NamedTuple):
+    """`old` becomes `new` in a method."""
+
+    owner: type
+    method: str
+    old: str
+    new: str
+
+
+def worlds(seed: int) -> None:
+    for calm in (False, True):
+        World(seed, calm=calm).run()
+
+
+def lent_memory_alone(seed: int) -> None:
+    World(seed, lent=True).run()
+
+
+class Defect(NamedTuple):
+    """Edits, and what finds them."""
+
+    name: str
+    edits: list[Edit]
+    finds: Callable[[int], object] = worlds
+
+
+HAS = """
+    units = 0
+    while start + units < len(self) and self._state[start + units] in (Unit.PRESENT, Unit.DONE):
+        units += 1
+    return units
+"""
+DEFECTS = [
+    Defect(
+        "what the device has at one look counts for good (found: pages promised that nobody had)",
+        [
+            Edit(Flight, "observe", "self._observed = front", "self._set(0, front, Unit.DONE)"),
+            Edit(Flight, "arrived_from", "    return self._run(start, Unit.PRESENT)", HAS),
+        ],
+    ),
+    Defect(
+        "nobody learns that a page is being saved (found: a slot that leaks)",
+        [
+            Edit(Promotions, "save", "    self._saving.add(page)\n", ""),
+            Edit(Promotions, "save", "    self._on_its_way(page)\n", ""),
+        ],
+        recalled_while_it_is_restored,
+    ),
+    Defect(
+        "what lent memory alone has holds what is before it (found: nothing may leave, nothing comes in)",
+        [Edit(PageTable, "_may_leave_host", "page.saved or not page.held_children", "page.saved or not page.children")],
+        lent_memory_alone,
+    ),
+    Defect("a claim that pins nothing", [Edit(Claims, "_claim_page", "self._table.pin(page)", "pass")]),
+    Defect(
+        "bytes in memory that differ are served",
+        [Edit(Claims, "verify_resident", "elif digest != expected and not page.dropped:", "elif False:")],
+    ),
+    Defect("an errand that nobody is told of", [Edit(ErrandThread, "start", "self._wake.notify_all()", "pass")]),
+    Defect("transfers that nobody is told of", [Edit(IoThread, "enqueue", "self._wake.notify_all()", "pass")]),
+    Defect("commands that nobody is told of", [Edit(IoThread, "post", "self._wake.notify_all()", "pass")]),
+    Defect("nobody learns that all is written", [Edit(WriteBehind, "pump", "self._idle.notify_all()", "pass")]),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    forget_all()
+
+
+def found(defect: Defect) -> str:
+    """What the first world says that finds it; empty if none does."""
+    with pytest.MonkeyPatch.context() as patch:
+        for edit in defect.edits:
+            mutate(patch, *edit)
+        for seed in range(MOST):
+            try:
+                defect.finds(seed)
+            except Exception as error:  # noqa: BLE001 - whatever is said, it is found
+                return f"seed {seed}: {error!r}"
+    return ""
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name.partition(" (")[0])
+def test_worlds_find(defect: Defect) -> None:
+    assert found(defect)
