@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.ops.cli import main
+from swift_tiers.ops.commands.demo import procedure
 from swift_tiers.ops.commands.demo.report import DemoReport
+
+from support.forked import ForkedServer
 
 SESSIONS, TURNS, ANSWER = 3, 3, 8
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+FORKED = "with servers that are forked"
+
+
+def demo(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process; its servers are the real ones, but for their imports."""
+    said, complained = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
+        patch.setattr(procedure, "Server", ForkedServer)
+        code = main(["demo", *words])
+    return subprocess.CompletedProcess(words, code, said.getvalue(), complained.getvalue())
+
+
+@pytest.fixture(scope="module", params=[FORKED, pytest.param("as users type it", marks=pytest.mark.exhaustive)])
+def finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("demo")
     # One token a byte: the same sessions make longer prompts than with a real tokenizer, and more pages.
     model = tiny_model(folder / "model", context=32768)
-    command = [sys.executable, "-m", "swift_tiers.ops", "demo", "--model-path", str(model)]
-    command += ["--sessions", str(SESSIONS), "--turns", str(TURNS), "--max-tokens", str(ANSWER), "--devices", "3"]
-    command += ["--json", str(folder / "report.json"), "--keep", str(folder / "work")]
+    words = ["--model-path", str(model)]
+    words += ["--sessions", str(SESSIONS), "--turns", str(TURNS), "--max-tokens", str(ANSWER), "--devices", "3"]
+    words += ["--json", str(folder / "report.json"), "--keep", str(folder / "work")]
+    if request.param == FORKED:
+        return demo(*words), folder
+    command = [sys.executable, "-m", "swift_tiers.ops", "demo", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=1700), folder
 
 

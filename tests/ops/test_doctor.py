@@ -275,6 +275,7 @@ def test_progress_names_what_is_slow(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.exhaustive  # `test_readme.py` types it, and fails if it does
 def test_the_whole_command_on_this_machine(tmp_path: Path) -> None:
     """Real checks of the real machine: with directories that are good, and one that is not there."""
     (tmp_path / "ssd").mkdir()

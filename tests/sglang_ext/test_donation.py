@@ -248,9 +248,12 @@ def read(tier: PeerTier, place, data: np.ndarray) -> tuple[ReadOutcome, bool]:
     return done[0], bool((into == data).all())
 
 
-@pytest.fixture(scope="module", params=["layer-major", "block-major", "device"])
+@pytest.fixture(
+    scope="module", params=["layer-major", "block-major", pytest.param("device", marks=pytest.mark.exhaustive)]
+)
 def layout(request) -> str:
-    """Of the donor's pool. "device": layer-major, in memory of a GPU, which is a fake here."""
+    """Of the donor's pool. "device": layer-major, in memory of a GPU, which is a fake here: what that
+    memory adds is tested in `test_shared_pool.py` and `radix_tiering/lending/donation`."""
     return request.param
 
 

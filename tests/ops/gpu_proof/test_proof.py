@@ -168,7 +168,10 @@ def test_random_inputs_share_their_time_and_the_first_of_each_is_always_tried() 
     assert all(check.cases == 1 for check in right.checks(CPU, 1, 5, 0.0, clock))
 
 
-@pytest.mark.parametrize("part", ["right", "ceilings", "streaming, Small-1M"])
+@pytest.mark.parametrize(
+    "part",
+    ["right", *(pytest.param(part, marks=pytest.mark.exhaustive) for part in ("ceilings", "streaming, Small-1M"))],
+)
 def test_what_goes_wrong_in_one_part_costs_no_other_one(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nand much more")
