@@ -66,6 +66,8 @@ FLOORS = {
         ["."],
     ],
 }
+#: Folders of one floor that know each other: the door and its hall.
+SAME_FLOOR = [{"way", "."}, {"lab/simulate", "lab/simulate/scenarios"}]
 #: Files that know each other, and what is to part them.
 KNOWN_CIRCLES = {
     ("console/app.py", "a session in place of the whole application"),
@@ -152,10 +154,6 @@ def test_arrows_inside_a_room_point_down(room: str) -> None:
         and not (floor[there] < floor[here] or {here, there} in SAME_FLOOR)
     ]
     assert not upward
-
-
-#: Folders of one floor that know each other: the door and its hall.
-SAME_FLOOR = [{"way", "."}, {"lab/simulate", "lab/simulate/scenarios"}]
 
 
 def circles() -> list[set[str]]:

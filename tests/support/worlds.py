@@ -24,7 +24,7 @@ from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
 from swift_tiers.radix_tiering.way import claims, peer_writer, restorer, sweeps
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore, RestoreState
 
-from support.engine import chain, check, close, content, make_stack, memory_ssd, obey, page_at
+from support.engine import chain, check, close, content, get, make_stack, memory_ssd, obey, page_at, put
 from support.model_peer import ModelPeer
 
 #: Constants that bound a step, and what a world sets them to: in small steps, more happens between two of them.
@@ -46,10 +46,7 @@ Step = Callable[[random.Random], None]
 
 def pages_at_peers_alone(stack: TierStack, peer: ModelPeer, keys: Sequence[bytes]) -> None:
     """Put pages, and leave of them only what memory that is lent has."""
-    offered = stack.begin_put(keys, ROOT_KEY, 1)
-    for index, slot in zip(offered.indices, offered.slots, strict=True):
-        stack.host.page(slot)[:] = content(keys[index])
-    stack.commit_put(offered)
+    put(stack, keys)
     with stack.table.lock:
         assert stack.sharer is not None
         assert stack.sharer.wait_idle(30.0)
@@ -80,12 +77,7 @@ def recalled_while_it_is_restored(seed: int) -> None:
         thread = runner.thread(recall, "recall")
         thread.start()
         runner.sleep(draw.random() * 1e-4)
-        restore = stack.restore(keys)
-        while not stack.restorer.poll(restore):
-            runner.sleep(1e-4)
-        for key, place in zip(keys, restore.slots, strict=False):
-            assert np.array_equal(page_at(stack, int(place)), content(key)), "wrong bytes"
-        stack.restorer.release(restore)
+        get(stack, keys)
         thread.join()
         runner.sleep(1.0)
         check(stack)
