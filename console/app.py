@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from rich.style import Style
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 
+from swift_tiers.radix_tiering.bus.hear.figures import text
+
 from . import looker
+from .application import Command, Widgets
 from .feeds.feed import Feed, Question
-from .feeds.watching import Watcher
 from .keys import BINDINGS, CommandsProvider, help_sections
 from .looker import Looker
 from .model.glyphs import ASCII, UNICODE
-from .model.moment import Moment
-from .model.navigation import Navigation
 from .model.palette import Palette
 from .model.place import Place
 from .model.sieve import Sieve
-from .painter import LAYOUTS, Painter
+from .painter import Painter
 from .screens.commands import CommandsScreen
 from .screens.help import HelpScreen
+from .session import LAYOUTS, Reply, Session
 from .sifting import Sifting
 from .steering import Became, Steering
 from .typed import THEMES, Typed
 from .views import VIEWS
-from .views.parts.view import Offer, Scene, View
 from .widgets.entry import Entry
 from .widgets.grid import Grid
 from .widgets.panel import Panel
@@ -74,46 +73,37 @@ class ConsoleApp(App[None]):
         """`monotonic` and `now` are the console's own clock; `folder` is where exports go (the current directory).
         `rest` is called now and then while nobody presses a key, first when the first look has been painted."""
         super().__init__()
-        self.feed = feed
-        self.readonly = readonly or not feed.steers
-        self.folder = folder
-        self.glyphs = ASCII if ascii else UNICODE
-        self.monotonic = monotonic
-        self.now = now
-        self.views: dict[str, View] = {view.NAME: view() for view in VIEWS}
-        self.navigation = Navigation(tuple(self.views))
-        self.steering = Steering(self)
-        self.typed = Typed(self)
-        self.painter = Painter(self)
-        self.sifting = Sifting(self)
-        self.palette = Palette(dark, self.no_color)
+        self.widgets = Widgets(
+            Line(id="status"), Line(id="tabs"), Line(id="crumbs"), Panel(id="panel"), Grid(id="grid"), Said(id="said"),
+            Entry(id="entry"), Line(id="keys"),
+        )  # fmt: skip
+        self.grid, self.panel = self.widgets.grid, self.widgets.panel
+        self.entry, self.said = self.widgets.entry, self.widgets.said
+        self.session = Session(
+            feed, self.grid, Palette(dark, self.no_color), ASCII if ascii else UNICODE, interval,
+            readonly or not feed.steers, monotonic, now, folder,
+        )  # fmt: skip
+        self.navigation = self.session.navigation
+        self.steering = Steering(self.session, self, self.said)
+        self.typed = Typed(self.session, self, self.steering)
+        self.painter = Painter(self.session, self, self.widgets)
+        self.sifting = Sifting(self.session, self, self.widgets, self.typed)
+        self._feed = feed
         self._looker = Looker(feed, self.post_message, interval, monotonic)
-        self._watcher = Watcher()
-        self._moment = Moment(None, 0.0, "", self._watcher.history, (), self._watcher.events)
+        self._monotonic = monotonic
         self._rest = rest
         self._rested_at, self._pressed_at = monotonic(), 0.0
-        self._looked_at: float | None = None
-        self._lost = ""
-        self.paused = False
-        self.answers: dict[Question, looker.Answered] = {}
 
     # ---- what is on the screen ----
 
     def compose(self) -> ComposeResult:
-        yield Line(id="status")
-        yield Line(id="tabs")
-        yield Line(id="crumbs")
-        yield Panel(id="panel")
-        yield Grid(id="grid")
-        yield Said(id="said")
-        yield Entry(id="entry")
-        yield Line(id="keys")
+        yield from self.widgets
 
     def on_mount(self) -> None:
-        self.set_class(self.glyphs.ascii, "-ascii")
-        self.theme = THEMES["dark" if self.palette.dark else "light"]
-        self.grid.glyphs = self.glyphs
-        if self.glyphs.ascii:
+        self.set_class(self.session.glyphs.ascii, "-ascii")
+        self.theme = THEMES["dark" if self.session.palette.dark else "light"]
+        self.grid.glyphs = self.session.glyphs
+        if self.session.glyphs.ascii:
             draw_plainly(self.grid)
             draw_plainly(self.panel)
         self.theme_changed_signal.subscribe(self, lambda theme: self._take_theme(theme.dark))
@@ -124,44 +114,17 @@ class ConsoleApp(App[None]):
 
     def on_unmount(self) -> None:
         self._looker.stop()
-        self.feed.close()
+        self._feed.close()
 
     @property
-    def grid(self) -> Grid:
-        return self.screen_stack[0].query_one("#grid", Grid)
+    def is_open(self) -> bool:
+        """Whether there is something to draw on. While the console is being left its widgets go one after the other,
+        and messages of its threads still come."""
+        return self.is_running and bool(self._screen_stack) and bool(self.screen_stack[0].query("#keys"))
 
     @property
-    def panel(self) -> Panel:
-        return self.screen_stack[0].query_one("#panel", Panel)
-
-    @property
-    def entry(self) -> Entry:
-        return self.screen_stack[0].query_one("#entry", Entry)
-
-    @property
-    def said(self) -> Said:
-        return self.screen_stack[0].query_one("#said", Said)
-
-    @property
-    def view(self) -> View:
-        return self.views[self.navigation.place.view]
-
-    @property
-    def moment(self) -> Moment:
-        return self._moment
-
-    @property
-    def interval(self) -> float:
-        return self._looker.interval
-
-    def offers(self) -> tuple[Offer, ...]:
-        """What the operator may do here; nothing where nothing may be steered."""
-        if self.readonly or self._moment.snapshot is None:
-            return ()
-        return self.view.offers(self.scene())
-
-    def scene(self) -> Scene:
-        return self.painter.scene()
+    def dialog_is_open(self) -> bool:
+        return len(self.screen_stack) > 1
 
     def paint(self) -> None:
         """Everything anew."""
@@ -171,84 +134,73 @@ class ConsoleApp(App[None]):
         """What the view on the screen wants to know, from now on."""
         self._looker.set_questions(questions)
 
-    def style(self, name: str, action: str = "") -> Style:
-        """Of a meaning; with an action, it can be clicked."""
-        style = self.palette[name]
-        return style + Style(meta={"@click": action}) if action else style
-
     def tell(self, text: str, bad: bool = False, stays: bool = False) -> None:
         """A word that goes away by itself, unless it stays until it is silenced."""
-        self.said.say(text, self.palette["warning" if bad else "note"], bad, stays)
+        self.said.say(text, self.session.palette["warning" if bad else "note"], bad, stays)
+
+    def fail(self, error: Exception) -> None:
+        self.log.error(error)
+
+    def do(self, action: str) -> None:
+        self.call_later(self.run_action, action)
 
     # ---- what comes from outside ----
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent):
-            self._pressed_at = self.monotonic()
+            self._pressed_at = self._monotonic()
         await super().on_event(event)
 
     def on_looked(self, event: looker.Looked) -> None:
-        alarms = self._watcher.take(event.look)
-        if self._looked_at is None:
+        if self.session.looked_at is None:
             self.call_after_refresh(self._rest)
-        self._looked_at, self._lost = event.at, ""
-        watcher = self._watcher
-        self._take(Moment(event.look.snapshot, self._age(), "", watcher.history, alarms, watcher.events))
+        self.session.take_look(event.look, event.at)
+        self._show()
 
     def on_lost(self, event: looker.Lost) -> None:
-        self._lost = event.reason
-        self._take(replace(self._moment, age=self._age(), lost=event.reason))
+        self.session.take_loss(event.reason)
+        self._show()
 
     def on_answered(self, event: looker.Answered) -> None:
-        if not self.painter.is_open:
+        if not self.is_open:
             return
-        former = self.answers.get(event.question)
-        if event.failed and former is not None and not former.failed:
-            event = looker.Answered(event.question, former.answers, event.failed, former.at)
-        self.answers[event.question] = event
-        wanted = set(self.view.questions(self.scene()))
-        self.answers = {one: said for one, said in self.answers.items() if one in wanted}
+        session = self.session
+        former = session.take_answers(event.question, Reply(event.answers, event.at, event.failed))
         # Painting costs: the next look, which is due, paints what is only newer.
-        if not self.paused and (former is None or former.failed != event.failed or self.interval > looker.ASK_SECONDS):
+        if not session.paused and (
+            former is None or former.failed != event.failed or session.interval > looker.ASK_SECONDS
+        ):
             self.paint()
 
     def on_said_changed(self) -> None:
         self.paint()
 
     def on_became(self, event: Became) -> None:
-        if self.painter.is_open:
+        if self.is_open:
             self.steering.show(event)
 
-    def _take(self, moment: Moment) -> None:
-        if self.paused:
+    def _show(self) -> None:
+        """What has come, unless the screen is paused."""
+        if self.session.paused:
             self.painter.edges()
-            return
-        self._moment = moment
-        self.paint()
+        else:
+            self.paint()
 
     def _tick(self) -> None:
         """Ages grow while nothing comes."""
-        now = self.monotonic()
+        now, session = self._monotonic(), self.session
         if now - self._rested_at >= REST_SECONDS and now - self._pressed_at >= QUIET_SECONDS:
             self._rested_at = now
             self._rest()
-        if not self.paused:
-            self._moment = replace(self._moment, age=self._age())
-            if self._moment.lost or self._moment.age > 2 * self.interval + TICK_SECONDS:
-                self.paint()
-                return
-        self.painter.edges()
-
-    def _age(self) -> float:
-        return 0.0 if self._looked_at is None else max(0.0, self.monotonic() - self._looked_at)
-
-    @property
-    def lost(self) -> str:
-        """Why there is no newer look, also while the screen is paused."""
-        return self._lost
+        session.grow_old()
+        moment = session.moment
+        if not session.paused and (moment.lost or moment.age > 2 * session.interval + TICK_SECONDS):
+            self.paint()
+        else:
+            self.painter.edges()
 
     def _take_theme(self, dark: bool) -> None:
-        self.palette = Palette(dark, self.no_color)
+        self.session.palette = Palette(dark, self.no_color)
         self.paint()
 
     def on_resize(self) -> None:
@@ -261,7 +213,7 @@ class ConsoleApp(App[None]):
         self.paint()
 
     def action_next_view(self, by: int) -> None:
-        if len(self.screen_stack) > 1:
+        if self.dialog_is_open:
             if by > 0:
                 self.screen.focus_next()
             else:
@@ -293,7 +245,7 @@ class ConsoleApp(App[None]):
             self.enter(event.row.place)
 
     def on_grid_moved(self) -> None:
-        if self.view.FOLLOWS_CURSOR:
+        if self.session.view.FOLLOWS_CURSOR:
             self.paint()
         else:
             self.painter.edges()
@@ -331,19 +283,20 @@ class ConsoleApp(App[None]):
     # ---- time ----
 
     def action_pause(self) -> None:
-        player = self.feed.player
+        player = self._feed.player
         if player is not None:
             player.play(not player.playing)
             self.look_soon()
         else:
-            self.paused = not self.paused
+            self.session.paused = not self.session.paused
         self.paint()
 
     def action_rate(self, factor: float) -> None:
-        self.set_rate(self.interval / factor)
+        self.set_rate(self.session.interval / factor)
 
     def set_rate(self, seconds: float) -> None:
         self._looker.set_interval(seconds)
+        self.session.interval = self._looker.interval
         self.painter.edges()
 
     def look_soon(self) -> None:
@@ -351,35 +304,38 @@ class ConsoleApp(App[None]):
         self._looker.look_soon()
 
     def action_jump(self, by: int) -> None:
-        if self.feed.player is not None:
-            self.feed.player.seek(self.feed.player.position + by * JUMP_SECONDS)
+        if self._feed.player is not None:
+            self._feed.player.seek(self._feed.player.position + by * JUMP_SECONDS)
             self.look_soon()
 
     def action_step(self, by: int) -> None:
-        if self.feed.player is not None:
-            self.feed.player.step(by)
+        if self._feed.player is not None:
+            self._feed.player.step(by)
             self.look_soon()
 
     def action_speed(self, factor: float) -> None:
-        if self.feed.player is not None:
-            self.feed.player.set_speed(self.feed.player.speed * factor)
+        if self._feed.player is not None:
+            self._feed.player.set_speed(self._feed.player.speed * factor)
             self.painter.edges()
 
     # ---- the rest ----
 
     def action_maximise(self) -> None:
-        self.painter.layout = LAYOUTS[self.painter.layout]
+        self.session.layout = LAYOUTS[self.session.layout]
         self.paint()
 
     def action_theme(self) -> None:
-        self.theme = THEMES["light" if self.palette.dark else "dark"]
+        self.set_theme(THEMES["light" if self.session.palette.dark else "dark"])
+
+    def set_theme(self, name: str) -> None:
+        self.theme = name
 
     def action_help(self) -> None:
-        self.push_screen(HelpScreen(help_sections(self), plain=self.glyphs.ascii))
+        self.push_screen(HelpScreen(help_sections(self.session), plain=self.session.glyphs.ascii))
 
     def action_command_palette(self) -> None:
-        if len(self.screen_stack) == 1:
-            self.push_screen(CommandsScreen(plain=self.glyphs.ascii))
+        if not self.dialog_is_open:
+            self.push_screen(CommandsScreen(plain=self.session.glyphs.ascii))
 
     def action_export(self) -> None:
         self.typed.ask_export("csv")
@@ -387,10 +343,28 @@ class ConsoleApp(App[None]):
     def on_key(self, event: Message) -> None:
         """Keys of what may be done here. The others have bindings."""
         key = getattr(event, "character", None)
-        if key is None or self.entry.is_open or len(self.screen_stack) > 1:
+        if key is None or self.entry.is_open or self.dialog_is_open:
             return
-        for offer in self.offers():
+        for offer in self.session.offers():
             if offer.key == key:
                 event.stop()
                 self.steering.begin(offer)
                 return
+
+    def commands(self) -> Iterator[Command]:
+        """The views, the servers, what may be done here."""
+        for view in VIEWS:
+            yield Command(f"View {view.TITLE}", view.QUESTION, partial(self.action_view, view.NAME))
+        for state in self.session.moment.servers:
+            name = state.server.server
+            yield Command(f"Server {text(name)}", "show this one only", partial(self.typed.line, f"server {name}"))
+        yield Command("All servers", "show all of them", partial(self.typed.line, "server all"))
+        for offer in self.session.offers():
+            what = text(offer.what[0].upper() + offer.what[1:])
+            yield Command(what, text(offer.effect), partial(self.steering.begin, offer))
+        for kind in ("csv", "json", "svg"):
+            yield Command(f"Export {kind}", "what is shown", partial(self.typed.line, f"export {kind}"))
+        yield Command("Keys", "those that live here", self.action_help)
+        yield Command("Pause", "stop the screen, or let it go on", self.action_pause)
+        yield Command("Theme", "dark or light", self.action_theme)
+        yield Command("Quit", "leave; servers do not notice", self.action_quit)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from .model.table import as_csv, as_json
-
-if TYPE_CHECKING:
-    from .app import ConsoleApp
+from .session import Session, ShownTable
 
 KINDS = ("csv", "json", "svg")
 
@@ -34,14 +32,15 @@ class Export(NamedTuple):
             raise ExportError(f"{self.path}: {error.strerror}") from None
 
 
-def begin(app: ConsoleApp, kind: str, file: str | None) -> Export:
+def begin(session: Session, kind: str, file: str | None) -> Export:
     """Make the file. One that is there is never overwritten. Raises ExportError."""
     if kind not in KINDS:
         raise ExportError(f"export {kind[:20]}: there are {', '.join(KINDS)}")
-    if kind != "svg" and (app.grid.has_class("-hidden") or not app.grid.table.columns):
+    if kind != "svg" and (session.shown.is_hidden or not session.shown.table.columns):
         raise ExportError(f"export {kind}: there is no table here; svg writes the screen")
-    folder = app.folder or Path.cwd()
-    name = f"swift-tiers-{app.view.NAME}-{app.now():%Y%m%d-%H%M%S}.{kind}" if file is None else os.path.expanduser(file)
+    folder = session.folder or Path.cwd()
+    usual = f"swift-tiers-{session.view.NAME}-{session.now():%Y%m%d-%H%M%S}.{kind}"
+    name = usual if file is None else os.path.expanduser(file)
     path = folder / name
     try:
         return Export(kind, path, open(path, "x", encoding="utf-8"))
@@ -51,8 +50,6 @@ def begin(app: ConsoleApp, kind: str, file: str | None) -> Export:
         raise ExportError(f"{path}: {error.strerror}") from None
 
 
-def content(app: ConsoleApp, kind: str) -> str:
-    """The table as it is sifted and sorted, or a picture of the screen."""
-    if kind == "svg":
-        return app.export_screenshot(title="swift-tiers")
-    return (as_csv if kind == "csv" else as_json)(app.grid.table, app.grid.rows)
+def content(shown: ShownTable, kind: str) -> str:
+    """The table as it is sifted and sorted."""
+    return (as_csv if kind == "csv" else as_json)(shown.table, shown.rows)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
@@ -12,12 +11,11 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
+from .application import Application
 from .model.actions import SPELLINGS
 from .screens.help import Section
+from .session import Session
 from .views import VIEWS
-
-if TYPE_CHECKING:
-    from .app import ConsoleApp
 
 #: Of the console as a whole; the grid has those that move its cursor.
 BINDINGS: list[BindingType] = [
@@ -55,11 +53,11 @@ SHOWN = (
 PLAYING = (("space", "play"), ("[ ]", "10 s"), (", .", "step"), ("< >", "speed"))
 
 
-def key_line(app: ConsoleApp, width: int) -> Text:
+def key_line(session: Session, width: int) -> Text:
     """What may be done about the row comes first."""
     line = Text(no_wrap=True, end="")
-    keys = [(offer.key, offer.label, "warning") for offer in app.offers()]
-    if app.feed.player is not None:
+    keys = [(offer.key, offer.label, "warning") for offer in session.offers()]
+    if session.feed.player is not None:
         keys += [(key, what, "note") for key, what in PLAYING]
     taken = {key for key, _, _ in keys}
     keys += [(key, what, "accent") for key, what in SHOWN if key not in taken]
@@ -67,18 +65,18 @@ def key_line(app: ConsoleApp, width: int) -> Text:
         word = f"{key} {what}  "
         if line.cell_len + len(word) - 2 > width:
             continue
-        line.append(f"{key} ", app.style(style))
-        line.append(f"{what}  ", app.style("muted"))
+        line.append(f"{key} ", session.style(style))
+        line.append(f"{what}  ", session.style("muted"))
     return line
 
 
-def help_sections(app: ConsoleApp) -> list[Section]:
+def help_sections(session: Session) -> list[Section]:
     """Everything that can be pressed or typed just here."""
-    offers = [(offer.key, text(f"{offer.what}: {offer.effect}")) for offer in app.offers()]
-    sections: list[Section] = [(f"{app.view.TITLE}: {app.view.QUESTION}", _here(app))]
+    offers = [(offer.key, text(f"{offer.what}: {offer.effect}")) for offer in session.offers()]
+    sections: list[Section] = [(f"{session.view.TITLE}: {session.view.QUESTION}", _here(session))]
     if offers:
         sections.append(("Steer: each asks before it does anything", offers))
-    elif app.readonly:
+    elif session.readonly:
         sections.append(("Steering is off", [("", "readonly, or nothing here obeys commands")]))
     sections.append(("Move", [
         (f"1-{len(VIEWS)}", ", ".join(view.TITLE for view in VIEWS)),
@@ -98,7 +96,7 @@ def help_sections(app: ConsoleApp) -> list[Section]:
         ("t", "dark or light"),
         ("q, ctrl+c", "leave; servers do not notice"),
     ]))  # fmt: skip
-    if app.feed.player is not None:
+    if session.feed.player is not None:
         sections.append(("Recording", [
             ("space", "play or stop"), ("[ ]", "10 seconds back, on"), (", .", "one look back, on"),
             ("< >", "half, twice as fast; `:seek 90`, `:speed 4`"),
@@ -107,8 +105,8 @@ def help_sections(app: ConsoleApp) -> list[Section]:
     return sections
 
 
-def _here(app: ConsoleApp) -> list[tuple[str, str]]:
-    row = app.grid.row
+def _here(session: Session) -> list[tuple[str, str]]:
+    row = session.shown.row
     opens = row is not None and row.place is not None
     return [("enter", "opens the row under the cursor" if opens else "opens nothing here")]
 
@@ -117,29 +115,16 @@ class CommandsProvider(Provider):
     """The views, the servers, what may be done here, for ctrl+p."""
 
     async def discover(self) -> Hits:
-        for name, what, run in self._commands():
-            yield DiscoveryHit(name, run, help=what)
+        for command in self._application.commands():
+            yield DiscoveryHit(command.name, command.run, help=command.what)
 
     async def search(self, query: str) -> AsyncIterator[Hit]:
         matcher = self.matcher(query)
-        for name, what, run in self._commands():
-            score = matcher.match(name)
+        for command in self._application.commands():
+            score = matcher.match(command.name)
             if score > 0:
-                yield Hit(score, matcher.highlight(name), run, help=what)
+                yield Hit(score, matcher.highlight(command.name), command.run, help=command.what)
 
-    def _commands(self):  # type: ignore[no-untyped-def]  # triples of two texts and what Textual calls
-        app = cast("ConsoleApp", self.app)
-        for view in VIEWS:
-            yield f"View {view.TITLE}", view.QUESTION, partial(app.action_view, view.NAME)
-        for state in app.moment.servers:
-            name = state.server.server
-            yield f"Server {text(name)}", "show this one only", partial(app.typed.line, f"server {name}")
-        yield "All servers", "show all of them", partial(app.typed.line, "server all")
-        for offer in app.offers():
-            yield text(offer.what[0].upper() + offer.what[1:]), text(offer.effect), partial(app.steering.begin, offer)
-        for kind in ("csv", "json", "svg"):
-            yield f"Export {kind}", "what is shown", partial(app.typed.line, f"export {kind}")
-        yield "Keys", "those that live here", app.action_help
-        yield "Pause", "stop the screen, or let it go on", app.action_pause
-        yield "Theme", "dark or light", app.action_theme
-        yield "Quit", "leave; servers do not notice", app.action_quit
+    @property
+    def _application(self) -> Application:
+        return cast(Application, self.app)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 from textual.message import Message
@@ -14,14 +13,14 @@ from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, AnyCommand
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command, name_of, usage
 
+from .application import Application
 from .model.actions import ActionError
 from .screens.ask import AskScreen
 from .screens.confirm import ConfirmScreen
 from .screens.outcome import OutcomeScreen
+from .session import Session
 from .views.parts.view import Offer
-
-if TYPE_CHECKING:
-    from .app import ConsoleApp
+from .widgets.said import Said
 
 
 class Became(Message):
@@ -37,12 +36,14 @@ class Became(Message):
 class Steering:
     """One of each console. On the app's thread but for sending."""
 
-    def __init__(self, app: ConsoleApp) -> None:
+    def __init__(self, session: Session, app: Application, said: Said) -> None:
+        self._session = session
         self._app = app
+        self._said = said
 
     def begin(self, offer: Offer) -> None:
         """Ask for what it lacks, then for a yes."""
-        if self._app.readonly:
+        if self._session.readonly:
             self._app.tell("readonly: nothing is steered from here", bad=True)
             return
         if offer.prompt:
@@ -61,14 +62,14 @@ class Steering:
 
     def typed(self, words: Sequence[str]) -> None:
         """`control [SERVER] COMMAND VALUES`. Raises ActionError."""
-        if self._app.readonly:
+        if self._session.readonly:
             raise ActionError("readonly: nothing is steered from here")
-        servers = [state.server.server for state in self._app.moment.servers if state.server.alive]
+        servers = [state.server.server for state in self._session.moment.servers if state.server.alive]
         names = [name_of(kind) for kind in COMMANDS]
         if words[0] in servers and len(words) > 1:
             server, words = words[0], words[1:]
         elif words[0] in names:
-            here = self._app.navigation.server or (servers[0] if len(servers) == 1 else None)
+            here = self._session.navigation.server or (servers[0] if len(servers) == 1 else None)
             if here is None:
                 raise ActionError(f"control: say which server: {', '.join(servers) or 'none is alive'}")
             server = here
@@ -110,7 +111,7 @@ class Steering:
         def send() -> None:
             outcome, problem = None, ""
             try:
-                outcome = self._app.feed.command(offer.server, command)
+                outcome = self._session.feed.command(offer.server, command)
             except SwiftTiersError as error:
                 problem = str(error)
             except Exception as error:  # noqa: BLE001 - the operator must hear of it, whatever it was
@@ -121,7 +122,7 @@ class Steering:
 
     def show(self, became: Became) -> None:
         """What was acknowledged in full is a word; what was not stays on the screen until it was read."""
-        self._app.said.silence()  # that it was sent
+        self._said.silence()  # that it was sent
         outcome = became.outcome
         if outcome is None:
             self._app.push_screen(OutcomeScreen(f"NOT DONE: {became.what}", [became.problem], bad=True))

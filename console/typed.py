@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from .application import Application
 from .export import Export, ExportError, begin, content
 from .looker import FASTEST, SLOWEST
 from .model.actions import Action, ActionError, read_action
 from .model.place import Place, Step
 from .model.sieve import FilterError, Sieve
+from .model.table import Sorting
 from .screens.ask import AskScreen
-
-if TYPE_CHECKING:
-    from .app import ConsoleApp
+from .session import Session
+from .steering import Steering
 
 #: Themes by short names.
 THEMES = {"dark": "textual-dark", "light": "textual-light"}
@@ -22,8 +22,10 @@ THEMES = {"dark": "textual-dark", "light": "textual-light"}
 class Typed:
     """One of each console, on its thread."""
 
-    def __init__(self, app: ConsoleApp) -> None:
+    def __init__(self, session: Session, app: Application, steering: Steering) -> None:
+        self._session = session
         self._app = app
+        self._steering = steering
 
     def perform(self, action: Action) -> None:
         """Raises ActionError, ExportError, FilterError: nothing was done."""
@@ -34,11 +36,11 @@ class Typed:
         if name == "view":
             if len(words) > 1:
                 self._limit(words[1])
-            self._app.navigation.turn(words[0])
+            self._session.navigation.turn(words[0])
         elif name == "server":
             self._limit(words[0])
         elif name == "filter":
-            self._app.navigation.sieve = Sieve(" ".join(words))
+            self._session.navigation.sieve = Sieve(" ".join(words))
         elif name == "sort":
             self._sort_by(words)
         elif name == "rate":
@@ -50,17 +52,17 @@ class Typed:
             if name not in self._app.available_themes:
                 known = ", ".join([*THEMES, *self._app.available_themes])
                 raise ActionError(f"theme {words[0][:40]}: there are {known}")
-            self._app.theme = name
+            self._app.set_theme(name)
         elif name == "control":
-            self._app.steering.typed(words)
+            self._steering.typed(words)
         elif name == "page":
-            self._app.navigation.enter(Place("blocks", (Step("page", words[0].lower()),)))
+            self._session.navigation.enter(Place("blocks", (Step("page", words[0].lower()),)))
         elif name == "request":
-            self._app.navigation.enter(Place("restores", (Step("request", words[0]),)))
+            self._session.navigation.enter(Place("restores", (Step("request", words[0]),)))
         elif name in ("seek", "speed"):
             self._play(name, words[0])
         else:
-            self._app.call_later(self._app.run_action, name)  # pause, help, quit
+            self._app.do(name)  # pause, help, quit
 
     def ask_export(self, value: str, problem: str = "") -> None:
         """What to write and where, until it could be written."""
@@ -77,7 +79,7 @@ class Typed:
         self._app.push_screen(AskScreen("Export what is shown", hint, value, problem), chosen)
 
     def _export(self, words: tuple[str, ...]) -> None:
-        made = begin(self._app, words[0], words[1].strip() if len(words) > 1 else None)
+        made = begin(self._session, words[0], words[1].strip() if len(words) > 1 else None)
         if made.kind == "svg":
             # What was typed to get it is no part of the picture: only once the screen is as it was.
             self._app.call_after_refresh(self._write, made)
@@ -85,8 +87,10 @@ class Typed:
             self._write(made)
 
     def _write(self, made: Export) -> None:
+        shown = self._session.shown
         try:
-            made.write(content(self._app, made.kind))
+            picture = made.kind == "svg"
+            made.write(self._app.export_screenshot(title="swift-tiers") if picture else content(shown, made.kind))
             self._app.tell(f"written: {made.path}")
         except ExportError as error:
             self._app.tell(str(error), bad=True)
@@ -99,16 +103,16 @@ class Typed:
     def line(self, line: str) -> None:
         """As if it had been typed. What is wrong with it is said."""
         try:
-            self.perform(read_action(line, tuple(self._app.views)))
+            self.perform(read_action(line, tuple(self._session.views)))
         except (ActionError, ExportError, FilterError) as error:
             self._app.tell(str(error), bad=True)
 
     def _limit(self, server: str) -> None:
-        names = [state.server.server for state in self._app.moment.servers]
+        names = [state.server.server for state in self._session.moment.servers]
         if server in ("all", "*"):
-            self._app.navigation.limit(None)
+            self._session.navigation.limit(None)
         elif server in names:
-            self._app.navigation.limit(server)
+            self._session.navigation.limit(server)
         else:
             raise ActionError(f"server {server[:40]}: there is none; there are all, {', '.join(names)}")
 
@@ -117,17 +121,17 @@ class Typed:
         if words and words[-1] in ("up", "down"):
             descending, words = words[-1] == "down", words[:-1]
         if not words:
-            self._app.sifting.sort(None, True)
+            self._session.navigation.sorting = Sorting()
             return
         wanted = " ".join(words).casefold()
-        names = [column.name for column in self._app.grid.table.columns]
+        names = [column.name for column in self._session.shown.table.columns]
         found = [name for name in names if name.casefold().startswith(wanted)]
         if not found:
             raise ActionError(f"sort {wanted[:40]}: there are the columns {', '.join(names)}")
-        self._app.sifting.sort(found[0], descending)
+        self._session.navigation.sorting = Sorting(found[0], descending)
 
     def _play(self, name: str, word: str) -> None:
-        player = self._app.feed.player
+        player = self._session.feed.player
         if player is None:
             raise ActionError(f"{name}: this is no recording")
         value = _number(word, f"{name} NUMBER")
@@ -139,13 +143,13 @@ class Typed:
 
     def suggestions(self) -> list[str]:
         """Whole command lines that could be meant."""
-        servers = [state.server.server for state in self._app.moment.servers]
-        lines = [*self._app.views, *(f"{view} {server}" for view in self._app.views for server in servers)]
+        servers = [state.server.server for state in self._session.moment.servers]
+        lines = [*self._session.views, *(f"{view} {server}" for view in self._session.views for server in servers)]
         lines += [f"server {server}" for server in servers]
-        lines += [f"sort {column.name}" for column in self._app.grid.table.columns]
+        lines += [f"sort {column.name}" for column in self._session.shown.table.columns]
         lines += ["export csv", "export json", "export svg", "theme dark", "theme light", "rate 1", "help", "quit"]
-        if not self._app.readonly:
-            lines += [f"control {line}" for line in self._app.steering.lines(servers)]
+        if not self._session.readonly:
+            lines += [f"control {line}" for line in self._steering.lines(servers)]
         return lines
 
 

@@ -70,7 +70,6 @@ FLOORS = {
 SAME_FLOOR = [{"way", "."}, {"lab/simulate", "lab/simulate/scenarios"}]
 #: Files that know each other, and what is to part them.
 KNOWN_CIRCLES = {
-    ("console/app.py", "a session in place of the whole application"),
     ("radix_tiering/table/page_table.py", "copies of pages under one rule for every tier"),
     ("radix_tiering/stack.py", "tiers that tell of themselves"),
     ("sglang_ext/way/cache.py", "one object for all that is known of a request"),

@@ -97,6 +97,10 @@ class Grid(ScrollView, can_focus=True):
     def table(self) -> Table:
         return self._table
 
+    @property
+    def is_hidden(self) -> bool:
+        return self.has_class("-hidden")
+
     def show(self, table: Table, rows: Sequence[Row], sorting: Sorting) -> None:
         """Show these rows of the table; the cursor stays where it was if the row is still there."""
         before = self.row

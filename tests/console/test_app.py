@@ -49,9 +49,9 @@ async def test_digits_and_tab_turn_the_views() -> None:
             text = await shows(pilot, f"[{number} {view.TITLE}]")
             assert "this view failed" not in text
         await pilot.press("tab")
-        assert app.view.NAME == VIEWS[0].NAME
+        assert app.session.view.NAME == VIEWS[0].NAME
         await pilot.press("shift+tab")
-        assert app.view.NAME == VIEWS[-1].NAME
+        assert app.session.view.NAME == VIEWS[-1].NAME
 
 
 async def test_enter_and_escape() -> None:
@@ -125,7 +125,7 @@ async def test_the_mouse() -> None:
         await pilot.click("#crumbs", offset=(3, 0))
         await shows(pilot, "GONE")
         await pilot.click("#tabs", offset=(len("[1 Overview]") + 4, 0))
-        await until(pilot, lambda: app.view.NAME == VIEWS[1 % len(VIEWS)].NAME)
+        await until(pilot, lambda: app.session.view.NAME == VIEWS[1 % len(VIEWS)].NAME)
 
 
 async def test_pause_freezes_the_screen_and_reading_goes_on() -> None:
@@ -134,21 +134,21 @@ async def test_pause_freezes_the_screen_and_reading_goes_on() -> None:
         app = await ready(pilot)
         await pilot.press("space")
         await shows(pilot, "PAUSED")
-        shown, looks = app.moment.snapshot, feed.looks
+        shown, looks = app.session.moment.snapshot, feed.looks
         await until(pilot, lambda: feed.looks > looks + 3)
-        assert app.moment.snapshot is shown
+        assert app.session.moment.snapshot is shown
         await pilot.press("space")
         await shows(pilot, "LIVE")
-        await until(pilot, lambda: app.moment.snapshot is not shown)
+        await until(pilot, lambda: app.session.moment.snapshot is not shown)
 
 
 async def test_how_often_it_looks() -> None:
     async with console(interval=0.4).run_test(size=SIZE, notifications=True) as pilot:
         app = await ready(pilot)
         await pilot.press("plus")
-        assert app.interval == pytest.approx(0.2)
+        assert app.session.interval == pytest.approx(0.2)
         await pilot.press("minus", "minus")
-        assert app.interval == pytest.approx(0.8)
+        assert app.session.interval == pytest.approx(0.8)
         await pilot.press("colon", *"rate 0.3", "enter")
         await shows(pilot, "every 0.3 s")
         await pilot.press("colon", *"rate often", "enter")
@@ -224,8 +224,8 @@ async def test_what_was_typed_comes_back() -> None:
     async with console().run_test(size=SIZE, notifications=True) as pilot:
         app = await ready(pilot)
         await pilot.press("colon", *"rate 5", "enter", "colon", *"rate 6", "enter", "colon", "up", "up", "enter")
-        await until(pilot, lambda: app.interval == 5.0)
-        assert app.interval == 5.0
+        await until(pilot, lambda: app.session.interval == 5.0)
+        assert app.session.interval == 5.0
 
 
 async def test_a_wrong_line_can_be_mended() -> None:
@@ -234,7 +234,7 @@ async def test_a_wrong_line_can_be_mended() -> None:
         await pilot.press("colon", *"rat", "x", "enter")
         await shows(pilot, "ratx: is not known")
         await pilot.press("backspace", *"e 2", "enter")
-        await until(pilot, lambda: app.interval == 2.0)
+        await until(pilot, lambda: app.session.interval == 2.0)
         assert not app.entry.is_open
 
 
@@ -354,7 +354,7 @@ async def test_a_view_that_fails_does_not_take_the_console(monkeypatch: pytest.M
         def broken(scene: object) -> None:
             raise ZeroDivisionError("of ours")
 
-        monkeypatch.setattr(app.view, "lines", broken)
+        monkeypatch.setattr(app.session.view, "lines", broken)
         await shows(pilot, "this view failed: ZeroDivisionError: of ours")
         await pilot.press("2")
         await shows(pilot, f"[2 {VIEWS[1].TITLE}]" if len(VIEWS) > 1 else "[1 ")
@@ -364,7 +364,7 @@ async def test_a_view_that_fails_does_not_take_the_console(monkeypatch: pytest.M
 async def test_every_view_at_every_size(size: tuple[int, int]) -> None:
     async with console().run_test(size=size, notifications=True) as pilot:
         app = pilot.app
-        await until(pilot, lambda: app.moment.snapshot is not None)
+        await until(pilot, lambda: app.session.moment.snapshot is not None)
         for number in range(1, len(VIEWS) + 1):
             await pilot.press(str(number))
             await pilot.pause()

@@ -28,8 +28,10 @@ async def test_a_click_in_the_map_moves_the_cursor_and_the_map_follows_it() -> N
         assert row is not None
         text = await shows(pilot, f"slot {row.cells[0].text}: cached")
         lines = text.splitlines()
-        line = next(number for number, one in enumerate(lines) if app.glyphs.marked in one[:60] and "slot" not in one)
-        assert lines[line].index(app.glyphs.marked) == 40
+        line = next(
+            number for number, one in enumerate(lines) if app.session.glyphs.marked in one[:60] and "slot" not in one
+        )
+        assert lines[line].index(app.session.glyphs.marked) == 40
         await pilot.press("down")
         await shows(pilot, f"slot {int(row.cells[0].text) + 1}: cached")
 

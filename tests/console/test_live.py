@@ -77,9 +77,9 @@ async def test_a_view_that_shows_requests_has_them_read_in_every_look() -> None:
     async with app.run_test(size=SIZE) as pilot:
         await shows(pilot, "Overview")
         assert feed.requests_seconds > 0
-        for number, name in enumerate(app.views, 1):
+        for number, name in enumerate(app.session.views, 1):
             await pilot.press(str(number))
-            assert name == app.view.NAME
+            assert name == app.session.view.NAME
             assert (feed.requests_seconds == 0) == (name in ("blocks", "restores"))
 
 

@@ -57,7 +57,7 @@ async def test_a_rate_that_is_none_changes_nothing(line: str) -> None:
         await shows(pilot, "alpha")
         await pilot.press("colon", *line, "enter")
         await until(pilot, lambda: "rate" in told(app))
-        assert app.interval == 0.4
+        assert app.session.interval == 0.4
 
 
 async def test_messages_never_lie_over_a_question() -> None:

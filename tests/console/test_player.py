@@ -124,9 +124,9 @@ async def test_a_recording_is_played_stepped_and_put_back(tape: Path) -> None:
         await shows(pilot, "00:20/00:29 paused")
         await pilot.press("left_square_bracket")
         await shows(pilot, "00:10/00:29 paused", without=("is out of service",))
-        rates = app.moment.history.rates(app.moment.ranks()[0].tiers[0], "bytes_read")
+        rates = app.session.moment.history.rates(app.session.moment.ranks()[0].tiers[0], "bytes_read")
         assert len(rates) == 21  # at 10.5 s: as if it had been watched from the beginning
-        assert len(app.moment.events) == len(World().events())
+        assert len(app.session.moment.events) == len(World().events())
         await pilot.press("full_stop", "greater_than_sign")
         await shows(pilot, "x2")
         await pilot.press(":", *"seek 29", "enter")
@@ -136,18 +136,18 @@ async def test_a_recording_is_played_stepped_and_put_back(tape: Path) -> None:
 async def test_alarms_are_as_old_as_they_were(tape: Path) -> None:
     app = ConsoleApp(RecordedFeed(tape, Clock()), interval=0.1)
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.moment.snapshot is not None)
+        await until(pilot, lambda: app.session.moment.snapshot is not None)
         await pilot.press(":", *"seek 28", "enter")
-        await until(pilot, lambda: any("out of service" in alarm.what for alarm in app.moment.alarms))
-        (out,) = (alarm for alarm in app.moment.alarms if "out of service" in alarm.what)
-        assert app.moment.snapshot is not None
-        assert 6.0 <= app.moment.snapshot.time - out.since <= 8.0
+        await until(pilot, lambda: any("out of service" in alarm.what for alarm in app.session.moment.alarms))
+        (out,) = (alarm for alarm in app.session.moment.alarms if "out of service" in alarm.what)
+        assert app.session.moment.snapshot is not None
+        assert 6.0 <= app.session.moment.snapshot.time - out.since <= 8.0
 
 
 async def test_nothing_is_steered_in_a_recording(tape: Path) -> None:
     app = ConsoleApp(RecordedFeed(tape, Clock()), interval=0.1)
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.moment.snapshot is not None)
-        assert app.offers() == ()
+        await until(pilot, lambda: app.session.moment.snapshot is not None)
+        assert app.session.offers() == ()
         await pilot.press(":", *"control alpha flush", "enter")
         await until(pilot, lambda: "readonly" in told(app))

@@ -16,11 +16,12 @@ from support.console_world import World, WorldFeed
 #: A guard against hanging, not a measure.
 PATIENCE = 60.0
 SIZE = (120, 40)
+NOW = datetime(2026, 11, 21, 3, 0, 0)
 
 
 def console(feed: Feed | None = None, **options: Any) -> ConsoleApp:
     """A console that looks often, at a world of three servers or at a feed; its wall clock stands still."""
-    settings = {"interval": 0.1, "now": lambda: datetime(2026, 11, 21, 3, 0, 0), **options}
+    settings = {"interval": 0.1, "now": lambda: NOW, **options}
     return ConsoleApp(WorldFeed(World()) if feed is None else feed, **settings)
 
 

@@ -88,7 +88,9 @@ async def draw(picture: Picture) -> str:
 
 def _is_still(app: ConsoleApp, feed: Frozen) -> bool:
     """Whether the demo stands, some looks at it were painted, and what the view asks was answered."""
-    return feed.late_looks >= LOOKS and all(one in app.answers for one in app.view.questions(app.scene()))
+    return feed.late_looks >= LOOKS and all(
+        one in app.session.answers for one in app.session.view.questions(app.session.scene())
+    )
 
 
 async def _until(pilot: Pilot[Any], condition: Callable[[], bool]) -> None:

@@ -129,7 +129,9 @@ async def _drive(config: BusConfig, options: argparse.Namespace) -> tuple[dict[s
     shares: dict[str, float] = {}
     keys: list[float] = []
     async with app.run_test(size=SIZE) as pilot:
-        await _until(pilot, lambda: len(app.moment.servers) == options.servers, "the servers are not on the bus")
+        await _until(
+            pilot, lambda: len(app.session.moment.servers) == options.servers, "the servers are not on the bus"
+        )
         await asyncio.sleep(3)
         for number, view in enumerate(VIEWS, 1):
             if view.NAME not in options.views:
