@@ -56,6 +56,7 @@ FLOORS = {
     ],
     "ops": [
         ["base"],
+        ["base/devices"],
         ["lab/simulate/scenarios", "lab/simulate"],
         ["commands/inspect", "commands/console_demo"],
         ["commands/demo"],

@@ -12,7 +12,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandE
 from swift_tiers.radix_tiering.bus.contract.views import CommandView, ServerState, Snapshot
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event
 
-from ...lab.simulate.clock import Clock
+from ...base.devices.clock import Clock
 from .answers import answer
 from .lending import Post
 from .orders import carry_out

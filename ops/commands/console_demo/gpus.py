@@ -9,7 +9,7 @@ import msgspec
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED
 
-from ...lab.simulate.hardware import GPUS
+from ...base.devices.hardware import GPUS
 from .script import PLANS
 from .server import DemoServer, Plan
 

@@ -20,8 +20,8 @@ from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, LeaseB
 from swift_tiers.radix_tiering.tiers.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
 from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
 
-from ...lab.simulate.clock import Clock
-from ...lab.simulate.lines import Line
+from ...base.devices.clock import Clock
+from ...base.devices.lines import Line
 from .tiers import DemoTiers
 
 #: A letter's way, and how often the sides look at their clocks, seconds.

@@ -12,8 +12,8 @@ from swift_tiers.radix_tiering.restore.flight import Step, Unit
 from swift_tiers.radix_tiering.restore.planner import HERE
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
-from ...lab.simulate.lines import Done
-from ...lab.simulate.restoring import Request, Restoration, Server
+from ...base.devices.lines import Done
+from ...base.devices.restoring import Request, Restoration, Server
 
 #: Told when page `at` of a restoration has come from a source, after so many seconds.
 Arrived = Callable[[Restoration, str, int, float], None]

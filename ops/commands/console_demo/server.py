@@ -19,13 +19,12 @@ from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.planner import HERE
 
-from ...lab.simulate.curve import Curve
-from ...lab.simulate.hardware import GPUS
-from ...lab.simulate.lines import Line
-from ...lab.simulate.models import MODELS
-from ...lab.simulate.restoring import Request, Restoration
-from ...lab.simulate.setup import Setup
-from ...lab.simulate.tiers import geometry
+from ...base.devices.curve import Curve
+from ...base.devices.hardware import GPUS
+from ...base.devices.lines import Line
+from ...base.devices.models import MODELS
+from ...base.devices.restoring import Request, Restoration
+from ...base.devices.setup import Setup, geometry
 from .lending import BorrowerSide, DonorSide, LentMemory, Post
 from .restores import TellingServer
 from .stripes import DemoStripes

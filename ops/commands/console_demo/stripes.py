@@ -13,8 +13,8 @@ from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count, unit_length
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
 
-from ...lab.simulate.clock import Clock
-from ...lab.simulate.lines import Line
+from ...base.devices.clock import Clock
+from ...base.devices.lines import Line
 
 IN_SERVICE, DRAINING, OUT = "in service", "draining", "out"
 

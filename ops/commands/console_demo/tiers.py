@@ -27,8 +27,8 @@ from swift_tiers.radix_tiering.way.peer_writer import PeerWriter
 from swift_tiers.radix_tiering.way.promotion import Promotions
 from swift_tiers.radix_tiering.way.write_behind import WriteBehind
 
-from ...lab.simulate.clock import Clock
-from ...lab.simulate.tiers import SSD
+from ...base.devices.clock import Clock
+from ...base.devices.setup import SSD
 from .stripes import DemoStripes
 
 PEER = "peer"

@@ -73,9 +73,9 @@ NOT_MODELLED = (
 
 HEAD = """# Evaluation by simulation
 
-Every table here is printed by `swift-tiers simulate NAME`, and this whole file by
+Every table here is printed by `./swift simulate NAME`, and this whole file by
 
-    swift-tiers simulate all --markdown > docs/evaluation.md
+    ./swift simulate all --markdown > docs/evaluation.md
 
 A discrete-event simulation runs the planner, the two pointers, the batch's choice of what to load, the placement of
 stripe units, the page table with its eviction and write-behind, the number of pages that land on a device, and the
@@ -87,10 +87,11 @@ paper's ways in `cacheflow-crossover`, `swiftcache-tail` and `swiftcache-route`,
 
 **What this can show, and what not.** It shows what schedules and sizes do on devices that behave as assumed. It does
 not show how fast a real server is: data sheets are not devices, and nobody else's software is modelled beyond the one
-decision that a table is about. Where each figure comes from: `hardware.py`, `models.py` and `workloads.py` of
-`ops/lab/simulate`. GPUs are taken to reach 0.5 of their peak in matrix products and 0.4 in attention, memory 0.8 of
-its bandwidth, and each forward to wait 5 ms for its host; `cacheflow-usage` shows what other values would give, and
-`cacheflow-lengths` a wait of 1 ms. Where the paper's number is missing, its text has none.
+decision that a table is about. Where each figure comes from: `hardware.py` and `models.py` of
+`ops/base/devices`, `workloads.py` of `ops/lab/simulate`. GPUs are taken to reach 0.5 of their peak in matrix products
+and 0.4 in attention, memory 0.8 of its bandwidth, and each forward to wait 5 ms for its host; `cacheflow-usage` shows
+what other values would give, and `cacheflow-lengths` a wait of 1 ms. Where the paper's number is missing, its text has
+none.
 
 **Held.** A column of this name says by how much of the paper's number ours may lie outside of it, or that it is not
 reproduced, and the notes say why. A test holds every one of these against the numbers.

@@ -10,16 +10,16 @@ import msgspec
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.planner import HERE
 
-from .clock import Clock
-from .curve import Curve
-from .hardware import Ssd
-from .lines import Line, Stripes
+from ...base.devices.clock import Clock
+from ...base.devices.curve import Curve
+from ...base.devices.hardware import Ssd
+from ...base.devices.lines import Line, Stripes
+from ...base.devices.restoring import SWIFT_TIERS, Method, Request, Restoration, Sends, Server
+from ...base.devices.setup import SSD, Setup, geometry
 from .peer_route import PEER, PeerRoute
-from .restoring import SWIFT_TIERS, Method, Request, Restoration, Sends, Server
 from .runs import chunk_for
-from .setup import Setup
 from .stripe_set import StripeSetModel
-from .tiers import REMOTE, SSD, Claim, Tiers, geometry
+from .tiers import REMOTE, Claim, Tiers
 
 #: Where tokens of prompts come from, fastest first, as tables name it.
 PLACES = {"device": "device", HERE: "host", SSD: "ssd", REMOTE: "shared store"}

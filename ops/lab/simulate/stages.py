@@ -11,10 +11,10 @@ from enum import Enum
 
 import msgspec
 
-from .clock import Clock
-from .curve import Curve
-from .lines import Line
-from .restoring import (
+from ...base.devices.clock import Clock
+from ...base.devices.curve import Curve
+from ...base.devices.lines import Line
+from ...base.devices.restoring import (
     RECOMPUTE,
     SWIFT_TIERS,
     TWO_POINTERS,

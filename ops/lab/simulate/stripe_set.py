@@ -12,7 +12,7 @@ from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
 
-from .lines import Stripes
+from ...base.devices.lines import Stripes
 
 
 class StripeSetModel:

@@ -24,22 +24,18 @@ from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StripeSet
 from swift_tiers.radix_tiering.way.write_behind import WriteBehind
 
-from .clock import Clock
+from ...base.devices.clock import Clock
+from ...base.devices.setup import SSD
 from .peer_route import PEER
 from .stripe_set import StripeSetModel
 
-SSD, REMOTE = "ssd", "remote"
+REMOTE = "remote"
 _NAMESPACE = bytes(NAMESPACE_BYTES)
 
 
 def page_key(number: int) -> bytes:
     """The key of a block of a trace."""
     return (number + 1).to_bytes(KEY_BYTES, "big")
-
-
-def geometry(page_tokens: int, token_bytes: int) -> PageGeometry:
-    """Of pages that are as large as they should be; how they are made up does not matter here."""
-    return PageGeometry(layers=1, planes=1, tokens=page_tokens, row_bytes=token_bytes)
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`swift-tiers simulate`, and that docs/evaluation.md says what it prints."""
+"""`./swift simulate`, and that docs/evaluation.md says what it prints."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_evaluation_has_its_head() -> None:
     assert EVALUATION.read_text().startswith(HEAD)
 
 
-CHANGED = "{} gives something else now; run `swift-tiers simulate all --markdown > docs/evaluation.md`"
+CHANGED = "{} gives something else now; run `./swift simulate all --markdown > docs/evaluation.md`"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.curve import Linear
-from swift_tiers.ops.lab.simulate.lines import Line
-from swift_tiers.ops.lab.simulate.models import MODELS
+from swift_tiers.ops.base.devices.clock import Clock
+from swift_tiers.ops.base.devices.curve import Linear
+from swift_tiers.ops.base.devices.lines import Line
+from swift_tiers.ops.base.devices.models import MODELS
+from swift_tiers.ops.base.devices.restoring import LOAD, Request, Server
 from swift_tiers.ops.lab.simulate.peer_route import DEFAULT_LANDING, PEER, PeerRoute
-from swift_tiers.ops.lab.simulate.restoring import LOAD, Request, Server
 from swift_tiers.ops.lab.simulate.runs import linear_setup
 from swift_tiers.ops.lab.simulate.scenarios.conversations import AS_THE_PAPER, DEFAULT, HOST, LARGE, first_token
 from swift_tiers.radix_tiering.base.config import TiersConfig

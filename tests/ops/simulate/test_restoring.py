@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.ops.lab.simulate.clock import Clock
-from swift_tiers.ops.lab.simulate.curve import Curve, Linear
-from swift_tiers.ops.lab.simulate.hardware import GPUS
-from swift_tiers.ops.lab.simulate.lines import Line
-from swift_tiers.ops.lab.simulate.models import MODELS
-from swift_tiers.ops.lab.simulate.restoring import (
+from swift_tiers.ops.base.devices.clock import Clock
+from swift_tiers.ops.base.devices.curve import Curve, Linear
+from swift_tiers.ops.base.devices.hardware import GPUS
+from swift_tiers.ops.base.devices.lines import Line
+from swift_tiers.ops.base.devices.models import MODELS
+from swift_tiers.ops.base.devices.restoring import (
     BY_AGE,
     IN_TURN,
     LOAD,

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..curve import Curve
-from ..hardware import GIGABIT, GPUS, USAGE, Usage
-from ..models import MODELS
-from ..restoring import (
+from ....base.devices.curve import Curve
+from ....base.devices.hardware import GIGABIT, GPUS, USAGE, Usage
+from ....base.devices.models import MODELS
+from ....base.devices.restoring import (
     BY_AGE,
     IN_TURN,
     LOAD,

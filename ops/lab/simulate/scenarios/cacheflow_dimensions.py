@@ -9,9 +9,9 @@ import msgspec
 from swift_tiers.radix_tiering.restore.cost import SourceCost
 from swift_tiers.radix_tiering.restore.plan import Prefix, Run, plan_layers
 
-from ..curve import Curve
-from ..hardware import GIGABIT, USAGE
-from ..restoring import RECOMPUTE, SWIFT_TIERS
+from ....base.devices.curve import Curve
+from ....base.devices.hardware import GIGABIT, USAGE
+from ....base.devices.restoring import RECOMPUTE, SWIFT_TIERS
 from ..runs import REMOTE, chunk_for
 from ..stages import Inputs, Stages
 from ..tables import HELD, Cell, Compared, Table, compared, table

@@ -11,17 +11,17 @@ import msgspec
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.planner import HERE
 
-from ..clock import Clock
-from ..curve import Curve
+from ....base.devices.clock import Clock
+from ....base.devices.curve import Curve
+from ....base.devices.hardware import GB
+from ....base.devices.lines import Line
+from ....base.devices.models import MODELS, Model
+from ....base.devices.restoring import BY_AGE, LOAD, Request, Sends, Server
+from ....base.devices.setup import Setup
 from ..donors import Donor
-from ..hardware import GB
-from ..lines import Line
 from ..machine import LONGEST, Call, Lent, Machine, Replay, Running
-from ..models import MODELS, Model
 from ..peer_route import DEFAULT_LANDING, PEER, PeerRoute
-from ..restoring import BY_AGE, LOAD, Request, Sends, Server
 from ..runs import chunk_for
-from ..setup import Setup
 from ..tables import HELD, Cell, Compared, Table, compared, table
 from ..workloads import Lengths
 from .scenario import Scenario

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ..curve import Curve
-from ..hardware import GB, GIGABIT, GPUS, SSDS, USAGE
+from ....base.devices.curve import Curve
+from ....base.devices.hardware import GB, GIGABIT, GPUS, SSDS, USAGE
+from ....base.devices.models import MODELS
+from ....base.devices.restoring import BY_AGE, RECOMPUTE
 from ..machine import PLACES, Call, Machine, Replay, replay
-from ..models import MODELS
-from ..restoring import BY_AGE, RECOMPUTE
 from ..tables import Cell, Table, table
 from ..traces import BLOCK_TOKENS, Record, read, seen_before
 from .scenario import Scenario

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 
-from ..clock import Clock
-from ..curve import Curve
-from ..hardware import GPUS, SSDS, USAGE, Ssd
-from ..lines import Line, Stripes
+from ....base.devices.clock import Clock
+from ....base.devices.curve import Curve
+from ....base.devices.hardware import GPUS, SSDS, USAGE, Ssd
+from ....base.devices.lines import Line, Stripes
+from ....base.devices.models import MODELS, Model
+from ....base.devices.restoring import LOAD, SWIFT_TIERS, Request, Server
+from ....base.devices.setup import Setup
 from ..machine import ssd_lines
-from ..models import MODELS, Model
-from ..restoring import LOAD, SWIFT_TIERS, Request, Server
 from ..runs import chunk_for
-from ..setup import Setup
 from ..tables import Cell, Table, table
 from .scenario import Scenario
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ....base.devices.curve import Curve
+from ....base.devices.hardware import GPUS, USAGE
+from ....base.devices.models import MODELS, Model
 from ..context import block_bytes, blocks
-from ..curve import Curve
-from ..hardware import GPUS, USAGE
-from ..models import MODELS, Model
 from ..tables import HELD, Cell, Compared, Table, compared, table
 from .scenario import Scenario
 
@@ -107,7 +107,7 @@ def interference() -> list[Table]:
             [
                 "Copies take HBM bandwidth and nothing else, 160 of 3,200 GB/s; decoding waits for HBM, prefill "
                 "hardly. An upper bound for the first: a load may last less than a token. "
-                "`swift-tiers bench interference` measures it on a real machine, where both share processors.",
+                "`./swift bench interference` measures it on a real machine, where both share processors.",
                 "**Not reproduced:** what a donor's first tokens lose. What the paper measures there must be something "
                 "else than HBM: launches of copies, or the link's own traffic.",
             ],
