@@ -30,8 +30,8 @@ from .commands import (
     lease_command,
     profile,
     replay_command,
+    simulate_command,
 )
-from .lab import simulate
 
 #: Each has SUMMARY, `add_arguments(parser)` and `run(options) -> exit code`.
 COMMANDS = {
@@ -45,7 +45,7 @@ COMMANDS = {
     "profile": profile,
     "bench": bench_command,
     "gpu-proof": gpu_proof_command,
-    "simulate": simulate,
+    "simulate": simulate_command,
     "fsck": fsck,
     "config": config_command,
 }

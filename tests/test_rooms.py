@@ -57,14 +57,14 @@ FLOORS = {
     "ops": [
         ["base"],
         ["base/devices"],
-        ["lab/simulate/scenarios", "lab/simulate"],
         ["commands/inspect", "commands/console_demo"],
         ["commands/demo"],
         ["commands/bench", "commands/profile"],
-        ["commands/gpu_proof", "lab/bench"],
+        ["commands/gpu_proof"],
         ["commands"],
         ["commands/doctor"],
         ["."],
+        ["lab/simulate/scenarios", "lab/simulate", "lab/bench"],
     ],
 }
 #: Folders of one floor that know each other: the door and its hall.
@@ -154,6 +154,17 @@ def test_arrows_inside_a_room_point_down(room: str) -> None:
         and not (floor[there] < floor[here] or {here, there} in SAME_FLOOR)
     ]
     assert not upward
+
+
+def test_what_is_installed_does_not_import_the_lab() -> None:
+    """A wheel has `ops` without `ops/lab`."""
+    found = [
+        f"{file_of(name)} -> {file_of(one)}"
+        for name, seen in imports().items()
+        for one in seen
+        if one.startswith("ops.lab") and not name.startswith("ops.lab")
+    ]
+    assert not found
 
 
 def circles() -> list[set[str]]:

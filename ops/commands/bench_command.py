@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..base.errors import USAGE, CommandError
+from ..base.progress import note
+from .source_tree import LAB, has_lab, lab_module
 
 SUMMARY = "measure something against its reference"
-#: The benches that operators run on their own machines, and those of developers: packages beneath `swift_tiers.ops`.
-#: A bench is a module there that has a `main(argv) -> int`.
-PACKAGES = ("commands.bench", "lab.bench")
-OPS = Path(__file__).parents[1]
+#: The benches that operators run on their own machines. A bench is a module there that has a `main(argv) -> int`.
+OPERATORS = "swift_tiers.ops.commands.bench"
+#: Those of developers, which only a source tree has.
+DEVELOPERS = (
+    "attention", "bus", "console", "donor", "identity", "interference", "lookup", "maps", "overhead", "pages",
+    "pool_layout", "resize", "restore",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +35,15 @@ def run(options: argparse.Namespace) -> int:
         width = max((len(name) for name in benches), default=0)
         for name, bench in benches.items():
             print(f"{name:<{width}}  {bench.summary}")
+        if not has_lab():
+            note(f"in the source tree, by `./swift bench NAME`: {', '.join(DEVELOPERS)}")
         return 0
     known = ", ".join(benches) or "none"
     if options.name is None:
         raise CommandError(f"bench: which one? There are: {known}", USAGE)
     name = options.name.replace("-", "_")
+    if name not in benches and name in DEVELOPERS:
+        lab_module(f"bench.{name}", f"bench {options.name}")  # says where it is
     if name not in benches:
         raise CommandError(f"bench: there is no {options.name!r}; there are: {known}", USAGE)
     return run_bench(benches[name], options.arguments)
@@ -56,9 +65,9 @@ def run_bench(bench: Bench, arguments: Sequence[str]) -> int:
 
 def all_benches() -> dict[str, Bench]:
     """Every bench of this installation, by its name, without importing any (they import torch)."""
-    found: dict[str, Bench] = {}
-    for package in PACKAGES:
-        found |= find_benches(OPS.joinpath(*package.split(".")), f"swift_tiers.ops.{package}")
+    found = find_benches(Path(__file__).with_name("bench"), OPERATORS)
+    if has_lab():
+        found |= find_benches(Path(__file__).parents[1] / "lab" / "bench", f"{LAB}.bench")
     return dict(sorted(found.items()))
 
 

@@ -1,4 +1,4 @@
-"""`swift-tiers bench donor` at its smallest size: its last line can be read, and its figures are figures."""
+"""`./swift bench donor` at its smallest size: its last line can be read, and its figures are figures."""
 
 from __future__ import annotations
 

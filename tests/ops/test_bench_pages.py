@@ -1,4 +1,4 @@
-"""`swift-tiers bench pages`: it runs, and what it says is in the documents."""
+"""`./swift bench pages`: it runs, and what it says is in the documents."""
 
 from __future__ import annotations
 

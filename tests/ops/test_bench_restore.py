@@ -1,4 +1,4 @@
-"""The figures of `swift-tiers bench restore`; the bench itself needs a real server and a quiet machine."""
+"""The figures of `./swift bench restore`; the bench itself needs a real server and a quiet machine."""
 
 from __future__ import annotations
 

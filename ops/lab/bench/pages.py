@@ -33,7 +33,7 @@ BOUND_BYTES = 2_600
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    asked = argparse.ArgumentParser(prog="swift-tiers bench pages", description=__doc__)
+    asked = argparse.ArgumentParser(prog="./swift bench pages", description=__doc__)
     asked.add_argument("--json", metavar="FILE", type=Path, help="write the figures as JSON")
     asked.add_argument("--pages", type=int, default=100_000, help="pages that are known")
     asked.add_argument("--units", type=int, default=9, help="stripe units of a page")
