@@ -28,11 +28,12 @@ ROOMS = {
 #: and do not know each other.
 FLOORS = {
     "radix_tiering": [
-        ["base", "gpus"],
-        ["base/virtual"],
+        ["base"],
+        ["base/virtual", "gpus"],
         ["figures"],
         ["restore", "tiers/ssd/arrays", "lending/leases"],
         ["restore/pipeline", "tiers/testing", "lending/donation"],
+        ["lending"],
         ["tiers/host"],
         ["tiers/ssd"],
         ["tiers"],
@@ -42,6 +43,7 @@ FLOORS = {
         ["bus/redis"],
         ["bus/contract"],
         ["bus/hear", "bus/speak"],
+        ["bus"],
     ],
     "sglang_ext": [["pools"], ["platform", "tell"], ["build"], ["way"], ["."]],
     "console": [

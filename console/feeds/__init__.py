@@ -1,1 +1,29 @@
 """Where the console's looks come from: the bus, a recording, or whoever else makes looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift_tiers.radix_tiering.base.door import lazily
+
+if TYPE_CHECKING:
+    from .feed import Answers, Feed, Look, Nature, Player, Question
+    from .live import LiveFeed
+    from .recorded import RecordedFeed
+    from .recording import RecordingFeed
+    from .watching import Watcher
+else:
+    __getattr__ = lazily(__name__)
+
+__all__ = [
+    "Answers",
+    "Feed",
+    "LiveFeed",
+    "Look",
+    "Nature",
+    "Player",
+    "Question",
+    "RecordedFeed",
+    "RecordingFeed",
+    "Watcher",
+]

@@ -1,0 +1,1 @@
+"""What developers and researchers run, in the source tree only: simulation and benches."""

@@ -1,0 +1,5 @@
+"""What happened, in its order."""
+
+from .view import Events
+
+__all__ = ["Events"]

@@ -2,3 +2,45 @@
 
 The console's demo and the simulation (`ops/lab/simulate`) stand on them. What decides is the product's own code.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift_tiers.radix_tiering.base.door import lazily
+
+if TYPE_CHECKING:
+    from .clock import Clock
+    from .curve import Curve, Linear
+    from .hardware import GPUS, SSDS, USAGE, Gpu, Ssd, Usage
+    from .lines import Done, Line, Stripes
+    from .models import MODELS, Model
+    from .restoring import Method, Request, Restoration, Server
+    from .setup import SSD, Computes, Setup, geometry
+else:
+    __getattr__ = lazily(__name__)
+
+__all__ = [
+    "GPUS",
+    "MODELS",
+    "SSD",
+    "SSDS",
+    "USAGE",
+    "Clock",
+    "Computes",
+    "Curve",
+    "Done",
+    "Gpu",
+    "Line",
+    "Linear",
+    "Method",
+    "Model",
+    "Request",
+    "Restoration",
+    "Server",
+    "Setup",
+    "Ssd",
+    "Stripes",
+    "Usage",
+    "geometry",
+]

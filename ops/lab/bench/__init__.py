@@ -1,0 +1,1 @@
+"""Benches of developers: `./swift bench NAME`."""
