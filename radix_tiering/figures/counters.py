@@ -7,9 +7,12 @@ taken by any thread and is consistent to within one page.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Never
 
 import msgspec
+
+from .declare import NO_SERIES, Figures, Gap, Series, counter, each, fact, gauge, histogram, several, text
+from .forms import PLACEMENT
 
 #: Ways between tiers. Those to and from the device are counted by whoever drives the stack.
 DEVICE_LINKS = ("device-host", "host-device")
@@ -73,27 +76,26 @@ class LatencySnapshot(msgspec.Struct, frozen=True):
 NO_LATENCY = LatencySnapshot(counts=(0,) * (len(LATENCY_BOUNDS) + 1), sum_seconds=0.0)
 
 
-class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One way between two tiers, since the start. Copies that failed do not count."""
+class LinkCounts(Figures, Generic[Gap]):
+    """What is counted of one way between two tiers, since the start. Copies that failed do not count."""
 
-    transfers: int  # copies, each of one or more pages
-    pages: int
-    bytes: int
-    seconds: float  # from handing a copy over to its end, summed; copies side by side count each
-    latency: LatencySnapshot  # of one copy, likewise
+    transfers: int | Gap = counter("copies, each of one or more pages")
+    pages: int | Gap = counter("")
+    bytes: int | Gap = counter("")
+    # From handing a copy over to its end.
+    seconds: float | Gap = counter("spent copying, summed; copies side by side count each")
 
 
-class LinkCounters:
+class LinkSnapshot(LinkCounts[Never]):
+    """One way between two tiers at one moment."""
+
+    latency: LatencySnapshot = histogram("copies", Series("link_copy_seconds"))
+
+
+class LinkCounters(LinkCounts[Never], counts=True):
     """The growing part of a link. Counted by one thread, or under the page table's lock."""
 
-    __slots__ = ("bytes", "latency", "pages", "seconds", "transfers")
-
-    def __init__(self) -> None:
-        self.transfers = 0
-        self.pages = 0
-        self.bytes = 0
-        self.seconds = 0.0
-        self.latency = LatencyHistogram()
+    latency: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
 
     def count(self, pages: int, nbytes: int, seconds: float) -> None:
         """One copy has ended well. `seconds`: from handing it over to its end."""
@@ -104,77 +106,116 @@ class LinkCounters:
         self.latency.observe(seconds)
 
     def snapshot(self) -> LinkSnapshot:
-        return LinkSnapshot(
-            transfers=self.transfers,
-            pages=self.pages,
-            bytes=self.bytes,
-            seconds=self.seconds,
-            latency=self.latency.snapshot(),
-        )
+        return LinkSnapshot(**{**msgspec.structs.asdict(self), "latency": self.latency.snapshot()})
 
 
-class DirectorySnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class TierGauges(Figures, Generic[Gap]):
+    """What one tier holds now. Pages and bytes are of this server's rank."""
+
+    capacity_bytes: int | Gap = gauge("what the tier can hold")
+    used_bytes: int | Gap = gauge("what it holds, padding included")
+    pages: int | Gap = gauge("pages it holds")
+    pinned_pages: int | Gap = gauge("pages held for a request or by an operator: not evicted")
+    limit_bytes: int | Gap = gauge("a cap set by an operator, or the capacity")
+
+
+class TierCounts(Figures, Generic[Gap]):
+    """What is counted of one tier, since the start."""
+
+    hits: int | Gap = counter("pages that requests got from it")
+    misses: int | Gap = counter("pages that requests asked for and it did not have")
+    bytes_read: int | Gap = counter("left it upwards")
+    bytes_written: int | Gap = counter("entered it")
+    evictions: int | Gap = counter("pages dropped or demoted to make room")
+    checksum_failures: int | Gap = counter("pages found damaged: dropped, never served")
+
+
+class TierSnapshot(TierGauges[Never], TierCounts[Never]):
+    """One tier at one moment."""
+
+    refusals: dict[str, int] = each("pages not taken in, by reason", series=Series("refusals", "reason"))
+    read_latency: LatencySnapshot = histogram(
+        "from host memory: copies of a request's pages to the device; from ssd: reads of a page",
+        Series("restore_seconds"),
+    )
+
+
+class TierCounters(TierCounts[Never], counts=True):
+    """The growing part of a `TierSnapshot`."""
+
+    refusals: dict[str, int] = msgspec.field(default_factory=dict)
+    read_latency: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+
+    def refuse(self, reason: str, pages: int = 1) -> None:
+        self.refusals[reason] = self.refusals.get(reason, 0) + pages
+
+    def snapshot(self, **gauges: int) -> TierSnapshot:
+        """`gauges`: all of `TierGauges`."""
+        counted = msgspec.structs.asdict(self)
+        own = {"refusals": dict(self.refusals), "read_latency": self.read_latency.snapshot()}
+        return TierSnapshot(**{**counted, **own, **gauges})
+
+
+class DirectoryFigures(Figures, Generic[Gap]):
     """Summary of the pages known below the device. Those on their way in for the first time are in `pages` alone."""
 
-    pages: int  # each once, wherever its copies are
-    host_only_pages: int
-    ssd_only_pages: int
-    peer_only_pages: int
-    both_pages: int  # with copies in two tiers or more
-    deepest_pages: int  # pages before and with the deepest one
-    first_pages: int  # beginnings of sequences
-    foreign_pages: int  # of other namespaces
+    pages: int | Gap = gauge("known below the device, each once")
+    host_only_pages: int | Gap = gauge("")
+    ssd_only_pages: int | Gap = gauge("")
+    peer_only_pages: int | Gap = gauge("")
+    both_pages: int | Gap = gauge("with copies in two tiers or more")
+    deepest_pages: int | Gap = gauge("pages before and with the deepest one")
+    first_pages: int | Gap = gauge("beginnings of sequences")
+    foreign_pages: int | Gap = gauge("of other namespaces: other weights, other models")
 
 
-class TierSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One tier at one moment. Pages and bytes are of this server's rank."""
-
-    capacity_bytes: int
-    limit_bytes: int  # what it may hold: a cap that an operator set, or the capacity
-    used_bytes: int  # what it holds, padding included
-    pages: int  # held now
-    pinned_pages: int  # held for a request or by an operator: not evicted
-    hits: int  # pages that requests got from this tier
-    misses: int  # pages that requests asked for and this tier did not have
-    bytes_read: int  # left the tier upwards
-    bytes_written: int  # entered the tier
-    evictions: int  # pages dropped or demoted to make room
-    refusals: dict[str, int]  # pages not taken in, by reason
-    checksum_failures: int  # pages found damaged, dropped, never served
-    read_latency: LatencySnapshot  # of one restore, all its pages, from this tier
+class DirectorySnapshot(DirectoryFigures[Never]):
+    """The directory at one moment."""
 
 
-class StripeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The stripe set beneath the ssd tier at one moment."""
+class StripeFigures(Figures, Generic[Gap]):
+    """The stripe set beneath the ssd tier."""
+
+    unit_bytes: int | Gap = fact("of a stripe unit")
+    devices: int | Gap = gauge("in the set and found, out of service or not", series=NO_SERIES)
+    missing: int | Gap = gauge("members that were not found on opening", series=NO_SERIES)
+    capacity_units: int | Gap = gauge("of the devices that take new pages", series=NO_SERIES)
+    free_units: int | Gap = gauge("that can be written now", series=NO_SERIES)
+    queued: int | Gap = gauge("transfers accepted and not yet answered", series=NO_SERIES)
+    reads: dict[str, int] = each(
+        "reads by outcome: `ok`, `corrupt: checksum`, ...", series=Series("stripe_reads", "outcome")
+    )
+
+
+class StripeSnapshot(StripeFigures[Never]):
+    """The stripe set at one moment."""
 
     set_id: str  # hex
-    unit_bytes: int
-    devices: int  # in the set and found, those out of service included
-    missing: int  # members that were not found on opening
-    capacity_units: int  # of the devices that take new pages
-    free_units: int  # that can be written now
-    queued: int  # transfers accepted and not yet answered
-    reads: dict[str, int]  # answered, by outcome: "ok", "corrupt: checksum", ...
 
 
-class DeviceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of the stripe set at one moment, counted since it was opened."""
+class DeviceFigures(Figures, Generic[Gap]):
+    """One device of the stripe set, counted since it was opened."""
 
-    path: str
-    service: str  # "in service", "draining", "out"
-    in_service: bool  # it serves the pages that it has: in service or draining
-    reason: str  # why it is not in service, or empty
-    capacity_bytes: int
-    used_bytes: int  # reserved or holding pages
-    bytes_read: int
-    bytes_written: int
-    reads: int  # requests
-    writes: int
-    read_errors: int
-    write_errors: int
-    corrupt_units: int  # stripe units that were not what was written
-    in_flight: int  # requests under way
-    latency: LatencySnapshot  # of one request, reads and writes together
+    path: str = text("device file or block device")
+    service: str = text("`in service`, `draining` or `out`")
+    reason: str = text("why it is not in service; empty if it is")
+    capacity_bytes: int | Gap = gauge("of its slots")
+    used_bytes: int | Gap = gauge("reserved or holding pages")
+    bytes_read: int | Gap = counter("")
+    bytes_written: int | Gap = counter("")
+    reads: int | Gap = counter("requests")
+    writes: int | Gap = counter("requests")
+    read_errors: int | Gap = counter("")
+    write_errors: int | Gap = counter("")
+    corrupt_units: int | Gap = counter("stripe units that were not what was written")
+    in_flight: int | Gap = gauge("requests under way")
+
+
+class DeviceSnapshot(DeviceFigures[Never]):
+    """One device at one moment."""
+
+    in_service: bool = gauge("1 while it serves the pages that it has: in service or draining")
+    latency: LatencySnapshot = histogram("requests, reads and writes", Series("device_request_seconds"))
 
     @property
     def requests(self) -> int:
@@ -185,26 +226,47 @@ class DeviceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return self.read_errors + self.write_errors
 
 
-class RestoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+_ENDED = Series("restores", "outcome", "restores that have ended, by outcome")
+
+
+class RestoreFigures(Figures, Generic[Gap]):
     """Requests that waited for pages from below the device."""
 
-    started: int
-    completed: int  # every page that was found came up in time
-    cut_short: int  # some pages did not come up: damaged, lost, or no room
-    split: int  # the device computed a part of the pages while the others came up
-    expired: int  # the deadline passed; the rest was recomputed
-    cancelled: int  # the request ended first
-    failed_loads: int  # a copy to the device failed: SGLang answered 503 for its requests
-    late: int  # fell behind their estimates: what had not come by then was computed
-    lost_pages: int  # were found and did not come: damaged, unreadable, no room; computed
+    started: int | Gap = counter("requests that waited for pages from below the device")
+    completed: int | Gap = counter("every page that was found came up in time", series=_ENDED)
+    cut_short: int | Gap = counter("some pages did not come up: damaged, lost, or no room", series=_ENDED)
+    split: int | Gap = counter("a part was computed while the rest came up", series=_ENDED)
+    expired: int | Gap = counter("the deadline passed; the rest was recomputed", series=_ENDED)
+    cancelled: int | Gap = counter("the request ended first", series=_ENDED)
+    failed_loads: int | Gap = counter(
+        "copies to the device that failed: SGLang answered 503", series=Series("failed_loads")
+    )
+    late: int | Gap = counter("fell behind their estimates: what had not come was computed; see `restore.behind`")
+    lost_pages: int | Gap = counter(
+        "pages that were found and did not come, by all restores; see `restore.pages_lost`",
+        series=Series("restore_lost_pages"),
+    )
 
 
-class StackSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class RestoreSnapshot(RestoreFigures[Never]):
+    """What was counted of restores until one moment."""
+
+
+class StackFigures(Figures, Generic[Gap]):
+    """The tier stack of one rank, beside its tiers."""
+
+    page_bytes: int | Gap = fact("bytes of a page")
+    io_engine: str = text("how the ssd tier reads and writes; empty without one")
+    write_queue_pages: int | Gap = gauge("admitted to ssd and not yet written")
+    landing_pages: int | Gap = gauge("that landing memory on the GPU holds at most; 0 without any")
+    landing_used_pages: int | Gap = gauge("of these, in use or reserved")
+
+
+class StackSnapshot(StackFigures[Never]):
     """The whole tier stack of one rank at one moment."""
 
     namespace: str  # hex digest
     rank: str
-    page_bytes: int
     tokens_per_page: int
     tiers: dict[str, TierSnapshot]
     links: dict[str, LinkSnapshot]  # "device-host", ...
@@ -212,30 +274,34 @@ class StackSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     stripe: StripeSnapshot | None  # None without an ssd tier
     devices: tuple[DeviceSnapshot, ...]
     restores: RestoreSnapshot
-    io_engine: str  # how the ssd tier reads and writes, or empty
-    write_queue_pages: int  # admitted to ssd, not yet written
-    landing_pages: int  # that landing memory holds at most; 0: there is none
-    landing_used_pages: int  # of these, in use or reserved
-    events_emitted: int
+    events_emitted: int = counter("of this rank", series=Series("events"))
 
 
-class PageFacts(msgspec.Struct, frozen=True, kw_only=True):
+class PageFigures(Figures, Generic[Gap]):
+    """One page."""
+
+    namespace: str = text("hex digest")
+    depth: int | Gap = fact("its position in its sequence, from 1")
+    parent: str = text("hex key of the page before it; empty for a first page")
+    children: int | Gap = gauge("pages that follow it")
+    bytes: int | Gap = fact("")
+    uses: int | Gap = counter("requests that used it")
+    pins: int | Gap = gauge("requests and operators that hold it")
+    host_slot: int | None = fact("empty if host memory does not have it")
+    peer: str = text("`DONOR lease NUMBER slot NUMBER` of the copy in another server's memory; empty without one")
+    ssd_placement: tuple[tuple[int, int], ...] = several(
+        "`DEVICE:SLOT ...`, one for each stripe unit; empty if ssd does not have it", PLACEMENT
+    )
+    generation: int | None = fact("of the copy on ssd; empty without one")
+    checksum: str = text("hex, of its bytes; empty where it is not known yet")
+    last_used_seconds: float | None = fact(
+        "before `time`, to within an interval; empty if not since this server's start"
+    )
+    origin: str = text("`computed here`, or `recovered` from the devices at the start")
+
+
+class PageFacts(PageFigures[Never]):
     """One page at one moment."""
-
-    namespace: str  # hex digest
-    depth: int  # its position in its sequence, from 1
-    parent: str  # hex key of the page before it, or empty
-    children: int  # pages that follow it
-    bytes: int
-    uses: int  # requests that used it
-    pins: int  # requests and operators that hold it
-    host_slot: int | None
-    peer: str  # "DONOR lease N slot N" of the copy in lent memory, or empty
-    ssd_placement: tuple[tuple[int, int], ...]  # device number and slot of each stripe unit
-    generation: int | None  # of the copy on ssd
-    checksum: str  # hex; empty where it is not known yet
-    last_used_seconds: float | None  # ago, about; None: not since the start of the stack, or too long ago
-    origin: str  # "computed here", or "recovered" from the devices at the start
 
 
 class PagePlaces(NamedTuple):
@@ -247,50 +313,3 @@ class PagePlaces(NamedTuple):
     host_slot: int | None = None
     peer: tuple[str, int, int] | None = None  # donor, lease, slot
     ssd_placement: tuple[tuple[int, int], ...] = ()
-
-
-class TierCounters:
-    """The growing part of a `TierSnapshot`."""
-
-    __slots__ = (
-        "bytes_read",
-        "bytes_written",
-        "checksum_failures",
-        "evictions",
-        "hits",
-        "misses",
-        "read_latency",
-        "refusals",
-    )
-
-    def __init__(self) -> None:
-        self.hits = 0
-        self.misses = 0
-        self.bytes_read = 0
-        self.bytes_written = 0
-        self.evictions = 0
-        self.checksum_failures = 0
-        self.refusals: dict[str, int] = {}
-        self.read_latency = LatencyHistogram()
-
-    def refuse(self, reason: str, pages: int = 1) -> None:
-        self.refusals[reason] = self.refusals.get(reason, 0) + pages
-
-    def snapshot(
-        self, *, capacity_bytes: int, limit_bytes: int, used_bytes: int, pages: int, pinned_pages: int
-    ) -> TierSnapshot:
-        return TierSnapshot(
-            capacity_bytes=capacity_bytes,
-            limit_bytes=limit_bytes,
-            used_bytes=used_bytes,
-            pages=pages,
-            pinned_pages=pinned_pages,
-            hits=self.hits,
-            misses=self.misses,
-            bytes_read=self.bytes_read,
-            bytes_written=self.bytes_written,
-            evictions=self.evictions,
-            refusals=dict(self.refusals),
-            checksum_failures=self.checksum_failures,
-            read_latency=self.read_latency.snapshot(),
-        )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Never, Protocol
 
 import msgspec
 
 from ..base.slot_map import TierMap
 from .counters import PageFacts, PagePlaces, StackSnapshot
+from .declare import Figures, Gap, counter, fact, gauge, several, text
+from .forms import RUNS, STORY
 from .story import RestoreStory
 
 
@@ -25,27 +27,36 @@ class RequestState(Enum):
     ABORTED = "aborted"
 
 
-class RequestSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One request at one moment. Times are seconds since the epoch; None: it has not come to that yet."""
+class RequestFigures(Figures, Generic[Gap]):
+    """One request. Its times are by its server's clock."""
+
+    arrived: float | Gap = fact("time")
+    prompt_tokens: int | Gap = fact("")
+    output_tokens: int | Gap = counter("so far")
+    device_tokens: int | Gap = fact("of the prompt: found on the device")
+    peer_tokens: int | Gap = fact("of the prompt: loaded from memory of other servers")
+    host_tokens: int | Gap = fact("of the prompt: loaded from host memory")
+    ssd_tokens: int | Gap = fact("of the prompt: loaded from ssd")
+    recomputed_tokens: int | Gap = fact("of the prompt: computed")
+    restore: str = text("`none`, `waiting`, `completed`, `split`, `cut short`, `expired` or `cancelled`")
+    restore_seconds: float | Gap = fact("waited for pages from below the device")
+    restore_story: RestoreStory | None = several(
+        "JSON object: how its prefix came back, and why so; empty until it is looked for", STORY
+    )
+    queue_seconds: float | None = fact("from arrival to the first computation; empty before it")
+    first_token_seconds: float | None = fact("from arrival to the first output token; empty before it")
+    ended: float | None = fact("time; empty while it is there")
+    tiers: tuple[tuple[str, int], ...] = several(
+        "where its pages were when it was admitted, as runs: `device 12, host 30, compute 4`", RUNS
+    )
+    last_page: str = text("hex key of the last whole page of its prompt; empty until it is known, or without one")
+
+
+class RequestSample(RequestFigures[Never]):
+    """One request at one moment."""
 
     rid: str
     state: RequestState
-    arrived: float
-    prompt_tokens: int
-    output_tokens: int
-    device_tokens: int  # of the prompt, by where they came from
-    peer_tokens: int
-    host_tokens: int
-    ssd_tokens: int
-    recomputed_tokens: int
-    restore: str  # "none", "waiting", "completed", "cut short", "expired", "cancelled"
-    restore_seconds: float
-    restore_story: RestoreStory | None  # None: its prefix has not been looked for below the device
-    queue_seconds: float | None
-    first_token_seconds: float | None
-    ended: float | None
-    tiers: tuple[tuple[str, int], ...]  # runs of pages, in order: (("device", 12), ("host", 30), ("compute", 4))
-    last_page: str  # hex key of the last whole page of its prompt; empty if there is none, or it is not known yet
     block_table: tuple[int, ...]  # device pages in order, as pairs first, last of runs; empty unless it is running
 
 
@@ -63,32 +74,41 @@ class DevicePoolSample(msgspec.Struct, frozen=True, kw_only=True):
     evictions: int  # pages
 
 
-class TreeSample(msgspec.Struct, frozen=True, kw_only=True):
-    """SGLang's radix tree. `complete` is False where it was too large to be walked in the time allowed."""
+class TreeFigures(Figures, Generic[Gap]):
+    """SGLang's radix tree on the device."""
 
-    nodes: int
-    leaves: int
-    depth: int
-    deepest_tokens: int
-    cached_tokens: int
-    evictable_tokens: int
-    protected_tokens: int
-    reused_tokens: int
-    prompt_tokens: int
-    evicted_tokens: int
-    complete: bool
+    nodes: int | Gap = gauge("of SGLang's radix tree")
+    leaves: int | Gap = gauge("")
+    depth: int | Gap = gauge("nodes on the longest path")
+    deepest_tokens: int | Gap = gauge("tokens on the longest path")
+    cached_tokens: int | Gap = gauge("held by the tree")
+    evictable_tokens: int | Gap = gauge("")
+    protected_tokens: int | Gap = gauge("in use by requests")
+    reused_tokens: int | Gap = counter("prompt tokens found in the tree, summed")
+    prompt_tokens: int | Gap = counter("prompt tokens of all admitted requests, summed")
+    evicted_tokens: int | Gap = counter("that left the device")
+    complete: bool | Gap = fact("0 if the tree was too large to walk: nodes, leaves and depths are of a part")
 
 
-class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
+class TreeSample(TreeFigures[Never]):
+    """The tree at one moment."""
+
+
+class EngineFigures(Figures, Generic[Gap]):
+    """The serving engine of one rank."""
+
+    running_requests: int | Gap = gauge("being computed")
+    waiting_requests: int | Gap = gauge("not yet admitted")
+    sample_seconds: float | Gap = counter("what sampling requests and tree took the scheduler's thread, summed")
+
+
+class EngineSample(EngineFigures[Never]):
     """What was sampled in one turn of the engine's thread."""
 
     time: float
     requests: tuple[RequestSample, ...]  # that are there; ended ones are told apart
-    running_requests: int
-    waiting_requests: int
     device: DevicePoolSample
     tree: TreeSample
-    sample_seconds: float  # what sampling has taken that thread so far, in all
 
 
 class TreeNode(NamedTuple):

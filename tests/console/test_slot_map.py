@@ -18,7 +18,7 @@ from swift_tiers.console.views.blocks.block_holders import HeldCells, Holders
 from swift_tiers.console.views.blocks.slot_map import FEW, RARE, STATES, SlotMap
 from swift_tiers.console.views.blocks.slot_rows import SlotRows
 from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap, write_cells
-from swift_tiers.radix_tiering.bus.contract.answer_records import map_record
+from swift_tiers.radix_tiering.bus.contract.records import map_record
 from swift_tiers.radix_tiering.bus.contract.view_reading import read_view
 from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView, RequestView
 

@@ -8,8 +8,16 @@ import numpy as np
 
 from swift_tiers.console.feeds.feed import Question
 from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap, write_cells
-from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_PAGES, MOST_MAP_BYTES
-from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView, NodesView, PageView, PrefixPage, PrefixView
+from swift_tiers.radix_tiering.bus.contract.schema import MOST_MAP_BYTES
+from swift_tiers.radix_tiering.bus.contract.views import (
+    MOST_LISTED_PAGES,
+    MapPart,
+    MapView,
+    NodesView,
+    PageView,
+    PrefixPage,
+    PrefixView,
+)
 from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, RESERVED
 from swift_tiers.radix_tiering.way.observing import page_facts, prefix_places, whole_key
 

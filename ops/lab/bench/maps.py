@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser("maps", __doc__, rounds=31).parse_args(argv)
     scheduler, linker, shape = _scheduler()
     from swift_tiers.radix_tiering.base.page import PageGeometry
-    from swift_tiers.radix_tiering.bus.contract.answer_records import map_record
+    from swift_tiers.radix_tiering.bus.contract.records import map_record
     from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
     from swift_tiers.sglang_ext.tell.device_map import capture, completed
     from swift_tiers.sglang_ext.tell.tree_nodes import largest_subtrees

@@ -8,8 +8,8 @@ from ...lending.leases.effects import LeaseView
 from ...lending.leases.hand import LeaseSnapshot
 from ...lending.leases.lease import LeaseState
 from ...lending.leases.runs import RunState
-from .records import Record, make_record
-from .schema import MOST_LISTED_LEASES, MOST_PARTNERS
+from .records import Record, record
+from .views import MOST_LISTED_LEASES, MOST_PARTNERS, LeasesView
 
 #: States of a lease that nobody has asked back, at its donor and at its borrower; and of one that can be used.
 _UNDISTURBED = (RunState.LENT.value, LeaseState.ACTIVE.value)
@@ -30,12 +30,7 @@ def partners(leases: Iterable[LeaseView], own: str) -> Partners:
 def lease_sums(leases: LeaseSnapshot | None, scope: str) -> dict[str, float | str | None]:
     """The fields of `rank` that are about leases; `scope` as `neighbours.lease_scope` has it."""
     if leases is None:
-        return dict.fromkeys(
-            (
-                "lease_address", "lease_scope", "lent_bytes", "lendable_bytes", "lend_limit_bytes",
-                "lend_window_seconds", "lend_peak_bytes", "lends_to", "borrowed_bytes", "borrows_from",
-            )
-        )  # fmt: skip
+        return {}
     return {
         "lease_address": leases.address,
         "lease_scope": scope if leases.address else "",
@@ -53,7 +48,8 @@ def lease_sums(leases: LeaseSnapshot | None, scope: str) -> dict[str, float | st
 def leases_record(leases: Sequence[LeaseView], *, at_donor: bool, time: float) -> Record:
     """`lent`, or `borrowed`: the leases with one partner, of which there is at least one."""
     listed = sorted(leases, key=lambda view: (view.lease, view.seconds_left))[:MOST_LISTED_LEASES]
-    return make_record(
+    return record(
+        LeasesView,
         time=time,
         epoch=leases[0].donor.epoch,  # a donor forgets those of its former lives, and so does who borrowed them
         leases=len(leases),
@@ -62,14 +58,8 @@ def leases_record(leases: Sequence[LeaseView], *, at_donor: bool, time: float) -
         pinned_bytes=_bytes(view for view in leases if view.pinned) if at_donor else None,
         shortest_seconds=min((view.seconds_left for view in leases if view.state in _USABLE), default=None),
         listed=len(listed),
-        table=" ".join(map(_lease_text, listed)),
+        table=listed,
     )
-
-
-def _lease_text(view: LeaseView) -> str:
-    """`12:67108864:lent:1.9`."""
-    text = f"{view.lease}:{view.bytes}:{view.state}:{view.seconds_left:.1f}"
-    return f"{text}:pinned" if view.pinned else text
 
 
 def _bytes(leases: Iterable[LeaseView]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..redis.batch import Batch
 from .schema import Keys
+from .view import lease_name
 
 #: Servers that are looked at, those whose heartbeat is newest.
 MOST_SERVERS = 256
@@ -21,11 +22,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 #: Is told all lenders whenever they change: lease name -> lease address. Must return soon.
 OnNeighbours = Callable[[Mapping[str, str]], None]
-
-
-def lease_name(server: str, rank: str) -> str:
-    """What leases call a rank: `web-1.dp0-tp0`."""
-    return f"{server}.{rank}"
 
 
 def lease_scope() -> str:

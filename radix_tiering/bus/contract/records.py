@@ -1,37 +1,50 @@
-"""What is told of a server, as the bus writes it: typed snapshots become the fields of `schema.KEYS`. Pure functions.
+"""What is told of a server, as the bus writes it: the figures of views as text, out of typed snapshots. Pure functions.
 
-A number is decimal text, a time has six digits after the point, and what is not known or does not apply is empty.
+Each figure is what the first of several sources has under its name. What is not known or does not apply is empty.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import msgspec
 
 from ...base.events import Event
-from ...figures.counters import (
-    DeviceSnapshot,
-    DirectorySnapshot,
-    LatencySnapshot,
-    LinkSnapshot,
-    StackSnapshot,
-    StripeSnapshot,
-    TierSnapshot,
-)
-from ...figures.telemetry import DevicePoolSample, EngineSample, RequestSample, TreeSample
+from ...base.slot_map import TierMap, write_cells
+from ...figures.counters import DeviceSnapshot, LatencySnapshot, LinkSnapshot, StackSnapshot, TierSnapshot
+from ...figures.declare import Figures, figures_of
+from ...figures.forms import to_text
+from ...figures.telemetry import DevicePoolSample, EngineSample, PageAnswer, PrefixAnswer, RequestSample, TreeNodes
+from ...gpus.snapshots import GpuSample, ReachSample
+from .gpu_views import MOST_REACHES, GpuView, ReachView
 from .recent import quantiles
+from .schema import MOST_MAP_BYTES
+from .view import View
+from .views import (
+    DeviceView,
+    LinkView,
+    MapView,
+    NodesView,
+    PageView,
+    PrefixView,
+    PublisherCounts,
+    RankView,
+    RequestView,
+    ServerView,
+    TierView,
+)
 
 Record = dict[str, str]
 
 #: Characters of one text in an event; errors of other programs may be of any length.
 LONGEST_TEXT = 500
 
+_NOBODY = object()
 
-class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+
+class ServerInfo(Figures):
     """What does not change while a server runs."""
 
     host: str
@@ -44,49 +57,43 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     configuration: Mapping[str, Any]  # the effective one, without secrets
 
 
-class PublisherNumbers(msgspec.Struct, kw_only=True):
+class PublisherNumbers(PublisherCounts[Never], counts=True):
     """What a publisher counts about itself. Only grow, but for `publish_seconds`."""
 
-    events: int = 0
-    events_lost: int = 0
-    publishes: int = 0
-    publish_failures: int = 0
-    publish_seconds: float = 0.0  # the last publishing, waiting for Redis included
-    publish_cpu_seconds: float = 0.0  # of the publisher's thread, summed
-    questions: int = 0  # answered
-    questions_ignored: int = 0  # that were none
+
+def record(kind: type[View], *sources: object, **own: Any) -> Record:
+    """The hash of a view: each figure as `own` has it, or else as the first of the sources that has one of its name.
+
+    Text is written as it is.
+    """
+    said: Record = {}
+    for name, figure, family in figures_of(kind):
+        value = own[name] if name in own else _first(sources, name)
+        if family:
+            said |= {f"{family}:{one}": to_text(content) for one, content in (value or {}).items()}
+        elif figure.form is None or value is None or isinstance(value, str):
+            said[name] = to_text(value)
+        else:
+            said[name] = figure.form.write(value)
+    return said
 
 
-def to_text(value: float | str | None) -> str:
-    """A field's value."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6f}" if math.isfinite(value) else ""
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    return str(value)
+def _first(sources: Iterable[object], name: str) -> Any:
+    for source in sources:
+        value = getattr(source, name, _NOBODY)
+        if value is not _NOBODY:
+            return value
+    return None
 
 
 def server_record(
     info: ServerInfo, *, time: float, pid: int, interval: float, clock_offset: float, control: bool
 ) -> Record:
     """`info`."""
-    return make_record(
-        time=time,
-        host=info.host,
-        address=info.address,
-        pid=pid,
-        started=info.started,
-        version=info.version,
-        sglang_version=info.sglang_version,
-        model=info.model,
-        ranks=",".join(info.ranks),
-        interval_seconds=interval,
-        clock_offset_seconds=clock_offset,
+    return record(
+        ServerView, info, time=time, pid=pid, interval_seconds=interval, clock_offset_seconds=clock_offset,
         control=control,
-        configuration=json.dumps(info.configuration, default=str),
-    )
+    )  # fmt: skip
 
 
 def rank_record(
@@ -101,196 +108,121 @@ def rank_record(
 ) -> Record:
     """`rank`. Without a snapshot or a sample, what they would say is empty. `leases`: see `lease_records.lease_sums`;
     `links`: names of those that are told of."""
-    restores = stack.restores if stack is not None else None
-    return make_record(
-        time=time,
-        pid=pid,
-        namespace=_said(stack, "namespace"),
-        page_tokens=_said(stack, "tokens_per_page"),
-        page_bytes=_said(stack, "page_bytes"),
-        io_engine=_said(stack, "io_engine"),
-        write_queue_pages=_said(stack, "write_queue_pages"),
-        landing_pages=_said(stack, "landing_pages"),
-        landing_used_pages=_said(stack, "landing_used_pages"),
-        running_requests=_said(engine, "running_requests"),
-        waiting_requests=_said(engine, "waiting_requests"),
-        restores_started=_said(restores, "started"),
-        restores_completed=_said(restores, "completed"),
-        restores_split=_said(restores, "split"),
-        restores_cut_short=_said(restores, "cut_short"),
-        restores_expired=_said(restores, "expired"),
-        restores_cancelled=_said(restores, "cancelled"),
-        restores_late=_said(restores, "late"),
-        lost_pages=_said(restores, "lost_pages"),
-        failed_loads=_said(restores, "failed_loads"),
-        sample_seconds=_said(engine, "sample_seconds"),
-        links=",".join(links),
-        **leases,
-        **msgspec.structs.asdict(numbers),
-    )
+    restores = msgspec.structs.asdict(stack.restores) if stack is not None else {}
+    return record(
+        RankView, numbers, stack, engine, stack.restores if stack is not None else None,
+        time=time, pid=pid, page_tokens=stack.tokens_per_page if stack is not None else None, links=links,
+        **{f"restores_{name}": count for name, count in restores.items()}, **leases,
+    )  # fmt: skip
 
 
 def tier_record(tier: TierSnapshot, recent: LatencySnapshot, *, time: float) -> Record:
     """`tier` of host memory or ssd. `recent`: restores of the last minute."""
     latency = tier.read_latency
-    return make_record(
-        time=time,
-        capacity_bytes=tier.capacity_bytes,
-        used_bytes=tier.used_bytes,
-        pages=tier.pages,
-        pinned_pages=tier.pinned_pages,
-        limit_bytes=tier.limit_bytes,
-        hits=tier.hits,
-        misses=tier.misses,
-        bytes_read=tier.bytes_read,
-        bytes_written=tier.bytes_written,
-        evictions=tier.evictions,
-        checksum_failures=tier.checksum_failures,
-        restores=latency.count,
-        restore_seconds=latency.sum_seconds,
-        recent_restores=recent.count,
-        **quantiles(recent),
-    ) | {f"refused:{reason}": str(pages) for reason, pages in tier.refusals.items()}
+    return record(
+        TierView, tier, time=time, refused=tier.refusals, restores=latency.count, restore_seconds=latency.sum_seconds,
+        recent_restores=recent.count, **quantiles(recent),
+    )  # fmt: skip
 
 
 def device_tier_record(pool: DevicePoolSample, *, time: float) -> Record:
     """`tier` of the device: nothing is restored from it, none of its pages is checked, and it refuses none."""
-    return make_record(
-        time=time,
-        capacity_bytes=pool.capacity_bytes,
-        used_bytes=pool.used_bytes,
-        pages=pool.pages,
-        pinned_pages=pool.pinned_pages,
-        limit_bytes=pool.capacity_bytes,
-        hits=pool.hits,
-        misses=pool.misses,
-        bytes_read=pool.bytes_read,
-        bytes_written=pool.bytes_written,
-        evictions=pool.evictions,
-        checksum_failures=None,
-        restores=None,
-        restore_seconds=None,
-        recent_restores=None,
-        recent_p50_seconds=None,
-        recent_p99_seconds=None,
-    )
-
-
-def stripe_record(stripe: StripeSnapshot, *, time: float) -> Record:
-    """`stripe`."""
-    return make_record(
-        time=time,
-        set=stripe.set_id,
-        unit_bytes=stripe.unit_bytes,
-        devices=stripe.devices,
-        missing=stripe.missing,
-        capacity_units=stripe.capacity_units,
-        free_units=stripe.free_units,
-        queued=stripe.queued,
-    ) | {f"reads:{outcome}": str(count) for outcome, count in stripe.reads.items()}
+    return record(TierView, pool, time=time, limit_bytes=pool.capacity_bytes)
 
 
 def ssd_record(device: DeviceSnapshot, recent: LatencySnapshot, *, time: float) -> Record:
     """`ssd`: one device of the stripe set. `recent`: its requests of the last minute."""
-    return make_record(
-        time=time,
-        path=device.path,
-        service=device.service,
-        reason=device.reason,
-        capacity_bytes=device.capacity_bytes,
-        used_bytes=device.used_bytes,
-        bytes_read=device.bytes_read,
-        bytes_written=device.bytes_written,
-        reads=device.reads,
-        writes=device.writes,
-        read_errors=device.read_errors,
-        write_errors=device.write_errors,
-        corrupt_units=device.corrupt_units,
-        in_flight=device.in_flight,
-        recent_requests=recent.count,
-        **quantiles(recent),
-    )
+    return record(DeviceView, device, time=time, recent_requests=recent.count, **quantiles(recent))
 
 
 def link_record(link: LinkSnapshot, rate: int | None, recent: LatencySnapshot, *, time: float) -> Record:
     """`link`. `rate`: bytes per second; `recent`: its copies of the last minute."""
-    return make_record(
-        time=time,
-        transfers=link.transfers,
-        pages=link.pages,
-        bytes=link.bytes,
-        seconds=link.seconds,
-        recent_transfers=recent.count,
-        **quantiles(recent),
-        bytes_per_second=rate,
-    )
-
-
-def directory_record(directory: DirectorySnapshot, *, time: float) -> Record:
-    """`directory`."""
-    return make_record(time=time, **msgspec.structs.asdict(directory))
-
-
-def tree_record(tree: TreeSample, *, time: float) -> Record:
-    """`tree`."""
-    return make_record(time=time, **msgspec.structs.asdict(tree))
+    lately = quantiles(recent)
+    return record(LinkView, link, time=time, bytes_per_second=rate, recent_transfers=recent.count, **lately)
 
 
 def request_record(request: RequestSample, block_table: str, *, time: float) -> Record:
-    """`request`. `block_table` as `block_table_text` makes it."""
+    """`request`. `block_table` as `forms.write_table` makes it."""
     table = request.block_table
-    return make_record(
-        time=time,
-        state=request.state.value,
-        arrived=request.arrived,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=request.output_tokens,
-        device_tokens=request.device_tokens,
-        peer_tokens=request.peer_tokens,
-        host_tokens=request.host_tokens,
-        ssd_tokens=request.ssd_tokens,
-        recomputed_tokens=request.recomputed_tokens,
-        restore=request.restore,
-        restore_seconds=request.restore_seconds,
-        restore_story=msgspec.json.encode(request.restore_story).decode() if request.restore_story else "",
-        queue_seconds=request.queue_seconds,
-        first_token_seconds=request.first_token_seconds,
-        ended=request.ended,
-        pages=sum(table[1::2]) - sum(table[::2]) + len(table) // 2,
-        tiers=", ".join(f"{tier} {pages}" for tier, pages in request.tiers),
-        last_page=request.last_page,
-        block_table=block_table,
-    )
+    pages = sum(table[1::2]) - sum(table[::2]) + len(table) // 2
+    state = request.state.value
+    return record(RequestView, request, time=time, state=state, pages=pages, block_table=block_table)
 
 
-def block_table_text(table: tuple[int, ...], before: tuple[tuple[int, ...], str] = ((), "")) -> str:
-    """`(17, 40, 3, 3)` as `17-40 3`. `before`, an earlier table and its text, saves the work that was done for it.
+# ---- GPUs ----
 
-    A table mostly grows at its end, so that of a long one little is new from one sample to the next.
-    """
-    old, text = before
-    if old == table:
-        return text
-    # The last run of the earlier one may have grown.
-    same = max(0, len(old) - 2)
-    if same and old[:same] == table[:same]:
-        text = text.rpartition(" ")[0]
-    else:
-        same, text = 0, ""
-    pairs = zip(table[same::2], table[same + 1 :: 2], strict=True)
-    runs = [str(first) if first == last else f"{first}-{last}" for first, last in pairs]
-    return " ".join([text, *runs] if text else runs)
+
+def gpu_record(sample: GpuSample) -> Record:
+    """`gpu`."""
+    return record(GpuView, sample, sample.gpu, reaches=reaches(sample))
+
+
+def reaches(sample: GpuSample) -> dict[str, ReachSample]:
+    """The GPUs that are told of, by uuid."""
+    found = {one.reach.to(sample.gpu.uuid): one for one in sample.reaches}
+    return dict(list(found.items())[:MOST_REACHES])
+
+
+def reach_record(one: ReachSample, *, time: float) -> Record:
+    """`reach`."""
+    return record(
+        ReachView, one, one.reach, time=time,
+        nvlink_sent_bytes=one.sent_bytes,
+        nvlink_received_bytes=one.received_bytes,
+        nvlink_sent_bytes_per_second=one.sent_bytes_per_second,
+        nvlink_received_bytes_per_second=one.received_bytes_per_second,
+    )  # fmt: skip
+
+
+# ---- answers ----
+
+
+def page_record(answer: PageAnswer, *, time: float) -> Record:
+    """`page`. Of one that is not held, only what is known is said."""
+    facts, slot, key = answer
+    said = record(PageView, facts, time=time, held=facts is not None, whole_key=key and key.hex(), device_slot=slot)
+    if facts is None:
+        return {name: value for name, value in said.items() if value}
+    return said if key is not None else {name: value for name, value in said.items() if name != "whole_key"}
+
+
+def prefix_record(answer: PrefixAnswer, *, time: float) -> Record:
+    """`prefix`."""
+    return record(PrefixView, answer, time=time, listed=len(answer.listed), table=answer.listed)
+
+
+def map_record(found: TierMap) -> Record:
+    """`map`."""
+    cells = write_cells(found, MOST_MAP_BYTES)
+    return record(
+        MapView, found, slots=len(found.states), slots_per_cell=cells.slots_per_cell, parts=found.pieces,
+        cells=cells.text,
+    )  # fmt: skip
+
+
+def nodes_record(found: TreeNodes) -> Record:
+    """`nodes`."""
+    return record(NodesView, found, listed=len(found.table))
+
+
+def no_record(reason: str, *, time: float) -> Record:
+    """`map` or `nodes` where there is no answer."""
+    return {"time": to_text(time), "reason": reason}
+
+
+# ---- events ----
 
 
 def event_record(event: Event, rank: str) -> Record:
     """An entry of `events`."""
-    return make_record(
-        rank=rank,
-        sequence=event.sequence,
-        time=event.time,
-        kind=event.kind,
-        fields=json.dumps({name: _shortened(value) for name, value in event.fields.items()}, default=_described),
-    )
+    fields = {name: _shortened(value) for name, value in event.fields.items()}
+    return {
+        "rank": rank,
+        "sequence": to_text(event.sequence),
+        "time": to_text(event.time),
+        "kind": event.kind,
+        "fields": json.dumps(fields, default=_described),
+    }
 
 
 def shorten(text: str, most: int = LONGEST_TEXT) -> str:
@@ -299,15 +231,6 @@ def shorten(text: str, most: int = LONGEST_TEXT) -> str:
     if not text.isprintable():
         text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def make_record(**fields: float | str | None) -> Record:
-    """The fields as text."""
-    return {name: to_text(value) for name, value in fields.items()}
-
-
-def _said(source: msgspec.Struct | None, field: str) -> Any:
-    return None if source is None else getattr(source, field)
 
 
 def _shortened(value: Any) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .schema import KEYS, KeySpec
 
-BEGIN = "<!-- made by radix_tiering/bus/contract/schema_document.py from schema.py; do not edit -->"
+BEGIN = "<!-- made by radix_tiering/bus/contract/schema_document.py from schema.py and views.py; do not edit -->"
 END = "<!-- end of what is made -->"
 
 _TIMES = {"time", "started", "arrived", "ended", "deadline", "score"}

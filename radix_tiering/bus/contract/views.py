@@ -1,188 +1,169 @@
-"""What a reader of the bus sees: one type for each kind of key, with the names and units of `schema.KEYS`.
+"""What a reader of the bus sees: one type for each kind of key, whose figures are the fields of its hash.
 
 None, or an empty text or collection, means that it was not said: the key's writer knows no such field, or has nothing
-to say there. It never means zero.
+to say there. It never means zero. A field that is no figure follows from the key's name, or from when it was read.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic
 
-import msgspec
-
-from ...figures.story import RestoreStory
+from ...figures.counters import (
+    DeviceFigures,
+    DirectoryFigures,
+    LinkCounts,
+    PageFigures,
+    RestoreSnapshot,
+    StackFigures,
+    StripeFigures,
+    TierCounts,
+    TierGauges,
+)
+from ...figures.declare import Figures, Gap, counter, each, fact, gauge, same_as, several, text
+from ...figures.forms import (
+    CELLS,
+    LEASES,
+    NAMES,
+    NODES,
+    OBJECT,
+    PARTS,
+    PREFIX,
+    TABLE,
+    LeaseEntry,
+    MapPart,
+    NodeEntry,
+    PrefixPage,
+)
+from ...figures.telemetry import EngineFigures, RequestFigures, TreeFigures
 from .gpu_views import GpuView, ReachView
-from .neighbours import lease_name
-from .view import RankedView, View
+from .view import P50, P99, RankedView, View, lease_name
 
+#: How many a rank names at most: others that it lends to, or borrows from; leases with each.
+MOST_PARTNERS, MOST_LISTED_LEASES = 64, 128
+#: How many pages of a sequence an answer lists at most.
+MOST_LISTED_PAGES = 4096
 #: Of a request: it has ended.
 ENDED_STATES = frozenset({"finished", "aborted"})
 #: Of a command: nothing more will become of it.
 FINAL_STATES = frozenset({"done", "refused", "expired", "partly"})
 
 
-class ServerView(View, frozen=True):
+class ServerView(View):
     """One server, alive or gone. Of a gone one, only its name and how long ago it was heard of are known."""
 
     alive: bool
-    host: str = ""
-    address: str = ""
-    pid: int | None = None
-    started: float | None = None  # by its own clock
+    host: str = text("host name")
+    address: str = text("host:port of its HTTP endpoint")
+    pid: int | None = fact("process of rank dp0-tp0")
+    started: float | None = fact("time")  # by its own clock
     up_seconds: float | None = None  # since it started
-    version: str = ""
-    sglang_version: str = ""
-    model: str = ""
-    ranks: tuple[str, ...] = ()
-    interval_seconds: float | None = None
-    clock_offset_seconds: float | None = None  # its clock minus Redis' clock
-    control: bool | None = None
-    configuration: dict[str, Any] = msgspec.field(default_factory=dict)
+    version: str = text("of swift-tiers")
+    sglang_version: str = text("of SGLang")
+    model: str = text("path or name of the model")
+    ranks: tuple[str, ...] = several("names of the ranks on this Redis, joined by commas", NAMES)
+    interval_seconds: float | None = fact("between two publishings")
+    clock_offset_seconds: float | None = gauge("its clock minus Redis' clock")
+    control: bool | None = fact("1 if it obeys commands, 0 if not")
+    configuration: dict[str, Any] = several("JSON of the effective configuration, without secrets", OBJECT)
 
 
-class RankView(RankedView, frozen=True):
+class PublisherCounts(Figures, Generic[Gap]):
+    """What a publisher counts about itself."""
+
+    events: int | Gap = counter("sequence number of the newest event of this rank")
+    events_lost: int | Gap = counter("events that were dropped before they could be published")
+    publishes: int | Gap = counter("times that state was published")
+    publish_failures: int | Gap = counter("times that it could not be")
+    publish_seconds: float | Gap = gauge("what the last publishing took, waiting for Redis included")
+    publish_cpu_seconds: float | Gap = counter("what publishing took of the CPU, summed")
+    questions: int | Gap = counter("answered")
+    questions_ignored: int | Gap = counter("entries of `questions` that it did not understand")
+
+
+class RankView(RankedView, StackFigures[None], EngineFigures[None], PublisherCounts[None]):
     """One scheduler process with its tier stack."""
 
-    pid: int | None = None
-    namespace: str = ""
-    page_tokens: int | None = None
-    page_bytes: int | None = None
-    io_engine: str = ""
-    write_queue_pages: int | None = None
-    landing_pages: int | None = None
-    landing_used_pages: int | None = None
-    running_requests: int | None = None
-    waiting_requests: int | None = None
-    restores_started: int | None = None
-    restores_completed: int | None = None
-    restores_split: int | None = None
-    restores_cut_short: int | None = None
-    restores_expired: int | None = None
-    restores_cancelled: int | None = None
-    restores_late: int | None = None
-    lost_pages: int | None = None
-    failed_loads: int | None = None
-    events: int | None = None
-    events_lost: int | None = None
-    publishes: int | None = None
-    publish_failures: int | None = None
-    publish_seconds: float | None = None
-    publish_cpu_seconds: float | None = None
-    questions: int | None = None
-    questions_ignored: int | None = None
-    sample_seconds: float | None = None
-    links: tuple[str, ...] = ()
-    lease_address: str = ""
-    lease_scope: str = ""
-    lent_bytes: int | None = None
-    lendable_bytes: int | None = None
-    lend_limit_bytes: int | None = None
-    lend_window_seconds: float | None = None
-    lend_peak_bytes: int | None = None
-    lends_to: tuple[str, ...] = ()  # lease names: SERVER.RANK
-    borrowed_bytes: int | None = None
-    borrows_from: tuple[str, ...] = ()
+    pid: int | None = fact("process")
+    namespace: str = text("hex digest that scopes page keys: model, weights, dtype, layout, rank")
+    page_tokens: int | None = fact("tokens of a page")
+    restores_started: int | None = same_as(RestoreSnapshot, "started")
+    restores_completed: int | None = same_as(RestoreSnapshot, "completed")
+    restores_split: int | None = same_as(RestoreSnapshot, "split")
+    restores_cut_short: int | None = same_as(RestoreSnapshot, "cut_short")
+    restores_expired: int | None = same_as(RestoreSnapshot, "expired")
+    restores_cancelled: int | None = same_as(RestoreSnapshot, "cancelled")
+    restores_late: int | None = same_as(RestoreSnapshot, "late")
+    lost_pages: int | None = same_as(RestoreSnapshot, "lost_pages")
+    failed_loads: int | None = same_as(RestoreSnapshot, "failed_loads")
+    links: tuple[str, ...] = several("names of the keys `link:FROM-TO` that there are, joined by commas", NAMES)
+    lease_address: str = text("where borrowers find it; empty if it lends nothing")
+    lease_scope: str = text("machine and user that the address is for: `HOST/BOOT/UID`; empty without one")
+    lent_bytes: int | None = gauge("of its memory, to others; empty if it neither lends nor borrows")
+    lendable_bytes: int | None = gauge("at others' disposal, and not lent")
+    lend_limit_bytes: int | None = gauge("the most that is lent, set by an operator; empty without such a limit")
+    lend_window_seconds: float | None = fact("over which its own demand counts; empty if it does not lend")
+    lend_peak_bytes: int | None = gauge("that its own requests needed at most at one time, within that window")
+    lends_to: tuple[str, ...] = several(
+        f"names of the keys `lent:BORROWER`, joined by commas; at most {MOST_PARTNERS}", NAMES
+    )  # lease names: SERVER.RANK
+    borrowed_bytes: int | None = gauge("of others' memory")
+    borrows_from: tuple[str, ...] = several("names of the keys `borrowed:DONOR`, likewise", NAMES)
 
 
-class TierView(RankedView, frozen=True):
+class TierView(RankedView, TierGauges[None], TierCounts[None]):
     """One tier of one rank."""
 
-    families = ("refused",)
-
     tier: str
-    capacity_bytes: int | None = None
-    used_bytes: int | None = None
-    pages: int | None = None
-    pinned_pages: int | None = None
-    limit_bytes: int | None = None
-    hits: int | None = None
-    misses: int | None = None
-    bytes_read: int | None = None
-    bytes_written: int | None = None
-    evictions: int | None = None
-    checksum_failures: int | None = None
-    refused: dict[str, int] = msgspec.field(default_factory=dict)  # pages, by reason
-    restores: int | None = None
-    restore_seconds: float | None = None
-    recent_restores: int | None = None  # of the last minute, as what follows
-    recent_p50_seconds: float | None = None
-    recent_p99_seconds: float | None = None
+    refused: dict[str, int] = each("pages not taken in, by reason")
+    restores: int | None = counter("restores that read from it")
+    restore_seconds: float | None = counter("their durations, summed")
+    recent_restores: int | None = gauge("restores that read from it, that ended within the last 60 s")
+    recent_p50_seconds: float | None = P50
+    recent_p99_seconds: float | None = P99
 
 
-class StripeSetView(RankedView, frozen=True):
+class StripeSetView(RankedView, StripeFigures[None]):
     """The stripe set beneath the ssd tier of one rank."""
 
-    families = ("reads",)
-
-    set: str = ""
-    unit_bytes: int | None = None
-    devices: int | None = None
-    missing: int | None = None
-    capacity_units: int | None = None
-    free_units: int | None = None
-    queued: int | None = None
-    reads: dict[str, int] = msgspec.field(default_factory=dict)  # by outcome
+    set: str = text("hex id of the stripe set")
 
 
-class DeviceView(RankedView, frozen=True):
+class DeviceView(RankedView, DeviceFigures[None]):
     """One device of a stripe set."""
 
     number: int
-    path: str = ""
-    service: str = ""
-    reason: str = ""
-    capacity_bytes: int | None = None
-    used_bytes: int | None = None
-    bytes_read: int | None = None
-    bytes_written: int | None = None
-    reads: int | None = None
-    writes: int | None = None
-    read_errors: int | None = None
-    write_errors: int | None = None
-    corrupt_units: int | None = None
-    in_flight: int | None = None
-    recent_requests: int | None = None  # of the last minute, as what follows
-    recent_p50_seconds: float | None = None
-    recent_p99_seconds: float | None = None
+    recent_requests: int | None = gauge("requests, reads and writes together, that ended within the last 60 s")
+    recent_p50_seconds: float | None = P50
+    recent_p99_seconds: float | None = P99
 
 
-class LinkView(RankedView, frozen=True):
+class LinkView(RankedView, LinkCounts[None]):
     """One way between two tiers."""
 
     link: str
-    transfers: int | None = None
-    pages: int | None = None
-    bytes: int | None = None
-    seconds: float | None = None
-    recent_transfers: int | None = None  # of the last minute, as what follows
-    recent_p50_seconds: float | None = None
-    recent_p99_seconds: float | None = None
-    bytes_per_second: float | None = None
+    recent_transfers: int | None = gauge("copies, that ended within the last 60 s")
+    recent_p50_seconds: float | None = P50
+    recent_p99_seconds: float | None = P99
+    bytes_per_second: float | None = gauge("copied since the publishing before this one; empty in the first")
 
 
-class LeaseEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease, as one of its two sides knows it."""
-
-    lease: int  # its number at its donor
-    bytes: int
-    state: str  # at the donor: of the run; at the borrower: of the lease
-    seconds_left: float
-    pinned: bool = False
-
-
-class LeasesView(RankedView, frozen=True):
+class LeasesView(RankedView):
     """The leases that one donor has given to one borrower, as one of the two knows them."""
 
     donor: str  # lease names: SERVER.RANK
     borrower: str
-    epoch: int | None = None  # of the donor
-    leases: int | None = None
-    bytes: int | None = None
-    recalled_bytes: int | None = None
-    pinned_bytes: int | None = None
-    shortest_seconds: float | None = None
-    listed: int | None = None
-    table: tuple[LeaseEntry, ...] = ()
+    epoch: int | None = fact("of the donor: a number that it drew at random when it began; no lease outlives it")
+    leases: int | None = gauge("that have not ended")
+    bytes: int | None = gauge("of all of them")
+    recalled_bytes: int | None = gauge("of those that are to be returned, or are being returned")
+    pinned_bytes: int | None = gauge("of those that the donor recalls last; empty at the borrower, which does not know")
+    shortest_seconds: float | None = gauge(
+        "until the first one that can be used ends unless it is renewed; empty if none can"
+    )
+    listed: int | None = fact(f"how many of them are in `table`: at most {MOST_LISTED_LEASES}, the first by number")
+    table: tuple[LeaseEntry, ...] = several(
+        "`NUMBER:BYTES:STATE:SECONDS ...`, with `:pinned` at its end where it is; see docs/leases.md", LEASES
+    )
 
     @property
     def lends(self) -> bool:
@@ -190,167 +171,106 @@ class LeasesView(RankedView, frozen=True):
         return self.donor == lease_name(self.server, self.rank)
 
 
-class TreeView(RankedView, frozen=True):
+class TreeView(RankedView, TreeFigures[None]):
     """SGLang's radix tree on the device."""
 
-    nodes: int | None = None
-    leaves: int | None = None
-    depth: int | None = None
-    deepest_tokens: int | None = None
-    cached_tokens: int | None = None
-    evictable_tokens: int | None = None
-    protected_tokens: int | None = None
-    reused_tokens: int | None = None
-    prompt_tokens: int | None = None
-    evicted_tokens: int | None = None
-    complete: bool | None = None
 
-
-class DirectoryView(RankedView, frozen=True):
+class DirectoryView(RankedView, DirectoryFigures[None]):
     """The pages below the device, in sum."""
 
-    pages: int | None = None
-    host_only_pages: int | None = None
-    ssd_only_pages: int | None = None
-    peer_only_pages: int | None = None
-    both_pages: int | None = None
-    deepest_pages: int | None = None
-    first_pages: int | None = None
-    foreign_pages: int | None = None
 
-
-class RequestView(RankedView, frozen=True, gc=False):
+class RequestView(RankedView, RequestFigures[None], gc=False):
     """One request as one rank saw it. There are thousands, and none leads back to itself: no collector need look."""
 
     rid: str
-    state: str = ""
-    arrived: float | None = None  # by the server's clock
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    device_tokens: int | None = None
-    peer_tokens: int | None = None
-    host_tokens: int | None = None
-    ssd_tokens: int | None = None
-    recomputed_tokens: int | None = None
-    restore: str = ""
-    restore_seconds: float | None = None
-    restore_story: RestoreStory | None = None
-    queue_seconds: float | None = None
-    first_token_seconds: float | None = None
-    ended: float | None = None  # by the server's clock
-    pages: int | None = None
-    tiers: tuple[tuple[str, int], ...] = ()  # runs of pages in order: (("device", 12), ("host", 30))
-    last_page: str = ""  # key
-    block_table: tuple[tuple[int, int], ...] = ()  # runs of device pages in order: first and last
+    state: str = text("`waiting`, `restoring`, `running`, `finished` or `aborted`")
+    pages: int | None = gauge("of its block table")
+    block_table: tuple[tuple[int, int], ...] = several(
+        "device pages in order, as runs: `17-40 3 90-95`; empty unless it is running", TABLE
+    )  # first and last of each run
 
     @property
     def live(self) -> bool:
         return self.state not in ENDED_STATES
 
 
-class PageView(RankedView, frozen=True):
+class PageView(RankedView, PageFigures[None]):
     """What one rank answered about one page."""
 
     key: str  # as it was asked for
-    held: bool | None = None
-    whole_key: str = ""
-    namespace: str = ""
-    depth: int | None = None
-    parent: str = ""
-    children: int | None = None
-    bytes: int | None = None
-    uses: int | None = None
-    pins: int | None = None
-    host_slot: int | None = None
-    peer: str = ""
-    ssd_placement: tuple[tuple[int, int], ...] = ()  # device and slot of each stripe unit
-    generation: int | None = None
-    device_slot: int | None = None
-    checksum: str = ""
-    last_used_seconds: float | None = None  # before `time`
-    origin: str = ""
+    held: bool | None = fact(
+        "1, or 0 if it is not known below the device: no other field but `whole_key` and `device_slot` then"
+    )
+    whole_key: str = text("all digits; left out where KEY is shorter and begins none below the device, or more")
+    device_slot: int | None = fact("in SGLang's pool; empty if the device does not have it, or that is not known")
 
 
-class MapPart(NamedTuple):
-    """A stretch of a tier's slots: a device of the stripe set, or a lease."""
-
-    name: str  # number of the device, or `DONOR/LEASE`
-    slots: int
-
-
-class MapView(RankedView, frozen=True):
+class MapView(RankedView):
     """What one rank answered about the slots of one tier. Where `slots` is None, `reason` says why."""
 
     tier: str
-    reason: str = ""
-    slots: int | None = None
-    first_slot: int | None = None  # number of the first one, as block tables and page answers have it
-    slot_bytes: int | None = None
-    slots_per_cell: int | None = None  # the last cell of a part may stand for fewer
-    parts: tuple[MapPart, ...] = ()  # in the order of their slots; empty where the tier is of one piece
-    cells: tuple[tuple[str, int], ...] = ()  # runs in order: (("free", 120), ("cached", 30))
+    reason: str = text("why there is none: no other field then; empty if there is one")
+    slots: int | None = fact("of the tier, each of one page; on ssd of one stripe unit")
+    # As block tables and page answers number them.
+    first_slot: int | None = fact("number of the first one: SGLang's pool begins with 1, all others with 0")
+    slot_bytes: int | None = fact("of one slot")
+    # The last cell of a part may stand for fewer.
+    slots_per_cell: int | None = fact("1, or more where the text would get too long: the cell is what most of them are")
+    parts: tuple[MapPart, ...] = several(
+        "`NAME:SLOTS ...`: devices by number, or leases as `DONOR/LEASE`, in order; each begins with a cell of "
+        "its own; empty where the tier is of one piece",
+        PARTS,
+    )
+    cells: tuple[tuple[str, int], ...] = several(
+        "runs of cells in order, `free 120 cached 30 pinned 2`; see below for the words", CELLS
+    )
 
 
-class PrefixPage(NamedTuple):
-    """One page of a sequence, and the places of its copies. Without any, it is nowhere."""
-
-    depth: int  # its position in its sequence, from 1
-    key: str  # the first 16 hex digits
-    device: int | None = None  # slot
-    host: int | None = None  # slot
-    peer: str = ""  # DONOR/LEASE/SLOT
-    ssd: tuple[tuple[int, int], ...] = ()  # device and slot of each stripe unit
-
-
-class PrefixView(RankedView, frozen=True):
+class PrefixView(RankedView):
     """What one rank answered about the sequence that a page ends."""
 
     key: str
-    pages: int | None = None  # of the sequence; 0: the page is not known here
-    listed: int | None = None  # the last so many of them are in `table`
-    table: tuple[PrefixPage, ...] = ()
+    pages: int | None = fact("of the sequence, from its first page to this one; 0 if the page is not known here")
+    listed: int | None = fact(f"the last so many of them are in `table`: at most {MOST_LISTED_PAGES}")
+    table: tuple[PrefixPage, ...] = several(
+        "`DEPTH:KEY:PLACES ...`, one for each page: its position, from 1; 16 digits of its key; "
+        "`device=SLOT,host=SLOT,peer=DONOR/LEASE/SLOT,ssd=DEVICE/SLOT+DEVICE/SLOT`, or `-`",
+        PREFIX,
+    )
 
 
-class NodeEntry(NamedTuple):
-    """One node of SGLang's radix tree."""
-
-    node: int
-    parent: int | None  # None: it hangs at the root
-    tokens: int
-    subtree_tokens: int  # its own, and those of all nodes behind it
-    hits: int | None
-    locks: int | None
-    idle_seconds: float | None
-    key: str  # first 16 hex digits of the key of its last page; empty where it is not known
-
-
-class NodesView(RankedView, frozen=True):
+class NodesView(RankedView):
     """What one rank answered about the largest subtrees of SGLang's radix tree. Where `nodes` is None, `reason` says
     why."""
 
-    reason: str = ""
-    nodes: int | None = None  # of the tree
-    listed: int | None = None
-    complete: bool | None = None  # False: the tree was too large to be walked; sizes are of the part that is known
-    table: tuple[NodeEntry, ...] = ()  # largest subtrees first
+    reason: str = text("why there are none: no other field then; empty if there are")
+    nodes: int | None = gauge("of SGLang's radix tree")
+    complete: bool | None = fact("0 if the tree was too large to walk: nodes and tokens are of a part")
+    listed: int | None = fact("those with the largest subtrees, as many as were asked for")
+    table: tuple[NodeEntry, ...] = several(
+        "`NODE:PARENT:TOKENS:SUBTREE_TOKENS:HITS:LOCKS:IDLE_SECONDS:KEY ...`, the largest subtree first; see below",
+        NODES,
+    )
 
 
-class CommandView(View, frozen=True):
+class CommandView(View):
     """What became of a command."""
 
     id: str
-    state: str = ""
-    author: str = ""
-    type: str = ""
-    reason: str = ""
-    ranks: dict[str, str] = msgspec.field(default_factory=dict)
+    state: str = text("`accepted`, then `done`, `refused`, `expired`, or `partly`: ranks differ, or are silent")
+    author: str = text("")
+    type: str = text("of the command; empty if it could not be read")
+    reason: str = text("why it was not carried out, or not everywhere; empty if it was")
+    ranks: dict[str, str] = each(
+        "what became of it at each rank: `done`, `done: RESULT`, `refused: REASON` or `expired`", family="rank"
+    )
 
     @property
     def final(self) -> bool:
         return self.state in FINAL_STATES
 
 
-class RankState(msgspec.Struct, frozen=True, kw_only=True):
+class RankState(Figures):
     """Everything about one rank that a snapshot was asked for; None and empty: it is not on the bus."""
 
     name: str
@@ -368,14 +288,14 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     borrowed: tuple[LeasesView, ...] = ()  # as the borrower, one for each donor
 
 
-class ServerState(msgspec.Struct, frozen=True, kw_only=True):
+class ServerState(Figures):
     """One server and its ranks."""
 
     server: ServerView
     ranks: tuple[RankState, ...] = ()  # of a gone server: none
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(Figures):
     """What was on the bus. Each view has an age of its own."""
 
     time: float  # of reading, by Redis' clock

@@ -12,7 +12,7 @@ from ...base.errors import BusError
 from ..contract.commands import AnyCommand, Order, read_order, write_order
 from ..contract.round_trips import RoundTrips
 from ..contract.schema import MOST_LISTED_NODES, TIERS
-from ..contract.view_reading import AnyView, aged, family_of, read_view
+from ..contract.view_reading import AnyView, aged, read_view
 from ..contract.views import (
     CommandView,
     MapView,
@@ -162,7 +162,7 @@ def send_command(
         said = answers["outcome"]
         if not said:
             return None
-        view = read_view(CommandView, said, server=server.server, id=order.id, ranks=family_of(said, "rank"))
+        view = read_view(CommandView, said, server=server.server, id=order.id)
         return aged(view, server.clock_offset_seconds, now)
 
     def final() -> CommandView | None:

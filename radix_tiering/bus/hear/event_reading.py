@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...figures.forms import read_object
 from ..contract.round_trips import Question, RoundTrips
-from ..contract.view_reading import read_object
 
 #: An entry before all others.
 BEGINNING = "0-0"

@@ -14,7 +14,7 @@ import redis
 from ...base.config import BusConfig
 from ...base.errors import BusError
 from ..contract.commands import AnyCommand
-from ..contract.gpu_views import GpuView, ReachView
+from ..contract.gpu_views import MOST_REACHES, GpuView, ReachView
 from ..contract.neighbours import lease_name
 from ..contract.request_memory import Listed, RequestMemory
 from ..contract.round_trips import Question as Fetch
@@ -22,13 +22,12 @@ from ..contract.round_trips import RoundTrips
 from ..contract.schema import (
     LINKS,
     MOST_DONOR_LINKS,
-    MOST_PARTNERS,
-    MOST_REACHES,
     TIERS,
     Keys,
 )
 from ..contract.view_reading import AnyView, aged, read_server, read_view
 from ..contract.views import (
+    MOST_PARTNERS,
     CommandView,
     DeviceView,
     DirectoryView,

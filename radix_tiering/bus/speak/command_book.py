@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...base.events import EventLog
+from ...figures.forms import to_text
 from ..contract.commands import CommandError
-from ..contract.records import shorten, to_text
+from ..contract.records import shorten
 from ..contract.schema import COMMAND_TTL, Keys
 from ..redis.batch import Batch, Reply
 

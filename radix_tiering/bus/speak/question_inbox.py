@@ -7,16 +7,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...figures.telemetry import Answerer, NoAnswer, NotYet
-from ..contract.answer_records import (
-    map_record,
-    no_record,
-    nodes_record,
-    page_record,
-    prefix_record,
-)
 from ..contract.faults import Faults
-from ..contract.records import Record
-from ..contract.schema import ANSWER_TTL, MOST_LISTED_NODES, MOST_LISTED_PAGES, TIERS, Keys
+from ..contract.records import Record, map_record, no_record, nodes_record, page_record, prefix_record
+from ..contract.schema import ANSWER_TTL, MOST_LISTED_NODES, TIERS, Keys
+from ..contract.views import MOST_LISTED_PAGES
 from ..redis.batch import Batch
 from .inbox import Inbox
 

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ...figures.forms import write_table
 from ...figures.telemetry import EngineSample, RequestSample
-from ..contract.records import block_table_text, request_record
+from ..contract.records import request_record
 from ..contract.schema import ENDED_REQUEST_TTL, ENDED_REQUESTS, Keys
 from ..redis.batch import Batch
 from .mirror import Mirror
@@ -85,7 +86,7 @@ class RequestBoard:
                 self._mirror.keep(batch, key)
                 continue
             known = ((), "") if former is None else (former.table, former.text)
-            text = block_table_text(request.block_table, known)
+            text = write_table(request.block_table, known)
             self._texts[rid] = _Text(key, request.block_table, text)
             self._mirror.write(batch, key, request_record(request, text, time=sample.time))
             if number % REQUESTS_IN_A_ROW == 0:
@@ -93,7 +94,7 @@ class RequestBoard:
 
     def _show_ended(self, batch: Batch, request: RequestSample, now: float) -> None:
         key, ended = self._key(request.rid), request.ended or now
-        text = block_table_text(request.block_table)
+        text = write_table(request.block_table)
         left = max(0.001, ENDED_REQUEST_TTL - (now - ended))
         self._mirror.write(batch, key, request_record(request, text, time=ended), left)
         self._mirror.release(key)

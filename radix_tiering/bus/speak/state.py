@@ -12,11 +12,10 @@ from ...gpus.snapshots import GpuSample
 from ...lending.leases.hand import LeaseSnapshot
 from ..contract import records
 from ..contract.faults import Faults
-from ..contract.gpu_records import gpu_record, reach_record, reaches
 from ..contract.lease_records import lease_sums, leases_record, partners
 from ..contract.link_rates import LinkRates
 from ..contract.recent import RecentLatencies
-from ..contract.records import PublisherNumbers, ServerInfo
+from ..contract.records import PublisherNumbers, ServerInfo, gpu_record, reach_record, reaches, record
 from ..contract.schema import (
     LINKS,
     MOST_DONOR_LINKS,
@@ -26,6 +25,7 @@ from ..contract.schema import (
     STATE_TTL_LOWEST,
     Keys,
 )
+from ..contract.views import DirectoryView, StripeSetView, TreeView
 from ..redis.batch import Batch
 from .mirror import Mirror
 from .request_board import RequestBoard
@@ -102,8 +102,8 @@ class RankState:
                 self._publish_server(batch, now, redis_now)
         with self._faults.at("what is told of the rank"):
             sums, links = lease_sums(leases, self._scope), _links(stack)
-            record = records.rank_record(stack, engine, numbers, sums, links, time=now, pid=os.getpid())
-            self._write(batch, record, "rank")
+            said = records.rank_record(stack, engine, numbers, sums, links, time=now, pid=os.getpid())
+            self._write(batch, said, "rank")
         with self._faults.at("what is told of the tiers"):
             self._publish_stack(batch, stack, now)
         with self._faults.at("what is told of leases"):
@@ -123,7 +123,7 @@ class RankState:
     def _publish_server(self, batch: Batch, now: float, redis_now: float) -> None:
         config, servers = self._config, self._keys.of("servers")
         batch.add("SET", self._keys.of("schema"), SCHEMA_VERSION, "NX")
-        record = records.server_record(
+        said = records.server_record(
             self._info,
             time=now,
             pid=os.getpid(),
@@ -131,7 +131,7 @@ class RankState:
             clock_offset=now - redis_now,
             control=config.control,
         )
-        self._write(batch, record, "info")
+        self._write(batch, said, "info")
         batch.add("ZADD", servers, f"{redis_now:.6f}", self._server)
         batch.add("ZREMRANGEBYSCORE", servers, "-inf", f"({redis_now - SERVER_TTL:.6f}")
 
@@ -148,12 +148,12 @@ class RankState:
             for name, link in told.items()
         }
         self._write_family(batch, links, "link", "link")
-        self._write(batch, records.directory_record(stack.directory, time=now), "directory")
+        self._write(batch, record(DirectoryView, stack.directory, time=now), "directory")
         if stack.stripe is not None:
-            self._write(batch, records.stripe_record(stack.stripe, time=now), "stripe")
+            self._write(batch, record(StripeSetView, stack.stripe, time=now, set=stack.stripe.set_id), "stripe")
         for number, device in enumerate(stack.devices):
-            record = records.ssd_record(device, recent[f"ssd {number}"], time=now)
-            self._write(batch, record, "ssd", number=str(number))
+            said = records.ssd_record(device, recent[f"ssd {number}"], time=now)
+            self._write(batch, said, "ssd", number=str(number))
 
     def _publish_leases(self, batch: Batch, leases: LeaseSnapshot | None, now: float) -> None:
         if leases is None:
@@ -182,21 +182,21 @@ class RankState:
             return
         self._sample = engine
         self.mirror.write(batch, tier, records.device_tier_record(engine.device, time=engine.time))
-        self.mirror.write(batch, tree, records.tree_record(engine.tree, time=engine.time))
+        self.mirror.write(batch, tree, record(TreeView, engine.tree, time=engine.time))
 
     def _key(self, name: str, **words: str) -> str:
         return self._keys.of(name, server=self._server, rank=self._rank, **words)
 
-    def _write(self, batch: Batch, record: records.Record, name: str, **words: str) -> None:
-        self.mirror.write(batch, self._key(name, **words), record)
+    def _write(self, batch: Batch, said: records.Record, name: str, **words: str) -> None:
+        self.mirror.write(batch, self._key(name, **words), said)
 
     def _write_family(self, batch: Batch, family: Mapping[str, records.Record], name: str, word: str) -> None:
         """The records of all keys of a name, by the one word that these differ in: what is not among them goes."""
         for gone in self._families.get(name, set()) - family.keys():
             self.mirror.remove(batch, self._key(name, **{word: gone}))
         self._families[name] = set(family)
-        for which, record in family.items():
-            self._write(batch, record, name, **{word: which})
+        for which, said in family.items():
+            self._write(batch, said, name, **{word: which})
 
 
 def _latencies(stack: StackSnapshot, links: Mapping[str, LinkSnapshot]) -> Iterator[tuple[str, LatencySnapshot]]:

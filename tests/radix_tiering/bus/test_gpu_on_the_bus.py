@@ -8,9 +8,8 @@ import msgspec
 import pynvml
 import pytest
 
-from swift_tiers.radix_tiering.bus.contract.gpu_records import reaches
-from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.contract.schema import MOST_REACHES
+from swift_tiers.radix_tiering.bus.contract.gpu_views import MOST_REACHES, GpuView, ReachView
+from swift_tiers.radix_tiering.bus.contract.records import reaches
 from swift_tiers.radix_tiering.bus.contract.views import RankState
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
 from swift_tiers.radix_tiering.gpus.nvml import Nvml

@@ -10,11 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.events import Event
-from swift_tiers.radix_tiering.bus.contract import answer_records, records
-from swift_tiers.radix_tiering.bus.contract.gpu_records import gpu_record, reach_record
+from swift_tiers.radix_tiering.bus.contract import records
 from swift_tiers.radix_tiering.bus.contract.lease_records import lease_sums, leases_record, partners
-from swift_tiers.radix_tiering.bus.contract.records import PublisherNumbers, block_table_text, to_text
-from swift_tiers.radix_tiering.bus.contract.schema import BY_NAME, MOST_LISTED_LEASES, MOST_PARTNERS
+from swift_tiers.radix_tiering.bus.contract.records import PublisherNumbers, gpu_record, reach_record
+from swift_tiers.radix_tiering.bus.contract.schema import BY_NAME
+from swift_tiers.radix_tiering.bus.contract.views import (
+    MOST_LISTED_LEASES,
+    MOST_PARTNERS,
+    DirectoryView,
+    StripeSetView,
+    TreeView,
+)
+from swift_tiers.radix_tiering.figures.forms import to_text, write_table
 from swift_tiers.radix_tiering.figures.telemetry import PageAnswer
 from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample
 
@@ -44,7 +51,7 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
         records.tier_record(telemetry.tier(), RECENT, time=1.5),
         records.device_tier_record(telemetry.engine().device, time=1.5),
     ],
-    "stripe": [records.stripe_record(telemetry.stack().stripe, time=1.5)],  # type: ignore[arg-type]
+    "stripe": [records.record(StripeSetView, telemetry.stack().stripe, time=1.5, set="ef" * 16)],
     "ssd": [records.ssd_record(telemetry.device(0), RECENT, time=1.5)],
     "link": [records.link_record(telemetry.stack().links["host-ssd"], 2**20, RECENT, time=1.5)],
     "gpu": [
@@ -54,17 +61,17 @@ ONE_OF_EACH: dict[str, list[records.Record]] = {
     "reach": [reach_record(one, time=1.5) for one in telemetry.gpu().reaches],
     "lent": [leases_record(telemetry.leases().lent, at_donor=True, time=1.5)],
     "borrowed": [leases_record(telemetry.leases().borrowed, at_donor=False, time=1.5)],
-    "tree": [records.tree_record(telemetry.engine().tree, time=1.5)],
-    "directory": [records.directory_record(telemetry.stack().directory, time=1.5)],
+    "tree": [records.record(TreeView, telemetry.engine().tree, time=1.5)],
+    "directory": [records.record(DirectoryView, telemetry.stack().directory, time=1.5)],
     "request": [
         records.request_record(telemetry.request("one"), "1-2", time=1.5),
         records.request_record(telemetry.ended("one", 2.5), "", time=2.5),
     ],
     "events": [records.event_record(EVENT, "dp0-tp0")],
-    "page": [answer_records.page_record(PageAnswer(telemetry.FACTS, 17, bytes(32)), time=1.5)],
-    "prefix": [answer_records.prefix_record(telemetry.PREFIX, time=1.5)],
-    "map": [answer_records.map_record(telemetry.SSD_MAP)],
-    "nodes": [answer_records.nodes_record(telemetry.NODES)],
+    "page": [records.page_record(PageAnswer(telemetry.FACTS, 17, bytes(32)), time=1.5)],
+    "prefix": [records.prefix_record(telemetry.PREFIX, time=1.5)],
+    "map": [records.map_record(telemetry.SSD_MAP)],
+    "nodes": [records.nodes_record(telemetry.NODES)],
 }
 
 
@@ -95,16 +102,16 @@ def test_families() -> None:
 
 
 def test_a_page_that_is_not_held_has_no_other_field() -> None:
-    assert answer_records.page_record(PageAnswer(None), time=1.5) == {"time": "1.500000", "held": "0"}
+    assert records.page_record(PageAnswer(None), time=1.5) == {"time": "1.500000", "held": "0"}
 
 
 def test_a_page_that_the_device_alone_has() -> None:
-    said = answer_records.page_record(PageAnswer(None, 17), time=1.5)
+    said = records.page_record(PageAnswer(None, 17), time=1.5)
     assert said == {"time": "1.500000", "held": "0", "device_slot": "17"}
 
 
 def test_places_of_a_page() -> None:
-    assert answer_records.page_record(PageAnswer(telemetry.FACTS), time=1.5)["ssd_placement"] == "0:17 1:4"
+    assert records.page_record(PageAnswer(telemetry.FACTS), time=1.5)["ssd_placement"] == "0:17 1:4"
 
 
 def test_the_server() -> None:
@@ -225,8 +232,8 @@ def plain_text(table: tuple[int, ...]) -> str:
 
 
 def test_block_tables_are_runs() -> None:
-    assert block_table_text((17, 40, 3, 3, 90, 95)) == "17-40 3 90-95"
-    assert block_table_text(()) == ""
+    assert write_table((17, 40, 3, 3, 90, 95)) == "17-40 3 90-95"
+    assert write_table(()) == ""
 
 
 runs = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), max_size=6)
@@ -240,5 +247,5 @@ def test_a_block_table_is_written_on_from_the_one_before(tables: list[list[tuple
         more = tuple(page for first, length in table for page in (first, first + length))
         # It grows at its end, its last run too; or it is another one.
         grown = more if len(table) % 3 == 0 else (*grown[:-1], *(last + 1 for last in grown[-1:]), *more)
-        known = grown, block_table_text(grown, known)
+        known = grown, write_table(grown, known)
         assert known[1] == plain_text(grown)

@@ -1,0 +1,251 @@
+"""Values of several parts as one text in a field of a hash: how each is written, and how it is read.
+
+What cannot be read is empty, as if it had not been said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .declare import Figures, Form
+from .story import RestoreStory
+
+#: Hex digits of a key where pages are listed.
+KEY_DIGITS = 16
+
+_SECONDS = re.compile(r"-?\d+(\.\d+)?")
+_PLACE = r"(?:device=\d+|host=\d+|peer=[^,=]+|ssd=\d+/\d+(?:\+\d+/\d+)*)"
+_PREFIX_PAGE = re.compile(rf"(\d+):([0-9a-f]{{16}}):(-|{_PLACE}(?:,{_PLACE})*)", re.ASCII)
+_NODE = re.compile(r"(\d+):(\d*):(\d+):(\d+):(\d*):(\d*):(\d*(?:\.\d+)?):([0-9a-f]*)", re.ASCII)
+
+
+class LeaseEntry(Figures):
+    """One lease, as one of its two sides knows it."""
+
+    lease: int  # its number at its donor
+    bytes: int
+    state: str  # at the donor: of the run; at the borrower: of the lease
+    seconds_left: float
+    pinned: bool = False
+
+
+class MapPart(NamedTuple):
+    """A stretch of a tier's slots: a device of the stripe set, or a lease."""
+
+    name: str  # number of the device, or `DONOR/LEASE`
+    slots: int
+
+
+class PrefixPage(NamedTuple):
+    """One page of a sequence, and the places of its copies. Without any, it is nowhere."""
+
+    depth: int  # its position in its sequence, from 1
+    key: str  # the first 16 hex digits
+    device: int | None = None  # slot
+    host: int | None = None  # slot
+    peer: str = ""  # DONOR/LEASE/SLOT
+    ssd: tuple[tuple[int, int], ...] = ()  # device and slot of each stripe unit
+
+
+class NodeEntry(NamedTuple):
+    """One node of SGLang's radix tree."""
+
+    node: int
+    parent: int | None  # None: it hangs at the root
+    tokens: int
+    subtree_tokens: int  # its own, and those of all nodes behind it
+    hits: int | None
+    locks: int | None
+    idle_seconds: float | None
+    key: str  # first 16 hex digits of the key of its last page; empty where it is not known
+
+
+def to_text(value: float | str | None) -> str:
+    """A number is decimal text, a time has six digits after the point, what is not known is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6f}" if math.isfinite(value) else ""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return str(value)
+
+
+def read_names(text: str) -> tuple[str, ...]:
+    """`dp0-tp0,dp0-tp1` as names."""
+    return tuple(name for name in text.split(",") if name)
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """A JSON object; empty where the text is something else."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_story(text: str) -> RestoreStory | None:
+    try:
+        return msgspec.json.decode(text, type=RestoreStory) if text else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _read_runs(text: str) -> tuple[tuple[str, int], ...]:
+    words = [run.split() for run in text.split(",")]
+    if not all(len(run) == 2 and run[1].isdecimal() for run in words):
+        return ()
+    return tuple((tier, int(pages)) for tier, pages in words)
+
+
+def write_table(table: tuple[int, ...], before: tuple[tuple[int, ...], str] = ((), "")) -> str:
+    """`(17, 40, 3, 3)` as `17-40 3`. `before`, an earlier table and its text, saves the work that was done for it.
+
+    A table mostly grows at its end, so that of a long one little is new from one sample to the next.
+    """
+    old, text = before
+    if old == table:
+        return text
+    # The last run of the earlier one may have grown.
+    same = max(0, len(old) - 2)
+    if same and old[:same] == table[:same]:
+        text = text.rpartition(" ")[0]
+    else:
+        same, text = 0, ""
+    pairs = zip(table[same::2], table[same + 1 :: 2], strict=True)
+    runs = [str(first) if first == last else f"{first}-{last}" for first, last in pairs]
+    return " ".join([text, *runs] if text else runs)
+
+
+def _read_table(text: str) -> tuple[tuple[int, int], ...]:
+    """As first and last pages: (17, 40), (3, 3)."""
+    runs = [run.partition("-") for run in text.split()]
+    if not all(first.isdecimal() and (last or first).isdecimal() for first, _, last in runs):
+        return ()
+    return tuple((int(first), int(last or first)) for first, _, last in runs)
+
+
+def _write_pairs(pairs: Any) -> str:
+    return " ".join(f"{one}:{other}" for one, other in pairs)
+
+
+def _read_placement(text: str) -> tuple[tuple[int, int], ...]:
+    units = [unit.partition(":") for unit in text.split()]
+    if not all(device.isdecimal() and slot.isdecimal() for device, _, slot in units):
+        return ()
+    return tuple((int(device), int(slot)) for device, _, slot in units)
+
+
+def _read_parts(text: str) -> tuple[MapPart, ...]:
+    parts = [part.rpartition(":") for part in text.split()]
+    if not all(name and slots.isdecimal() for name, _, slots in parts):
+        return ()
+    return tuple(MapPart(name, int(slots)) for name, _, slots in parts)
+
+
+def _read_cells(text: str) -> tuple[tuple[str, int], ...]:
+    words = text.split()
+    if len(words) % 2 or not all(count.isdecimal() for count in words[1::2]):
+        return ()
+    return tuple(zip(words[::2], map(int, words[1::2]), strict=True))
+
+
+def _write_lease(view: Any) -> str:
+    text = f"{view.lease}:{view.bytes}:{view.state}:{view.seconds_left:.1f}"
+    return f"{text}:pinned" if view.pinned else text
+
+
+def _read_leases(text: str) -> tuple[LeaseEntry, ...]:
+    found = []
+    for entry in text.split():
+        lease, size, state, seconds, *pinned = (*entry.split(":"), "", "", "", "")[:5]
+        if not (lease.isdecimal() and size.isdecimal() and _SECONDS.fullmatch(seconds)):
+            return ()
+        left = float(seconds)
+        found.append(LeaseEntry(lease=int(lease), bytes=int(size), state=state, seconds_left=left, pinned=any(pinned)))
+    return tuple(found)
+
+
+def _write_page(page: Any) -> str:
+    places = []
+    if page.device_slot is not None:
+        places.append(f"device={page.device_slot}")
+    if page.host_slot is not None:
+        places.append(f"host={page.host_slot}")
+    if page.peer is not None:
+        places.append(f"peer={'/'.join(map(str, page.peer))}")
+    if page.ssd_placement:
+        places.append("ssd=" + "+".join(f"{device}/{slot}" for device, slot in page.ssd_placement))
+    return f"{page.depth}:{page.key[:KEY_DIGITS]}:{','.join(places) or '-'}"
+
+
+def _read_prefix(text: str) -> tuple[PrefixPage, ...]:
+    found = []
+    for word in text.split():
+        match = _PREFIX_PAGE.fullmatch(word)
+        if match is None:
+            return ()
+        places = {} if match[3] == "-" else dict(place.split("=", 1) for place in match[3].split(","))
+        units = [unit.split("/") for unit in places.get("ssd", "").split("+") if unit]
+        found.append(
+            PrefixPage(
+                int(match[1]),
+                match[2],
+                device=int(places["device"]) if "device" in places else None,
+                host=int(places["host"]) if "host" in places else None,
+                peer=places.get("peer", ""),
+                ssd=tuple((int(device), int(slot)) for device, slot in units),
+            )
+        )
+    return tuple(found)
+
+
+def _write_node(node: Any) -> str:
+    parent = "" if node.parent is None else node.parent
+    idle = "" if node.idle_seconds is None else f"{node.idle_seconds:.1f}"
+    key = node.key[:KEY_DIGITS]
+    return f"{node.node}:{parent}:{node.tokens}:{node.subtree_tokens}:{node.hits}:{node.locks}:{idle}:{key}"
+
+
+def _read_nodes(text: str) -> tuple[NodeEntry, ...]:
+    """A number may be missing."""
+    found = []
+    for word in text.split():
+        match = _NODE.fullmatch(word)
+        if match is None:
+            return ()
+        node, tokens, subtree = (int(match[group]) for group in (1, 3, 4))
+        parent, hits, locks = (int(match[group]) if match[group] else None for group in (2, 5, 6))
+        found.append(
+            NodeEntry(node, parent, tokens, subtree, hits, locks, float(match[7]) if match[7] else None, match[8])
+        )
+    return tuple(found)
+
+
+#: `dp0-tp0,dp0-tp1`.
+NAMES = Form(",".join, read_names)
+#: A JSON object.
+OBJECT = Form(lambda content: json.dumps(content, default=str), read_object, {})
+STORY = Form(lambda story: msgspec.json.encode(story).decode(), _read_story, None)
+#: `device 12, host 30`.
+RUNS = Form(lambda runs: ", ".join(f"{how} {pages}" for how, pages in runs), _read_runs)
+#: `17-40 3`.
+TABLE = Form(write_table, _read_table)
+#: `0:17 1:4`: device and slot of each stripe unit.
+PLACEMENT = Form(_write_pairs, _read_placement)
+#: `0:4096 1:4096`, or `beta.dp0-tp0/12:64`: stretches of slots.
+PARTS = Form(_write_pairs, _read_parts)
+#: `free 120 cached 30`.
+CELLS = Form(lambda cells: " ".join(f"{word} {count}" for word, count in cells), _read_cells)
+#: `12:67108864:lent:1.9 13:67108864:recalled:0.0:pinned`.
+LEASES = Form(lambda leases: " ".join(map(_write_lease, leases)), _read_leases)
+#: `1:0f3a...:device=17,ssd=0/5+1/9 2:77c0...:-`.
+PREFIX = Form(lambda pages: " ".join(map(_write_page, pages)), _read_prefix)
+#: `17:4:1024:8192:3:1:12.5:0f3a...`.
+NODES = Form(lambda nodes: " ".join(map(_write_node, nodes)), _read_nodes)
