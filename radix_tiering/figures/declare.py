@@ -40,8 +40,9 @@ class Series(NamedTuple):
     """A series on `/metrics`, where its name does not follow from the figure's. Several figures may share one."""
 
     name: str  # after `swift_tiers_`
-    label: str = ""  # parts those that share it: its value is a figure's name, or an entry's of a dictionary
+    label: str = ""  # parts figures that share it, or the entries of a dictionary
     help: str = ""  # empty: the figure's
+    value: str = ""  # of the label; empty: the figure's name, or the entry's
 
 
 #: Of a number that is not on `/metrics` though others beside it are.
@@ -155,5 +156,5 @@ def figures_of(kind: type[Figures]) -> tuple[Declared, ...]:
 
 
 def same_as(kind: type[Figures], name: str) -> Any:
-    """The figure of another class, for a field of another name."""
-    return next(declared.figure for declared in figures_of(kind) if declared.name == name)
+    """The figure of another class, for a field of another name; its series is the other's."""
+    return next(one.figure for one in figures_of(kind) if one.name == name)._replace(series=None)

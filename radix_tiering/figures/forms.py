@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,10 +19,7 @@ from .story import RestoreStory
 #: Hex digits of a key where pages are listed.
 KEY_DIGITS = 16
 
-_SECONDS = re.compile(r"-?\d+(\.\d+)?")
 _PLACE = r"(?:device=\d+|host=\d+|peer=[^,=]+|ssd=\d+/\d+(?:\+\d+/\d+)*)"
-_PREFIX_PAGE = re.compile(rf"(\d+):([0-9a-f]{{16}}):(-|{_PLACE}(?:,{_PLACE})*)", re.ASCII)
-_NODE = re.compile(r"(\d+):(\d*):(\d+):(\d+):(\d*):(\d*):(\d*(?:\.\d+)?):([0-9a-f]*)", re.ASCII)
 
 
 class LeaseEntry(Figures):
@@ -97,11 +95,18 @@ def _read_story(text: str) -> RestoreStory | None:
         return None
 
 
-def _read_runs(text: str) -> tuple[tuple[str, int], ...]:
-    words = [run.split() for run in text.split(",")]
-    if not all(len(run) == 2 and run[1].isdecimal() for run in words):
-        return ()
-    return tuple((tier, int(pages)) for tier, pages in words)
+def _parts(
+    pattern: str, make: Callable[[re.Match[str]], Any], write: Callable[[Any], str], separator: str = " "
+) -> Form:
+    """Parts one after the other, each of this pattern; nothing if one of them is not."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def read(text: str) -> tuple[Any, ...]:
+        words = text.split(separator) if text else []
+        found = [match for word in words if (match := compiled.fullmatch(word))]
+        return tuple(map(make, found)) if len(found) == len(words) else ()
+
+    return Form(lambda parts: separator.join(map(write, parts)), read)
 
 
 def write_table(table: tuple[int, ...], before: tuple[tuple[int, ...], str] = ((), "")) -> str:
@@ -123,32 +128,6 @@ def write_table(table: tuple[int, ...], before: tuple[tuple[int, ...], str] = ((
     return " ".join([text, *runs] if text else runs)
 
 
-def _read_table(text: str) -> tuple[tuple[int, int], ...]:
-    """As first and last pages: (17, 40), (3, 3)."""
-    runs = [run.partition("-") for run in text.split()]
-    if not all(first.isdecimal() and (last or first).isdecimal() for first, _, last in runs):
-        return ()
-    return tuple((int(first), int(last or first)) for first, _, last in runs)
-
-
-def _write_pairs(pairs: Any) -> str:
-    return " ".join(f"{one}:{other}" for one, other in pairs)
-
-
-def _read_placement(text: str) -> tuple[tuple[int, int], ...]:
-    units = [unit.partition(":") for unit in text.split()]
-    if not all(device.isdecimal() and slot.isdecimal() for device, _, slot in units):
-        return ()
-    return tuple((int(device), int(slot)) for device, _, slot in units)
-
-
-def _read_parts(text: str) -> tuple[MapPart, ...]:
-    parts = [part.rpartition(":") for part in text.split()]
-    if not all(name and slots.isdecimal() for name, _, slots in parts):
-        return ()
-    return tuple(MapPart(name, int(slots)) for name, _, slots in parts)
-
-
 def _read_cells(text: str) -> tuple[tuple[str, int], ...]:
     words = text.split()
     if len(words) % 2 or not all(count.isdecimal() for count in words[1::2]):
@@ -161,15 +140,9 @@ def _write_lease(view: Any) -> str:
     return f"{text}:pinned" if view.pinned else text
 
 
-def _read_leases(text: str) -> tuple[LeaseEntry, ...]:
-    found = []
-    for entry in text.split():
-        lease, size, state, seconds, *pinned = (*entry.split(":"), "", "", "", "")[:5]
-        if not (lease.isdecimal() and size.isdecimal() and _SECONDS.fullmatch(seconds)):
-            return ()
-        left = float(seconds)
-        found.append(LeaseEntry(lease=int(lease), bytes=int(size), state=state, seconds_left=left, pinned=any(pinned)))
-    return tuple(found)
+def _read_lease(match: re.Match[str]) -> LeaseEntry:
+    lease, size, state, seconds, pinned = match.groups()
+    return LeaseEntry(lease=int(lease), bytes=int(size), state=state, seconds_left=float(seconds), pinned=bool(pinned))
 
 
 def _write_page(page: Any) -> str:
@@ -185,25 +158,14 @@ def _write_page(page: Any) -> str:
     return f"{page.depth}:{page.key[:KEY_DIGITS]}:{','.join(places) or '-'}"
 
 
-def _read_prefix(text: str) -> tuple[PrefixPage, ...]:
-    found = []
-    for word in text.split():
-        match = _PREFIX_PAGE.fullmatch(word)
-        if match is None:
-            return ()
-        places = {} if match[3] == "-" else dict(place.split("=", 1) for place in match[3].split(","))
-        units = [unit.split("/") for unit in places.get("ssd", "").split("+") if unit]
-        found.append(
-            PrefixPage(
-                int(match[1]),
-                match[2],
-                device=int(places["device"]) if "device" in places else None,
-                host=int(places["host"]) if "host" in places else None,
-                peer=places.get("peer", ""),
-                ssd=tuple((int(device), int(slot)) for device, slot in units),
-            )
-        )
-    return tuple(found)
+def _read_page(match: re.Match[str]) -> PrefixPage:
+    depth, key, said = match.groups()
+    places = {} if said == "-" else dict(place.split("=", 1) for place in said.split(","))
+    units = [unit.split("/") for unit in places.get("ssd", "").split("+") if unit]
+    return PrefixPage(
+        int(depth), key, device=_maybe(places.get("device")), host=_maybe(places.get("host")),
+        peer=places.get("peer", ""), ssd=tuple((int(device), int(slot)) for device, slot in units),
+    )  # fmt: skip
 
 
 def _write_node(node: Any) -> str:
@@ -213,19 +175,14 @@ def _write_node(node: Any) -> str:
     return f"{node.node}:{parent}:{node.tokens}:{node.subtree_tokens}:{node.hits}:{node.locks}:{idle}:{key}"
 
 
-def _read_nodes(text: str) -> tuple[NodeEntry, ...]:
+def _read_node(match: re.Match[str]) -> NodeEntry:
     """A number may be missing."""
-    found = []
-    for word in text.split():
-        match = _NODE.fullmatch(word)
-        if match is None:
-            return ()
-        node, tokens, subtree = (int(match[group]) for group in (1, 3, 4))
-        parent, hits, locks = (int(match[group]) if match[group] else None for group in (2, 5, 6))
-        found.append(
-            NodeEntry(node, parent, tokens, subtree, hits, locks, float(match[7]) if match[7] else None, match[8])
-        )
-    return tuple(found)
+    *numbers, idle, key = match.groups()
+    return NodeEntry(*map(_maybe, numbers), float(idle) if idle else None, key)  # type: ignore[arg-type]
+
+
+def _maybe(text: str | None) -> int | None:
+    return int(text) if text else None
 
 
 #: `dp0-tp0,dp0-tp1`.
@@ -234,18 +191,20 @@ NAMES = Form(",".join, read_names)
 OBJECT = Form(lambda content: json.dumps(content, default=str), read_object, {})
 STORY = Form(lambda story: msgspec.json.encode(story).decode(), _read_story, None)
 #: `device 12, host 30`.
-RUNS = Form(lambda runs: ", ".join(f"{how} {pages}" for how, pages in runs), _read_runs)
-#: `17-40 3`.
-TABLE = Form(write_table, _read_table)
+RUNS = _parts(r"\s*(\S+)\s+(\d+)\s*", lambda match: (match[1], int(match[2])), lambda run: f"{run[0]} {run[1]}", ", ")
+#: `17-40 3`: first and last pages.
+TABLE = _parts(r"(\d+)(?:-(\d+))?", lambda match: (int(match[1]), int(match[2] or match[1])), str)._replace(
+    write=write_table
+)
 #: `0:17 1:4`: device and slot of each stripe unit.
-PLACEMENT = Form(_write_pairs, _read_placement)
+PLACEMENT = _parts(r"(\d+):(\d+)", lambda match: (int(match[1]), int(match[2])), lambda unit: f"{unit[0]}:{unit[1]}")
 #: `0:4096 1:4096`, or `beta.dp0-tp0/12:64`: stretches of slots.
-PARTS = Form(_write_pairs, _read_parts)
+PARTS = _parts(r"(.+):(\d+)", lambda match: MapPart(match[1], int(match[2])), lambda part: f"{part[0]}:{part[1]}")
 #: `free 120 cached 30`.
 CELLS = Form(lambda cells: " ".join(f"{word} {count}" for word, count in cells), _read_cells)
 #: `12:67108864:lent:1.9 13:67108864:recalled:0.0:pinned`.
-LEASES = Form(lambda leases: " ".join(map(_write_lease, leases)), _read_leases)
+LEASES = _parts(r"(\d+):(\d+):([^:]*):(-?\d+(?:\.\d+)?)(?::(.*))?", _read_lease, _write_lease)
 #: `1:0f3a...:device=17,ssd=0/5+1/9 2:77c0...:-`.
-PREFIX = Form(lambda pages: " ".join(map(_write_page, pages)), _read_prefix)
+PREFIX = _parts(rf"(\d+):([0-9a-f]{{16}}):(-|{_PLACE}(?:,{_PLACE})*)", _read_page, _write_page)
 #: `17:4:1024:8192:3:1:12.5:0f3a...`.
-NODES = Form(lambda nodes: " ".join(map(_write_node, nodes)), _read_nodes)
+NODES = _parts(r"(\d+):(\d*):(\d+):(\d+):(\d*):(\d*):(\d*(?:\.\d+)?):([0-9a-f]*)", _read_node, _write_node)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ...figures.declare import counter, fact, gauge, several, text
+from ...figures.declare import Series, counter, fact, gauge, several, text
 from ...figures.forms import NAMES
 from .view import RankedView
 
 #: How many other GPUs a rank names at most.
 MOST_REACHES = 64
 
+_NVLINK = Series("gpu_nvlink_bytes", "direction", "over all NVLinks of the GPU, by everybody")
 _SINCE = "since the look before; empty in the first, and after a gap"
 _SAMPLE = "to host memory and elsewhere, in 20 ms just before `time`: a sample"
 
@@ -23,12 +24,18 @@ class GpuView(RankedView):
     trouble: str = text("why nothing else is known: it is lost, or its driver is; empty if it answers")
     mig: bool | None = fact("1 if it is divided with MIG, or is an instance; empty where NVML does not say")
     memory_total_bytes: int | None = gauge("")
-    memory_used_bytes: int | None = gauge("by all processes, what the driver keeps included")
+    memory_used_bytes: int | None = gauge(
+        "by all processes, what the driver keeps included", series=Series("gpu_memory_used_bytes")
+    )
     memory_free_bytes: int | None = gauge("")
     busy_share: float | None = gauge("of the last moments in which a kernel ran, 0 to 1")
-    nvlinks: int | None = gauge("that are up; empty where it has none, or NVML does not say")
-    nvlink_sent_bytes: int | None = counter("over all of them; by everybody, since this server began to look")
-    nvlink_received_bytes: int | None = counter("likewise")
+    nvlinks: int | None = gauge(
+        "that are up; empty where it has none, or NVML does not say", series=Series("gpu_nvlinks")
+    )
+    nvlink_sent_bytes: int | None = counter(
+        "over all of them; by everybody, since this server began to look", series=_NVLINK._replace(value="sent")
+    )
+    nvlink_received_bytes: int | None = counter("likewise", series=_NVLINK._replace(value="received"))
     nvlink_sent_bytes_per_second: float | None = gauge(_SINCE)
     nvlink_received_bytes_per_second: float | None = gauge("likewise")
     pcie_sent_bytes_per_second: float | None = gauge(_SAMPLE)

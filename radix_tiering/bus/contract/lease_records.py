@@ -34,13 +34,13 @@ def lease_sums(leases: LeaseSnapshot | None, scope: str) -> dict[str, float | st
     return {
         "lease_address": leases.address,
         "lease_scope": scope if leases.address else "",
-        "lent_bytes": _bytes(leases.lent),
+        "lent_bytes": leases.lent_bytes,
         "lendable_bytes": leases.lendable_bytes,
         "lend_limit_bytes": leases.limit_bytes,
         "lend_window_seconds": leases.window_seconds,
         "lend_peak_bytes": leases.peak_bytes,
         "lends_to": ",".join(partners(leases.lent, leases.name)),
-        "borrowed_bytes": _bytes(leases.borrowed),
+        "borrowed_bytes": leases.borrowed_bytes,
         "borrows_from": ",".join(partners(leases.borrowed, leases.name)),
     }
 

@@ -19,7 +19,7 @@ from ...figures.counters import (
     TierCounts,
     TierGauges,
 )
-from ...figures.declare import Figures, Gap, counter, each, fact, gauge, same_as, several, text
+from ...figures.declare import Figures, Gap, Series, counter, each, fact, gauge, same_as, several, text
 from ...figures.forms import (
     CELLS,
     LEASES,
@@ -98,15 +98,17 @@ class RankView(RankedView, StackFigures[None], EngineFigures[None], PublisherCou
     links: tuple[str, ...] = several("names of the keys `link:FROM-TO` that there are, joined by commas", NAMES)
     lease_address: str = text("where borrowers find it; empty if it lends nothing")
     lease_scope: str = text("machine and user that the address is for: `HOST/BOOT/UID`; empty without one")
-    lent_bytes: int | None = gauge("of its memory, to others; empty if it neither lends nor borrows")
-    lendable_bytes: int | None = gauge("at others' disposal, and not lent")
+    lent_bytes: int | None = gauge(
+        "of its memory, to others; empty if it neither lends nor borrows", series=Series("lent_bytes")
+    )
+    lendable_bytes: int | None = gauge("at others' disposal, and not lent", series=Series("lendable_bytes"))
     lend_limit_bytes: int | None = gauge("the most that is lent, set by an operator; empty without such a limit")
     lend_window_seconds: float | None = fact("over which its own demand counts; empty if it does not lend")
     lend_peak_bytes: int | None = gauge("that its own requests needed at most at one time, within that window")
     lends_to: tuple[str, ...] = several(
         f"names of the keys `lent:BORROWER`, joined by commas; at most {MOST_PARTNERS}", NAMES
     )  # lease names: SERVER.RANK
-    borrowed_bytes: int | None = gauge("of others' memory")
+    borrowed_bytes: int | None = gauge("of others' memory", series=Series("borrowed_bytes"))
     borrows_from: tuple[str, ...] = several("names of the keys `borrowed:DONOR`, likewise", NAMES)
 
 

@@ -24,6 +24,14 @@ class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     window_seconds: float | None = None  # over which the rank's own demand counts; None: it does not lend
     peak_bytes: int | None = None  # that its own requests needed at most at one time, within that
 
+    @property
+    def lent_bytes(self) -> int:
+        return sum(view.bytes for view in self.lent)
+
+    @property
+    def borrowed_bytes(self) -> int:
+        return sum(view.bytes for view in self.borrowed)
+
 
 class LeaseHand(Protocol):
     """An operator's hand on the leases of one rank. Any thread; waits for nothing but short locks.
