@@ -177,8 +177,11 @@ def _write_node(node: Any) -> str:
 
 def _read_node(match: re.Match[str]) -> NodeEntry:
     """A number may be missing."""
-    *numbers, idle, key = match.groups()
-    return NodeEntry(*map(_maybe, numbers), float(idle) if idle else None, key)  # type: ignore[arg-type]
+    node, parent, tokens, subtree, hits, locks, idle, key = match.groups()
+    return NodeEntry(
+        int(node), _maybe(parent), int(tokens), int(subtree), _maybe(hits), _maybe(locks),
+        float(idle) if idle else None, key,
+    )  # fmt: skip
 
 
 def _maybe(text: str | None) -> int | None:
