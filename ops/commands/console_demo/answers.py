@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from swift_tiers.console.feeds.feed import Question
-from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap, write_cells
-from swift_tiers.radix_tiering.bus.contract.schema import MOST_MAP_BYTES
+from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap
+from swift_tiers.radix_tiering.bus.contract.records import map_record, page_record, prefix_record
+from swift_tiers.radix_tiering.bus.contract.view_reading import read_view
 from swift_tiers.radix_tiering.bus.contract.views import (
     MOST_LISTED_PAGES,
-    MapPart,
     MapView,
     NodesView,
     PageView,
-    PrefixPage,
     PrefixView,
 )
+from swift_tiers.radix_tiering.figures.telemetry import PageAnswer, PrefixAnswer
 from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, RESERVED
 from swift_tiers.radix_tiering.way.observing import page_facts, prefix_places, whole_key
 
@@ -58,25 +58,21 @@ def _device_slot(server: DemoServer, key: bytes) -> int | None:
 
 def _page(server: DemoServer, key: bytes, home: dict[str, Any]) -> PageView:
     whole = whole_key(_stack(server), key)
-    if whole is None:
-        return PageView(**home, key=key.hex(), held=False)
-    home = {**home, "key": key.hex(), "whole_key": whole.hex(), "device_slot": _device_slot(server, whole)}
-    facts = page_facts(_stack(server), whole)
-    if facts is None:
-        return PageView(**home, held=False)
-    return PageView(**home, held=True, **{name: getattr(facts, name) for name in facts.__struct_fields__})
+    found = (
+        PageAnswer(None)
+        if whole is None
+        else PageAnswer(page_facts(_stack(server), whole), _device_slot(server, whole), whole)
+    )
+    return read_view(PageView, page_record(found, time=0.0), **home, key=key.hex())
 
 
 def _prefix(server: DemoServer, key: bytes, home: dict[str, Any]) -> PrefixView:
-    places = prefix_places(_stack(server), key, MOST_LISTED_PAGES)
-    table = tuple(
-        PrefixPage(
-            one.depth, one.key[:16], device=_device_slot(server, bytes.fromhex(one.key)), host=one.host_slot,
-            peer="/".join(map(str, one.peer)) if one.peer is not None else "", ssd=one.ssd_placement,
-        )
-        for one in places
-    )  # fmt: skip
-    return PrefixView(**home, key=key.hex(), pages=places[-1].depth if places else 0, listed=len(table), table=table)
+    places = [
+        one._replace(device_slot=_device_slot(server, bytes.fromhex(one.key)))
+        for one in prefix_places(_stack(server), key, MOST_LISTED_PAGES)
+    ]
+    found = PrefixAnswer(places[-1].depth if places else 0, places)
+    return read_view(PrefixView, prefix_record(found, time=0.0), **home, key=key.hex())
 
 
 def _map(server: DemoServer, tier: str, home: dict[str, Any]) -> MapView:
@@ -84,13 +80,7 @@ def _map(server: DemoServer, tier: str, home: dict[str, Any]) -> MapView:
     if found is None:
         reason = {"peer": "it borrows nothing", "ssd": "it has no ssd tier"}.get(tier, f"it has no tier {tier}")
         return MapView(**home, tier=tier, reason=reason)
-    cells = write_cells(found, MOST_MAP_BYTES)
-    words = cells.text.split()
-    return MapView(
-        **home, tier=tier, slots=len(found.states), first_slot=found.first_slot, slot_bytes=found.slot_bytes,
-        slots_per_cell=cells.slots_per_cell, parts=tuple(MapPart(*piece) for piece in found.pieces),
-        cells=tuple(zip(words[::2], map(int, words[1::2]), strict=True)),
-    )  # fmt: skip
+    return read_view(MapView, map_record(found), **home, tier=tier)
 
 
 def _states(server: DemoServer, tier: str) -> TierMap | None:

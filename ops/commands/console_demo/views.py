@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from swift_tiers.radix_tiering.base.config import TiersConfig, dump_config
-from swift_tiers.radix_tiering.bus.contract.recent import RecentLatencies
+from swift_tiers.radix_tiering.bus.contract.lease_records import leases_record
+from swift_tiers.radix_tiering.bus.contract.recent import RecentLatencies, quantiles
+from swift_tiers.radix_tiering.bus.contract.records import Record, link_record, record, tier_record
+from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView, read_view
 from swift_tiers.radix_tiering.bus.contract.views import (
     DeviceView,
     DirectoryView,
-    LeaseEntry,
     LeasesView,
     LinkView,
     RankState,
@@ -33,8 +35,6 @@ from .tree import Shape, shape_of
 
 #: How old everything is that they say, seconds: servers speak twice a second.
 AGE = 0.2
-#: Leases that are listed of each pair.
-LISTED = 128
 
 
 class ServerViews:
@@ -64,7 +64,6 @@ class ServerViews:
 
     def _rank(self) -> RankState:
         server, tiers = self.server, self.server.tiers
-        home = self._home()
         with tiers.table.lock:
             tiers.use_times.note(tiers.table.time, server.clock.now)
         lent = _by_partner(server.donor.machine.leases(server.clock.now), "borrower") if server.donor else {}
@@ -79,7 +78,7 @@ class ServerViews:
             gpu=self._gpu.view(),
             reaches=self._gpu.reaches(),
             tree=self._tree(),
-            directory=DirectoryView(**home, **_fields(tiers.table.directory(tiers.digest))),
+            directory=self._view(DirectoryView, record(DirectoryView, tiers.table.directory(tiers.digest))),
             requests=tuple(self._request(one) for one in (*server.ended, *server.requests.values())),
             lent=tuple(self._leases(server.lease_name, other, views) for other, views in sorted(lent.items())),
             borrowed=tuple(self._leases(other, server.lease_name, views) for other, views in sorted(held.items())),
@@ -118,10 +117,9 @@ class ServerViews:
         tiers, server = self.server.tiers, self.server
         page, pool, host = tiers.geometry.page_bytes, tiers.pool, tiers.table.host
         own = pool.slots - (server.donor.sizer.lent if server.donor is not None else 0)
-        used = pool.used_slots - (pool.slots - own)
         yield self._tier(
-            "device", tiers.device_counters, own * page, used * page, tiers.device.resident_pages,
-            tiers.device.pinned_pages, own * page,
+            "device", tiers.device_counters, own * page, (own - pool.slots + pool.used_slots) * page,
+            tiers.device.resident_pages, tiers.device.pinned_pages, own * page,
         )  # fmt: skip
         if server.memory is not None:
             copies, capacity = tiers.table.peer_copies.pages, server.memory.capacity_bytes
@@ -142,55 +140,41 @@ class ServerViews:
     def _tier(
         self, name: str, counters: TierCounters, capacity: int, used: int, pages: int, pinned: int, limit: int
     ) -> TierView:
-        latency = counters.read_latency.snapshot()
-        recent = self._recent.of(f"tier {name}", latency)
-        restored = name != "device"
-        return TierView(
-            **self._home(), tier=name, capacity_bytes=capacity, used_bytes=used, pages=pages, pinned_pages=pinned,
-            limit_bytes=limit, hits=counters.hits, misses=counters.misses, bytes_read=counters.bytes_read,
-            bytes_written=counters.bytes_written, evictions=counters.evictions,
-            checksum_failures=counters.checksum_failures if restored else None, refused=dict(counters.refusals),
-            restores=latency.count if restored else None, restore_seconds=latency.sum_seconds if restored else None,
-            recent_restores=recent.count if restored else None, recent_p50_seconds=recent.quantile(0.5),
-            recent_p99_seconds=recent.quantile(0.99),
-        )  # fmt: skip
+        snapshot = counters.snapshot(
+            capacity_bytes=capacity, used_bytes=used, pages=pages, pinned_pages=pinned, limit_bytes=limit
+        )
+        if name == "device":
+            return self._view(TierView, record(TierView, snapshot, checksum_failures=None), tier=name)
+        recent = self._recent.of(f"tier {name}", snapshot.read_latency)
+        return self._view(TierView, tier_record(snapshot, recent, time=0.0), tier=name)
 
     def _stripe_set(self) -> StripeSetView | None:
         stripes = self.server.stripes
         if stripes is None:
             return None
-        return StripeSetView(
-            **self._home(), set=self.server.namespace.hex()[:16], unit_bytes=stripes.unit_bytes,
-            devices=len(stripes.devices), missing=0, capacity_units=stripes.capacity_units,
-            free_units=stripes.free_units, queued=stripes.queued, reads={"ok": stripes.answered},
-        )  # fmt: skip
+        number, said = self.server.namespace.hex()[:16], {"ok": stripes.answered}
+        found = record(StripeSetView, stripes, set=number, devices=len(stripes.devices), missing=0, reads=said)
+        return self._view(StripeSetView, found)
 
     def _device(self, device: Device) -> DeviceView:
         stripes = self.server.stripes
         assert stripes is not None
-        capacity = device.slots.count * stripes.unit_bytes
+        capacity, free = device.slots.count * stripes.unit_bytes, device.slots.free * stripes.unit_bytes
         recent = self._recent.of(f"ssd {device.number}", device.latency.snapshot())
-        return DeviceView(
-            **self._home(), number=device.number, path=device.path, service=device.service, reason=device.reason,
-            capacity_bytes=capacity,
-            used_bytes=0 if device.service == OUT else capacity - device.slots.free * stripes.unit_bytes,
-            bytes_read=device.bytes_read, bytes_written=device.bytes_written, reads=device.reads, writes=device.writes,
-            read_errors=0, write_errors=device.write_errors, corrupt_units=0, in_flight=device.in_flight,
-            recent_requests=recent.count, recent_p50_seconds=recent.quantile(0.5),
-            recent_p99_seconds=recent.quantile(0.99),
+        found = record(
+            DeviceView, device, capacity_bytes=capacity, used_bytes=0 if device.service == OUT else capacity - free,
+            read_errors=0, corrupt_units=0, recent_requests=recent.count, **quantiles(recent),
         )  # fmt: skip
+        return self._view(DeviceView, found, number=device.number)
 
     def _links(self) -> Iterable[LinkView]:
         found = dict(self.server.tiers.links)
         if self.server.memory is not None:
             found |= self.server.memory.links
-        for name, link in found.items():
-            recent = self._recent.of(f"link {name}", link.latency.snapshot())
-            yield LinkView(
-                **self._home(), link=name, transfers=link.transfers, pages=link.pages, bytes=link.bytes,
-                seconds=link.seconds, recent_transfers=recent.count, recent_p50_seconds=recent.quantile(0.5),
-            recent_p99_seconds=recent.quantile(0.99),
-            )  # fmt: skip
+        for name, counters in found.items():
+            link = counters.snapshot()
+            recent = self._recent.of(f"link {name}", link.latency)
+            yield self._view(LinkView, link_record(link, None, recent, time=0.0), link=name)
 
     def _tree(self) -> TreeView:
         server, device = self.server, self.server.tiers.device
@@ -208,23 +192,12 @@ class ServerViews:
         )  # fmt: skip
 
     def _leases(self, donor: str, borrower: str, views: list[LeaseView]) -> LeasesView:
-        lends = donor == self.server.lease_name
-        ordered = sorted(views, key=lambda view: view.lease)
-        usable = [view.seconds_left for view in views if view.state in ("lent", "active")]
-        recalled = [view.bytes for view in views if view.state not in ("lent", "active")]
-        return LeasesView(
-            **self._home(), donor=donor, borrower=borrower, epoch=views[0].donor.epoch if views else None,
-            leases=len(views), bytes=sum(view.bytes for view in views),
-            recalled_bytes=sum(recalled), shortest_seconds=min(usable, default=None), listed=min(LISTED, len(views)),
-            pinned_bytes=sum(view.bytes for view in views if view.pinned) if lends else None,
-            table=tuple(
-                LeaseEntry(
-                    lease=view.lease, bytes=view.bytes, state=view.state, seconds_left=round(view.seconds_left, 3),
-                    pinned=view.pinned,
-                )
-                for view in ordered[:LISTED]
-            ),
-        )  # fmt: skip
+        said = leases_record(views, at_donor=donor == self.server.lease_name, time=0.0)
+        return self._view(LeasesView, said, donor=donor, borrower=borrower)
+
+    def _view(self, kind: type[AnyView], said: Record, **words: Any) -> AnyView:
+        """What a reader of the bus would see."""
+        return read_view(kind, said, **self._home(), **words)
 
     def _request(self, one: Asked) -> RequestView:
         server = self.server
@@ -276,7 +249,3 @@ def _by_partner(views: Iterable[LeaseView], side: str) -> dict[str, list[LeaseVi
     for view in views:
         found.setdefault(getattr(view, side).name, []).append(view)
     return found
-
-
-def _fields(snapshot: object) -> dict[str, Any]:
-    return {name: getattr(snapshot, name) for name in snapshot.__struct_fields__}  # type: ignore[attr-defined]
