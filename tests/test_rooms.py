@@ -29,9 +29,9 @@ ROOMS = {
 FLOORS = {
     "radix_tiering": [
         ["base"],
-        ["base/virtual", "gpus"],
+        ["base/virtual"],
         ["figures"],
-        ["restore", "tiers/ssd/arrays", "lending/leases"],
+        ["gpus", "restore", "tiers/ssd/arrays", "lending/leases"],
         ["restore/pipeline", "tiers/testing", "lending/donation"],
         ["lending"],
         ["tiers/host"],

@@ -94,24 +94,28 @@ def each(help: str, family: str = "", *, series: Series | None = None) -> Any:
 class FigureMeta(msgspec.StructMeta):
     """Makes one class of several declarations: `class TierView(RankedView, TierCounts[None])`.
 
-    Python lets only one base of a class have fields. Those of a declaration are copied for this reason, with what takes
-    the place of its gap: with None, each has a default; with Never, none has; in a class that counts, they begin at 0.
+    Python lets only one base of a class have fields. Those of a declaration, which holds figures only, are copied for
+    this reason, with what takes the place of its gap: with None, each has a default; with Never, none has; in a class
+    that counts, they begin at 0.
     """
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], counts: bool = False, **options: Any
     ) -> Any:
-        parts = [base for base in namespace.get("__orig_bases__", ()) if isinstance(get_origin(base), mcs)]
-        declarations = [get_origin(part) for part in parts]
-        if parts:
-            bases = tuple(base for base in bases if base not in declarations) or (Figures,)
-        said = all(get_args(part) != (Never,) for part in parts)
+        parts: dict[Any, Any] = {}  # declarations, and what fills their gaps
+        for base in namespace.get("__orig_bases__", bases):
+            if isinstance(get_origin(base), mcs):
+                parts[get_origin(base)] = get_args(base)[0]
+            elif isinstance(base, mcs) and base is not bases[0]:
+                parts[base] = None
+        bases = tuple(base for base in bases if base not in parts) or (Figures,)
+        said = Never not in parts.values()
         hints: dict[str, Any] = {}
         figures: dict[str, Figure] = {}
-        for base in (*bases, *declarations):
+        for base in (*bases, *parts):
             figures |= getattr(base, "__figures__", {})
-        for part, declaration in zip(parts, declarations, strict=True):
-            hints |= {one: _filled(hint, *get_args(part)) for one, hint in get_type_hints(declaration).items()}
+        for part, gap in parts.items():
+            hints |= {one: _filled(hint, gap) for one, hint in get_type_hints(part).items()}
         defaults = {one: hint() if counts else figures[one].empty for one, hint in hints.items() if counts or said}
         own = {one: value for one, value in namespace.items() if isinstance(value, Figure)}
         defaults |= {one: figure.empty for one, figure in own.items() if said}

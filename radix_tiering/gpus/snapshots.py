@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import msgspec
 
+from ..figures.declare import Figures, Series, counter, fact, gauge, text
+
 #: A direction of peer access that works, as `Reach` has it.
 ALLOWED = "ok"
 
+_NVLINK = Series("gpu_nvlink_bytes", "direction", "over all NVLinks of the GPU, by everybody")
+_BEGAN = "by everybody, since this server began to look"
+_SINCE = "since the look before; empty in the first, and after a gap"
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU, or one MIG instance, at one moment."""
 
-    index: int | None  # NVML's, by PCI bus; of a MIG instance, that of its GPU
-    uuid: str  # "GPU-…" or "MIG-…"
-    name: str = ""
-    pci: str = ""  # "0000:1b:00.0"; of a MIG instance, that of its GPU
-    trouble: str = ""  # why nothing else is known: lost, or in need of a reset
-    mig: bool | None = None  # it is divided into MIG instances, or is one
-    memory_total_bytes: int | None = None
-    memory_used_bytes: int | None = None  # by everybody, what the driver keeps included
-    memory_free_bytes: int | None = None
-    busy_share: float | None = None  # of the driver's last sampling period in which a kernel ran, 0 to 1
+class Gpu(Figures):
+    """One GPU, or one MIG instance, at one moment. Of an instance, index and address are those of its GPU."""
+
+    index: int | None = fact("its number at NVML and `nvidia-smi`, whatever CUDA_VISIBLE_DEVICES says")
+    uuid: str = text("`GPU-…`, or `MIG-…` of an instance of a divided one")
+    name: str = text("")
+    pci: str = text("its address, `0000:1b:00.0`")
+    trouble: str = text("why nothing else is known: it is lost, or its driver is; empty if it answers")
+    mig: bool | None = fact("1 if it is divided with MIG, or is an instance; empty where NVML does not say")
+    memory_total_bytes: int | None = gauge("")
+    memory_used_bytes: int | None = gauge(
+        "by all processes, what the driver keeps included", series=Series("gpu_memory_used_bytes")
+    )
+    memory_free_bytes: int | None = gauge("")
+    busy_share: float | None = gauge("of the last moments in which a kernel ran, 0 to 1")
 
 
 class NvLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,17 +42,24 @@ class NvLink(msgspec.Struct, frozen=True, kw_only=True):
     received_bytes: int | None = None
 
 
-class Reach(msgspec.Struct, frozen=True, kw_only=True):
+class ReachFigures(Figures):
     """How two GPUs reach each other; the same from both sides."""
 
-    one: str  # uuid
+    nvlinks: int | None = gauge("that are up between both, or to the same NVSwitches; 0 if there is none")
+    switched: bool | None = fact("1 if they go over NVSwitches, which are everybody's")
+    pcie: str = text(
+        "what both are below: `same board`, `single switch`, `multiple switches`, `host bridge`, `node`, `system`"
+    )
+    read: str = text("whether each can read the other's memory by itself: `ok`, or why not")
+    write: str = text("whether it can write there, likewise")
+    nvlink: str = text("whether it can over NVLink, likewise")
+
+
+class Reach(ReachFigures):
+    """How two GPUs, known by their uuids, reach each other."""
+
+    one: str
     other: str
-    nvlinks: int | None  # active ones between both, or from both to the same NVSwitches
-    switched: bool  # over NVSwitches: its links are not of this pair alone
-    pcie: str  # what both are below: "same board", "single switch", … "system"
-    read: str  # whether each may read the other's memory: "ok", or why not
-    write: str
-    nvlink: str  # whether it may over NVLink
 
     @property
     def direct(self) -> bool | None:
@@ -57,29 +72,43 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return self.other if uuid == self.one else self.one
 
 
-class ReachSample(msgspec.Struct, frozen=True, kw_only=True):
-    """How a rank's GPU reaches another one, and what has gone between them over NVLinks that are theirs alone."""
+class ReachTraffic(Figures):
+    """What has gone between two GPUs over NVLinks that are theirs alone."""
+
+    nvlink_sent_bytes: int | None = counter(f"to and from this GPU alone; empty over NVSwitches; {_BEGAN}")
+    nvlink_received_bytes: int | None = counter("likewise")
+    nvlink_sent_bytes_per_second: float | None = gauge(_SINCE)
+    nvlink_received_bytes_per_second: float | None = gauge("likewise")
+
+
+class ReachSample(ReachTraffic):
+    """How a rank's GPU reaches another one at one moment."""
 
     reach: Reach
     name: str = ""  # of the other GPU
-    sent_bytes: int | None = None  # since sampling began
-    received_bytes: int | None = None
-    sent_bytes_per_second: int | None = None
-    received_bytes_per_second: int | None = None
 
 
-class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's own GPU at one moment. What was sent left the GPU, what was received came to it."""
+class GpuTraffic(Figures):
+    """What has gone over the links of a GPU, whoever copied. What was sent left it, what was received came to it."""
+
+    nvlinks: int | None = gauge(
+        "that are up; empty where it has none, or NVML does not say", series=Series("gpu_nvlinks")
+    )
+    nvlink_sent_bytes: int | None = counter(f"over all of them; {_BEGAN}", series=_NVLINK._replace(value="sent"))
+    nvlink_received_bytes: int | None = counter("likewise", series=_NVLINK._replace(value="received"))
+    nvlink_sent_bytes_per_second: float | None = gauge(_SINCE)
+    nvlink_received_bytes_per_second: float | None = gauge("likewise")
+    pcie_sent_bytes_per_second: float | None = gauge(
+        "to host memory and elsewhere, in 20 ms just before `time`: a sample"
+    )
+    pcie_received_bytes_per_second: float | None = gauge("from there, likewise")
+
+
+class GpuSample(GpuTraffic):
+    """A rank's own GPU at one moment."""
 
     time: float  # seconds since the epoch
     gpu: Gpu
-    nvlinks: int | None = None  # active ones
-    nvlink_sent_bytes: int | None = None  # over all of them, since sampling began
-    nvlink_received_bytes: int | None = None
-    nvlink_sent_bytes_per_second: int | None = None  # since the sample before
-    nvlink_received_bytes_per_second: int | None = None
-    pcie_sent_bytes_per_second: int | None = None  # in 20 ms just before `time`
-    pcie_received_bytes_per_second: int | None = None
     reaches: tuple[ReachSample, ...] = ()
 
 

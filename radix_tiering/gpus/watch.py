@@ -162,8 +162,8 @@ class GpuWatch:
         theirs = [link for link in links if other.pci and link.remote == other.pci]
         total, rate = self._peers.setdefault(other.uuid, _Both()).add(theirs, now)
         return ReachSample(
-            reach=reach, name=other.name, sent_bytes=total.sent, received_bytes=total.received,
-            sent_bytes_per_second=rate.sent, received_bytes_per_second=rate.received,
+            reach=reach, name=other.name, nvlink_sent_bytes=total.sent, nvlink_received_bytes=total.received,
+            nvlink_sent_bytes_per_second=rate.sent, nvlink_received_bytes_per_second=rate.received,
         )  # fmt: skip
 
     def _lost(self, why: str) -> GpuSample | None:

@@ -282,10 +282,10 @@ def gpu(**changes: Any) -> GpuSample:
             ReachSample(
                 reach=Reach(one=GPUS[0], other=GPUS[1], nvlinks=4, pcie="node", nvlink="ok", **usual),
                 name="NVIDIA H200",
-                sent_bytes=10**9,
-                received_bytes=2 * 10**9,
-                sent_bytes_per_second=3 * 10**6,
-                received_bytes_per_second=4 * 10**6,
+                nvlink_sent_bytes=10**9,
+                nvlink_received_bytes=2 * 10**9,
+                nvlink_sent_bytes_per_second=3 * 10**6,
+                nvlink_received_bytes_per_second=4 * 10**6,
             ),
             ReachSample(
                 reach=Reach(one=GPUS[0], other=GPUS[2], nvlinks=0, pcie="system", nvlink="not supported", **usual),

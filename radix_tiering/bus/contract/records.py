@@ -165,13 +165,7 @@ def reaches(sample: GpuSample) -> dict[str, ReachSample]:
 
 def reach_record(one: ReachSample, *, time: float) -> Record:
     """`reach`."""
-    return record(
-        ReachView, one, one.reach, time=time,
-        nvlink_sent_bytes=one.sent_bytes,
-        nvlink_received_bytes=one.received_bytes,
-        nvlink_sent_bytes_per_second=one.sent_bytes_per_second,
-        nvlink_received_bytes_per_second=one.received_bytes_per_second,
-    )  # fmt: skip
+    return record(ReachView, one, one.reach, time=time)
 
 
 # ---- answers ----

@@ -82,7 +82,7 @@ def test_sums_and_rates_are_bytes_of_all_links_since_sampling_began(pair) -> Non
     assert (sample.nvlink_sent_bytes, sample.nvlink_received_bytes) == (150 * 1024, 8 * 1024)
     assert (sample.nvlink_sent_bytes_per_second, sample.nvlink_received_bytes_per_second) == (75 * 1024, 4 * 1024)
     (reach,) = sample.reaches
-    assert (reach.sent_bytes, reach.received_bytes_per_second) == (150 * 1024, 4 * 1024)
+    assert (reach.nvlink_sent_bytes, reach.nvlink_received_bytes_per_second) == (150 * 1024, 4 * 1024)
 
 
 def test_each_direct_peer_has_its_links() -> None:
@@ -94,7 +94,7 @@ def test_each_direct_peer_has_its_links() -> None:
     for number, link in enumerate(gpus[1].links):
         link.sent_kib += 1 << number
     sample = said(look.next())
-    by_peer = {reach.reach.to(gpus[1].uuid): reach.sent_bytes for reach in sample.reaches}
+    by_peer = {reach.reach.to(gpus[1].uuid): reach.nvlink_sent_bytes for reach in sample.reaches}
     assert by_peer == {gpus[0].uuid: 1024, gpus[2].uuid: 14 * 1024, gpus[3].uuid: None}
     assert sample.nvlink_sent_bytes == 15 * 1024
 
@@ -107,7 +107,9 @@ def test_over_switches_only_the_sum_is_known() -> None:
     gpus[0].links[5].received_kib += 4
     sample = said(look.next())
     assert sample.nvlink_received_bytes == 4096
-    assert {(one.reach.nvlinks, one.reach.switched, one.received_bytes) for one in sample.reaches} == {(18, True, None)}
+    assert {(one.reach.nvlinks, one.reach.switched, one.nvlink_received_bytes) for one in sample.reaches} == {
+        (18, True, None)
+    }
 
 
 def test_a_driver_that_counts_all_links_together_only(pair) -> None:
@@ -119,7 +121,7 @@ def test_a_driver_that_counts_all_links_together_only(pair) -> None:
     one.links[1].sent_kib += 2
     sample = said(look.next())
     assert (sample.nvlink_sent_bytes, sample.nvlink_sent_bytes_per_second) == (8 * 1024, 4 * 1024)
-    assert sample.reaches[0].sent_bytes is None, "which of them is whose is not known"
+    assert sample.reaches[0].nvlink_sent_bytes is None, "which of them is whose is not known"
 
 
 def test_a_sum_of_some_is_not_taken_for_the_sum_of_all(pair) -> None:
@@ -141,7 +143,9 @@ def test_unsupported_counters_are_not_known(pair) -> None:
     look.next()
     sample = said(look.next())
     assert sample.nvlinks == 2
-    assert {sample.nvlink_sent_bytes, sample.nvlink_sent_bytes_per_second, sample.reaches[0].sent_bytes} == {None}
+    assert {sample.nvlink_sent_bytes, sample.nvlink_sent_bytes_per_second, sample.reaches[0].nvlink_sent_bytes} == {
+        None
+    }
 
 
 def test_a_counter_that_wraps_around_goes_on(pair) -> None:
