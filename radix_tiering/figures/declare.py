@@ -109,22 +109,25 @@ class FigureMeta(msgspec.StructMeta):
             elif isinstance(base, mcs) and base is not bases[0]:
                 parts[base] = None
         bases = tuple(base for base in bases if base not in parts) or (Figures,)
-        said = Never not in parts.values()
         hints: dict[str, Any] = {}
+        for part, gap in parts.items():
+            hints |= {one: _filled(hint, gap) for one, hint in get_type_hints(part).items()}
+        own = {one: value for one, value in namespace.items() if isinstance(value, Figure)}
         figures: dict[str, Figure] = {}
         for base in (*bases, *parts):
             figures |= getattr(base, "__figures__", {})
-        for part, gap in parts.items():
-            hints |= {one: _filled(hint, gap) for one, hint in get_type_hints(part).items()}
-        defaults = {one: hint() if counts else figures[one].empty for one, hint in hints.items() if counts or said}
-        own = {one: value for one, value in namespace.items() if isinstance(value, Figure)}
-        defaults |= {one: figure.empty for one, figure in own.items() if said}
-        content = {one: value for one, value in namespace.items() if one not in own}
-        content |= {
+        figures |= own
+        defaults: dict[str, Any] = {}
+        if counts:
+            defaults = {one: hint() for one, hint in hints.items()}
+        elif Never not in parts.values():
+            defaults = {one: figures[one].empty for one in (*hints, *own)}
+        content = {
             one: msgspec.field(default_factory=dict) if value == {} else value for one, value in defaults.items()
         }
+        content |= {one: value for one, value in namespace.items() if one not in own}
         content["__annotations__"] = {**hints, **namespace.get("__annotations__", {})}
-        content["__figures__"] = figures | own
+        content["__figures__"] = figures
         return super().__new__(mcs, name, bases, content, **{"kw_only": True, "frozen": not counts, **options})
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.contract.views import RankView
 from swift_tiers.radix_tiering.figures.counters import (
     LATENCY_BOUNDS,
@@ -27,7 +26,7 @@ from swift_tiers.radix_tiering.figures.counters import (
     TierSnapshot,
 )
 from swift_tiers.radix_tiering.figures.declare import Figures, Kind, Series, figures_of
-from swift_tiers.radix_tiering.gpus.snapshots import GpuSample
+from swift_tiers.radix_tiering.gpus.snapshots import Gpu, GpuSample
 from swift_tiers.radix_tiering.lending.leases.hand import LeaseSnapshot
 
 logger = logging.getLogger(__name__)
@@ -53,7 +52,8 @@ _GROUPS: dict[type[Figures], _Group] = {
     RestoreSnapshot: _Group("restores_", (), "Of restores"),
     StackSnapshot: _Group("", (), "Of this rank"),
     RankView: _Group("", (), "Of leases", chosen=True),
-    GpuView: _Group("gpu_", (), "Of the GPU, by NVML", chosen=True),
+    Gpu: _Group("gpu_", (), "Of the GPU, by NVML", chosen=True),
+    GpuSample: _Group("gpu_", (), "Of the GPU, by NVML", chosen=True),
 }
 
 
@@ -85,11 +85,11 @@ class TierMetrics:
         # What was taken over so far, by series.
         self._last: dict[tuple[object, ...], float] = {}
         self._last_latencies: dict[tuple[object, ...], LatencySnapshot] = {}
-        self._taken = {kind: tuple(self._of(kind, group)) for kind, group in _GROUPS.items()}
+        self._taken = {kind: tuple(self._series_of(kind, group)) for kind, group in _GROUPS.items()}
         self._leases = self._gauge("leases", "Leases that this rank gave or has.", ("side",))
         self._gpu_answers = self._gauge("gpu_answers", "1 while the driver answers for the GPU, 0 if not.")
 
-    def _of(self, kind: type[Figures], group: _Group) -> Iterator[_Taken]:
+    def _series_of(self, kind: type[Figures], group: _Group) -> Iterator[_Taken]:
         """The series of the figures that a class declares; some share one."""
         make = {Kind.COUNTER: self._counter, Kind.GAUGE: self._gauge, Kind.HISTOGRAM: self._histogram}
         shared: dict[str, Any] = {}
@@ -124,15 +124,13 @@ class TierMetrics:
             self._set(self._leases, len(leases.lent), "lent")
             self._set(self._leases, len(leases.borrowed), "borrowed")
         if gpu is not None:
-            self._take(GpuView, gpu)
-            self._take(GpuView, gpu.gpu)
+            self._take(GpuSample, gpu)
+            self._take(Gpu, gpu.gpu)
             self._set(self._gpu_answers, not gpu.gpu.trouble)
 
     def _take(self, kind: type[Figures], source: object, *labels: str) -> None:
-        """Those figures that the source has. What is not known is no number, or counts no further."""
+        """What is not known is no number, or counts no further."""
         for name, metric, label in self._taken[kind]:
-            if not hasattr(source, name):
-                continue
             value = getattr(source, name)
             if isinstance(value, LatencySnapshot):
                 self._add(metric, value, *labels)

@@ -226,6 +226,7 @@ RANK: Fields = {
     "failed_loads": 0, "events": 1, "events_lost": 0, "publishes": 900, "publish_failures": 0,
     "publish_seconds": 0.0021,
     "publish_cpu_seconds": 1.1, "questions": 0, "questions_ignored": 0, "sample_seconds": 1.5,
+    "tiers": "device,host,ssd",
     "links": "device-host,host-device,host-ssd,ssd-host", "lease_address": "", "lease_scope": "", "lent_bytes": "",
     "lendable_bytes": "", "lend_limit_bytes": "",
     "lend_window_seconds": "", "lend_peak_bytes": "", "lends_to": "", "borrowed_bytes": "", "borrows_from": "",

@@ -68,10 +68,11 @@ class ServerViews:
             tiers.use_times.note(tiers.table.time, server.clock.now)
         lent = _by_partner(server.donor.machine.leases(server.clock.now), "borrower") if server.donor else {}
         held = _by_partner(server.borrower.machine.leases(server.clock.now), "donor") if server.borrower else {}
+        tiers_now = tuple(self._tiers())
         return RankState(
             name=server.rank,
-            rank=self._rank_view(lent, held),
-            tiers=tuple(self._tiers()),
+            rank=self._rank_view(lent, held, [tier.tier for tier in tiers_now]),
+            tiers=tiers_now,
             stripe_set=self._stripe_set(),
             devices=tuple(self._device(device) for device in server.stripes.devices) if server.stripes else (),
             links=tuple(self._links()),
@@ -90,7 +91,9 @@ class ServerViews:
             "server": server.plan.name, "rank": server.rank, "time": server.wall() - AGE, "age_seconds": AGE,
         }  # fmt: skip
 
-    def _rank_view(self, lent: dict[str, list[LeaseView]], held: dict[str, list[LeaseView]]) -> RankView:
+    def _rank_view(
+        self, lent: dict[str, list[LeaseView]], held: dict[str, list[LeaseView]], named: Iterable[str]
+    ) -> RankView:
         server, counts = self.server, self.server.counts
         tiers, donor = server.tiers, server.donor
         running = sum(one.first_token is not None for one in server.requests.values())
@@ -104,7 +107,8 @@ class ServerViews:
             restores_completed=counts["completed"], restores_split=counts["split"], restores_cut_short=0,
             restores_expired=0, restores_cancelled=0, restores_late=counts["late"], lost_pages=0, failed_loads=0,
             events=server.events.emitted, events_lost=0, publishes=0, publish_failures=0, publish_seconds=0.0,
-            publish_cpu_seconds=0.0, links=tuple(tiers.links), lease_address="simulated" if donor else "",
+            publish_cpu_seconds=0.0, tiers=tuple(named), links=tuple(tiers.links),
+            lease_address="simulated" if donor else "",
             lent_bytes=(donor.bytes_in(RunState.LENT, RunState.RECALLED) if donor else 0) if part else None,
             lendable_bytes=donor.bytes_in(RunState.FREE, RunState.FENCING) if donor else None,
             lend_limit_bytes=limit, lend_window_seconds=donor.lender.window_seconds if donor else None,

@@ -14,7 +14,7 @@ import msgspec
 from ...base.events import Event
 from ...base.slot_map import TierMap, write_cells
 from ...figures.counters import DeviceSnapshot, LatencySnapshot, LinkSnapshot, StackSnapshot, TierSnapshot
-from ...figures.declare import Figures, figures_of
+from ...figures.declare import figures_of
 from ...figures.forms import to_text
 from ...figures.telemetry import DevicePoolSample, EngineSample, PageAnswer, PrefixAnswer, RequestSample, TreeNodes
 from ...gpus.snapshots import GpuSample, ReachSample
@@ -32,6 +32,7 @@ from .views import (
     PublisherCounts,
     RankView,
     RequestView,
+    ServerFigures,
     ServerView,
     TierView,
 )
@@ -44,17 +45,10 @@ LONGEST_TEXT = 500
 _NOBODY = object()
 
 
-class ServerInfo(Figures):
-    """What does not change while a server runs."""
+class ServerInfo(ServerFigures[Never]):
+    """One server. Its ranks are all that are on the bus."""
 
-    host: str
-    address: str  # host:port of its HTTP endpoint
-    started: float  # seconds since the epoch
-    version: str
-    sglang_version: str
-    model: str
-    ranks: tuple[str, ...]  # all of this server's on the bus: ("dp0-tp0", "dp0-tp1")
-    configuration: Mapping[str, Any]  # the effective one, without secrets
+    configuration: Mapping[str, Any]  # the effective one, without secrets; commands change it
 
 
 class PublisherNumbers(PublisherCounts[Never], counts=True):
@@ -109,9 +103,10 @@ def rank_record(
     """`rank`. Without a snapshot or a sample, what they would say is empty. `leases`: see `lease_records.lease_sums`;
     `links`: names of those that are told of."""
     restores = msgspec.structs.asdict(stack.restores) if stack is not None else {}
+    tiers = (*(["device"] if engine is not None else []), *(stack.tiers if stack is not None else []))
     return record(
         RankView, numbers, stack, engine, stack.restores if stack is not None else None,
-        time=time, pid=pid, page_tokens=stack.tokens_per_page if stack is not None else None, links=links,
+        time=time, pid=pid, page_tokens=stack.tokens_per_page if stack is not None else None, tiers=tiers, links=links,
         **{f"restores_{name}": count for name, count in restores.items()}, **leases,
     )  # fmt: skip
 

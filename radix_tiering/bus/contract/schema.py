@@ -49,14 +49,14 @@ SERVER_TTL = 3600.0
 ENDED_REQUEST_TTL, ENDED_REQUESTS = 300.0, 256
 #: How long an answer to a question is kept, seconds.
 ANSWER_TTL = 60.0
-#: Tiers that a map can be asked of.
+#: Tiers that a map can be asked of; a rank may have others, and says which.
 TIERS = ("device", "peer", "host", "ssd")
 #: How long the text of a map gets at most, bytes; and how many nodes an answer lists at most.
 MOST_MAP_BYTES, MOST_LISTED_NODES = 262_144, 1000
 #: How long the outcome of a command is kept, seconds.
 COMMAND_TTL = 3600.0
-#: How many links of single donors a rank names at most.
-MOST_DONOR_LINKS = 128
+#: How many links of single donors a rank names at most, and how many tiers are looked for.
+MOST_DONOR_LINKS, MOST_TIERS = 128, 16
 
 
 class Kind(Enum):

@@ -48,19 +48,24 @@ ENDED_STATES = frozenset({"finished", "aborted"})
 FINAL_STATES = frozenset({"done", "refused", "expired", "partly"})
 
 
-class ServerView(View):
-    """One server, alive or gone. Of a gone one, only its name and how long ago it was heard of are known."""
+class ServerFigures(Figures, Generic[Gap]):
+    """What does not change while a server runs."""
 
-    alive: bool
     host: str = text("host name")
     address: str = text("host:port of its HTTP endpoint")
-    pid: int | None = fact("process of rank dp0-tp0")
-    started: float | None = fact("time")  # by its own clock
-    up_seconds: float | None = None  # since it started
+    started: float | Gap = fact("time")  # by its own clock
     version: str = text("of swift-tiers")
     sglang_version: str = text("of SGLang")
     model: str = text("path or name of the model")
     ranks: tuple[str, ...] = several("names of the ranks on this Redis, joined by commas", NAMES)
+
+
+class ServerView(View, ServerFigures[None]):
+    """One server, alive or gone. Of a gone one, only its name and how long ago it was heard of are known."""
+
+    alive: bool
+    up_seconds: float | None = None  # since it started
+    pid: int | None = fact("process of rank dp0-tp0")
     interval_seconds: float | None = fact("between two publishings")
     clock_offset_seconds: float | None = gauge("its clock minus Redis' clock")
     control: bool | None = fact("1 if it obeys commands, 0 if not")
@@ -95,6 +100,7 @@ class RankView(RankedView, StackFigures[None], EngineFigures[None], PublisherCou
     restores_late: int | None = same_as(RestoreSnapshot, "late")
     lost_pages: int | None = same_as(RestoreSnapshot, "lost_pages")
     failed_loads: int | None = same_as(RestoreSnapshot, "failed_loads")
+    tiers: tuple[str, ...] = several("names of the keys `tier:TIER` that there are, joined by commas", NAMES)
     links: tuple[str, ...] = several("names of the keys `link:FROM-TO` that there are, joined by commas", NAMES)
     lease_address: str = text("where borrowers find it; empty if it lends nothing")
     lease_scope: str = text("machine and user that the address is for: `HOST/BOOT/UID`; empty without one")

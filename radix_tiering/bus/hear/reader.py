@@ -22,6 +22,7 @@ from ..contract.round_trips import RoundTrips
 from ..contract.schema import (
     LINKS,
     MOST_DONOR_LINKS,
+    MOST_TIERS,
     TIERS,
     Keys,
 )
@@ -274,7 +275,7 @@ class BusReader:
 
     def _questions(self, parts: Part, server: ServerView, rank: str) -> Iterator[tuple[str, Fetch]]:
         """Keys and how to ask for them: those that follow from server and rank, but for the list of requests."""
-        if parts & (Part.RANKS | Part.LINKS | Part.LEASES):
+        if parts & (Part.RANKS | Part.TIERS | Part.LINKS | Part.LEASES):
             yield self._hash("rank", server, rank)
         if Part.TIERS in parts:
             yield from (self._hash("tier", server, rank, tier=tier) for tier in TIERS)
@@ -303,6 +304,8 @@ class BusReader:
         said = self._view(RankView, "rank", server, rank, found)
         if said is None:
             return
+        if Part.TIERS in parts:
+            yield from (self._hash("tier", server, rank, tier=tier) for tier in _other_tiers(said))
         if Part.LINKS in parts:
             yield from (self._hash("link", server, rank, link=link) for link in _donor_links(said))
         if Part.LEASES in parts:
@@ -317,6 +320,7 @@ class BusReader:
         home = (server, rank, found, now)
         said, own = self._view(RankView, "rank", *home), lease_name(server.server, rank)
         links = (*LINKS, *_donor_links(said)) if said is not None else LINKS
+        tiers = (*TIERS, *_other_tiers(said)) if said is not None else TIERS
         gpu = self._view(GpuView, "gpu", *home)
         others = gpu.reaches[:MOST_REACHES] if gpu is not None else ()
         borrowers, donors = (said.lends_to, said.borrows_from) if said is not None else ((), ())
@@ -324,7 +328,7 @@ class BusReader:
         return RankState(
             name=rank,
             rank=said if Part.RANKS in parts else None,
-            tiers=_present(self._view(TierView, "tier", *home, tier=tier) for tier in TIERS),
+            tiers=_present(self._view(TierView, "tier", *home, tier=tier) for tier in tiers),
             stripe_set=self._view(StripeSetView, "stripe", *home),
             devices=_present(self._view(DeviceView, "ssd", *home, number=number) for number in numbers),
             links=_present(self._view(LinkView, "link", *home, link=link) for link in links),
@@ -377,6 +381,11 @@ class BusReader:
     def _rank_states(self, parts: Part, server: str | None) -> Iterator[RankState]:
         for state in self.snapshot(parts, server).servers:
             yield from state.ranks
+
+
+def _other_tiers(rank: RankView) -> list[str]:
+    """Those that not every rank may have."""
+    return [name for name in rank.tiers if name not in TIERS][:MOST_TIERS]
 
 
 def _donor_links(rank: RankView) -> list[str]:

@@ -181,6 +181,18 @@ def test_the_parts_by_themselves(reader: BusReader, alpha: HandWritten) -> None:
     assert state.ranks[0].requests == ()
 
 
+def test_a_tier_of_another_name_is_read_where_its_rank_names_it(reader: BusReader, alpha: HandWritten) -> None:
+    """A new kind of tier needs no new reader."""
+    alpha.hash("tier", {"pages": 7, "refused:full": 2}, "dp0-tp1", tier="remote")
+    assert "remote" not in {tier.tier for tier in reader.tiers()}, "nobody says that it is there"
+    alpha.client.hset(alpha.key("rank", "dp0-tp1"), "tiers", "device,host,ssd,remote")
+    for part in (Part.TIERS, EVERYTHING):
+        first, second = reader.snapshot(part).servers[0].ranks
+        assert [tier.tier for tier in first.tiers] == ["device", "host", "ssd"]
+        assert [tier.tier for tier in second.tiers] == ["device", "host", "ssd", "remote"]
+        assert (second.tiers[-1].pages, second.tiers[-1].refused) == (7, {"full": 2})
+
+
 def test_leases_and_links_of_single_donors(reader: BusReader, alpha: HandWritten) -> None:
     alpha.write_leases("dp0-tp1")
     (state,) = reader.snapshot().servers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,12 +121,30 @@ def test_the_server() -> None:
     assert json.loads(SERVER["configuration"]) == {"host": {"size": 2**30}}
 
 
+def test_the_configuration_is_that_of_the_moment() -> None:
+    """Commands change it while the server runs."""
+    configuration = {"policy": {"restore_deadline": "2s"}}
+    info = msgspec.structs.replace(telemetry.INFO, configuration=configuration)
+    configuration["policy"]["restore_deadline"] = "7s"
+    configuration["host"] = {}
+    said = records.server_record(info, time=1.5, pid=7, interval=0.5, clock_offset=0.0, control=True)
+    assert json.loads(said["configuration"]) == {"policy": {"restore_deadline": "7s"}, "host": {}}
+
+
 def test_a_request() -> None:
     record = records.request_record(telemetry.request("one"), "17-40 3 90-110", time=1.5)
     assert record["pages"] == "46"
     assert record["tiers"] == "device 12, host 30, compute 4"
     assert (record["state"], record["ended"]) == ("running", "")
     assert records.request_record(telemetry.ended("one", 2.5), "", time=2.5)["pages"] == "0"
+
+
+def test_a_rank_names_its_tiers() -> None:
+    """Whatever they are called."""
+    assert ONE_OF_EACH["rank"][0]["tiers"] == "device,peer,host,ssd"
+    stack = telemetry.stack(tiers={"remote": telemetry.tier()})
+    assert records.rank_record(stack, None, PublisherNumbers(), {}, [], time=1.5, pid=7)["tiers"] == "remote"
+    assert ONE_OF_EACH["rank"][1]["tiers"] == ""
 
 
 # ---- leases ----
