@@ -21,6 +21,7 @@ from .model.alarms import how_many
 from .model.columns import GAP, fit, fitted
 from .model.moment import Moment
 from .model.table import Row, Table, exported
+from .model.wrapping import wrapped
 from .status import SIGNS
 from .views.events.event_rows import time_words
 from .views.parts.view import Answered, Scene, View
@@ -68,9 +69,9 @@ class Plain(NamedTuple):
     table: Table
     windows: str = ""
 
-    def drawn(self, scene: Scene) -> list[Text]:
-        """Its lines, then its table, as wide as the scene at most."""
-        table = _drawn(scene, self.table) if self.table.columns else []
+    def drawn(self, scene: Scene, most: int = MOST_ROWS) -> list[Text]:
+        """Its lines, then at most so many rows of its table, as wide as the scene at most."""
+        table = _drawn(scene, self.table, most) if self.table.columns else []
         apart = [Text()] if self.lines and table and self.lines[-1].plain.strip() else []
         return [*self.lines, *apart, *table, *([Text(), scene.line(self.windows)] if self.windows else [])]
 
@@ -91,8 +92,8 @@ def heading(feed: Feed, scene: Scene) -> Text:
     )  # fmt: skip
 
 
-def _drawn(scene: Scene, table: Table) -> list[Text]:
-    columns, rows = table.columns, list(islice(table.rows, MOST_ROWS))
+def _drawn(scene: Scene, table: Table, most: int) -> list[Text]:
+    columns, rows = table.columns, list(islice(table.rows, most))
     if not rows:
         return [scene.line(table.empty)]
     widths = [
@@ -104,6 +105,9 @@ def _drawn(scene: Scene, table: Table) -> list[Text]:
     lines = [_line(scene, heads), *(_line(scene, _cells(scene, table, row, shown, widths)) for row in rows)]
     if len(table.rows) > len(rows):
         lines.append(scene.line(f"and {len(table.rows) - len(rows)} more"))
+    if len(shown) < len(columns):
+        left_out = ", ".join(column.name for number, column in enumerate(columns) if number not in shown)
+        lines += wrapped([scene.line(f"no room here for: {left_out}")], scene.width)
     return lines
 
 

@@ -94,6 +94,11 @@ def test_a_node_without_a_key_is_shown_by_itself() -> None:
     assert row.place == Place("tree", (*home, Step("node", "5")))
 
 
+def test_a_parent_that_is_not_listed_is_named() -> None:
+    table = (NodeEntry(5, 3, 64, 64, 1, 0, 0.5, ""), NodeEntry(6, 5, 32, 32, 1, 0, 0.5, ""))
+    assert column(TREE.table(scene(None, nodes_view("alpha", table))), "node") == ["5 in 3", "└ 6"]
+
+
 def test_one_node_and_what_is_behind_it() -> None:
     place = Place("tree", (Step("server", "alpha"), Step("rank", "dp0-tp0"), Step("node", "17")))
     shown = scene(place, glyphs=ASCII)

@@ -16,12 +16,9 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.ops.commands.inspect.answers import slots_by_state
 from swift_tiers.ops.commands.inspect.requests import explain
 from swift_tiers.radix_tiering.bus.contract.views import (
     LinkView,
-    MapPart,
-    MapView,
     RankState,
     RequestView,
     ServerState,
@@ -264,9 +261,20 @@ def test_a_page(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None
     with alpha.answering(), beta.answering(held=0):
         shown = inspect("page", PAGE.upper())
         content = json.loads(inspect("page", PAGE, "--json").out)
-    assert shown.row("alpha", "dp0-tp0").split()[2:6] == ["yes", "77", "0:17", "1:4"]
-    assert "beta.dp0-tp0 lease 12 slot 3" in shown.out
-    assert shown.row("beta", "dp0-tp1").split()[2] == "no"
+    assert shown.lines[0] == f"page {PAGE}"
+    assert shown.lines[1].endswith(f"namespace {'cd' * 8}")
+    held = next(line for line in shown.lines if line.startswith("alpha dp0-tp0  computed here"))
+    assert held.split("  ")[2:] == [
+        "used 3 times, last 4.5 s ago", "pins 0", "", "page 12, 1 behind it", "360KiB", f"checksum {'ef' * 8}…",
+        "generation 9",
+    ]  # fmt: skip
+    places = [" ".join(line.split()[2:]) for line in shown.lines if line.startswith("alpha   dp0-tp0")]
+    for place in (
+        "host slot 77", "device slot 21", "peer beta.dp0-tp0 lease 12 slot 3", "ssd unit 0 of 2: device 0, slot 17",
+        "ssd unit 1 of 2: device 1, slot 4", f"page before {'12' * 19}",
+    ):  # fmt: skip
+        assert any(one.startswith(place) for one in places), place
+    assert "beta dp0-tp1  on the device only; not stored below" in shown.lines
     assert [one["held"] for one in content["answers"]] == [True, False, False]
 
 
@@ -276,35 +284,29 @@ def test_a_map(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
         content = json.loads(inspect("map", "ssd", "--json").out)
         missing = inspect("map", "peer", "--server", "alpha")
         striped = inspect("map", "ssd", "--server", "alpha")
-    assert shown.row("alpha", "dp0-tp0").split()[2:9] == ["152", "360KiB", "120", "-", "30", "2", "-"]
-    start = next(number for number, line in enumerate(shown.lines) if "from slot 1" in line)
-    assert shown.lines[start + 1 : start + 3] == ["." * 100, "." * 20 + "c" * 30 + "PP"]
+    assert shown.lines[0].startswith("device of alpha dp0-tp0: 152 slots of 360KiB, 53.44MiB")
+    assert shown.lines[1] == "· free 120  ▒ cached 30  ▚ pinned 2"
+    assert shown.lines[2] == f"      1  {'·' * 120}{'▒' * 30}▚▚", "from slot 1"
     assert "there is no such tier here" in missing.out
     assert content["answers"][0]["cells"] == [["cached", 4], ["free", 1], ["out", 6]]
     # Two slots to a sign, the last of each device only one: 9 and 11 slots.
-    start = next(number for number, line in enumerate(striped.lines) if "2 to a sign" in line)
-    assert striped.lines[start + 1 : start + 3] == ["cccc.", "xxxxxx"]
-    assert striped.row("alpha", "dp0-tp0").split()[2:7] == ["20", "256KiB", "1", "-", "8"]
-
-
-def test_slots_of_a_map_whose_cells_stand_for_several() -> None:
-    """Each state's slots, to the last one of each part."""
-    view = MapView(
-        server="a", rank="r", tier="ssd", slots=20, slots_per_cell=2, parts=(MapPart("0", 9), MapPart("1", 11)),
-        cells=(("cached", 4), ("free", 2), ("out", 5)),
-    )  # fmt: skip
-    assert slots_by_state(view) == {"cached": 8, "free": 3, "out": 9}
+    assert striped.lines[0].startswith("ssd of alpha dp0-tp0: 20 slots of 256KiB")
+    assert striped.lines[1:3] == ["· free ~1  ▒ cached ~8  × out ~11", "device 0: 9 slots  device 1: 11 slots"]
+    assert striped.lines[3].startswith("a sign is 2 slots")
+    assert striped.lines[4:6] == ["device 0  ▒▒▒▒·", "device 1  ××××××"]
 
 
 def test_a_prefix(inspect: Inspect, alpha: HandWritten) -> None:
     with alpha.answering():
         shown = inspect("prefix", PAGE.upper())
         content = json.loads(inspect("prefix", PAGE, "--json").out)
-    assert "5000 pages, of which 1 of the 3 listed are on the device" in shown.out
-    assert [line.split()[2:] for line in shown.lines if line.startswith("alpha dp0-tp0 ")][-3:] == [
-        ["4998", "12" * 8, "-", "-", "-", "-"],
-        ["4999", "34" * 8, "-", "3", "-", "0/5", "1/9"],
-        ["5000", PAGE[:16], "17", "-", "beta.dp0-tp0/12/4", "-"],
+    assert shown.lines[0] == f"the sequence that page {PAGE} ends"
+    assert "the last 3 of 5000 pages are told" in shown.out
+    assert "█ device 1  ▒ host 1  × nowhere 1  ? not told 4997" in shown.lines
+    assert [line.split() for line in shown.lines if line.startswith(("4998", "4999", "5000"))] == [
+        ["4998", "×", "nowhere", "-", "-", "-", "-", "-", "0", "79952-79967", "12" * 8],
+        ["4999", "▒", "host", "-", "-", "-", "3", "0:5", "1:9", "2", "79968-79983", "34" * 8],
+        ["5000", "█", "device", "-", "17", "beta.dp0-tp0/12/4", "-", "-", "2", "79984-79999", PAGE[:16]],
     ]
     assert content["answers"][0]["table"][1] == [4999, "34" * 8, None, 3, "", [[0, 5], [1, 9]]]
 
@@ -313,13 +315,17 @@ def test_nodes(inspect: Inspect, alpha: HandWritten) -> None:
     with alpha.answering():
         shown = inspect("nodes", "--limit", "3")
         content = json.loads(inspect("nodes", "--limit", "3", "--json").out)
-    assert "alpha dp0-tp0: 3 nodes, " in shown.out
-    rows = [line.split()[2:] for line in shown.lines if line.startswith("alpha dp0-tp0 ")]
-    assert [row[:6] for row in rows[-3:]] == [
-        ["7", "-", "1024", "4096", "3", "1"],
-        ["9", "7", "3072", "3072", "1", "0"],
-        ["11", "-", "64", "64", "1", "0"],
-    ]
+    assert shown.lines[0].startswith("alpha dp0-tp0  8000 tokens in 120 nodes")
+    assert "the 3 largest of 3 nodes" in shown.out
+    (at,) = (number for number, line in enumerate(shown.lines) if line.startswith("node "))
+    rows = [line.replace("└ ", "└").split() for line in shown.lines[at + 1 :]]
+    assert [[*row[:2], *row[3:6]] for row in rows] == [
+        ["7", "4096", "1024", "3", "1"],
+        ["└9", "3072", "3072", "1", "0"],
+        ["11", "64", "64", "1", "0"],
+    ], "9 is behind 7"
+    assert rows[0][6:8] == ["12.5", "s"]
+    assert [row[-1] for row in rows] == [PAGE[:16], "-", "34" * 8]
     assert [node[0] for node in content["answers"][0]["table"]] == [7, 9, 11]
 
 
@@ -621,6 +627,21 @@ def test_tables_fit_and_say_what_they_leave_out(
     assert "…" not in shown.out.replace(f"{RID[:12]}…", "").replace("efefefefefef…", ""), "no figure is cut"
     if columns < 100:
         assert "no room here for: " in shown.out
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("words", [("page", PAGE), ("prefix", PAGE), ("map", "ssd"), ("nodes",)])
+def test_views_fit_and_say_what_they_leave_out(
+    inspect: Inspect, alpha: HandWritten, words: tuple[str, ...], columns: int
+) -> None:
+    with alpha.answering():
+        shown, wide = inspect(*words, columns=columns), inspect(*words)
+    assert max(map(len, shown.lines)) <= columns
+    assert "no room here for: " not in wide.out
+    if words[0] == "prefix" and columns == 60:
+        assert "no room here for: peer, copies, tokens, key" in shown.out
+    if words[0] == "map":
+        assert "device 0: 9 slots  device 1: 11 slots" in shown.out
 
 
 def test_what_clients_made_up_does_not_reach_the_terminal(inspect: Inspect, alpha: HandWritten) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from swift_tiers.radix_tiering.bus.contract.views import MapView, RankState
-from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, size, text
+from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, size, text
 
 from ...feeds.feed import Question
 from ...model.place import Place, Step
@@ -49,6 +49,9 @@ class TierLevel(View):
         if slots is None:
             return lines
         lines += legend(scene, slots.counts, about=slots.per_cell > 1)
+        if not slots.one_piece:
+            parts = enumerate(slots.parts)
+            lines += flowing(scene, [(f"{slots.name(at)}: {count(part.slots)} slots",) for at, part in parts])
         cursor = cell_under_cursor(scene, slots)
         room = max(2, scene.room(SHARE) - len(lines) - 1)
         gutter = (
@@ -238,4 +241,4 @@ def _reading(scene: Scene, here: _Here, per_sign: int, shown: int) -> Text:
         parts.append(f"a sign is {count(per_sign)} slots: what most are, and few {rare} wherever they are")
     if shown < len(slots.parts):
         parts.append(f"  {shown} of {len(slots.parts)} parts shown")
-    return scene.line(*parts) if parts else scene.line(UNKNOWN)
+    return scene.line(*parts)

@@ -213,9 +213,11 @@ def _row(scene: Scene, branch: Branch, keys: Mapping[str, str], stale: bool, sev
     key = whole or node.key
     place = Place("blocks", (Step("page", key),)) if key else Place("tree", (*home, Step("node", str(node.node))))
     named = (Cell(text(view.server), style="title"), Cell(text(view.rank))) if several else ()
+    # A parent that is not listed is not drawn.
+    away = f" in {node.parent}" if node.parent is not None and node.parent not in tree.nodes else ""
     cells = (
         *named,
-        Cell(f"{branch.drawn(scene.glyphs)}{node.node}", node.node, "title" if not branch.trunks else ""),
+        Cell(f"{branch.drawn(scene.glyphs)}{node.node}{away}", node.node, "title" if not branch.trunks else ""),
         Cell(count(node.subtree_tokens), node.subtree_tokens),
         Cell(scene.glyphs.bar(part, BAR if scene.width < 140 else WIDE_BAR), part, "cached"),
         Cell(count(node.tokens), node.tokens),

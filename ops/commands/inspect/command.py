@@ -32,14 +32,13 @@ from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
 from ...base.errors import CommandError
 from ...base.progress import note
 from ...base.terminal import Terminal
-from .answers import show_map, show_nodes, show_prefix
 from .bus import bus_config, redis_cli_hint, redis_cli_words
 from .leases import show_leases
-from .pages import show_page
 from .requests import by_request, show_request, show_requests
 from .restores import show_restore
 from .states import SUBJECTS, Subject
 from .tables import Look
+from .viewed import show_map, show_nodes, show_page, show_prefix
 
 #: Columns of a table that goes to no terminal and whose width nobody ($COLUMNS) says.
 WIDTH = 180
@@ -163,15 +162,17 @@ def _request(name: str, server: str | None, reader: BusReader) -> Sequence[Reque
 def _ask(options: argparse.Namespace, reader: BusReader) -> Look:
     """What the ranks answer to a question. Raises CommandError where none does."""
     subject, server = options.subject, options.server
+    snapshot = reader.snapshot(Part.RANKS | Part.TREES, server)
     if subject == "map":
         tier = options.name
-        return show_map(tier, _answered(f"map of {tier}", reader.map(tier, server)))
+        return show_map(tier, _answered(f"map of {tier}", reader.map(tier, server)), snapshot)
     if subject == "nodes":
-        return show_nodes(_answered("nodes", reader.nodes(min(options.limit, MOST_LISTED_NODES), server)))
+        nodes = reader.nodes(min(options.limit, MOST_LISTED_NODES), server)
+        return show_nodes(_answered("nodes", nodes), snapshot)
     page = options.name.lower()
     if subject == "prefix":
-        return show_prefix(page, _answered(f"page {page}", reader.prefix(page, server)))
-    return show_page(page, _answered(f"page {page}", reader.page(page, server)))
+        return show_prefix(page, _answered(f"page {page}", reader.prefix(page, server)), snapshot)
+    return show_page(page, _answered(f"page {page}", reader.page(page, server)), snapshot)
 
 
 def _answered(what: str, answers: Answers[AnyView]) -> Answers[AnyView]:

@@ -1,0 +1,124 @@
+"""What ranks answer about pages, tiers, sequences and the tree: the console's views of it, printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from swift_tiers.console import plain
+from swift_tiers.console.feeds.feed import Answers as Said
+from swift_tiers.console.feeds.watching import Watcher
+from swift_tiers.console.model.glyphs import ASCII, UNICODE
+from swift_tiers.console.model.moment import Moment
+from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.wrapping import wrapped
+from swift_tiers.console.views import Blocks, TreeShape
+from swift_tiers.console.views.parts.view import Answered, Scene, View
+from swift_tiers.radix_tiering.bus.contract.views import MapView, NodesView, PageView, PrefixView, RankedView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.asking import Answers
+from swift_tiers.radix_tiering.bus.hear.figures import text
+
+from .tables import Look, describe
+
+#: Lines that a view may take to tell its things, and rows of its table.
+HEIGHT, MOST_ROWS = 60, 10_000
+#: Of a sequence, which its table tells page by page.
+SEQUENCE_HEIGHT = 10
+
+
+class Viewed(NamedTuple):
+    """One place of a view, as wide as there is room for. It is rendered when the width is known."""
+
+    view: View
+    place: Place
+    snapshot: Snapshot
+    answers: tuple[RankedView, ...]
+    height: int = HEIGHT  # lines that there are for it
+    table: bool = True  # or its lines alone
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        watcher = Watcher()
+        moment = Moment(self.snapshot, 0.0, "", watcher.history, (), watcher.events)
+        glyphs = UNICODE if (options.encoding or "").lower().startswith("utf") else ASCII
+        scene = Scene(
+            moment, self.place, width=options.max_width, height=self.height, alone=not self.table, glyphs=glyphs
+        )
+        said = Answered(Said(views=self.answers), 0.0)
+        scene = replace(scene, answers=dict.fromkeys(self.view.questions(scene), said))
+        shown = plain.plain(self.view, scene)
+        if not self.table:
+            shown = shown._replace(table=View.EMPTY)
+        elif self.place.name("prefix") is not None:
+            # Of a long sequence a rank tells the last pages; nothing is known of the others.
+            told = [row for row in shown.table.rows if row.subject is not None]
+            shown = shown._replace(table=shown.table._replace(rows=told))
+        for line in wrapped(shown.drawn(scene, MOST_ROWS), scene.width):
+            line.end = "\n"
+            yield line
+
+
+def show_page(page: str, answers: Answers[PageView], snapshot: Snapshot) -> Look:
+    """Who holds it, its copies and its life at each rank."""
+    shown = Viewed(Blocks(), Place("blocks", (Step("page", page),)), snapshot, answers.answers)
+    return _look({"page": page}, answers, [shown])
+
+
+def show_prefix(page: str, answers: Answers[PrefixView], snapshot: Snapshot) -> Look:
+    """The sequence that the page ends, as far as each rank knows it."""
+    title = Text(f"the sequence that page {page} ends")
+    shown = [
+        Viewed(Blocks(), _at("blocks", view, Step("prefix", page)), snapshot, (view,), SEQUENCE_HEIGHT)
+        for view in answers.answers
+    ]
+    return _look({"page": page}, answers, [title, *_apart(shown)])
+
+
+def show_map(tier: str, answers: Answers[MapView], snapshot: Snapshot) -> Look:
+    """The slots of a tier at each rank: how many there are of each state, and all of them as signs."""
+    shown = [
+        Viewed(Blocks(), _at("blocks", view, Step("tier", tier)), snapshot, (view,), table=False)
+        for view in answers.answers
+    ]
+    return _look({"tier": tier}, answers, _apart(shown))
+
+
+def show_nodes(answers: Answers[NodesView], snapshot: Snapshot) -> Look:
+    """What each rank says of its tree in sum, and its largest subtrees."""
+    shown = [
+        Viewed(TreeShape(), Place("tree", (Step("server", view.server),)), _only(snapshot, view), (view,))
+        for view in answers.answers
+    ]
+    return _look({}, answers, _apart(shown))
+
+
+def _at(view: str, answer: RankedView, step: Step) -> Place:
+    """Of the rank that answered."""
+    return Place(view, (Step("server", answer.server), Step("rank", answer.rank), step))
+
+
+def _apart(shown: Sequence[RenderableType]) -> list[RenderableType]:
+    """With a line between each two."""
+    return [part for one in shown for part in (Text(), one)][1:]
+
+
+def _only(snapshot: Snapshot, view: RankedView) -> Snapshot:
+    """Of this view's rank alone."""
+    servers = [
+        msgspec.structs.replace(state, ranks=tuple(rank for rank in state.ranks if rank.name == view.rank))
+        for state in snapshot.servers
+        if state.server.server == view.server
+    ]
+    return msgspec.structs.replace(snapshot, servers=tuple(servers))
+
+
+def _look(asked: dict[str, Any], answers: Answers[Any], shown: Sequence[RenderableType]) -> Look:
+    silent = [{"server": server, "rank": rank} for server, rank in answers.silent]
+    return Look(
+        {**asked, "answers": describe(answers.answers), "silent": silent},
+        [*(Text(f"WRONG {text(server)} {text(rank)}: did not answer") for server, rank in answers.silent), *shown],
+    )
