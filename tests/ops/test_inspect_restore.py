@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,8 +11,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from swift_tiers.ops.commands.inspect.restores import BAR, bar, explain_restore, show_restore
+from swift_tiers.ops.commands.inspect.viewed import show_restore
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
+from swift_tiers.radix_tiering.bus.hear.restore_words import explain_restore
 from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 from support.bus import RID, HandWritten
@@ -53,6 +55,14 @@ def read(*views: RequestView, columns: int = 160) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
+def facts(*views: RequestView) -> dict[str, list[str]]:
+    """The table: what stands beside each of its rows."""
+    lines = read(*views)
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("what "))
+    rows = [re.split(r" {2,}", line.strip()) for line in lines[at + 1 :]]
+    return {row[0]: row[1:] for row in rows}
+
+
 # ---- on a bus ----
 
 
@@ -87,10 +97,18 @@ def test_a_restore(inspect: Inspect, alpha: HandWritten) -> None:
     assert code == 0, error
     assert f"restore of request {RID}, running" in out
     assert "alpha dp0-tp1, the slowest of 2 ranks" in out
-    assert "D 12 on the device, H 32 from host memory, N 2 held nowhere, computed" in out
+    assert "▓ 32 from host memory  of 32 pages" in out
+    assert "the device had 12 pages and lacked 34; 32 of them were found below it (host 30, ssd 2)" in out
+    assert "2 were held nowhere: new, or gone" in out
     assert "decided: load, and compute nothing, since every page is in host memory (nothing was estimated)" in out
-    rows = [line.split() for line in out.splitlines() if line.startswith("alpha dp0-tp")]
-    assert [row[1] for row in rows[1:]] == ["dp0-tp1", "dp0-tp0"], "the slowest first"
+    (heading,) = (line.split() for line in out.splitlines() if line.startswith("what "))
+    assert heading == ["what", "estimated", "dp0-tp1", "dp0-tp0"], "the slowest first"
+    rows = {line[:28].strip(): line[28:].split() for line in out.splitlines()}
+    assert rows["decided"] == ["-", "load", "load"]
+    assert rows["all there after"] == ["-", "490", "ms", "200", "ms"]
+    assert rows["pages loaded"] == ["-", "32", "30"]
+    assert rows["fell behind"] == ["-", "-", "-"]
+    assert rows["tokens of a page"] == ["-", "16", "16"]
     content = json.loads(inspect("restore", RID, "--json")[1])
     assert [one["restore_story"]["there_seconds"] for one in content["requests"]] == [0.5, 0.21]
     assert any("found below it (host 30, ssd 2)" in line for line in content["why"])
@@ -116,36 +134,20 @@ def test_what_was_not_told_or_cannot_be_read_is_said(inspect: Inspect, alpha: Ha
 
 def test_what_is_wrong_with_the_request_comes_first(inspect: Inspect, alpha: HandWritten) -> None:
     alpha.request("late", restore="expired", recomputed_tokens=700, **written())
-    assert inspect("restore", "late")[1].splitlines()[1].startswith("warning alpha dp0-tp0 request late: its pages did")
-
-
-# ---- the bar ----
-
-
-def test_the_bar_shows_the_prompt_from_left_to_right() -> None:
-    line = bar(BOTH).plain
-    assert "".join(dict.fromkeys(line)) == "|DHCSN"
-    assert [line.count(letter) for letter in "DHCSN"] == [round(BAR * pages / 46) for pages in (12, 10, 11, 9, 4)]
-
-
-def test_the_bar_shows_the_shortest_part() -> None:
-    story = changed(BOTH, prefix_pages=100_000, runs=(("compute", 1), ("ssd", 1)))
-    assert bar(story).plain.endswith("CS.N|")
-
-
-def test_a_bar_of_nothing() -> None:
-    assert bar(RestoreStory()).plain == "||"
+    lines = inspect("restore", "late")[1].splitlines()
+    assert lines[1].startswith("out of time  late  running at alpha dp0-tp0")
+    assert lines[2].startswith("warning its pages did")
 
 
 # ---- estimated and real ----
 
 
 def test_estimates_stand_beside_what_happened() -> None:
-    rows = {line[:26].strip(): line[26:].split() for line in read(view(BOTH))}
-    assert rows["all there after"] == ["200", "ms", "210", "ms"]
-    assert rows["after its arrival"] == ["-", "320", "ms"]
-    assert rows["computing"] == ["200", "ms", "200", "ms"]
-    assert rows["loading from ssd"] == ["190", "ms", "250", "ms"]
+    rows = facts(view(BOTH))
+    assert rows["all there after"] == ["200 ms", "210 ms"]
+    assert rows["after its arrival"] == ["-", "320 ms"]
+    assert rows["computing"] == ["200 ms", "200 ms"]
+    assert rows["loading from ssd"] == ["190 ms", "250 ms"]
     assert rows["pages computed"] == ["10", "11"]
     assert rows["pages loaded"] == ["20", "19"]
     assert rows["pointers met behind page"] == ["20", "21"]
@@ -154,10 +156,20 @@ def test_estimates_stand_beside_what_happened() -> None:
 def test_what_was_not_estimated_is_a_dash() -> None:
     nothing = {"estimated_seconds": None, "estimated_compute_seconds": None, "estimated_load_seconds": {}}
     story = changed(BOTH, planned_lead_pages=None, planned_meeting_pages=None, **nothing)
-    rows = {line[:26].strip(): line[26:].split() for line in read(view(story))}
-    assert rows["all there after"] == ["-", "210", "ms"]
-    assert rows["loading from ssd"] == ["-", "250", "ms"]
+    rows = facts(view(story))
+    assert rows["all there after"] == ["-", "210 ms"]
+    assert rows["loading from ssd"] == ["-", "250 ms"]
     assert rows["pages computed"] == ["-", "11"]
+
+
+def test_each_rank_says_what_it_estimated_held_lost_and_why_it_fell_behind() -> None:
+    other = changed(BOTH, estimated_seconds=0.15, late="its deadline passed", strategy="load")
+    rows = facts(view(STORY), view(other, rank="dp0-tp1"))
+    assert rows["estimated, all there after"] == ["-", "150 ms", "200 ms"]
+    assert rows["decided"] == ["-", "load", "token-wise"]
+    assert rows["fell behind"] == ["-", "its deadline passed", "-"]
+    assert rows["holding for pages"] == ["-", "-", "10 ms"]
+    assert rows["pages lost on the way"] == ["-", "0", "1"]
 
 
 # ---- in words ----
@@ -215,10 +227,9 @@ def test_it_is_told_in_words(story: RestoreStory, said: str) -> None:
 
 
 def test_layers_have_a_row_of_their_own() -> None:
-    lines = read(view(BY_LAYERS), view(changed(BY_LAYERS, met_layer=12), rank="dp0-tp1"))
-    assert next(line.split() for line in lines if line.strip().startswith("layers computed"))[-2:] == ["8", "9"]
-    assert not any("pointers met" in line for line in lines)
-    assert [" layer " in line for line in lines if line.startswith("a dp0-tp")][-2:] == [True, True]
+    rows = facts(view(BY_LAYERS), view(changed(BY_LAYERS, met_layer=12), rank="dp0-tp1"))
+    assert rows["layers computed, of 36"] == ["8", "9", "12"]
+    assert not any("pointers met" in row for row in rows)
 
 
 def test_what_has_not_come_is_told() -> None:

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, text
-from swift_tiers.radix_tiering.bus.hear.restore_words import comparison, explain_restore
+from swift_tiers.radix_tiering.bus.hear.restore_words import comparison, explain_restore, when
 from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
+from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 from ...model.charts import fitting
 from ...model.palette import MARKS
@@ -21,6 +22,7 @@ from ..stripes.stripe_device import prefix_place
 from .restore_bar import LETTERS, bar, course, legend, letters
 from .restored import Restored, find, verdict
 
+NOT_LOOKED_FOR = "nothing was looked for below the device: its prompt has no whole page, or it has not had its turn yet"
 #: Letters of a key that are shown.
 DIGITS = 16
 #: Cells at the right that may be covered: a long story scrolls.
@@ -53,12 +55,15 @@ def lines(scene: Scene, rid: str) -> list[Text]:
         [f"; first token after {seconds(view.first_token_seconds)}"] if view.first_token_seconds is not None else [],
     )
     shown = [scene.line(*head)]
+    for rank in one.views:
+        name = f"{text(rank.rank)}: " if len(one.views) > 1 else ""
+        for trouble in request_troubles(rank):
+            remedy = f"; {trouble.remedy}" if trouble.remedy else ""
+            shown += _wrapped(scene, f"{trouble.mark!s:>7} {name}{trouble.what}{remedy}", MARKS[trouble.mark])
     if story.found:
         shown += _bar_lines(scene, one)
-    for trouble in request_troubles(view):
-        shown += _wrapped(scene, f"{trouble.mark!s:>7} {trouble.what}", MARKS[trouble.mark])
     told = view.restore_story
-    why = explain_restore(view, told) if told is not None else ("it has not been its turn yet",)
+    why = explain_restore(view, told) if told is not None else (NOT_LOOKED_FOR,)
     for sentence in why:
         shown += _wrapped(scene, sentence, "text")
     return [*shown, Text()]
@@ -105,7 +110,7 @@ def table(scene: Scene, rid: str) -> Table:
         Column("what", widest=32, rank=9),
         Column("estimated", right=True, rank=8, unit="s"),
         *(
-            Column("real" if len(names) == 1 else name, right=True, rank=7 - min(7, at), unit="s")
+            Column("real" if len(names) == 1 else name, right=True, widest=60, rank=7 - min(7, at), unit="s")
             for at, name in enumerate(names)
         ),
     )
@@ -129,9 +134,19 @@ def _facts(one: Restored) -> list[_Line]:
         )
         for what in order
     ]  # fmt: skip
+    stories = [view.restore_story or RestoreStory() for view in one.views]
+    if len(stories) > 1:
+        shown.append(_Line("estimated, all there after", NONE, tuple(when(one.estimated_seconds) for one in stories)))
     shown += [
         _Line("verdict", NONE, tuple(verdict(view).word for view in one.views)),
+        _Line("decided", NONE, tuple(text(story.strategy) or NONE for story in stories)),
+        _Line("fell behind", NONE, tuple(text(story.late) or NONE for story in stories)),
         _Line("pages lost on the way", NONE, tuple(_lost(view) for view in one.views)),
+        _Line(
+            "tokens of a page",
+            NONE,
+            tuple(count(story.page_tokens) if story.page_tokens else NONE for story in stories),
+        ),
     ]
     page = next((view.last_page for view in one.views if view.last_page), "")
     if page:
@@ -141,6 +156,10 @@ def _facts(one: Restored) -> list[_Line]:
             _Line("where its stripe units lie", NONE, key, prefix_place(one.worst.server, page)),
         ]
     return shown
+
+
+def _count(value: int) -> str:
+    return count(value) if value else NONE
 
 
 def _lost(view: RequestView) -> str:

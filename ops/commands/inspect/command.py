@@ -35,10 +35,9 @@ from ...base.terminal import Terminal
 from .bus import bus_config, redis_cli_hint, redis_cli_words
 from .leases import show_leases
 from .requests import by_request, show_request, show_requests
-from .restores import show_restore
 from .states import SUBJECTS, Subject
 from .tables import Look
-from .viewed import show_map, show_nodes, show_page, show_prefix
+from .viewed import show_map, show_nodes, show_page, show_prefix, show_restore
 
 #: Columns of a table that goes to no terminal and whose width nobody ($COLUMNS) says.
 WIDTH = 180

@@ -1,4 +1,4 @@
-"""What ranks answer about pages, tiers, sequences and the tree: the console's views of it, printed."""
+"""The console's views, printed: what ranks answer about pages, tiers, sequences and the tree; and one restore."""
 
 from __future__ import annotations
 
@@ -17,13 +17,28 @@ from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.wrapping import wrapped
-from swift_tiers.console.views import Blocks, TreeShape
+from swift_tiers.console.views import Blocks, Restores, TreeShape
 from swift_tiers.console.views.parts.view import Answered, Scene, View
-from swift_tiers.radix_tiering.bus.contract.views import MapView, NodesView, PageView, PrefixView, RankedView, Snapshot
+from swift_tiers.console.views.restores.restore_story import NOT_LOOKED_FOR
+from swift_tiers.radix_tiering.bus.contract.views import (
+    MapView,
+    NodesView,
+    PageView,
+    PrefixView,
+    RankedView,
+    RankState,
+    RequestView,
+    ServerState,
+    ServerView,
+    Snapshot,
+)
 from swift_tiers.radix_tiering.bus.hear.asking import Answers
 from swift_tiers.radix_tiering.bus.hear.figures import text
+from swift_tiers.radix_tiering.bus.hear.restore_words import explain_restore
+from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
 
-from .tables import Look, describe
+from .requests import age
+from .tables import Look, describe, describe_troubles
 
 #: Lines that a view may take to tell its things, and rows of its table.
 HEIGHT, MOST_ROWS = 60, 10_000
@@ -94,6 +109,44 @@ def show_nodes(answers: Answers[NodesView], snapshot: Snapshot) -> Look:
         for view in answers.answers
     ]
     return _look({}, answers, _apart(shown))
+
+
+def show_restore(views: Sequence[RequestView]) -> Look:
+    """How a request's prefix came back, as every rank saw it; at least one did."""
+    views = sorted(views, key=_lasted, reverse=True)
+    found = [trouble for view in views for trouble in request_troubles(view)]
+    told = next(((view, view.restore_story) for view in views if view.restore_story is not None), None)
+    content = {
+        "requests": describe(views),
+        "troubles": describe_troubles(found),
+        "why": [NOT_LOOKED_FOR] if told is None else list(explain_restore(*told)),
+    }
+    snapshot = _of_requests(views)
+    shown = [
+        Viewed(Restores(), Place("restores", (Step("server", server), Step("request", views[0].rid))), snapshot, ())
+        for server in dict.fromkeys(view.server for view in views)
+    ]
+    return Look(content, [Text(f"restore of request {text(views[0].rid)}, {text(views[0].state)}"), *_apart(shown)])
+
+
+def _lasted(view: RequestView) -> float:
+    """How long the restore took, or has taken so far."""
+    story = view.restore_story
+    if story is None:
+        return -1.0
+    return story.there_seconds if story.there_seconds is not None else age(view) or view.restore_seconds or 0.0
+
+
+def _of_requests(views: Sequence[RequestView]) -> Snapshot:
+    """Nothing but these."""
+    servers = [
+        ServerState(
+            server=ServerView(server=server, alive=True),
+            ranks=tuple(RankState(name=view.rank, requests=(view,)) for view in views if view.server == server),
+        )
+        for server in dict.fromkeys(view.server for view in views)
+    ]
+    return Snapshot(time=0.0, servers=tuple(servers))
 
 
 def _at(view: str, answer: RankedView, step: Step) -> Place:
