@@ -9,6 +9,13 @@ from rich.text import Text
 
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, text
+from swift_tiers.radix_tiering.bus.hear.request_words import (
+    FACTS,
+    age,
+    device_slots,
+    explain_request,
+    request_facts,
+)
 from swift_tiers.radix_tiering.bus.hear.restore_words import comparison, explain_restore, when
 from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
 from swift_tiers.radix_tiering.figures.story import RestoreStory
@@ -66,7 +73,26 @@ def lines(scene: Scene, rid: str) -> list[Text]:
     why = explain_restore(view, told) if told is not None else (NOT_LOOKED_FOR,)
     for sentence in why:
         shown += _wrapped(scene, sentence, "text")
-    return [*shown, Text()]
+    for sentence in explain_request(_slowest(one)):
+        shown += _wrapped(scene, sentence, "text")
+    return [*shown, *_where(scene, one), Text()]
+
+
+def _slowest(one: Restored) -> RequestView:
+    """The rank whose first token came last, or has not come for longest."""
+    return max(one.views, key=lambda view: view.first_token_seconds or age(view) or 0.0)
+
+
+def _where(scene: Scene, one: Restored) -> list[Text]:
+    """Its pages on the device at each rank, and the whole key of the last one: what is too long for a table."""
+    shown: list[Text] = []
+    for view in one.views:
+        name = f"{text(view.rank)}: " if len(one.views) > 1 else ""
+        if view.block_table:
+            shown += _wrapped(scene, f"{name}on the device now: {device_slots(view)}", "muted")
+    for page in dict.fromkeys(view.last_page for view in one.views if view.last_page):
+        shown += _wrapped(scene, f"last page of its prompt: {text(page)}", "muted")
+    return shown
 
 
 def _bar_lines(scene: Scene, one: Restored) -> list[Text]:
@@ -142,11 +168,7 @@ def _facts(one: Restored) -> list[_Line]:
         _Line("decided", NONE, tuple(text(story.strategy) or NONE for story in stories)),
         _Line("fell behind", NONE, tuple(text(story.late) or NONE for story in stories)),
         _Line("pages lost on the way", NONE, tuple(_lost(view) for view in one.views)),
-        _Line(
-            "tokens of a page",
-            NONE,
-            tuple(count(story.page_tokens) if story.page_tokens else NONE for story in stories),
-        ),
+        _Line("tokens of a page", NONE, tuple(_count(story.page_tokens) for story in stories)),
     ]
     page = next((view.last_page for view in one.views if view.last_page), "")
     if page:
@@ -155,6 +177,10 @@ def _facts(one: Restored) -> list[_Line]:
             _Line("last page: its life", NONE, key, Place("blocks", (Step("page", page),))),
             _Line("where its stripe units lie", NONE, key, prefix_place(one.worst.server, page)),
         ]
+    # Where its pages lead comes first: the rest is read, not entered.
+    shown += [
+        _Line(what, NONE, tuple(values)) for what, *values in zip(FACTS, *map(request_facts, one.views), strict=True)
+    ]
     return shown
 
 

@@ -34,10 +34,9 @@ from ...base.progress import note
 from ...base.terminal import Terminal
 from .bus import bus_config, redis_cli_hint, redis_cli_words
 from .leases import show_leases
-from .requests import by_request, show_request, show_requests
+from .requests import by_request, show_requests
 from .states import SUBJECTS, Subject
 from .tables import Look
-from .viewed import show_map, show_nodes, show_page, show_prefix, show_restore
 
 #: Columns of a table that goes to no terminal and whose width nobody ($COLUMNS) says.
 WIDTH = 180
@@ -117,6 +116,8 @@ def _looker(options: argparse.Namespace) -> Looker:
     if options.subject == "requests":
         return lambda reader: show_requests(reader.snapshot(Part.REQUESTS, options.server), options.limit)
     if options.subject in ("request", "restore"):
+        from .viewed import show_request, show_restore  # the console's views, which take their time to import
+
         show = show_request if options.subject == "request" else show_restore
         return lambda reader: show(_request(options.name, options.server, reader))
     if options.subject in ("page", "prefix", "map", "nodes"):
@@ -160,6 +161,8 @@ def _request(name: str, server: str | None, reader: BusReader) -> Sequence[Reque
 
 def _ask(options: argparse.Namespace, reader: BusReader) -> Look:
     """What the ranks answer to a question. Raises CommandError where none does."""
+    from .viewed import show_map, show_nodes, show_page, show_prefix
+
     subject, server = options.subject, options.server
     snapshot = reader.snapshot(Part.RANKS | Part.TREES, server)
     if subject == "map":

@@ -34,10 +34,10 @@ from swift_tiers.radix_tiering.bus.contract.views import (
 )
 from swift_tiers.radix_tiering.bus.hear.asking import Answers
 from swift_tiers.radix_tiering.bus.hear.figures import text
+from swift_tiers.radix_tiering.bus.hear.request_words import age, explain_request
 from swift_tiers.radix_tiering.bus.hear.restore_words import explain_restore
 from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
 
-from .requests import age
 from .tables import Look, describe, describe_troubles
 
 #: Lines that a view may take to tell its things, and rows of its table.
@@ -111,22 +111,29 @@ def show_nodes(answers: Answers[NodesView], snapshot: Snapshot) -> Look:
     return _look({}, answers, _apart(shown))
 
 
+def show_request(views: Sequence[RequestView]) -> Look:
+    """One request as every rank saw it, and what its time to the first token went into; at least one rank did."""
+    slowest = max(views, key=lambda view: view.first_token_seconds or age(view) or 0.0)
+    return _one("request", views, list(explain_request(slowest)))
+
+
 def show_restore(views: Sequence[RequestView]) -> Look:
     """How a request's prefix came back, as every rank saw it; at least one did."""
     views = sorted(views, key=_lasted, reverse=True)
-    found = [trouble for view in views for trouble in request_troubles(view)]
     told = next(((view, view.restore_story) for view in views if view.restore_story is not None), None)
-    content = {
-        "requests": describe(views),
-        "troubles": describe_troubles(found),
-        "why": [NOT_LOOKED_FOR] if told is None else list(explain_restore(*told)),
-    }
+    return _one("restore of request", views, [NOT_LOOKED_FOR] if told is None else list(explain_restore(*told)))
+
+
+def _one(what: str, views: Sequence[RequestView], why: list[str]) -> Look:
+    """The console's page of a request, which tells its restore, too."""
+    found = [trouble for view in views for trouble in request_troubles(view)]
+    content = {"requests": describe(views), "troubles": describe_troubles(found), "why": why}
     snapshot = _of_requests(views)
     shown = [
         Viewed(Restores(), Place("restores", (Step("server", server), Step("request", views[0].rid))), snapshot, ())
         for server in dict.fromkeys(view.server for view in views)
     ]
-    return Look(content, [Text(f"restore of request {text(views[0].rid)}, {text(views[0].state)}"), *_apart(shown)])
+    return Look(content, [Text(f"{what} {text(views[0].rid)}, {text(views[0].state)}"), *_apart(shown)])
 
 
 def _lasted(view: RequestView) -> float:
