@@ -126,7 +126,10 @@ class FigureMeta(msgspec.StructMeta):
             one: msgspec.field(default_factory=dict) if value == {} else value for one, value in defaults.items()
         }
         content |= {one: value for one, value in namespace.items() if one not in own}
-        content["__annotations__"] = {**hints, **namespace.get("__annotations__", {})}
+        mine = namespace.get("__annotations__", {})
+        # Between what says whose figures these are, and its own.
+        whose = {one: hint for one, hint in mine.items() if one not in own} if hints else {}
+        content["__annotations__"] = whose | hints | mine
         content["__figures__"] = figures
         return super().__new__(mcs, name, bases, content, **{"kw_only": True, "frozen": not counts, **options})
 

@@ -51,16 +51,16 @@ class PrefixPage(NamedTuple):
 
 
 class NodeEntry(NamedTuple):
-    """One node of SGLang's radix tree."""
+    """One node of SGLang's radix tree. On the bus, hits and locks may not be said."""
 
     node: int
     parent: int | None  # None: it hangs at the root
     tokens: int
     subtree_tokens: int  # its own, and those of all nodes behind it
-    hits: int | None
-    locks: int | None
-    idle_seconds: float | None
-    key: str  # first 16 hex digits of the key of its last page; empty where it is not known
+    hits: int | None  # requests that ended at it or behind it since it is in the tree
+    locks: int | None  # requests that are there now and use it
+    idle_seconds: float | None  # since the last of the hits
+    key: str  # hex key of its last page, on the bus its first 16 digits; empty where it is not known
 
 
 def to_text(value: float | str | None) -> str:
@@ -74,7 +74,7 @@ def to_text(value: float | str | None) -> str:
     return str(value)
 
 
-def read_names(text: str) -> tuple[str, ...]:
+def _read_names(text: str) -> tuple[str, ...]:
     """`dp0-tp0,dp0-tp1` as names."""
     return tuple(name for name in text.split(",") if name)
 
@@ -189,7 +189,7 @@ def _maybe(text: str | None) -> int | None:
 
 
 #: `dp0-tp0,dp0-tp1`.
-NAMES = Form(",".join, read_names)
+NAMES = Form(",".join, _read_names)
 #: A JSON object.
 OBJECT = Form(lambda content: json.dumps(content, default=str), read_object, {})
 STORY = Form(lambda story: msgspec.json.encode(story).decode(), _read_story, None)

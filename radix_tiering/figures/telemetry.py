@@ -15,7 +15,7 @@ import msgspec
 from ..base.slot_map import TierMap
 from .counters import PageFacts, PagePlaces, StackSnapshot
 from .declare import Figures, Gap, counter, fact, gauge, several, text
-from .forms import RUNS, STORY
+from .forms import RUNS, STORY, NodeEntry
 from .story import RestoreStory
 
 
@@ -111,26 +111,13 @@ class EngineSample(EngineFigures[Never]):
     tree: TreeSample
 
 
-class TreeNode(NamedTuple):
-    """One node of SGLang's radix tree. `hits`: requests that ended at it or behind it since it is in the tree."""
-
-    node: int
-    parent: int | None  # None: it hangs at the root
-    tokens: int
-    subtree_tokens: int  # its own, and those of all nodes behind it
-    hits: int
-    locks: int  # requests that are there now and use it
-    idle_seconds: float | None  # since the last of the hits
-    key: str  # hex key of its last page; empty where it is not known
-
-
 class TreeNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The largest subtrees of SGLang's radix tree. Not `complete`: sizes are of the part of it that is known."""
 
     time: float
     nodes: int  # of the tree
     complete: bool
-    table: tuple[TreeNode, ...]  # the largest subtree first
+    table: tuple[NodeEntry, ...]  # the largest subtree first; with whole keys
 
 
 class PageAnswer(NamedTuple):

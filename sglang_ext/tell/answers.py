@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from swift_tiers.radix_tiering.base.slot_map import TierMap
 from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES
 from swift_tiers.radix_tiering.figures.counters import PagePlaces
-from swift_tiers.radix_tiering.figures.telemetry import NoAnswer, NotYet, PageAnswer, PrefixAnswer, TreeNode, TreeNodes
+from swift_tiers.radix_tiering.figures.forms import NodeEntry
+from swift_tiers.radix_tiering.figures.telemetry import NoAnswer, NotYet, PageAnswer, PrefixAnswer, TreeNodes
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 
@@ -138,7 +139,7 @@ class _Scheduler:
         self._tree = Reading(self._errands, self._copy_tree)
         self._children: tuple[TreeCopy, Children] | None = None
         self._nodes: tuple[TreeCopy, TreeNodes] | None = None
-        self._keyed: tuple[TreeCopy, list[TreeNode], dict[int, str], Errand] | None = None
+        self._keyed: tuple[TreeCopy, list[NodeEntry], dict[int, str], Errand] | None = None
         self._lookups: dict[bytes, _Lookup] = {}
 
     # ---- the device's pool ----

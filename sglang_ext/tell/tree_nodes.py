@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from swift_tiers.radix_tiering.figures.telemetry import TreeNode
+from swift_tiers.radix_tiering.figures.forms import NodeEntry
 
 from .on_the_way import OnTheWay
 from .tree_shape import Node, TreeCopy
@@ -23,7 +23,7 @@ NODES_IN_A_ROW = 1000
 Children = Mapping[int | None, list[int]]
 
 
-def largest_subtrees(tree: TreeCopy, ends: Iterable[int], count: int, now: float) -> list[TreeNode]:
+def largest_subtrees(tree: TreeCopy, ends: Iterable[int], count: int, now: float) -> list[NodeEntry]:
     """Without keys. `ends`: of each request that is there, the node that it has locked the path to; `now`: monotonic.
     Any thread."""
     nodes = tree.nodes
@@ -50,7 +50,7 @@ def largest_subtrees(tree: TreeCopy, ends: Iterable[int], count: int, now: float
         if number % NODES_IN_A_ROW == 0:
             time.sleep(0)
     return [
-        TreeNode(
+        NodeEntry(
             node_id,
             nodes[node_id].parent if nodes[node_id].parent in nodes else None,
             _tokens(nodes, nodes[node_id]),

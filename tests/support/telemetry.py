@@ -23,6 +23,7 @@ from swift_tiers.radix_tiering.figures.counters import (
     StripeSnapshot,
     TierSnapshot,
 )
+from swift_tiers.radix_tiering.figures.forms import NodeEntry
 from swift_tiers.radix_tiering.figures.story import RestoreStory
 from swift_tiers.radix_tiering.figures.telemetry import (
     DevicePoolSample,
@@ -32,7 +33,6 @@ from swift_tiers.radix_tiering.figures.telemetry import (
     PrefixAnswer,
     RequestSample,
     RequestState,
-    TreeNode,
     TreeNodes,
     TreeSample,
 )
@@ -336,9 +336,9 @@ NODES = TreeNodes(
     nodes=3,
     complete=True,
     table=(
-        TreeNode(7, None, 1024, 4096, 3, 1, 12.5, PAGE),
-        TreeNode(9, 7, 3072, 3072, 1, 0, None, ""),
-        TreeNode(11, None, 64, 64, 1, 0, 0.25, "34" * 32),
+        NodeEntry(7, None, 1024, 4096, 3, 1, 12.5, PAGE),
+        NodeEntry(9, 7, 3072, 3072, 1, 0, None, ""),
+        NodeEntry(11, None, 64, 64, 1, 0, 0.25, "34" * 32),
     ),
 )
 

@@ -135,7 +135,7 @@ SNAPSHOT = BoilerSnapshot(
 
 
 def test_a_snapshot_says_everything() -> None:
-    assert BoilerSnapshot.__struct_fields__ == (*BoilerFigures.__struct_fields__, "cellar")
+    assert BoilerSnapshot.__struct_fields__ == ("cellar", *BoilerFigures.__struct_fields__)
     with pytest.raises(TypeError, match="cause"):
         BoilerSnapshot(**{name: value for name, value in msgspec.structs.asdict(SNAPSHOT).items() if name != "cause"})
     with pytest.raises(AttributeError):
