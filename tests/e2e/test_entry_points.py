@@ -12,6 +12,7 @@ import pytest
 from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.commands.demo.servers import Server, free_ports
 
+from support import forked
 from support.servers import START_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -45,10 +46,21 @@ def model(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def test_engine(model, tmp_path):
-    script = tmp_path / "engine.py"
-    script.write_text(ENGINE)
-    done = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=1500)
+def run(how: str, code: str, model: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    if how == FORKED:
+        return forked.run(code, str(model), timeout=1500)
+    script = folder / "engine.py"
+    script.write_text(code)
+    return subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=1500)
+
+
+FORKED = "with processes that are forked"
+HOW = pytest.mark.parametrize("how", [FORKED, pytest.param("as users type it", marks=pytest.mark.exhaustive)])
+
+
+@HOW
+def test_engine(how, model, tmp_path):
+    done = run(how, ENGINE, model, tmp_path)
     results = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert results, done.stderr[-3000:]
     (cold, none), (tokens, details) = json.loads(results[0].removeprefix("RESULT"))
@@ -57,10 +69,9 @@ def test_engine(model, tmp_path):
     assert details["host"] == 688
 
 
-def test_engine_raises_what_the_command_line_says(model, tmp_path):
-    script = tmp_path / "engine.py"
-    script.write_text(ENGINE.replace('"size"', '"sise"'))
-    done = subprocess.run([sys.executable, str(script), str(model)], capture_output=True, text=True, timeout=1500)
+@HOW
+def test_engine_raises_what_the_command_line_says(how, model, tmp_path):
+    done = run(how, ENGINE.replace('"size"', '"sise"'), model, tmp_path)
     assert done.returncode == 1
     assert "ConfigError: host.sise: unknown field" in done.stderr
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import msgspec
@@ -14,10 +17,13 @@ import pytest
 
 from swift_tiers.ops.base.errors import INTERRUPTED
 from swift_tiers.ops.base.model import tiny_model
+from swift_tiers.ops.cli import main
+from swift_tiers.ops.commands.profile import procedure
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 from swift_tiers.radix_tiering.restore.profiles import Profile, find_profile, load_profile
 from swift_tiers.sglang_ext.build.hardware import hardware_name
 
+from support.forked import ForkedServer
 from support.servers import START_SECONDS, Site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -37,11 +43,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def made(place: Path) -> Profile:
+FORKED = "with a server that is forked"
+
+
+def profile_here(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process; its server is the real one, but for its imports."""
+    told, complained = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(complained):
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        patch.setattr(procedure, "Server", ForkedServer)
+        code = main(["profile", "--model-path", str(place / "model"), *words])
+    return subprocess.CompletedProcess(words, code, told.getvalue(), complained.getvalue())
+
+
+@pytest.fixture(scope="module", params=[FORKED, pytest.param("as users type it", marks=pytest.mark.exhaustive)])
+def made(request: pytest.FixtureRequest, place: Path) -> Profile:
     config = {"ssd": {"directories": [str(place / "ssd")], "stripe_unit": "4KiB"}}
     words = ["--dtype", "float32", "--max-total-tokens", "4096", "--chunked-prefill-size", "1024", "--seconds", "5"]
-    result = profile(place, *words, "--swift-tiers-config", json.dumps(config))
+    measure = profile_here if request.param == FORKED else profile
+    shutil.rmtree(place / "cache", ignore_errors=True)
+    result = measure(place, *words, "--swift-tiers-config", json.dumps(config))
     assert result.returncode == 0, result.stderr
     (path,) = (place / "cache" / "swift-tiers" / "profiles").iterdir()
     assert f"saved: {path}" in result.stdout

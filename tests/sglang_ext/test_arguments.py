@@ -12,6 +12,7 @@ import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 
+from support import forked
 from support.models import tiny_gemma, tiny_mla
 
 pytestmark = pytest.mark.timeout(240)
@@ -81,13 +82,7 @@ print("RESULTS" + json.dumps(results))
 
 
 def resolve(lines: list[list[str]]) -> list[dict]:
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        input=json.dumps([["", *line] if line[0] != "in" else line[1:] for line in lines]),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = forked.run(RUNNER, said=json.dumps([["", *line] if line[0] != "in" else line[1:] for line in lines]))
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULTS")] or [done.stderr[-2000:]]
     results: list[dict] = json.loads(line.removeprefix("RESULTS"))
     return results

@@ -15,6 +15,8 @@ import torch
 
 from swift_tiers.sglang_ext.platform import registering as platform
 
+from support import forked
+
 
 @pytest.fixture
 def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +126,5 @@ def test_registering_is_light() -> None:
 
 
 def test_serve_help_shows_the_plugins_flags() -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "from sglang.cli.main import main; main()", "serve", "--help"],
-        capture_output=True,
-        text=True,
-    )
+    result = forked.run("from sglang.cli.main import main; main()", "serve", "--help")
     assert "swift_cpu" in result.stdout, result.stderr[-500:]

@@ -16,9 +16,12 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
+import types
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import IO
 
 from swift_tiers.ops.commands.demo.servers import Server
@@ -102,25 +105,71 @@ class ForkedServer(Server):
         return Forked(process)
 
 
-def _launch(ready: Connection, arguments: Sequence[str], environment: dict[str, str], log: str, directory: str) -> None:
+def run(code: str, *arguments: str, said: str = "", timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    """`python -c CODE ARGUMENTS`, but for the imports; `said`: on its standard input."""
+    starting = context(dict(os.environ))
+    assert starting.get_start_method() == "forkserver", "this process' imports are to differ"
+    with tempfile.TemporaryDirectory(prefix="swift-forked-") as folder:
+        Path(folder, "in").write_text(said)
+        process = starting.Process(target=_run, args=(code, arguments, dict(os.environ), folder, os.getcwd()))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(code, timeout)
+        told, complained = (Path(folder, name).read_text() for name in ("out", "error"))
+    return subprocess.CompletedProcess(arguments, process.exitcode, told, complained)
+
+
+def _run(code: str, arguments: Sequence[str], environment: dict[str, str], folder: str, directory: str) -> None:
+    _leave_the_forking_process()
+    become(environment)
+    os.chdir(directory)
+    for descriptor, name, flags in ((0, "in", os.O_RDONLY), (1, "out", os.O_WRONLY), (2, "error", os.O_WRONLY)):
+        opened = os.open(Path(folder, name), flags | os.O_CREAT)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    sys.stdin = os.fdopen(0, "r", closefd=False)
+    _write_at_once()
+    _fork_from_here_on()
+    sys.argv = ["-c", *arguments]
+    # As `python -c` does: what it is asks by this name, and what it raises ends it.
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    exec(compile(code, "<string>", "exec"), main.__dict__)
+
+
+def _leave_the_forking_process() -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    # The forking process ends when nobody holds this any more; servers are to end with it, and not to keep it.
+    # The forking process ends when nobody holds this any more; others are to end with it, and not to keep it.
     alive = forkserver._forkserver._forkserver_alive_fd
     if alive is not None:
         os.close(alive)
+
+
+def _write_at_once() -> None:
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _fork_from_here_on() -> None:
+    """SGLang asks for "spawn": its children are forked as well, with all that is imported."""
+    multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_start_method = lambda *_, **__: None
+
+
+def _launch(ready: Connection, arguments: Sequence[str], environment: dict[str, str], log: str, directory: str) -> None:
+    _leave_the_forking_process()
     become(environment)
     os.chdir(directory)
     written = os.open(log, os.O_WRONLY | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(written, descriptor)
     os.close(written)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    _write_at_once()
     ready.send(None)
     ready.close()
-    # SGLang asks for "spawn": its children are forked as well, with all that is imported.
-    multiprocessing.set_start_method("fork", force=True)
-    multiprocessing.set_start_method = lambda *_, **__: None
+    _fork_from_here_on()
     sys.argv = ["sglang.launch_server", *arguments]
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
