@@ -96,11 +96,11 @@ def after_cached_tokens_details(details: Any, self: Any, req: Any) -> Any:
     from .tell.request_facts import RequestFacts
 
     facts = RequestFacts.of(req)
-    borrows = self.tree_cache.linker.cache_linker.stack.peer is not None
-    tiers = ("peer", "host", "ssd") if borrows else ("host", "ssd")
-    below = {tier: facts.pages(tier) * self.tree_cache.page_size for tier in tiers}
+    tiers = self.tree_cache.linker.cache_linker.stack.table.of
+    below = {tier.name: facts.pages(tier.name) * self.tree_cache.page_size for tier in tiers}
     device = max(0, req.cached_tokens - sum(below.values()))
-    return {"device": device, **below, "storage": below["ssd"], "storage_backend": "swift-tiers"}
+    stored = sum(below[tier.name] for tier in tiers if tier.durable)
+    return {"device": device, **below, "storage": stored, "storage_backend": "swift-tiers"}
 
 
 def after_internal_state(result: Any, self: Any, recv_req: Any) -> Any:

@@ -31,13 +31,11 @@ FLOORS = {
         ["base"],
         ["base/virtual"],
         ["figures"],
-        ["gpus", "restore", "tiers/ssd/arrays", "lending/leases"],
-        ["restore/pipeline", "tiers/testing", "lending/donation"],
-        ["lending"],
-        ["tiers/host"],
-        ["tiers/ssd"],
-        ["tiers"],
-        ["tiers/peer", "table"],
+        ["gpus", "restore", "table", "tiers/ssd/arrays", "lending/leases"],
+        ["restore/pipeline", "lending/donation"],
+        ["lending", "tiers"],
+        ["tiers/host", "tiers/testing"],
+        ["tiers/ssd", "tiers/peer"],
         ["way", "."],
         ["pipeline"],
         ["bus/redis"],
@@ -73,8 +71,6 @@ FLOORS = {
 SAME_FLOOR = [{"way", "."}, {"lab/simulate", "lab/simulate/scenarios"}]
 #: Files that know each other, and what is to part them.
 KNOWN_CIRCLES = {
-    ("radix_tiering/table/page_table.py", "copies of pages under one rule for every tier"),
-    ("radix_tiering/stack.py", "tiers that tell of themselves"),
     ("sglang_ext/way/cache.py", "one object for all that is known of a request"),
 }
 

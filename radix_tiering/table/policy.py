@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from ..base.config import PolicyConfig
@@ -15,9 +16,8 @@ class PageUse(Protocol):
     uses: int  # requests that used it, the one that wrote it included
     reach: int  # pages of the longest sequence that it was used in
 
-    @property
-    def shared(self) -> bool:
-        """Whether another server's memory has a copy."""
+    def whole_in(self, tier: int) -> bool:
+        """Whether the tier of this number has a whole copy."""
         ...
 
 
@@ -28,6 +28,11 @@ class EvictionPolicy(Protocol):
 
     def rank(self, page: PageUse) -> tuple[int, ...]:
         """The page of the lowest rank leaves first. Must not change unless the page is used, or where it is changes."""
+        ...
+
+    def gives_way(self, victim: PageUse, newcomer: PageUse) -> bool:
+        """Whether `victim`, which leaves first, leaves for `newcomer`."""
+        ...
 
 
 class LeastRecentlyUsed:
@@ -42,8 +47,12 @@ class LeastRecentlyUsed:
     def rank(self, page: PageUse) -> tuple[int, ...]:
         return (page.last_use, -page.depth)
 
+    def gives_way(self, victim: PageUse, newcomer: PageUse) -> bool:
+        """Not one that is as recent: a sequence longer than the tier must not evict its own beginning."""
+        return victim.last_use < newcomer.last_use
 
-class LeastFrequentlyUsed:
+
+class LeastFrequentlyUsed(LeastRecentlyUsed):
     """The least often used page first, then as `LeastRecentlyUsed`."""
 
     name = "lfu"
@@ -53,14 +62,19 @@ class LeastFrequentlyUsed:
 
 
 class HostOrder:
-    """Host memory's: what another server's memory has, too, leaves first; then as the `inner` policy says."""
+    """Host memory's: what a tier has that is as near leaves first; then as the `inner` policy says."""
 
-    def __init__(self, inner: EvictionPolicy) -> None:
+    def __init__(self, inner: EvictionPolicy, near: Sequence[int]) -> None:
+        """`near`: numbers of tiers; see `Keeper.near`."""
         self._inner = inner
+        self._near = near
         self.name = inner.name
 
     def rank(self, page: PageUse) -> tuple[int, ...]:
-        return (not page.shared, *self._inner.rank(page))
+        return (not any(page.whole_in(tier) for tier in self._near), *self._inner.rank(page))
+
+    def gives_way(self, victim: PageUse, newcomer: PageUse) -> bool:
+        return self._inner.gives_way(victim, newcomer)
 
 
 class PeerOrder:
@@ -78,6 +92,9 @@ class PeerOrder:
     def rank(self, page: PageUse) -> tuple[int, ...]:
         worth = self.DOUBLED * page.reach.bit_length() + (self.REUSED if page.uses > 1 else 0)
         return (page.last_use + worth, -page.depth)
+
+    def gives_way(self, victim: PageUse, newcomer: PageUse) -> bool:
+        return self.rank(victim) < self.rank(newcomer)
 
 
 class AdmissionPolicy(Protocol):

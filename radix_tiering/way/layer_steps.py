@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..figures.counters import TierCounters
+from ..table.held_page import HOST
 from ..table.page_table import PageTable
 from .pacing import Pacing
 from .page_reads import PageReads
@@ -12,11 +12,10 @@ from .request_restore import Restore
 class LayerSteps:
     """For the thread that drives the device. Takes the page table's lock itself, for one step over the pages."""
 
-    def __init__(self, table: PageTable, pacing: Pacing, reads: PageReads, host_counters: TierCounters) -> None:
+    def __init__(self, table: PageTable, pacing: Pacing, reads: PageReads) -> None:
         self._table = table
         self._pacing = pacing
         self._reads = reads
-        self._host_counters = host_counters
 
     def wanted(self, restore: Restore) -> bool:
         """Whether its layers are to be computed from the bottom, as things are."""
@@ -55,5 +54,5 @@ class LayerSteps:
         """Of `pages` pages `computed` of `layers` layers were computed, and the others copied to the device."""
         with self._table.lock:
             length = restore.claimed[0].length if restore.claimed else 0
-            self._host_counters.bytes_read += pages * length * (layers - computed) // layers
+            self._table.of[HOST].counters.bytes_read += pages * length * (layers - computed) // layers
             restore.story.by_layers(computed, layers)

@@ -1,86 +1,118 @@
-"""What the tier stack says about itself: everything that is counted, and where one page is."""
+"""What a tier stack says about itself: everything that is counted, and where one page is. The same of every tier."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-import numpy as np
-
-from ..base.page import KEY_BYTES
-from ..base.slot_map import MapPiece, SlotState, TierMap
-from ..figures.counters import PageFacts, PagePlaces, StackSnapshot
-from ..table.held_page import HostState, Page
-from ..tiers.peer_memory import LeaseSlots
-
-if TYPE_CHECKING:
-    from ..stack import TierStack
+from ..base.events import EventLog
+from ..base.page import KEY_BYTES, Namespace
+from ..base.slot_map import TierMap
+from ..figures.counters import LinkCounters, PageFacts, PagePlaces, StackSnapshot, TierSnapshot
+from ..table.held_page import HOST, Page
+from ..table.page_table import PageTable
+from ..table.use_times import UseTimes
+from ..tiers.host.host_tier import HostTier
+from ..tiers.host.landing import LandingSlots
+from ..tiers.tier import Tier
+from .mover import Mover
+from .restorer import Restorer
 
 #: Pages that are looked at while the page table is locked.
 PAGES_AT_ONCE = 64
 
 
-def take_snapshot(stack: TierStack) -> StackSnapshot:
+class HasTiers(Protocol):
+    """Tiers over one page table."""
+
+    @property
+    def table(self) -> PageTable: ...
+    @property
+    def host(self) -> HostTier: ...
+    @property
+    def tiers(self) -> Mapping[str, Tier]: ...
+
+
+class Observed(HasTiers, Protocol):
+    """What is told of: a tier stack."""
+
+    @property
+    def namespace(self) -> Namespace: ...
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def movers(self) -> Mapping[str, Mover]: ...
+    @property
+    def links(self) -> Mapping[str, LinkCounters]: ...
+    @property
+    def landing(self) -> LandingSlots | None: ...
+    @property
+    def restorer(self) -> Restorer: ...
+    @property
+    def events(self) -> EventLog: ...
+    @property
+    def use_times(self) -> UseTimes: ...
+    @property
+    def clock(self) -> Callable[[], float]: ...
+
+
+def take_snapshot(stack: Observed) -> StackSnapshot:
     """The whole stack at one moment; the devices a moment later. Any thread; takes short locks only."""
-    table, host, writer = stack.table, stack.host, stack.writer
+    table, landing = stack.table, stack.landing
     with table.lock:
         stack.use_times.note(table.time, stack.clock())
-        tiers = {
-            "host": stack.host_counters.snapshot(
-                capacity_bytes=host.capacity_bytes,
-                limit_bytes=host.limit_bytes,
-                used_bytes=host.used_slots * host.geometry.stride_bytes,
-                pages=table.resident_pages,
-                pinned_pages=table.pinned_in_host,
-            )
-        }
         directory = table.directory(stack.digest)
-        stored_pages, stored_bytes, pinned_on_ssd = table.stored_pages, table.stored_bytes, table.pinned_on_ssd
-        ssd_limit = table.ssd_limit
-        shared_pages, pinned_at_peers = table.peer_copies.pages, table.pinned_at_peers
-        backlog = writer.backlog if writer is not None else 0
-    stripe, devices = stack.ssd.snapshot() if stack.ssd is not None else (None, ())
-    if stripe is not None:
-        capacity = sum(device.capacity_bytes for device in devices if device.in_service)
-        tiers["ssd"] = stack.ssd_counters.snapshot(
-            capacity_bytes=capacity,
-            limit_bytes=capacity if ssd_limit is None else min(capacity, ssd_limit),
-            used_bytes=stored_bytes,
-            pages=stored_pages,
-            pinned_pages=pinned_on_ssd,
-        )
+        backlog = sum(mover.backlog for mover in stack.movers.values() if mover.copies.durable)
+    links = dict(stack.links)
+    details: dict[str, Any] = {"stripe": None, "devices": (), "io_engine": ""}
+    for tier in stack.tiers.values():
+        links |= tier.links
+        details |= tier.details()
     geometry = stack.namespace.geometry
-    links = {name: link.snapshot() for name, link in stack.links.items()}
-    if stack.peer is not None:
-        capacity = stack.peer.capacity_bytes
-        most = stack.config.peer.borrow_limit
-        tiers["peer"] = stack.peer_counters.snapshot(
-            capacity_bytes=capacity,
-            limit_bytes=capacity if most is None else most,
-            used_bytes=shared_pages * geometry.page_bytes,
-            pages=shared_pages,
-            pinned_pages=pinned_at_peers,
-        )
-        links |= {name: link.snapshot() for name, link in stack.peer.links.items()}
     return StackSnapshot(
         namespace=stack.digest.hex(),
         rank=stack.namespace.rank,
         page_bytes=geometry.page_bytes,
         tokens_per_page=geometry.tokens,
-        tiers=tiers,
-        links=links,
+        tiers=tier_snapshots(stack),
+        links={name: link.snapshot() for name, link in links.items()},
         directory=directory,
-        stripe=stripe,
-        devices=devices,
         restores=stack.restorer.snapshot(),
-        io_engine=stack.ssd.description if stack.ssd is not None else "",
         write_queue_pages=backlog,
-        landing_pages=stack.landing.slots if stack.landing is not None else 0,
-        landing_used_pages=stack.landing.used_slots if stack.landing is not None else 0,
+        landing_pages=landing.slots if landing is not None else 0,
+        landing_used_pages=landing.used_slots if landing is not None else 0,
         events_emitted=stack.events.emitted,
+        **details,
     )
 
 
-def whole_key(stack: TierStack, begin: bytes) -> bytes | None:
+def tier_snapshots(stack: HasTiers) -> dict[str, TierSnapshot]:
+    """What each tier below the device holds and has counted, by name. Any thread."""
+    host, table, found = stack.host, stack.table, {}
+    with table.lock:
+        copies = table.of[HOST]
+        found[host.name] = copies.counters.snapshot(
+            capacity_bytes=host.capacity_bytes,
+            limit_bytes=host.limit_bytes,
+            used_bytes=host.used_slots * host.geometry.stride_bytes,
+            pages=copies.pages,
+            pinned_pages=table.pinned_in(HOST),
+        )
+    for tier in stack.tiers.values():
+        capacity, copies = tier.capacity_bytes, table.named(tier.name)
+        with table.lock:
+            most = tier.limit_bytes if copies.limit is None else min(capacity, copies.limit)
+            found[tier.name] = copies.counters.snapshot(
+                capacity_bytes=capacity,
+                limit_bytes=capacity if most is None else most,
+                used_bytes=copies.bytes,
+                pages=copies.pages,
+                pinned_pages=table.pinned_in(copies.number),
+            )
+    return found
+
+
+def whole_key(stack: Observed, begin: bytes) -> bytes | None:
     """The key of the only page of this stack's namespace whose key begins so; None if none does, or several do."""
     if len(begin) == KEY_BYTES:
         return begin
@@ -88,12 +120,22 @@ def whole_key(stack: TierStack, begin: bytes) -> bytes | None:
     return found[0] if len(found) == 1 else None
 
 
-def page_facts(stack: TierStack, key: bytes) -> PageFacts | None:
+def page_facts(stack: Observed, key: bytes) -> PageFacts | None:
     """Where a page of this stack's namespace is; None if no whole copy of it is held. Any thread."""
     with stack.table.lock:
         page = stack.table.find(stack.digest, key)
         if page is None or not page.complete:
             return None
+        places: dict[str, Any] = {
+            "host_slot": page.slot if page.resident else None,
+            "peer": "",
+            "ssd_placement": (),
+            "generation": None,
+        }
+        for number, tier in enumerate(stack.tiers.values(), HOST + 1):
+            copy = page.copies[number]
+            if copy is not None and copy.whole:
+                places |= tier.facts(copy)
         return PageFacts(
             namespace=page.namespace.hex(),
             depth=page.depth,
@@ -102,17 +144,14 @@ def page_facts(stack: TierStack, key: bytes) -> PageFacts | None:
             bytes=page.length,
             uses=page.uses,
             pins=page.pins + page.kept,
-            host_slot=page.slot if page.host is HostState.RESIDENT else None,
-            peer=_place_text(page),
-            ssd_placement=page.stored.placement if page.stored is not None else (),
-            generation=page.stored.generation if page.stored is not None else None,
             checksum=_checksum(page),
             last_used_seconds=stack.use_times.seconds_since(page.last_use, stack.clock()),
             origin="recovered" if page.recovered else "computed here",
+            **places,
         )
 
 
-def prefix_places(stack: TierStack, key: bytes, most: int | None = None) -> list[PagePlaces]:
+def prefix_places(stack: Observed, key: bytes, most: int | None = None) -> list[PagePlaces]:
     """Where the pages of a sequence are, below the device, of which `key` is the last: in order, all or the last `most`
     of them; none if that page is not held. Any thread; each was there when it was looked at."""
     table = stack.table
@@ -126,71 +165,40 @@ def prefix_places(stack: TierStack, key: bytes, most: int | None = None) -> list
     found: list[PagePlaces] = []
     for start in range(0, len(chain), PAGES_AT_ONCE):
         with table.lock:
-            found += [_places(one) for one in chain[start : start + PAGES_AT_ONCE]]
+            found += [_places(stack, one) for one in chain[start : start + PAGES_AT_ONCE]]
     return found
 
 
-def tier_map(stack: TierStack, tier: str, *, time: float) -> TierMap | None:
-    """What is in each slot of a tier below the device, all of one moment; None if there is no such tier here. Any
-    thread. `time`: now, seconds since the epoch."""
-    geometry = stack.namespace.geometry
-    if tier == "host":
+def tier_map(stack: HasTiers, tier: str, *, time: float) -> TierMap | None:
+    """What is in each slot of a tier below the device, all of one moment; None if there is no such tier here, or it has
+    no slots. Any thread. `time`: now, seconds since the epoch."""
+    if tier == stack.host.name:
         with stack.table.lock:
-            states = stack.host.states()
-        return TierMap(time=time, slot_bytes=geometry.stride_bytes, states=states)
-    if tier == "ssd" and stack.ssd is not None:
-        return stack.ssd.slot_map(time=time)
-    if tier == "peer" and stack.peer is not None:
-        with stack.table.lock:
-            leases, copies = stack.peer.lease_slots(), stack.table.peer_copies.slots()
-        leases.sort(key=lambda lease: lease.key)
-        return TierMap(
-            time=time,
-            slot_bytes=geometry.page_bytes,
-            states=np.concatenate(
-                [*(_borrowed(lease, copies.get(lease.key, [])) for lease in leases), np.zeros(0, np.uint8)]
-            ),
-            pieces=tuple(MapPiece(f"{key.donor}/{key.lease}", slots) for key, slots, _, _ in leases),
-        )
-    return None
+            return stack.host.slot_map(time=time)
+    if tier not in stack.tiers:
+        return None
+    copies = stack.table.named(tier)
+
+    def held() -> list[object]:
+        whole = (page.copies[copies.number] for page in copies.listed())
+        return [copy.place for copy in whole if copy is not None and copy.whole]
+
+    with stack.table.lock:
+        return stack.tiers[tier].slot_map(held, time=time)
 
 
-def _borrowed(lease: LeaseSlots, with_page: list[int]) -> np.ndarray:
-    """The slots of one lease: a page is being copied to those that are held and have none."""
-    states = np.full(lease.slots, SlotState.BORROWED, np.uint8)
-    states[lease.held] = SlotState.LOADING
-    states[with_page] = SlotState.CACHED
-    states[lease.left] = SlotState.PRIVATE
-    return states
-
-
-def _places(page: Page) -> PagePlaces:
+def _places(stack: Observed, page: Page) -> PagePlaces:
     if page.dropped:
         return PagePlaces(page.depth, page.key.hex())
-    peer = None
-    if page.peer is not None:
-        lease, slot = page.peer.place
-        peer = (lease.donor, lease.lease, slot)
-    return PagePlaces(
-        page.depth,
-        page.key.hex(),
-        host_slot=page.slot if page.host is HostState.RESIDENT else None,
-        peer=peer,
-        ssd_placement=page.stored.placement if page.stored is not None else (),
-    )
+    places: dict[str, Any] = {"host_slot": page.slot} if page.resident else {}
+    for number, tier in enumerate(stack.tiers.values(), HOST + 1):
+        copy = page.copies[number]
+        if copy is not None and copy.whole:
+            places |= tier.place_facts(copy)
+    return PagePlaces(page.depth, page.key.hex(), **places)
 
 
 def _checksum(page: Page) -> str:
     """Of its bytes, as far as some copy says it."""
-    if page.digest is not None:
-        return page.digest.hex()
-    if page.stored is not None:
-        return page.stored.digest.hex()
-    return page.peer.digest.hex() if page.peer is not None else ""
-
-
-def _place_text(page: Page) -> str:
-    if page.peer is None:
-        return ""
-    key, slot = page.peer.place
-    return f"{key.donor} lease {key.lease} slot {slot}"
+    digests = (copy.digest for copy in page.copies if copy is not None and copy.whole)
+    return next((digest.hex() for digest in digests if digest is not None), "")

@@ -6,16 +6,16 @@ A source has only so much under way as keeps it busy, so that whoever needs it m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..restore.batch import Batch
 from ..restore.plan import Strategy
 from ..restore.planner import Planner
-from ..table.held_page import HostState, Page
-from ..tiers.peer_memory import PeerMemory
+from ..table.held_page import HOST
+from ..tiers.tier import Tier
 from .nearest_copy import NearestCopy
-from .promotion import DROPPED, Promotions, Source
+from .reads import DROPPED, Reads
 from .request_restore import Restore
 
 #: What a source has under way takes it about so long, seconds: a restore waits no longer for a page that it needs.
@@ -27,9 +27,9 @@ PICKS = 4
 SAMPLE_PAGES = 8
 SAMPLE_SECONDS = 0.1
 
-#: Who waits for a page: its restore, its number there, and the source that has been asked on behalf of it; None where
-#: the page was on its way already.
-Waiter = tuple[Restore, int, Source | None]
+#: Who waits for a page: its restore, the page's number there, and the number of the tier that was asked on behalf of
+#: it; None where the page was on its way already.
+Waiter = tuple[Restore, int, int | None]
 
 
 class LearnsCosts(Protocol):
@@ -57,15 +57,23 @@ class PageReads:
     """Used under the page table's lock."""
 
     def __init__(
-        self, planner: Planner, costs: LearnsCosts, clock: Callable[[], float], *, by_age: bool = False
+        self,
+        planner: Planner,
+        costs: LearnsCosts,
+        clock: Callable[[], float],
+        tiers: Sequence[Tier],
+        *,
+        by_age: bool = False,
     ) -> None:
-        """`by_age`: see `Batch`."""
+        """`tiers`: those beneath host memory, the nearest first. `by_age`: see `Batch`."""
         self._planner = planner
         self._costs = costs
         self._clock = clock
         self.batch: Batch[Restore] = Batch(clock=clock, by_age=by_age)
-        self._channels = {Source.PEER: Channel(), Source.SSD: Channel()}
-        self.promotions: Promotions[Waiter] | None = None  # set by the restorer, which is told what has come
+        self._tiers = tiers
+        self._channels = {tier.name: Channel() for tier in tiers}
+        self._numbers = {tier.name: number for number, tier in enumerate(tiers, HOST + 1)}
+        self.reads: Reads[Waiter] | None = None  # set by the restorer, which is told what has come
         #: Set by it, too: told of restores of which a page was found to be there, or lost, when its turn came.
         self.changed: Callable[[Restore], None] = lambda restore: None
         self._changed: list[Restore] = []
@@ -81,11 +89,9 @@ class PageReads:
             self._planner.latency_seconds,
         )
 
-    def nearest(self, peer: PeerMemory | None) -> NearestCopy:
+    def nearest(self) -> NearestCopy:
         """What chooses between copies of the pages of one restore."""
-        return NearestCopy(
-            peer, lambda: self._planner.page_seconds(Source.SSD.value), self.batch.under_way(Source.SSD.value)
-        )
+        return NearestCopy(self._tiers, self._planner.page_seconds, self.batch.under_way)
 
     def remove(self, restore: Restore) -> None:
         """Read nothing more for it."""
@@ -108,31 +114,30 @@ class PageReads:
         for source, channel in self._channels.items():
             window = self._window(source)
             most = max(1, window // PICKS)
-            while self.batch.under_way(source.value) < window:
-                pick = self.batch.next_load(source.value, most)
+            while self.batch.under_way(source) < window:
+                pick = self.batch.next_load(source, most)
                 if pick is None:
                     break
                 now = self._clock()
                 channel.since = now if channel.since is None else channel.since
-                pick.request.story.asked(source.value, now)
-                for unit in pick.units:
-                    self._begin(pick.request, unit, source)
+                pick.request.story.asked(source, now)
+                self._begin(pick.request, pick.units, source)
         changed, self._changed = self._changed, []
         for restore in changed:
             self.changed(restore)
 
-    def answered(self, source: Source, nbytes: int) -> None:
+    def answered(self, source: str, nbytes: int) -> None:
         """A page that `source` was asked for has come (`nbytes` of it), or will not (0)."""
-        self.batch.answered(source.value)
+        self.batch.answered(source)
         channel = self._channels[source]
         channel.pages += nbytes > 0
         channel.nbytes += nbytes
-        idle, now = not self.batch.under_way(source.value), self._clock()
+        idle, now = not self.batch.under_way(source), self._clock()
         if channel.since is None:
             return
         if idle or channel.pages >= SAMPLE_PAGES or (channel.pages and now - channel.since >= SAMPLE_SECONDS):
             if channel.nbytes:
-                self._costs.loaded(source.value, channel.nbytes, now - channel.since)
+                self._costs.loaded(source, channel.nbytes, now - channel.since)
             channel.since = None if idle else now
             channel.pages = channel.nbytes = 0
 
@@ -140,9 +145,9 @@ class PageReads:
         """How long what is under way may take, on its slowest source; None if that is not known."""
         seconds = 0.0
         for source in self._channels:
-            under_way = self.batch.under_way(source.value)
+            under_way = self.batch.under_way(source)
             if under_way:
-                each = self._planner.page_seconds(source.value)
+                each = self._planner.page_seconds(source)
                 if each is None:
                     return None
                 seconds = max(seconds, under_way * each)
@@ -152,35 +157,43 @@ class PageReads:
         """How long what is under way, and what `restore` lacks beside it, may take; None if that is not known."""
         seconds = 0.0
         for source in self._channels:
-            pages = self.batch.under_way(source.value) + restore.flight.absent_from(source.value)
-            each = self._planner.page_seconds(source.value)
+            pages = self.batch.under_way(source) + restore.flight.absent_from(source)
+            each = self._planner.page_seconds(source)
             if pages and each is None:
                 return None
             seconds = max(seconds, pages * (each or 0.0))
         return seconds
 
-    def _window(self, source: Source) -> int:
+    def _window(self, source: str) -> int:
         """Pages that `source` may have under way: a chunk at most, and two at least, one of them to be next."""
-        each = self._planner.page_seconds(source.value)
+        each = self._planner.page_seconds(source)
         return max(2, min(self._planner.chunk, int(WINDOW_SECONDS / each) if each else self._planner.chunk))
 
-    def _begin(self, restore: Restore, unit: int, source: Source) -> None:
-        page = restore.claimed[unit]
-        assert self.promotions is not None
-        if page.host is HostState.RESIDENT or page.landing >= 0:
-            # Another restore has brought it up meanwhile; it was verified on its way.
-            restore.flight.arrived(unit)
-            self._changed.append(restore)
-            self.answered(source, 0)
-        elif self.promotions.join(page, (restore, unit, None)) is not None:
-            self.answered(source, 0)
-        elif self._promote(page, (restore, unit, source), source) is None:
-            restore.story.lost(source.value, DROPPED if page.dropped else "no room in host memory")
-            restore.short = True
-            self._changed.append(restore)
-            restore.flight.failed(unit)
-            self.answered(source, 0)
+    def _begin(self, restore: Restore, units: range, source: str) -> None:
+        """Have units read that `source` has picked; what is there already, or on its way, is not asked for."""
+        assert self.reads is not None
+        number, wanted = self._numbers[source], []
+        for unit in units:
+            page = restore.claimed[unit]
+            if page.resident or page.landing >= 0:
+                # Another restore has brought it up meanwhile; it was verified on its way.
+                restore.flight.arrived(unit)
+                self._changed.append(restore)
+                self.answered(source, 0)
+            elif self.reads.join(page, (restore, unit, None)) is not None:
+                self.answered(source, 0)
+            elif page.dropped:
+                self._not_begun(restore, unit, source)
+            else:
+                wanted.append((page, (restore, unit, number)))
+        for (_, (_, unit, _)), begun in zip(wanted, self.reads.begin(wanted, number), strict=True):
+            if not begun:
+                self._not_begun(restore, unit, source)
 
-    def _promote(self, page: Page, waiter: Waiter, source: Source) -> Source | None:
-        assert self.promotions is not None
-        return None if page.dropped else self.promotions.begin(page, waiter, source)
+    def _not_begun(self, restore: Restore, unit: int, source: str) -> None:
+        dropped = restore.claimed[unit].dropped
+        restore.story.lost(source, DROPPED if dropped else "no room in host memory")
+        restore.short = True
+        self._changed.append(restore)
+        restore.flight.failed(unit)
+        self.answered(source, 0)

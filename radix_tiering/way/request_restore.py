@@ -22,7 +22,6 @@ from ..restore.flight import Flight
 from ..restore.planner import Decision
 from ..restore.storyteller import Storyteller
 from ..table.held_page import Page, Places
-from .promotion import Source
 
 #: Where whoever drives the device has not said that it can.
 NOBODY_COMPUTES_LAYERS = "nothing here computes single layers"
@@ -81,6 +80,7 @@ class Restore:
         "started",
         "state",
         "story",
+        "tiers",
         "waits_since",
     )
 
@@ -90,13 +90,14 @@ class Restore:
         prefix_keys: Sequence[bytes],
         started: float,
         *,
+        tiers: Sequence[str],
         page_tokens: int,
         can_compute: bool = False,
         no_layers: str = NOBODY_COMPUTES_LAYERS,
         why: str = "",
     ) -> None:
-        """`no_layers`: why the device could not compute it layer by layer; empty if it could. `why`: it is all
-        recomputed, for this reason, and nothing is looked for."""
+        """`tiers`: their names by number, host memory's first. `no_layers`: why the device could not compute it layer
+        by layer; empty if it could. `why`: it is all recomputed, for this reason, and nothing is looked for."""
         self.keys = keys  # the chain to bring up
         self.prefix_keys = prefix_keys  # pages before it, which the device has: used, not moved
         self.can_compute = can_compute  # the device could compute a part of it
@@ -108,7 +109,8 @@ class Restore:
         self.outcome = ""  # how it ended, by the name that `RestoreSnapshot` counts it under; empty: nothing was held
         self.ended: float | None = None
         self.claimed: list[Page] = []  # pinned
-        self.sources: list[Source] = []
+        self.tiers = tiers
+        self.sources: list[int] = []  # the tier of each claimed page, by number
         self.flight = Flight()  # of the claimed pages
         self.complete = False  # the chain has been claimed as far as it goes
         self.short = False  # a page was found that could not be claimed
@@ -155,7 +157,11 @@ class Restore:
 
     def by_source(self) -> dict[str, int]:
         """Claimed pages that were found in each source, by its name; those without any are left out."""
-        return {source.value: pages for source in Source if (pages := self.sources.count(source))}
+        return {name: pages for tier, name in enumerate(self.tiers) if (pages := self.sources.count(tier))}
+
+    def found(self, first: int = 0, end: int | None = None) -> list[str]:
+        """The tiers, by name, that pages `[first, end)` came from or come from; all without an end."""
+        return [self.tiers[tier] for tier in self.sources[first:end]]
 
     @property
     def slots(self) -> np.ndarray:

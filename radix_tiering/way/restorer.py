@@ -17,46 +17,37 @@ import numpy as np
 
 from ..base.events import EventLog
 from ..base.runner import Runner
-from ..figures.counters import LinkCounters, RestoreSnapshot, TierCounters
+from ..figures.counters import RestoreSnapshot
 from ..restore.flight import Step, Unit
 from ..restore.planner import Planner
-from ..table.held_page import Page, Places
+from ..table.held_page import HOST, Page, Places
 from ..table.page_table import PageTable
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
-from ..tiers.peer_memory import PeerMemory
-from ..tiers.ssd import StripeSet
-from ..tiers.ssd.direct_reads import DirectReads
+from ..tiers.tier import Tier
 from .claims import PAGES_PER_HOLD, Claims
 from .layer_steps import LayerSteps
+from .mover import Mover
 from .pacing import Pacing
 from .page_reads import PageReads, Waiter
-from .peer_writer import PeerWriter
-from .promotion import Promotions, Source
+from .reads import Reads
 from .request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
-from .write_behind import WriteBehind
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5
 
 
 class Restorer:
-    """Runs restores on one worker thread ("swift-restore"); SSD reads complete on the stripe set's thread."""
+    """Runs restores on one worker thread ("swift-restore"); reads complete on the threads of their tiers."""
 
     def __init__(
         self,
         namespace: bytes,
         table: PageTable,
         host: HostTier,
-        stripes: StripeSet | None,
-        writer: WriteBehind | None,
-        sharer: PeerWriter | None,
+        tiers: Sequence[Tier],
+        movers: Sequence[Mover],
         *,
-        host_counters: TierCounters,
-        ssd_counters: TierCounters,
-        peer: PeerMemory | None,
-        peer_counters: TierCounters,
-        link: LinkCounters,
         events: EventLog,
         runner: Runner,
         deadline_seconds: float,
@@ -66,13 +57,11 @@ class Restorer:
         reads: PageReads,
         behind: float,
         landing: LandingSlots | None = None,
-        direct: DirectReads | None = None,
     ) -> None:
+        """`tiers`: those of `table` beneath host memory, the nearest first; `movers`: one for each of them."""
         self._table = table
         self._host = host
-        self._host_counters = host_counters
-        self._ssd_counters = ssd_counters
-        self._peer_counters = peer_counters
+        self._names = [copies.name for copies in table.of]
         self._events = events
         self._runner = runner
         self._clock = clock = runner.monotonic
@@ -81,24 +70,29 @@ class Restorer:
         self._reads = reads
         self._jobs = runner.queue()  # of functions to call on its thread, and None at the end
         self._deferred: deque[Restore] = deque()
-        self._promotions: Promotions[Waiter] = Promotions(
-            table, host, stripes, peer, host_counters=host_counters, ssd_counters=ssd_counters,
-            peer_counters=peer_counters, link=link, events=events, clock=clock, settled=self._promoted,
-            landing=landing, direct=direct,
-        )  # fmt: skip
-        reads.promotions = self._promotions
+        #: What brings single pages up.
+        self.page_reads: Reads[Waiter] = Reads(
+            table, host, tiers, events=events, clock=clock, settled=self._read, landing=landing
+        )
+        reads.reads = self.page_reads
         reads.changed = self._finish_if_settled
         self._claims = Claims(
-            namespace, table, host, writer, sharer, self._promotions, host_counters=host_counters,
-            ssd_counters=ssd_counters if stripes is not None else None,
-            peer_counters=peer_counters if peer is not None else None, events=events, verify=verify,
-            fingerprint=fingerprint, settle=self._settle, nearest=lambda: reads.nearest(peer),
-        )  # fmt: skip
+            namespace,
+            table,
+            host,
+            movers,
+            self.page_reads,
+            events=events,
+            verify=verify,
+            fingerprint=fingerprint,
+            settle=self._settle,
+            nearest=reads.nearest,
+        )
         self._pacing = Pacing(
             planner, reads, events, clock, behind=behind, deadline_seconds=lambda: self._deadline_seconds
         )
         #: For a device that computes restores layer by layer.
-        self.layers = LayerSteps(table, self._pacing, reads, host_counters)
+        self.layers = LayerSteps(table, self._pacing, reads)
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = runner.thread(self._run, "swift-restore")
         self._thread.start()
@@ -119,9 +113,14 @@ class Restorer:
         layer; empty if it could.
         """
         restore = Restore(
-            keys, prefix_keys, self._clock(), page_tokens=self._page_tokens, can_compute=can_compute,
+            keys,
+            prefix_keys,
+            self._clock(),
+            tiers=self._names,
+            page_tokens=self._page_tokens,
+            can_compute=can_compute,
             no_layers=no_layers,
-        )  # fmt: skip
+        )
         self._jobs.put(lambda: self._start(restore))
         return restore
 
@@ -154,7 +153,7 @@ class Restorer:
     def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), why: str = "") -> Restore:
         """A restore of `keys` where nothing is held, or, if `why` says so, wanted: ready now, with no page. Counts the
         misses and the uses."""
-        restore = Restore(keys, prefix_keys, self._clock(), page_tokens=self._page_tokens, why=why)
+        restore = Restore(keys, prefix_keys, self._clock(), tiers=self._names, page_tokens=self._page_tokens, why=why)
         restore.ended = restore.started
         restore.complete = True
         restore.state = RestoreState.READY
@@ -218,13 +217,11 @@ class Restorer:
                 self._events.emit("load.failed", pages=pages)
                 return
             served = restore.sources[first : first + pages]
-            by_source = {source: served.count(source) for source in Source}
             length = restore.claimed[0].length if restore.claimed else 0
-            self._host_counters.hits += by_source[Source.HOST]
-            self._ssd_counters.hits += by_source[Source.SSD]
-            self._peer_counters.hits += by_source[Source.PEER]
-            self._host_counters.bytes_read += (pages - landed) * length
-            self._host_counters.read_latency.observe(seconds)
+            for copies in self._table.of:
+                copies.counters.hits += served.count(copies.number)
+            self._table.of[HOST].counters.bytes_read += (pages - landed) * length
+            self._table.of[HOST].counters.read_latency.observe(seconds)
             restore.story.copy_seconds += seconds
 
     # ---- while the device computes; the thread that drives it ----
@@ -344,18 +341,6 @@ class Restorer:
         kept = self._table.operator_pins.kept_pages
         return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
 
-    def learn(self, page: Page) -> None:
-        """See `Promotions.learn`. Lock held."""
-        self._promotions.learn(page)
-
-    def save(self, page: Page, ended: Callable[[bool], None]) -> bool:
-        """See `Promotions.save`. Lock held."""
-        return self._promotions.save(page, ended)
-
-    def abandon(self, device: int) -> None:
-        """See `Promotions.abandon`. Lock held."""
-        self._promotions.abandon(device)
-
     def _give_back(self, claimed: Sequence[Page]) -> None:
         """Unpin, then go on with the restores that were put off for want of room, in their order."""
         for start in range(0, len(claimed), PAGES_PER_HOLD):
@@ -370,30 +355,30 @@ class Restorer:
     def _miss(self, restore: Restore) -> None:
         with self._table.lock:
             now = self._table.tick()
-            self._claims.count_misses(len(restore.keys), 0, 0)
+            self._claims.count_misses(len(restore.keys))
         self._claims.use(restore.prefix_keys, now, restore.reach)
 
     # ---- lock held ----
 
-    def _promoted(self, waiter: Waiter, source: Source, failure: str) -> None:
+    def _read(self, waiter: Waiter, source: int, failure: str) -> None:
         """A page that was on its way up is there, or will not come."""
         restore, unit, asked = waiter
         if unit < len(restore.sources):
             restore.sources[unit] = source
         if asked is not None:
-            self._reads.answered(asked, 0 if failure else self._host.geometry.page_bytes)
+            self._reads.answered(self._names[asked], 0 if failure else self._host.geometry.page_bytes)
         if not failure:
-            restore.story.arrived(source.value, self._clock())
+            restore.story.arrived(self._names[source], self._clock())
         self._settle(restore, unit, source, failure)
         self._reads.pump()
         self._finish_if_settled(restore)
 
-    def _settle(self, restore: Restore, unit: int, source: Source, failure: str) -> None:
+    def _settle(self, restore: Restore, unit: int, source: int, failure: str) -> None:
         if not failure:
             restore.flight.arrived(unit)
             return
         if restore.state is RestoreState.RUNNING and restore.flight[unit] is Unit.LOADING:
-            restore.story.lost(source.value, failure)
+            restore.story.lost(self._names[source], failure)
         restore.flight.failed(unit)
 
     def _finish_if_settled(self, restore: Restore) -> None:

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from ..table.held_page import HostState, Page
+from ..table.held_page import Page
 from ..table.page_table import PageTable
-from .write_behind import WriteBehind
+from .mover import Mover
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -76,14 +76,14 @@ def settle_memory(table: PageTable) -> Sweep:
     return emptied
 
 
-def offer(table: PageTable, writer: WriteBehind, pages: Sequence[Page]) -> Sweep:
+def offer(table: PageTable, mover: Mover, pages: Sequence[Page]) -> Sweep:
     """Have written what host memory has of `pages`, those first that others follow."""
     offered = 0
     for batch in batches(sorted(pages, key=lambda page: page.depth)):
         with table.lock:
             for page in batch:
-                if not page.dropped and page.host is HostState.RESIDENT:
-                    writer.offer(page)
+                if not page.dropped and page.resident:
+                    mover.offer(page)
                     offered += 1
         yield
     return offered

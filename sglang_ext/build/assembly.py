@@ -24,12 +24,12 @@ from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, ProfileErr
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
-from swift_tiers.radix_tiering.tiers.peer_memory import PeerMemory
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles, check_directories, device_files_in
 from swift_tiers.radix_tiering.tiers.ssd.direct import find_kvikio
 from swift_tiers.radix_tiering.tiers.ssd.files import open_array, open_device_file
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.tiers.tier import Tier
 
 from ..pools.device_pool import DevicePool
 from ..pools.landing import open_direct, open_landing, wanted_kvikio
@@ -123,7 +123,7 @@ def open_stack(
     namespace: Namespace,
     config: TiersConfig,
     rank: Rank,
-    borrow: Callable[[Callable[[np.ndarray], bytes]], PeerMemory | None] = lambda fingerprint: None,
+    borrow: Callable[[Callable[[np.ndarray], bytes]], Tier | None] = lambda fingerprint: None,
     *,
     landing: Landing | None = None,
     kvikio: Any = None,
@@ -153,17 +153,11 @@ def open_stack(
         else "",
         namespace.digest().hex(),
     )
+    if ssd is not None and (direct := open_direct(kvikio, ssd, landing)) is not None:
+        ssd.land_by(direct)
     peer = borrow(ssd.fingerprint if ssd is not None else page_digest)
-    return TierStack(
-        namespace,
-        config,
-        host,
-        ssd,
-        peer,
-        costs=known_costs(namespace, config.restore),
-        landing=landing,
-        direct=open_direct(kvikio, ssd, landing),
-    )
+    tiers = [tier for tier in (peer, ssd) if tier is not None]  # in the order in which they are read
+    return TierStack(namespace, config, host, tiers, costs=known_costs(namespace, config.restore), landing=landing)
 
 
 def known_costs(namespace: Namespace, config: RestoreConfig) -> LiveCosts:

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
-from swift_tiers.radix_tiering.way.promotion import Source
 from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 
 #: Neighbouring pages from one place, in order: (("host", 30), ("ssd", 4)).
@@ -106,9 +105,9 @@ def tell_forward(batch: Any, seconds: float, ended: float) -> None:
             facts.story.forward(start, length, of_tokens, seconds, ended)
 
 
-def runs_of(sources: Iterable[Source]) -> Runs:
+def runs_of(tiers: Iterable[str]) -> Runs:
     """Neighbouring pages from one place, counted."""
-    return tuple((source.value, len(list(group))) for source, group in groupby(sources))
+    return tuple((tier, len(list(group))) for tier, group in groupby(tiers))
 
 
 def shown_rid(rid: str) -> str:

@@ -19,7 +19,6 @@ from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 
 from swift_tiers.radix_tiering.restore.flight import Step
-from swift_tiers.radix_tiering.way.promotion import Source
 
 from ..tell.request_facts import RequestFacts
 from ..tell.sampler import Sampler
@@ -322,16 +321,17 @@ class SwiftRadixCache(KeepingRadixCache):
         return self.linker.admission.may_enter(arrival, self.chunk_taken) and not self.linker.restart(arrival)
 
     def pop_prefetch_loaded_span(self, request: Any) -> tuple[int, int | None]:
-        """Tokens that came up from ssd for this request and where they begin, for SGLang's own accounting."""
+        """Tokens that came up for this request from storage, from durable tiers, and where they begin, for SGLang's own
+        accounting."""
         arrival = self.linker.arrival_of(request)
         claim = self.linker.cache_linker.claims.get(request.rid)
         if claim is None or arrival is None:
             return 0, None
-        sources = claim.restore.sources[: claim.restore.pages]
-        count = sources.count(Source.SSD)
-        if not count:
+        tiers = self.linker.cache_linker.stack.table.of
+        stored = [tiers[tier].durable for tier in claim.restore.sources[: claim.restore.pages]]
+        if not any(stored):
             return 0, None
-        return count * self.page_size, (arrival.device_pages + sources.index(Source.SSD)) * self.page_size
+        return sum(stored) * self.page_size, (arrival.device_pages + stored.index(True)) * self.page_size
 
     def has_pending_cache_operations(self) -> bool:
         return False
@@ -371,7 +371,7 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def clear_storage_backend(self) -> bool:
         """SGLang's /clear_hicache_storage_backend: every tier of this server is emptied."""
-        self.linker.cache_linker.stack.flush_soon(host=True, ssd=True)
+        self.linker.cache_linker.stack.flush_soon(memory=True, durable=True)
         return True
 
     def reset(self) -> None:

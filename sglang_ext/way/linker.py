@@ -271,7 +271,7 @@ class SwiftLinker(UnifiedCacheLinker):
                 raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(places)} promised")
             claim.loading = True
             self._queued[rid] = Load(rid, claim.restore, offset, places, pool_pages)
-            self.served[rid] = runs = runs_of(claim.restore.sources[offset:last])
+            self.served[rid] = runs = runs_of(claim.restore.found(offset, last))
             claim.restore.story.loaded(offset, runs)
         except Exception as error:
             # Refusing here could split the ranks; a load that fails is answered by SGLang with 503 on all of them.
@@ -375,7 +375,7 @@ class SwiftLinker(UnifiedCacheLinker):
         self._quiesce()
         self.resets += 1
         level = self.stack.config.policy.flush_cache
-        self.stack.flush_soon(host=level != "device", ssd=level == "all")
+        self.stack.flush_soon(memory=level != "device", durable=level == "all")
         if self.stale_device:
             # What the device computed with weights that are gone is gone as well; whatever of it might have slipped
             # through is in a namespace that is left now.

@@ -50,6 +50,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
 )
 from swift_tiers.radix_tiering.bus.contract.views import RankState
 from swift_tiers.radix_tiering.bus.hear.lease_pairs import differences, pairs_of, views_of
+from swift_tiers.radix_tiering.table.rules import check_rules
 
 from support.command_line import run_command
 
@@ -104,13 +105,12 @@ def check(server: DemoServer) -> None:
     """The product's rules, and books that agree with each other."""
     tiers = server.tiers
     with tiers.table.lock:
-        tiers.table.check()
-        tiers.table.peer_copies.check()
+        check_rules(tiers.table)
     # The rules know host memory, where nothing is lent or computed.
     states = tiers.pool.states()
     told = np.where(np.isin(states, [SlotState.LENT, SlotState.RECOMPUTING]), np.uint8(SlotState.PRIVATE), states)
     with tiers.device.lock, patch.object(tiers.pool, "states", lambda: told):
-        tiers.device.check()
+        check_rules(tiers.device)
     assert (states == SlotState.LENT).sum() == (server.donor.sizer.lent if server.donor is not None else 0)
     slots = [slot for asked in server.requests.values() for slot in asked.claim.slots]
     lent = server.donor.sizer.lent if server.donor is not None else 0
@@ -118,7 +118,9 @@ def check(server: DemoServer) -> None:
     assert len(set(slots)) == len(slots)
     if server.stripes is not None:
         out = {device.number for device in server.stripes.devices if device.service == "out"}
-        stored = [page.stored for page in tiers.table.all_pages() if page.stored is not None]
+        ssd = tiers.table.named("ssd").number
+        copies = [page.copies[ssd] for page in tiers.table.all_pages()]
+        stored = [copy.place for copy in copies if copy is not None and copy.whole]
         assert not any(device in out for one in stored for device, _ in one.placement)
 
 

@@ -62,7 +62,7 @@ def test_a_device_that_is_added_holds_pages_and_is_found_again(places) -> None:
     put(stack, chain("new", *range(20)))
     stack.wait_written(10)
     assert stack.snapshot().devices[1].writes > 0
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert get(stack, chain("new", *range(20))) == 21
     assert get(stack, chain("old", *range(5))) == 6
     check(stack)
@@ -91,8 +91,8 @@ def test_a_stack_to_which_a_device_was_added_may_be_killed(places) -> None:
     obey(stack, AddDevice(directory=str(places[1])))
     put(stack, chain(*range(20)))
     stack.wait_written(10)
-    stack.stripes.close(None)
-    stack.ssd._array.close()
+    stack.tiers["ssd"].stripes.close(None)
+    stack.tiers["ssd"]._array.close()
     again = make_stack(host_pages=64, ssd=open_tier(places[:2]))
     assert get(again, chain(*range(20))) == 20
     check(again)
@@ -167,10 +167,10 @@ def test_a_file_that_was_made_in_vain_is_removed(places) -> None:
     def closed(*_):
         raise RuntimeError("the stripe set is closed")
 
-    stack.stripes.add = closed
+    stack.tiers["ssd"].stripes.add = closed
     assert "the stripe set is closed" in refusal(stack, AddDevice(directory=str(places[1])))
     assert not (places[1] / NAME).exists()
-    del stack.stripes.add
+    del stack.tiers["ssd"].stripes.add
     assert isinstance(obey(stack, AddDevice(directory=str(places[1]))), str)
     gc.collect()  # what other tests have left must not go meanwhile
     number_of_files = len(os.listdir("/proc/self/fd"))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from swift_tiers.radix_tiering.table.held_page import Page
+from swift_tiers.radix_tiering.table.held_page import HOST, Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.sweeps import STEP_PAGES
@@ -21,6 +21,7 @@ from support.engine import (
     chain,
     check,
     close,
+    copy_of,
     get,
     make_stack,
     memory_ssd,
@@ -76,7 +77,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     def watched_table(table, *arguments, **options) -> None:
         make(table, *arguments, **options)
         table.lock = lock = WatchedLock()
-        book = table._directory
+        book = table.summary
 
         def counted(change: Callable[[Page], None]) -> Callable[[Page], None]:
             def counting(page: Page) -> None:
@@ -110,7 +111,7 @@ def filled(in_host: bool, *, devices: int = 2, shape: str = "long", lent: ModelP
             put(stack, [key], parent=root, depth=2)
     assert stack.wait_written(60)
     if not in_host:
-        stack.flush(host=True, ssd=False)
+        stack.flush(memory=True, durable=False)
     return stack, keys
 
 
@@ -149,7 +150,7 @@ def test_a_damaged_page_hides_what_is_behind_it_at_once(shape: str, in_host: boo
             assert known(stack, keys) == 2
         assert known(stack, keys) == 2
     assert stack.wait_written(60)
-    assert (stack.table.stored_pages, stack.host.used_slots) == (2, 2)
+    assert (stack.table.named("ssd").pages, stack.host.used_slots) == (2, 2)
     check(stack)
 
 
@@ -157,26 +158,26 @@ def test_a_page_that_is_damaged_on_ssd_alone_takes_nobody_along_that_can_still_b
     stack, keys = filled(in_host=True)
     page = stack.table.find(stack.digest, keys[0])
     with stack.table.lock.watching(), stack.table.lock:
-        stack.table.detach_stored(page)
-    assert (stack.table.stored_pages, known(stack, keys)) == (PAGES - 1, PAGES)
+        stack.table.lose(page, stack.table.named("ssd").number)
+    assert (stack.table.named("ssd").pages, known(stack, keys)) == (PAGES - 1, PAGES)
     assert get(stack, keys[:1]) == 1  # which has it written again
     assert stack.wait_written(60)
-    assert stack.table.stored_pages == PAGES
+    assert stack.table.named("ssd").pages == PAGES
     check(stack)
 
 
 @pytest.mark.parametrize("in_host", [False, True])
 def test_a_device_that_goes_out_hides_its_pages_at_once(in_host: bool) -> None:
     stack, keys = filled(in_host, devices=2)
-    before = {key: stack.table.find(stack.digest, key).stored for key in keys}
-    lost = [key for key in keys if before[key].uses(0)]
+    before = {key: copy_of(stack, stack.table.find(stack.digest, key), "ssd") for key in keys}
+    lost = [key for key in keys if before[key].place.uses(0)]
     assert 0 < len(lost) < PAGES
-    present = stack.ssd._array.present
+    present = stack.tiers["ssd"]._array.present
     with stack.table.lock.watching():
         with busy_errands(stack):
-            stack.ssd._array.present = lambda device: device != 0 and present(device)
+            stack.tiers["ssd"]._array.present = lambda device: device != 0 and present(device)
             wait_until(lambda: "device.out" in [event.kind for event in stack.events.since()], "it does not leave")
-            alone = next(at for at, key in enumerate(keys) if before[key].uses(0))
+            alone = next(at for at, key in enumerate(keys) if before[key].place.uses(0))
             assert stack.probe(keys[alone:]) == (PAGES - alone if in_host else 0)
             restore = settle(stack, stack.restore(keys))
             assert restore.pages == (PAGES if in_host else alone)
@@ -185,7 +186,7 @@ def test_a_device_that_goes_out_hides_its_pages_at_once(in_host: bool) -> None:
         assert stack.wait_written(60)
     (told,) = [event.fields["pages"] for event in stack.events.since() if event.kind == "device.pages_lost"]
     assert told == len(lost)
-    assert not any(page.stored.uses(0) for page in stack.table.all_pages() if page.stored is not None)
+    assert not any(copy.place.uses(0) for page in stack.table.all_pages() if (copy := copy_of(stack, page, "ssd")))
     assert known(stack, keys) == (PAGES if in_host else alone)
     check(stack)
 
@@ -195,25 +196,25 @@ def test_a_flush_is_complete_when_it_returns_and_ends_in_steps(ssd: bool) -> Non
     peer = ModelPeer(GEOMETRY.page_bytes)
     stack, keys = filled(in_host=True)
     alone = chain(*(f"in host memory alone {number}" for number in range(5)))
-    stack.writer.enabled = False
+    stack.movers["ssd"].enabled = False
     put(stack, alone)
-    stack.writer.enabled = True
+    stack.movers["ssd"].enabled = True
     with stack.table.lock.watching():
         with busy_errands(stack):
-            stack.flush_soon(host=True, ssd=ssd)
+            stack.flush_soon(memory=True, durable=ssd)
             assert stack.probe(alone) == 0
             assert stack.probe(keys) == (0 if ssd else PAGES)
             for wanted, pages in ((alone, 0), (keys[:40], 0 if ssd else 40)):
                 restore = settle(stack, stack.restore(wanted))
                 assert restore.pages == pages
-                assert [source.value for source in restore.sources] == ["ssd"] * pages, "host memory is empty"
+                assert restore.found() == ["ssd"] * pages, "host memory is empty"
                 stack.restorer.release(restore)
             stack.restorer.flush()
             assert put(stack, alone) == 5, "what comes in now stays"
         assert get(stack, alone) == 5
     assert stack.wait_written(60)
     assert stack.host.used_slots == 5 + (0 if ssd else 40)
-    assert stack.table.stored_pages == 5 + (0 if ssd else PAGES)
+    assert stack.table.named("ssd").pages == 5 + (0 if ssd else PAGES)
     peer.close()
     check(stack)
 
@@ -225,17 +226,17 @@ def test_a_flush_forgets_copies_at_peers_at_once() -> None:
     peer.settle()
     keys = chain(*range(4))
     put(stack, keys)
-    while stack.sharer.backlog:
+    while stack.movers["peer"].backlog:
         peer.settle()
     with stack.table.lock:
         for page in reversed(stack.table.listed()):
-            stack.table.evict_host(page)
+            stack.table.lose(page, HOST)
     assert stack.probe(keys) == 4
     with busy_errands(stack):
-        stack.flush_soon(host=True, ssd=False)
+        stack.flush_soon(memory=True, durable=False)
         assert stack.probe(keys) == 0
         assert settle(stack, stack.restore(keys)).pages == 0
-    assert stack.table.peer_copies.pages == 0
+    assert stack.table.named("peer").pages == 0
     check(stack)
 
 
@@ -253,15 +254,15 @@ def test_new_weights_leave_memory_in_steps() -> None:
 
 def test_a_start_and_an_end_take_the_lock_in_steps() -> None:
     stack, keys = filled(in_host=True)
-    devices = stack.ssd._array
-    stack.writer.paused = True  # what is new is to be written by the end
+    devices = stack.tiers["ssd"]._array
+    stack.movers["ssd"].paused = True  # what is new is to be written by the end
     new = chain(*(f"new {number}" for number in range(5 * STEP_PAGES)))
     with stack.table.lock:
-        stack.table.evict_host(stack.table.find(stack.digest, keys[-1]))
-    stack.flush(host=True, ssd=False)
+        stack.table.lose(stack.table.find(stack.digest, keys[-1]), HOST)
+    stack.flush(memory=True, durable=False)
     for start in range(0, len(new), 50):
         put(stack, new[start : start + 50], parent=new[start - 1] if start else b"\0" * 32, depth=start + 1)
-    stack.writer.paused = False
+    stack.movers["ssd"].paused = False
     with stack.table.lock.watching():
         close(stack)
     images = [image.copy() for image in devices.images]

@@ -109,7 +109,7 @@ def test_a_flush_says_whether_it_would_survive_a_crash(scene, silent: int) -> No
         scene.array.silence(device)
     ended: list[bool] = []
     flushing = threading.Thread(
-        target=lambda: (scene.stack.flush(host=True, ssd=True), ended.append(True)), daemon=True
+        target=lambda: (scene.stack.flush(memory=True, durable=True), ended.append(True)), daemon=True
     )
     flushing.start()
     wait_for(lambda: len(scene.array.swallowed) >= silent)

@@ -84,7 +84,7 @@ class Rig:
 
     def load(self) -> None:
         """One request whose pages are all loaded."""
-        self.stack.flush(host=True, ssd=False)
+        self.stack.flush(memory=True, durable=False)
         restore = self.stack.restore(self.keys)
         while not self.stack.restorer.poll(restore):
             self.stack.restorer.flush()
@@ -133,8 +133,8 @@ def test_without_the_slow_device_the_others_are_believed_what_they_bring(rig: Ri
     slow = rig.meeting()
     rig.array.gone = 2
     rig.clock.now += 2.0  # devices are looked at once a second
-    wait_for(lambda: rig.stack.ssd.snapshot()[1][2].service != "in service")
-    rig.stack.flush(host=True, ssd=True)
+    wait_for(lambda: rig.stack.tiers["ssd"].snapshot()[1][2].service != "in service")
+    rig.stack.flush(memory=True, durable=True)
     rig.write()
     rig.load()
     assert rig.believed > 0.4

@@ -9,7 +9,6 @@ import pytest
 from swift_tiers.radix_tiering.base.errors import FormatError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.way.promotion import Source
 from swift_tiers.radix_tiering.way.request_restore import RestoreState
 
 from support.engine import (
@@ -125,7 +124,7 @@ def test_pages_evicted_from_host_memory_come_back_from_ssd():
     stack.wait_written(10)
     restore = settle(stack, stack.restore(first))
     assert restore.pages == 4
-    assert restore.sources == [Source.SSD] * 4
+    assert restore.found() == ["ssd"] * 4
     stack.restorer.release(restore)
     assert get(stack, second) == 4
     check(stack)
@@ -166,7 +165,7 @@ def test_another_namespace_never_hits_and_both_survive():
 def test_a_full_ssd_evicts_pages_of_other_namespaces_too():
     array = MemoryArray([300_000], seed=3)
     old = make_stack(host_pages=64, ssd=memory_ssd(array=array))
-    room = old.stripes.capacity_units
+    room = old.tiers["ssd"].stripes.capacity_units
     put(old, chain(*range(room)))
     old.close()
     new = make_stack(host_pages=64, ssd=memory_ssd(array=_reopened(array)), space=namespace(model="new"))
@@ -175,7 +174,7 @@ def test_a_full_ssd_evicts_pages_of_other_namespaces_too():
     put(new, keys)
     new.wait_written(10)
     assert new.snapshot().tiers["ssd"].evictions == 8
-    new.flush(host=True, ssd=False)
+    new.flush(memory=True, durable=False)
     assert get(new, keys) == 8
     check(new)
 
@@ -185,10 +184,10 @@ def test_flushing_host_memory_keeps_what_is_on_ssd():
     keys = chain(*"abc")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert stack.host.used_slots == 0
     assert get(stack, keys) == 3
-    stack.flush(host=True, ssd=True)
+    stack.flush(memory=True, durable=True)
     assert get(stack, keys) == 0
     check(stack)
     assert put(stack, keys) == 3
@@ -267,7 +266,7 @@ def test_two_requests_share_one_read():
     keys = chain(*"abcd")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     first, second = stack.restore(keys), stack.restore(keys)
     assert settle(stack, first).pages == 4
     assert settle(stack, second).pages == 4
@@ -326,7 +325,7 @@ def test_a_cancelled_restore_leaves_no_pin():
     keys = chain(*"abcd")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     for _ in range(50):
         stack.restorer.release(stack.restore(keys))
     check(stack)
@@ -469,7 +468,7 @@ def test_a_byte_that_flips_before_the_write_is_never_blessed():
     page = stack.table.find(stack.namespace.digest(), keys[2])
     stack.host.page(page.slot)[100] ^= 1
     stack.close()
-    assert stack.host_counters.checksum_failures == 1
+    assert stack.table.named("host").counters.checksum_failures == 1
     again = make_stack(ssd=memory_ssd(array=_reopened(array)))
     assert get(again, keys) == 2
     check(again)
@@ -482,7 +481,7 @@ def test_weights_may_change_any_number_of_times():
     keys = chain(*"ab")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert get(stack, keys) == 2
     check(stack)
 
@@ -493,7 +492,7 @@ def test_a_namespace_that_the_devices_refuse_stays_in_host_memory():
     def refuse(*_):
         raise FormatError("injected")
 
-    stack.stripes.register_namespace = refuse
+    stack.tiers["ssd"].stripes.register_namespace = refuse
     stack.change_namespace(namespace(weights="new"))
     keys = chain(*"ab")
     assert put(stack, keys) == 2
@@ -532,7 +531,7 @@ def test_a_silent_device_keeps_nobody_waiting():
     old = chain("old", *range(8))
     put(stack, old)
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     array.silent = True
     restore = stack.restore(old)
     put(stack, chain("new", *range(20)))
@@ -553,14 +552,14 @@ def test_a_silent_device_keeps_nobody_waiting():
 def test_a_stripe_set_that_closes_under_a_write_blocks_nobody():
     """Pages are handed to it with the page table's lock held, which the end of each write needs."""
     stack = make_stack(ssd=memory_ssd())
-    reserve = stack.stripes.reserve
+    reserve = stack.tiers["ssd"].stripes.reserve
 
     def reserve_and_close(length):
         placement = reserve(length)
-        stack.stripes.close(None)
+        stack.tiers["ssd"].stripes.close(None)
         return placement
 
-    stack.stripes.reserve = reserve_and_close
+    stack.tiers["ssd"].stripes.reserve = reserve_and_close
     keys = chain(*"abc")
     assert put(stack, keys) == 3
     assert stack.wait_written(10)
@@ -574,8 +573,8 @@ def test_a_stripe_set_that_has_closed_gives_a_restore_nothing():
     keys = chain(*"abc")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
-    stack.stripes.close(None)
+    stack.flush(memory=True, durable=False)
+    stack.tiers["ssd"].stripes.close(None)
     assert get(stack, keys) == 0
     check(stack)
 
@@ -589,7 +588,7 @@ def test_ssd_pages_leave_from_the_end_of_a_sequence():
     stack.wait_written(10)
     put(stack, chain("new", 1, 2))
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert get(stack, chain("new", 1, 2)) == 3
     assert get(stack, old) == room - 3
     check(stack)
@@ -614,7 +613,7 @@ def test_a_failed_write_is_tried_on_the_devices_that_are_left():
     snapshot = stack.snapshot()
     assert [device.in_service for device in snapshot.devices] == [False, True]
     assert snapshot.tiers["ssd"].pages == 8
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert get(stack, keys) == 8
     check(stack)
     assert "device.out" in [event.kind for event in stack.events.since()]

@@ -11,11 +11,11 @@ import torch
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.tiers.ssd import direct_reads as reads_module
 from swift_tiers.radix_tiering.tiers.ssd.direct import KvikioFiles, find_kvikio
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.way.promotion import Source
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.direct_files import PlainLanding, direct_reads
 from support.engine import (
@@ -24,6 +24,7 @@ from support.engine import (
     check,
     close,
     content,
+    copy_of,
     crash,
     get,
     make_stack,
@@ -63,7 +64,7 @@ class Direct:
         assert self.stack.wait_written(20)
         self.reads.settle()
         assert self.stack.host.free_slots == 0
-        assert not [key for key in keys if self.stack.table.find(self.stack.digest, key).slot >= 0]
+        assert not [key for key in keys if self.stack.table.find(self.stack.digest, key).in_host]
         return keys
 
     def restore(self, keys: list[bytes]):
@@ -86,14 +87,14 @@ def test_pages_land_without_pushing_others_out_of_host_memory() -> None:
     made = Direct()
     keys = made.left_on_ssd(*"abc")
     restore = made.restore(keys)
-    assert restore.sources == [Source.SSD] * 3
+    assert restore.found() == ["ssd"] * 3
     assert (restore.slots >= made.stack.host.slots).all()
     for key, place in zip(keys, restore.slots.tolist(), strict=True):
         assert (page_at(made.stack, place) == content(key)).all()
-    assert made.stack.host_counters.evictions == 3, "those before, for the others; none for these"
-    link = made.stack.links["ssd-device"]
+    assert made.stack.table.named("host").counters.evictions == 3, "those before, for the others; none for these"
+    link = made.stack.tiers["ssd"].links["ssd-device"]
     assert (link.pages, link.bytes) == (3, 3 * PAGE)
-    assert made.stack.links["ssd-host"].pages == 0
+    assert made.stack.tiers["ssd"].links["ssd-host"].pages == 0
     made.end(restore)
     assert made.landing.used_slots == 0
 
@@ -102,9 +103,9 @@ def test_what_has_landed_from_ssd_is_told_as_from_there_to_the_next_one() -> Non
     made = Direct()
     keys = made.left_on_ssd(*"abc")
     first, second = made.restore(keys), made.restore(keys)
-    assert second.sources == [Source.SSD] * 3
+    assert second.found() == ["ssd"] * 3
     assert list(first.slots) == list(second.slots)
-    assert made.stack.links["ssd-device"].pages == 3
+    assert made.stack.tiers["ssd"].links["ssd-device"].pages == 3
     made.stack.restorer.release(first)
     made.end(second)
 
@@ -117,7 +118,7 @@ def test_where_host_memory_has_room_they_come_up_there_and_stay() -> None:
     made.reads.settle()
     with made.stack.table.lock:
         for page in reversed(made.stack.table.listed()):
-            made.stack.table.evict_host(page)
+            made.stack.table.lose(page, HOST)
     restore = made.restore(keys)
     assert (restore.slots < made.stack.host.slots).all()
     assert made.files.reads == 0
@@ -168,7 +169,7 @@ def test_what_fails_comes_through_host_memory(fault: str) -> None:
         setattr(made.files, fault, OSError("cuFile: input/output error"))
     restore = made.restore(keys)
     assert restore.pages == 3
-    assert restore.sources == [Source.SSD] * 3
+    assert restore.found() == ["ssd"] * 3
     assert (restore.slots < made.stack.host.slots).all()
     assert made.reads.counters[ReadOutcome.IO_ERROR.value] == 3
     made.end(restore)
@@ -179,7 +180,7 @@ def test_flipped_bits_on_the_device_are_noticed_twice() -> None:
     """By the GPU, and by host memory, which says so; nothing wrong is ever promised."""
     made = Direct()
     keys = made.left_on_ssd(*"abc")
-    stored = made.stack.table.find(made.stack.digest, keys[1]).stored
+    stored = copy_of(made.stack, made.stack.table.find(made.stack.digest, keys[1]), "ssd").place
     ((device, _),) = stored.placement
     image = made.array.images[device]
     where = image.tobytes().find(content(keys[1]).tobytes())
@@ -212,9 +213,9 @@ def test_a_slot_is_not_written_to_while_it_is_read() -> None:
     made = Direct()
     keys = made.left_on_ssd(*"abc")
     restore = made.on_its_way(keys)
-    before = made.stack.stripes.free_units
-    made.stack.flush(host=True, ssd=True)
-    assert made.stack.stripes.free_units < before + 6, "a slot that is being read is free"
+    before = made.stack.tiers["ssd"].stripes.free_units
+    made.stack.flush(memory=True, durable=True)
+    assert made.stack.tiers["ssd"].stripes.free_units < before + 6, "a slot that is being read is free"
     made.files.held.set()
     assert settle(made.stack, restore).pages == 0
     made.end(restore)

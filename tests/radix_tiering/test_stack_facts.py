@@ -8,7 +8,7 @@ from swift_tiers.radix_tiering.tiers.ssd import Operation
 from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray, FlipBits
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
-from support.engine import Clock, chain, check, get, make_stack, memory_ssd, namespace, put, settle, wait_until
+from support.engine import Clock, chain, check, copy_of, get, make_stack, memory_ssd, namespace, put, settle, wait_until
 
 
 def directory(stack) -> DirectorySnapshot:
@@ -41,7 +41,7 @@ def test_the_directory_says_how_many_pages_are_where_and_how_deep() -> None:
         first_pages=2,
         foreign_pages=0,
     )
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert get(stack, chain(*"abx")) == 3
     assert directory(stack) == DirectorySnapshot(
         pages=7,
@@ -94,17 +94,17 @@ def test_links_count_what_went_over_them() -> None:
     array = MemoryArray([2**20] * 2, seed=1)
     stack = make_stack(ssd=memory_ssd(array=array), clock=clock)
     keys = chain(*"abc")
-    stack.writer.enabled = False
+    stack.movers["ssd"].enabled = False
     put(stack, keys)
     assert {link.pages for link in stack.snapshot().links.values()} == {0}
-    stack.writer.enabled = True
+    stack.movers["ssd"].enabled = True
     get(stack, keys)
     stack.wait_written(10)
     written = stack.snapshot().links
     assert (written["host-ssd"].transfers, written["host-ssd"].pages, written["host-ssd"].bytes) == (3, 3, 3 * 4096)
     assert written["ssd-host"].pages == 0
     stack.restorer.flush()  # pins are given back: pinned pages outlive a flush
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert get(stack, keys) == 3
     read = stack.snapshot().links
     assert (read["ssd-host"].transfers, read["ssd-host"].pages, read["ssd-host"].bytes) == (3, 3, 3 * 4096)
@@ -122,12 +122,12 @@ def test_the_time_of_a_link_is_that_of_its_copies() -> None:
             return super()._carry_out(request)
 
     array = Slow([2**20], seed=1)
-    stack = make_stack(ssd=memory_ssd(array=array), clock=clock)
+    stack = make_stack(ssd=memory_ssd(array=array, clock=clock), clock=clock)
     keys = chain("a")
     put(stack, keys)
     stack.wait_written(10)
     assert stack.snapshot().links["host-ssd"].seconds == 1
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert get(stack, keys) == 1
     assert stack.snapshot().links["ssd-host"].seconds == 1
 
@@ -139,7 +139,7 @@ def test_without_an_ssd_tier_only_the_device_has_links() -> None:
 def test_a_page_says_where_it_is() -> None:
     stack = make_stack(ssd=memory_ssd(unit=4096, devices=2))
     keys = chain(*"abc")
-    stack.writer.enabled = False
+    stack.movers["ssd"].enabled = False
     put(stack, keys)
     put(stack, chain(*"abd"))
     space = stack.namespace.digest().hex()
@@ -151,18 +151,18 @@ def test_a_page_says_where_it_is() -> None:
     )  # fmt: skip
     first = stack.page_facts(keys[0])
     assert (first.depth, first.parent, first.children) == (1, "", 1)
-    stack.writer.enabled = True
+    stack.movers["ssd"].enabled = True
     restore = settle(stack, stack.restore(keys))
     stack.wait_written(10)
     held = stack.page_facts(keys[2])
     assert (held.uses, held.pins, held.children) == (2, 1, 0)
     assert held.host_slot == restore.slots[2]
     page = stack.table.find(stack.namespace.digest(), keys[2])
-    assert held.ssd_placement == page.stored.placement != ()
-    assert held.generation == page.stored.generation
+    assert held.ssd_placement == copy_of(stack, page, "ssd").place.placement != ()
+    assert held.generation == copy_of(stack, page, "ssd").place.generation
     stack.restorer.release(restore)
     stack.restorer.flush()
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert stack.page_facts(keys[2]).host_slot is None
     assert stack.page_facts(keys[2]).ssd_placement == held.ssd_placement
 
@@ -209,7 +209,7 @@ def test_the_stripe_set_and_its_devices_are_counted() -> None:
     keys = chain(*"abcdef")
     put(stack, keys)
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     array.add(Fault(FlipBits(), device=1, operation=Operation.READ, times=1))
     assert get(stack, keys) < 6
     check(stack)
@@ -218,7 +218,7 @@ def test_the_stripe_set_and_its_devices_are_counted() -> None:
     seen = stack.snapshot()
     stripe, devices = seen.stripe, seen.devices
     assert (stripe.set_id, stripe.unit_bytes, stripe.devices, stripe.missing) == (
-        stack.stripes.set_id.hex(), 4096, 3, 0,
+        stack.tiers["ssd"].stripes.set_id.hex(), 4096, 3, 0,
     )  # fmt: skip
     assert stripe.capacity_units - stripe.free_units == seen.tiers["ssd"].pages
     assert sum(stripe.reads.values()) == 6
@@ -235,7 +235,7 @@ def test_the_stripe_set_and_its_devices_are_counted() -> None:
 def test_devices_that_are_not_in_service_say_why() -> None:
     array = FaultyArray(MemoryArray([2**20] * 3, seed=1))
     stack = make_stack(ssd=memory_ssd(array=array))
-    stack.stripes.drain(0)
+    stack.tiers["ssd"].stripes.drain(0)
     array.add(Fault(Fail(), device=2, operation=Operation.WRITE))
     keys = chain(*range(8))
     put(stack, keys)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from swift_tiers.radix_tiering.way.promotion import Source
-
-from support.engine import GEOMETRY, chain, check, get, memory_ssd, page_at, settle
+from support.engine import GEOMETRY, chain, check, copy_of, get, memory_ssd, page_at, settle
 from support.landing_stack import landing, leave_with_peers
 
 PAGE = GEOMETRY.page_bytes
@@ -25,7 +23,7 @@ def test_pages_are_promised_where_they_landed_and_host_memory_stays_empty() -> N
     restore = settle(stack, stack.restore(keys))
     assert restore.pages == 3
     assert (restore.slots >= stack.host.slots).all()
-    assert restore.sources == [Source.PEER] * 3
+    assert restore.found() == ["peer"] * 3
     assert (stack.host.used_slots, peer.used_slots) == (0, 3)
     stack.restorer.release(restore)
     stack.restorer.flush()
@@ -40,7 +38,7 @@ def test_two_requests_share_what_has_landed() -> None:
     keys = leave_with_peers(stack, peer, chain(*"abc"))
     first = settle(stack, stack.restore(keys))
     second = settle(stack, stack.restore(keys))
-    assert second.sources == [Source.PEER] * 3
+    assert second.found() == ["peer"] * 3
     assert list(first.slots) == list(second.slots)
     assert peer.landings == 3
     stack.restorer.release(first)
@@ -91,9 +89,9 @@ def test_what_is_on_its_way_when_the_lease_ends_is_not_promised() -> None:
 def test_a_page_that_does_not_land_is_read_from_ssd() -> None:
     stack, peer, _ = landing(ssd=memory_ssd())
     keys = leave_with_peers(stack, peer, chain(*"abc"))
-    peer.damage(stack.table.find(stack.digest, keys[1]).peer.place)
+    peer.damage(copy_of(stack, stack.table.find(stack.digest, keys[1]), "peer").place)
     restore = settle(stack, stack.restore(keys))
-    assert restore.sources == [Source.PEER, Source.SSD, Source.PEER]
+    assert restore.found() == ["peer", "ssd", "peer"]
     assert [place >= stack.host.slots for place in restore.slots.tolist()] == [True, False, True]
     stack.restorer.release(restore)
     assert stack.snapshot().tiers["peer"].checksum_failures == 1
@@ -118,7 +116,7 @@ def test_a_page_that_was_dropped_leaves_with_its_last_reader() -> None:
     stack, peer, _ = landing()
     keys = leave_with_peers(stack, peer, chain(*"abc"))
     restore = settle(stack, stack.restore(keys))
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert stack.probe(keys) == 0
     assert peer.used_slots == 3, "it is being read"
     stack.restorer.release(restore)
@@ -130,7 +128,7 @@ def test_a_page_that_was_dropped_on_its_way_leaves_when_it_has_landed() -> None:
     keys = leave_with_peers(stack, peer, chain(*"abc"))
     peer.hold(True)
     restore = on_its_way(stack, peer, keys)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     peer.hold(False)
     assert settle(stack, restore).pages == 0
     stack.restorer.release(restore)

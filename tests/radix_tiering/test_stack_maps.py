@@ -8,11 +8,12 @@ from __future__ import annotations
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.bus.contract.commands import Pin, Unpin
 from swift_tiers.radix_tiering.figures.counters import PagePlaces
+from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.tiers.testing.faulty import Fault, FaultyArray, Gone
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 
-from support.engine import chain, check, make_stack, memory_ssd, obey, put, settle, slot_words
+from support.engine import chain, check, copy_of, make_stack, memory_ssd, obey, put, settle, slot_words
 from support.model_peer import ModelPeer
 from support.redis import wait_for
 
@@ -40,7 +41,7 @@ def test_a_slot_of_host_memory_from_being_taken_to_being_free() -> None:
     assert obey(stack, Unpin(page=keys[2].hex())) == "unpinned"
     assert of_pages(stack, keys) == ["cached"] * 3
     check(stack)
-    stack.flush(host=True, ssd=True)
+    stack.flush(memory=True, durable=True)
     assert slot_words(stack, "host") == ["free"] * 8
 
 
@@ -63,7 +64,7 @@ def test_the_slots_of_pages_that_have_left_belong_to_their_request_alone() -> No
 
 def test_units_on_ssd_are_loading_until_their_page_is_written() -> None:
     stack = make_stack(ssd=memory_ssd(unit=4096, devices=2))
-    placement = stack.stripes.reserve(8192)
+    placement = stack.tiers["ssd"].stripes.reserve(8192)
     found = tier_map(stack, "ssd", time=7.5)
     assert (found.time, found.slot_bytes, found.first_slot) == (7.5, 4096, 0)
     assert [piece.name for piece in found.pieces] == ["0", "1"]
@@ -72,7 +73,7 @@ def test_units_on_ssd_are_loading_until_their_page_is_written() -> None:
     places = [device * per_device + slot for device, slot in placement]
     assert [place for place, word in enumerate(words) if word != "free"] == sorted(places)
     assert {words[place] for place in places} == {"loading"}
-    stack.stripes.release(placement)
+    stack.tiers["ssd"].stripes.release(placement)
     assert set(slot_words(stack, "ssd")) == {"free"}
     put(stack, chain(*"abcd"))
     stack.wait_written(10)
@@ -103,12 +104,12 @@ def test_a_device_that_leaves_service_is_out_with_all_its_slots() -> None:
     put(stack, chain(*"abcdef"))
     stack.wait_written(10)
     per_device = tier_map(stack, "ssd", time=1.0).pieces[0].slots
-    stack.stripes.drain(1)
+    stack.tiers["ssd"].stripes.drain(1)
     draining = slot_words(stack, "ssd")[per_device : 2 * per_device]
     assert draining.count("cached") + draining.count("out") == per_device
     array.add(Fault(Gone(), device=2))
     put(stack, chain(*"uvwxyz"))
-    wait_for(lambda: stack.ssd.snapshot()[1][2].service == "out", "the device to be taken out")
+    wait_for(lambda: stack.tiers["ssd"].snapshot()[1][2].service == "out", "the device to be taken out")
     stack.wait_written(10)
     assert set(slot_words(stack, "ssd")[2 * per_device :]) == {"out"}
     check(stack)
@@ -121,7 +122,7 @@ def test_pages_are_not_refused_for_a_full_tier_when_no_device_is_left() -> None:
     for device in range(2):
         array.add(Fault(Gone(), device=device))
     put(stack, chain("first", *range(5)))
-    wait_for(lambda: not any(one.in_service for one in stack.ssd.snapshot()[1]), "the devices to be taken out")
+    wait_for(lambda: not any(one.in_service for one in stack.tiers["ssd"].snapshot()[1]), "the devices to be taken out")
     stack.wait_written(10)
     before = stack.snapshot().tiers["ssd"].refusals.get("no device takes pages", 0)
     put(stack, chain("second", *range(5)))
@@ -151,7 +152,7 @@ def test_borrowed_slots() -> None:
     check(stack)
     assert slot_words(stack, "peer") == ["borrowed"] * 2 + ["borrowed", "cached", "cached"]
     restore = settle(stack, stack.restore(keys))
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     stack.restorer.release(restore)
     check(stack)
     peer.end(lease)
@@ -169,8 +170,8 @@ def test_a_lent_slot_that_was_given_back_while_it_is_read_is_nobodys() -> None:
     check(stack)
     assert slot_words(stack, "peer").count("cached") == 1
     with stack.table.lock:
-        stack.table.evict_host(stack.table.find(stack.digest, keys[0]))
-    place = stack.table.find(stack.digest, keys[0]).peer.place
+        stack.table.lose(stack.table.find(stack.digest, keys[0]), HOST)
+    place = copy_of(stack, stack.table.find(stack.digest, keys[0]), "peer").place
     peer.hold(True)
     restore = stack.restore(keys)
     wait_for(lambda: peer.busy(place), "the read to begin")
@@ -212,18 +213,18 @@ def test_the_pages_of_a_sequence_and_their_places() -> None:
     check(stack)
     with stack.table.lock:
         for key in keys[:100]:
-            stack.table.evict_host(stack.table.find(stack.digest, key))
+            stack.table.lose(stack.table.find(stack.digest, key), HOST)
     found = prefix_places(stack, keys[-1], 4096)
     assert [one.depth for one in found] == list(range(1, 151))
     for one, key in zip(found, keys, strict=True):
         page = stack.table.find(stack.digest, key)
-        lent = page.peer.place if page.peer is not None else None
+        lent = copy.place if (copy := copy_of(stack, page, "peer")) else None
         assert one == PagePlaces(
             page.depth,
             key.hex(),
             host_slot=page.slot if page.depth > 100 else None,
             peer=None if lent is None else ("beta.dp0-tp0", lease.lease, lent.slot),
-            ssd_placement=page.stored.placement,
+            ssd_placement=copy_of(stack, page, "ssd").place.placement,
         )
     assert any(one.peer for one in found)
     assert prefix_places(stack, keys[-1], 7) == found[-7:]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.bus.contract.commands import Flush, Pin
-from swift_tiers.radix_tiering.way.promotion import Source
+from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.way.request_restore import RestoreState
 
-from support.engine import GEOMETRY, chain, check, content, get, make_stack, memory_ssd, obey, put, settle
+from support.engine import GEOMETRY, chain, check, content, copy_of, get, make_stack, memory_ssd, obey, put, settle
 from support.model_peer import ModelPeer
 
 PAGE = GEOMETRY.page_bytes
@@ -30,7 +30,7 @@ def quiet(stack, peer) -> None:
     stack.restorer.flush()
     peer.settle()  # has it told of every lease
     assert stack.errands.wait_idle(20)
-    while stack.sharer.backlog and peer.capacity_bytes:
+    while stack.movers["peer"].backlog and peer.capacity_bytes:
         peer.settle()
     peer.settle()
 
@@ -39,7 +39,7 @@ def evict_host_copies(stack) -> None:
     """Host copies leave, those at peers stay."""
     with stack.table.lock:
         for page in reversed(stack.table.listed()):
-            stack.table.evict_host(page)
+            stack.table.lose(page, HOST)
 
 
 def leave_with_peers(stack, peer, keys: list[bytes]) -> list[bytes]:
@@ -55,9 +55,9 @@ def kinds(stack) -> list[str]:
     return [event.kind for event in stack.events.since()]
 
 
-def sources(stack, keys) -> list[Source]:
+def sources(stack, keys) -> list[str]:
     restore = settle(stack, stack.restore(keys))
-    found = list(restore.sources)
+    found = restore.found()
     stack.restorer.release(restore)
     stack.restorer.flush()
     return found
@@ -71,7 +71,7 @@ def test_what_host_memory_has_no_room_for_comes_back_from_a_peer() -> None:
     put(stack, second)
     quiet(stack, peer)
     assert stack.probe(first) == 3
-    assert sources(stack, first)[-1] is Source.PEER
+    assert sources(stack, first)[-1] == "peer"
     assert get(stack, first) == 3
     tier = stack.snapshot().tiers["peer"]
     assert (tier.pages, tier.used_bytes, tier.capacity_bytes) == (6, 6 * PAGE, 8 * PAGE)
@@ -96,7 +96,7 @@ def test_copies_at_peers_let_the_host_copy_go_first() -> None:
 def test_a_damaged_copy_is_never_served() -> None:
     stack, peer, _ = lent(host_pages=3)
     keys = leave_with_peers(stack, peer, chain(*"abc"))
-    peer.damage(stack.table.find(stack.digest, keys[1]).peer.place)
+    peer.damage(copy_of(stack, stack.table.find(stack.digest, keys[1]), "peer").place)
     assert get(stack, keys) == 1
     assert stack.snapshot().tiers["peer"].checksum_failures == 1
     assert "page.corrupt" in kinds(stack)
@@ -106,9 +106,9 @@ def test_a_damaged_copy_is_never_served() -> None:
 def test_a_damaged_copy_leads_to_the_one_on_ssd() -> None:
     stack, peer, _ = lent(host_pages=3, ssd=memory_ssd())
     keys = leave_with_peers(stack, peer, chain(*"abc"))
-    peer.damage(stack.table.find(stack.digest, keys[1]).peer.place)
+    peer.damage(copy_of(stack, stack.table.find(stack.digest, keys[1]), "peer").place)
     restore = settle(stack, stack.restore(keys))
-    assert restore.sources == [Source.PEER, Source.SSD, Source.PEER]
+    assert restore.found() == ["peer", "ssd", "peer"]
     stack.restorer.release(restore)
     assert get(stack, keys) == 3
     check(stack)
@@ -121,7 +121,7 @@ def test_what_is_only_there_is_saved_when_the_lease_is_recalled() -> None:
     peer.settle()
     quiet(stack, peer)
     assert peer.returned == [key]
-    assert sources(stack, keys) == [Source.HOST] * 4
+    assert sources(stack, keys) == ["host"] * 4
     assert stack.snapshot().tiers["peer"].pages == 0
     check(stack)
 
@@ -133,7 +133,7 @@ def recalled_under(stack, peer, key, keys):
     def then_recalled(restore, now):
         claim(restore, now)
         peer.hold(True)
-        stack.sharer.recall(key)
+        stack.parts["peer"].leaving(key, 0.0)
 
     stack.restorer._claims.claim = then_recalled
     restore = stack.restore(keys)
@@ -163,7 +163,7 @@ def test_a_page_that_is_being_saved_is_joined_by_a_restore_that_wants_it() -> No
 def test_a_page_that_could_not_be_saved_is_lost_to_the_restore_that_waits_for_it() -> None:
     stack, peer, key = lent(slots=16, host_pages=32)
     keys = leave_with_peers(stack, peer, chain(*range(8)))
-    peer.damage(stack.table.find(stack.digest, keys[3]).peer.place)
+    peer.damage(copy_of(stack, stack.table.find(stack.digest, keys[3]), "peer").place)
     restore = recalled_under(stack, peer, key, keys)
     peer.hold(False)
     assert settle(stack, restore).pages == 3
@@ -206,6 +206,7 @@ def test_what_was_only_there_is_lost_with_the_lease(with_ssd: bool) -> None:
     peer.settle()
     assert stack.probe(keys) == (4 if with_ssd else 0)
     assert get(stack, keys) == (4 if with_ssd else 0)
+    assert stack.errands.wait_idle(20)
     assert "borrowed.ended" in kinds(stack)
     check(stack)
 
@@ -247,7 +248,7 @@ def test_two_requests_share_one_read() -> None:
     stack.restorer.flush()
     peer.hold(False)
     for restore in (settle(stack, first), settle(stack, second)):
-        assert restore.sources == [Source.PEER] * 3
+        assert restore.found() == ["peer"] * 3
         stack.restorer.release(restore)
     assert stack.snapshot().tiers["peer"].bytes_read - before == 3 * PAGE
     check(stack)
@@ -261,13 +262,13 @@ def test_hot_and_long_prefixes_keep_their_places() -> None:
     quiet(stack, peer)
     put(stack, chain("once", 1, 2, 3))
     quiet(stack, peer)
-    places = [stack.table.find(stack.digest, key).peer is not None for key in hot]
+    places = [copy_of(stack, stack.table.find(stack.digest, key), "peer") is not None for key in hot]
     assert places == [True] * 4, "one-off prompts do not push out what is used again"
     for number in range(80):  # but nothing stays for ever
         put(stack, chain(f"later{number}"))
         quiet(stack, peer)
     page = stack.table.find(stack.digest, hot[-1])
-    assert page is None or page.peer is None
+    assert page is None or copy_of(stack, page, "peer") is None
     check(stack)
 
 
@@ -295,7 +296,7 @@ def test_what_is_wanted_follows_in_strides() -> None:
     for number in range(16):
         put(stack, chain(number, 1, 2))
         quiet(stack, peer)
-        assert peer.wanted >= stack.table.resident_pages * PAGE
+        assert peer.wanted >= stack.table.of[HOST].pages * PAGE
     assert 0 < peer.times_wanted <= 10, "of 48 pages, not each is worth a word to the donors"
 
 
@@ -319,7 +320,7 @@ def test_what_an_operator_pinned_keeps_its_place() -> None:
     for number in range(70):
         put(stack, chain(f"other{number}", 1))
         quiet(stack, peer)
-    assert all(stack.table.find(stack.digest, key).peer is not None for key in keys)
+    assert all(copy_of(stack, stack.table.find(stack.digest, key), "peer") for key in keys)
     assert stack.snapshot().tiers["peer"].pinned_pages == 2
     check(stack)
 
@@ -329,7 +330,7 @@ def test_where_a_page_is() -> None:
     keys = chain("a")
     put(stack, keys)
     quiet(stack, peer)
-    place = stack.table.find(stack.digest, keys[0]).peer.place
+    place = copy_of(stack, stack.table.find(stack.digest, keys[0]), "peer").place
     assert stack.page_facts(keys[0]).peer == f"donor lease {key.lease} slot {place.slot}"
     evict_host_copies(stack)
     directory = stack.snapshot().directory
@@ -342,4 +343,4 @@ def test_closing_with_copies_under_way_ends() -> None:
     peer.hold(True)
     put(stack, chain(*"abc"))
     stack.close()
-    assert stack.sharer.backlog == 0
+    assert stack.movers["peer"].backlog == 0

@@ -26,13 +26,27 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
 )
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
+from swift_tiers.radix_tiering.table.held_page import Page
+from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.ssd.device_files import MadeDevice
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.sweeps import prefix_of
 
 from support.direct_files import PlainLanding, direct_reads
-from support.engine import chain, check, close, content, crash, make_stack, memory_ssd, obey, page_at, put, settle
+from support.engine import (
+    chain,
+    check,
+    close,
+    content,
+    copy_of,
+    crash,
+    make_stack,
+    memory_ssd,
+    obey,
+    page_at,
+    put,
+    settle,
+)
 from support.examples import examples
 from support.model_peer import ModelPeer
 
@@ -115,9 +129,9 @@ class StackMachine(RuleBasedStateMachine):
         put(self.stack, keys)
         self.put_once.update(keys)
         if self.with_direct:
-            self.stack.direct.settle()  # what is on ssd is known to the device
+            self.stack.tiers["ssd"].direct.settle()  # what is on ssd is known to the device
         with self.stack.table.lock:
-            out = [page for page in self.stack.table.listed(self.stack.digest) if page.host is HostState.NONE]
+            out = [page for page in self.stack.table.listed(self.stack.digest) if not page.in_host]
             keys = sorted([page.key for page in prefix_of(page)][::-1] for page in out)
         if keys:
             self.stack.restorer.release(self.brought_up(keys[number % len(keys)]))
@@ -166,6 +180,9 @@ class StackMachine(RuleBasedStateMachine):
         self.stack.restorer.release(restore)
         self.restores = [other for other in self.restores if other[0] is not restore]
 
+    def has(self, page: Page, tier: str) -> bool:
+        return copy_of(self.stack, page, tier) is not None
+
     def some_page(self, number: int) -> bytes:
         """One of the pages that were put, for most numbers one that is still held."""
         with self.stack.table.lock:
@@ -181,7 +198,7 @@ class StackMachine(RuleBasedStateMachine):
             assert "not held" in str(outcome) or "more pages would be pinned" in str(outcome)
         elif key not in self.pinned:
             pages = list(prefix_of(self.stack.table.find(self.stack.digest, key)))
-            self.pinned[key] = [(page, page.host is HostState.RESIDENT, page.stored is not None) for page in pages]
+            self.pinned[key] = [(page, page.resident, self.has(page, "ssd")) for page in pages]
 
     @rule(number=NUMBERS)
     def unpin(self, number):
@@ -246,7 +263,7 @@ class StackMachine(RuleBasedStateMachine):
         self.broken = True
         page = self.stack.table.find(self.stack.namespace.digest(), chain(*path)[-1])
         with self.stack.table.lock:
-            if page is not None and page.host is HostState.RESIDENT and not page.pins and page.digest is not None:
+            if page is not None and page.resident and not page.pins and page.digest is not None:
                 self.stack.host.page(page.slot)[3] ^= 0x40
 
     @rule(slots=st.integers(1, 12), donor=st.sampled_from(["d1", "d2"]))
@@ -307,14 +324,16 @@ class StackMachine(RuleBasedStateMachine):
     def damage_peer(self, number):
         if self.peer is not None:
             with self.stack.table.lock:
-                shared = [page.peer.place for page in self.stack.table.all_pages() if page.peer is not None]
+                shared = [
+                    copy.place for page in self.stack.table.all_pages() if (copy := copy_of(self.stack, page, "peer"))
+                ]
                 if shared:
                     self.broken = True
                     self.peer.damage(shared[number % len(shared)])
 
     @rule(host=st.booleans(), ssd=st.booleans())
     def flush(self, host, ssd):
-        self.stack.flush(host=host, ssd=ssd)
+        self.stack.flush(memory=host, durable=ssd)
         if host or ssd:
             self.broken = True  # pins end with the last copy
 
@@ -358,18 +377,19 @@ class StackMachine(RuleBasedStateMachine):
         if not hasattr(self, "stack"):
             return
         with self.stack.table.lock:
-            self.stack.table.check()
+            check_rules(self.stack.table)
             assert self.stack.host.used_slots <= self.host_pages
             if "host" in self.limits:
                 assert self.stack.host.used_slots * 4096 <= self.limits["host"]
             if "ssd" in self.limits:
-                assert self.stack.table.stored_bytes + self.stack.table.writing_bytes <= self.limits["ssd"]
+                on_ssd = self.stack.table.named("ssd")
+                assert on_ssd.bytes + on_ssd.coming_bytes <= self.limits["ssd"]
             if not self.broken:
                 for pages in self.pinned.values():
                     for page, in_host, on_ssd in pages:
                         assert not page.dropped, "a pinned page left"
-                        assert page.host is HostState.RESIDENT or not in_host, "a pinned page left host memory"
-                        assert page.stored is not None or not on_ssd, "a pinned page left ssd"
+                        assert page.resident or not in_host, "a pinned page left host memory"
+                        assert self.has(page, "ssd") or not on_ssd, "a pinned page left ssd"
         for restore, keys in self.restores:
             for key, slot in zip(keys, restore.slots, strict=False):
                 assert np.array_equal(page_at(self.stack, int(slot)), content(key)), "a promised page changed"

@@ -15,8 +15,8 @@ from swift_tiers.radix_tiering.restore.flight import Flight
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
 from swift_tiers.radix_tiering.way.claims import Claims
-from swift_tiers.radix_tiering.way.promotion import Promotions
-from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+from swift_tiers.radix_tiering.way.mover import Mover
+from swift_tiers.radix_tiering.way.reads import Reads
 
 from support.engine import forget_all
 from support.mutate import mutate
@@ -41,7 +41,7 @@ def worlds(seed: int) -> None:
 
 
 def lent_memory_alone(seed: int) -> None:
-    World(seed, lent=True).run()
+    World(seed, lent=True, steps=40).run()
 
 
 class Defect(NamedTuple):
@@ -69,14 +69,14 @@ DEFECTS = [
     Defect(
         "nobody learns that a page is being saved (found: a slot that leaks)",
         [
-            Edit(Promotions, "save", "    self._saving.add(page)\n", ""),
-            Edit(Promotions, "save", "    self._on_its_way(page)\n", ""),
+            Edit(Reads, "save", "    self._saving[page] = tier\n", ""),
+            Edit(Reads, "save", "    self._waiting.setdefault(page, [])\n", ""),
         ],
         recalled_while_it_is_restored,
     ),
     Defect(
         "what lent memory alone has holds what is before it (found: nothing may leave, nothing comes in)",
-        [Edit(PageTable, "_may_leave_host", "page.saved or not page.held_children", "page.saved or not page.children")],
+        [Edit(PageTable, "_may_leave", "page.held_children if tier == HOST else page.children", "page.children")],
         lent_memory_alone,
     ),
     Defect("a claim that pins nothing", [Edit(Claims, "_claim_page", "self._table.pin(page)", "pass")]),
@@ -87,7 +87,7 @@ DEFECTS = [
     Defect("an errand that nobody is told of", [Edit(ErrandThread, "start", "self._wake.notify_all()", "pass")]),
     Defect("transfers that nobody is told of", [Edit(IoThread, "enqueue", "self._wake.notify_all()", "pass")]),
     Defect("commands that nobody is told of", [Edit(IoThread, "post", "self._wake.notify_all()", "pass")]),
-    Defect("nobody learns that all is written", [Edit(WriteBehind, "pump", "self._idle.notify_all()", "pass")]),
+    Defect("nobody learns that all is written", [Edit(Mover, "pump", "self._idle.notify_all()", "pass")]),
 ]
 
 

@@ -20,9 +20,10 @@ import pytest
 from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.fake_device import FakeDeviceMemory
+from support.peer_tier import read_page, write_page
 from support.redis import wait_for
 from support.scheduler_process import SchedulerProcess
 
@@ -231,19 +232,19 @@ def borrower(scheduler: SchedulerProcess, name: str = "borrower", page_bytes: in
 
 def write(tier: PeerTier, data: np.ndarray):
     """Where it is."""
-    place = tier.reserve()
-    assert place is not None, tier.snapshot()
+    places = tier.reserve([data.nbytes])
+    assert places, tier.snapshot()
     done: list[tuple[bool, str]] = []
-    tier.write(place, data, lambda ok, why: done.append((ok, why)), digest=page_digest(data))
+    write_page(tier, places[0], data, lambda ok, why: done.append((ok, why)), page_digest(data))
     wait_for(lambda: done)
     assert done == [(True, "")]
-    return place
+    return places[0]
 
 
 def read(tier: PeerTier, place, data: np.ndarray) -> tuple[ReadOutcome, bool]:
     into = np.zeros_like(data)
     done: list[ReadOutcome] = []
-    tier.read(place, into, page_digest(data), done.append)
+    read_page(tier, place, into, page_digest(data), done.append)
     wait_for(lambda: done)
     return done[0], bool((into == data).all())
 
@@ -310,7 +311,7 @@ def test_the_same_answers_while_as_much_is_lent_as_may_be(scheduler, expected) -
 
 
 def scheduler_page(tier: PeerTier) -> int:
-    return tier._page_bytes
+    return tier.page_bytes
 
 
 def test_what_a_borrower_keeps_is_there_until_it_is_recalled_and_harms_nobody(scheduler, expected) -> None:

@@ -15,6 +15,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
+from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
 from swift_tiers.sglang_ext.build import peer_side as peer_side_module
@@ -69,7 +70,7 @@ def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, 
     wait_for(lambda: stack.snapshot().tiers["peer"].pages == PAGES, "all pages to be kept by the donor")
     with stack.table.lock:
         for page in reversed(stack.table.listed()):
-            assert stack.table.evict_host(page)
+            assert stack.table.lose(page, HOST)
     restore = settle(stack, stack.restore(keys))
     assert restore.pages == PAGES
     assert (restore.slots >= stack.host.slots).sum() == landing_pages

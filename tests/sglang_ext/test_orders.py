@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+from swift_tiers.radix_tiering.table.rules import check_rules
+
 from support.scheduler_process import SchedulerProcess
 
 DEVICE_TOKENS = 2048
@@ -124,13 +126,13 @@ def what_was_promised_to_a_waiting_request_survives_a_flush(s):
     s.run()
     assert list(req.output_ids) == answer
     empty_device(s)
-    s.linker.stack.flush(host=True, ssd=True)
+    s.linker.stack.flush(memory=True, durable=True)
     again = s.add(question)
     s.run()
     assert (list(again.output_ids), s.details(again)) == (answer, {})
     s.settle()
     with s.linker.stack.table.lock:
-        s.linker.stack.table.check()
+        check_rules(s.linker.stack.table)
         assert s.linker.stack.table.pinned_pages == 0
 
 
@@ -149,7 +151,7 @@ def a_flush_while_pages_come_up(s):
         assert told.of(f"flush-{number}").startswith("done")
     s.settle()
     with s.linker.stack.table.lock:
-        s.linker.stack.table.check()
+        check_rules(s.linker.stack.table)
         assert s.linker.stack.table.pinned_pages == 0
 
 

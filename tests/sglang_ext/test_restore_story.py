@@ -84,36 +84,36 @@ class Known:
 
 @contextlib.contextmanager
 def nothing_arrives(s):
-    """The stripe set keeps what it is asked for until the end."""
-    stripes, kept = s.linker.stack.stripes, []
-    read, stripes.read = stripes.read, lambda *asked: kept.append(asked)
+    """The ssd tier keeps what it is asked for until the end."""
+    tier, kept = s.linker.stack.tiers["ssd"], []
+    read, tier.read = tier.read, kept.extend
     try:
         yield kept
     finally:
-        stripes.read = read
-        for asked in kept:
-            read(*asked)
+        tier.read = read
+        read(kept)
 
 
 @contextlib.contextmanager
 def failing(s, fails):
     """Reads fail for whose number, from 1, `fails` says so."""
-    from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+    from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
-    stripes, numbers = s.linker.stack.stripes, itertools.count(1)
-    read = stripes.read
+    tier, numbers = s.linker.stack.tiers["ssd"], itertools.count(1)
+    read = tier.read
 
-    def read_or_fail(stored, block, done):
-        if fails(next(numbers)):
-            threading.Thread(target=done, args=(ReadOutcome.IO_ERROR,)).start()
-        else:
-            read(stored, block, done)
+    def read_or_fail(reads):
+        for one in reads:
+            if fails(next(numbers)):
+                threading.Thread(target=one.done, args=(ReadOutcome.IO_ERROR,)).start()
+            else:
+                read([one])
 
-    stripes.read = read_or_fail
+    tier.read = read_or_fail
     try:
         yield
     finally:
-        stripes.read = read
+        tier.read = read
 
 
 # ---- in the scheduler's process ----

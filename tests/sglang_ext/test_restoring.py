@@ -155,8 +155,13 @@ def two_share_a_prefix(s):
     answers = to_ssd(s, *questions)
     reads = []
     with Link(s) as link:
-        begun = link.stripes.read
-        link.stripes.read = lambda stored, block, done: (reads.append(stored.record.key), begun(stored, block, done))
+        begun = link.tier.read
+
+        def counted(asked):
+            reads.extend(one.copy.place.record.key for one in asked)
+            begun(asked)
+
+        link.tier.read = counted
         reqs = [s.add(question) for question in questions]
         s.linker.stack.restorer.flush()
         log = extends(s, link, 3)

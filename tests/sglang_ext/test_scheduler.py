@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from swift_tiers.radix_tiering.table.rules import check_rules
+
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown
 
@@ -48,7 +50,7 @@ def quiet(s) -> None:
     assert not s.cache.linker.hit_markers
     table = s.linker.stack.table
     with table.lock:
-        table.check()
+        check_rules(table)
         assert table.pinned_pages == 0, "pins leaked"
 
 
@@ -104,7 +106,7 @@ def from_ssd_only(s):
     question = prompt(2)
     answer = s.generate(question)
     fill_device(s, 2)
-    s.linker.stack.flush(host=True, ssd=False)
+    s.linker.stack.flush(memory=True, durable=False)
     before = s.linker.stack.snapshot()
     req, details = serve_again(s, question)
     assert list(req.output_ids) == answer
@@ -175,7 +177,7 @@ def a_missed_deadline_is_recomputed(s):
     question = prompt(7)
     answer = s.generate(question)
     fill_device(s, 7)
-    s.linker.stack.flush(host=True, ssd=False)
+    s.linker.stack.flush(memory=True, durable=False)
     with tiers_that_do_not_answer(s, deadline=0.05):
         req, details = serve_again(s, question)
     assert list(req.output_ids) == answer
@@ -399,7 +401,7 @@ def what_the_tiers_lost_is_offered_along(s):
     question = prompt(23, 320)
     s.generate(question)
     s.settle()
-    s.linker.stack.flush(host=True, ssd=True)
+    s.linker.stack.flush(memory=True, durable=True)
     longer = question + prompt(233, 200)
     answer = s.generate(longer)
     fill_device(s, 23)
@@ -464,7 +466,7 @@ def identities_do_not_mix(s):
     for fields in variants:
         assert ask(fields) == {}, fields
         fill_device(s, 22)
-    s.linker.stack.flush(host=True, ssd=False)
+    s.linker.stack.flush(memory=True, durable=False)
     for fields in variants:
         details = ask(fields)
         assert details == {"device": 0, "host": 0, "ssd": 688}, (fields, details, s.linker.stack.snapshot())
@@ -501,14 +503,14 @@ def damaged_files_are_misses(s, directories):
         answers.append(s.generate(question))
         s.settle()
     fill_device(s, 18)
-    s.linker.stack.flush(host=True, ssd=False)
+    s.linker.stack.flush(memory=True, durable=False)
     generator = random.Random(5)
     for directory in directories:
         for path in Path(directory).glob("*.stripe"):
             size = path.stat().st_size
             with open(path, "r+b", buffering=0) as file:
                 # Slots only, not the tables before them.
-                first = s.linker.stack.stripes._devices[0].geometry.first_slot
+                first = s.linker.stack.tiers["ssd"].stripes._devices[0].geometry.first_slot
                 for offset in range(first, size - 4096, 8192):
                     file.seek(offset + generator.randrange(4096))
                     file.write(b"\xa5")
@@ -541,7 +543,7 @@ def a_deleted_device_file_leaves_service(s, directories):
     question = prompt(21)
     answer = s.generate(question)
     fill_device(s, 21)
-    s.linker.stack.flush(host=True, ssd=False)
+    s.linker.stack.flush(memory=True, durable=False)
     req, details = serve_again(s, question)
     assert list(req.output_ids) == answer
     assert details["ssd"] == 688

@@ -17,13 +17,15 @@ from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandError
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.table.held_page import HostState
+from swift_tiers.radix_tiering.table.held_page import HOST, Copy, Page
+from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
-from swift_tiers.radix_tiering.tiers.peer_memory import PeerMemory
+from swift_tiers.radix_tiering.tiers.peer import LentMemory
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.tier import Tier
 from swift_tiers.radix_tiering.way.observing import tier_map
 from swift_tiers.radix_tiering.way.request_restore import Restore
 
@@ -94,26 +96,30 @@ def make_stack(
     ssd: SsdTier | None = None,
     clock: Any = None,
     space: Namespace | None = None,
-    lent: PeerMemory | None = None,
+    lent: Tier | None = None,
     landing: LandingSlots | None = None,
     direct: DirectReads | None = None,
     runner: Runner | None = None,
+    others: Sequence[Tier] = (),
     **config: Any,
 ) -> TierStack:
-    """A stack with room for `host_pages` in host memory. `config`: sections of the configuration."""
+    """A stack with room for `host_pages` in host memory. `others`: more tiers, farther than these. `config`:
+    sections of the configuration."""
     space = space or namespace()
     host = HostTier(space.geometry, host_pages * space.geometry.stride_bytes)
-    if landing is None and isinstance(lent, ModelPeer):
-        landing = lent
+    settings = parse_config(config)
+    if isinstance(lent, ModelPeer):
+        lent.limit = settings.peer.borrow_limit
+        landing = lent if landing is None else landing
+    if direct is not None and ssd is not None:
+        ssd.land_by(direct)
     stack = TierStack(
         space,
-        parse_config(config),
+        settings,
         host,
-        ssd,
-        lent,
+        [tier for tier in (lent, ssd, *others) if tier is not None],
         runner=runner or ThreadRunner(clock or Clock()),
         landing=landing,
-        direct=direct,
     )
     _stacks.append(stack)
     return stack
@@ -123,13 +129,22 @@ def crash(stack: TierStack) -> None:
     """End a stack as if its process had been killed: its threads are gone, and no index is written."""
     stack.errands.close(0)
     stack.restorer.close()
-    if stack.peer is not None:
-        stack.peer.close()
-    if stack.direct is not None:
-        stack.direct.close()
-    if stack.stripes is not None:
-        stack.stripes.close(None)
+    for tier in stack.tiers.values():
+        if not isinstance(tier, SsdTier):
+            tier.close(None)
+            continue
+        if tier.direct is not None:
+            tier.direct.close()
+        tier.stripes.close(None)  # the array is opened again
     _stacks.remove(stack)
+
+
+def copy_of(stack: TierStack, page: Page, tier: str) -> Copy | None:
+    """The whole copy that a tier has of `page`; None if it has none, or there is no such tier."""
+    if tier not in (copies.name for copies in stack.table.of):
+        return None
+    copy = page.copies[stack.table.named(tier).number]
+    return copy if copy is not None and copy.whole else None
 
 
 def close(stack: TierStack) -> None:
@@ -214,23 +229,26 @@ def check(stack: TierStack) -> None:
     stack.wait_written(WAIT)
     stack.restorer.flush()
     assert stack.errands.wait_idle(WAIT)
-    if isinstance(stack.peer, ModelPeer):
-        stack.peer.settle()  # what lands for nobody any more holds its page until it has
+    peer, ssd = stack.tiers.get("peer"), stack.tiers.get("ssd")
+    if isinstance(peer, ModelPeer):
+        peer.settle()  # what lands for nobody any more holds its page until it has
     _wait_read(stack)
-    if stack.direct is not None:
-        stack.direct.settle()
+    if isinstance(ssd, SsdTier) and ssd.direct is not None:
+        ssd.direct.settle()
     with stack.table.lock:
-        assert stack.sharer is None or stack.sharer.wait_idle(WAIT), "copies at peers never end"
-        stack.table.check()
+        for name, mover in stack.movers.items():
+            assert mover.wait_idle(WAIT), f"copies to {name} never end"
+            assert stack.parts[name].wait_saved(WAIT), f"saving from {name} never ends"
+        check_rules(stack.table)
         assert stack.table.pinned_pages == stack.table.operator_pins.kept_pages
-        assert stack.table.writing_bytes == 0
+        assert all(copies.coming_bytes == 0 for copies in stack.table.of)
         assert not stack.table.over_limit
-        assert stack.host.used_slots == stack.table.resident_pages
+        assert stack.host.used_slots == stack.table.of[HOST].pages
     if stack.landing is not None:
         wait_until(lambda: not stack.landing.used_slots, "landing memory leaked", stack)
-    if stack.stripes is not None:
-        status = stack.stripes.status()
-        units = sum(stack.stripes.units(page.length) for page in stack.table.all_pages() if page.stored is not None)
+    if isinstance(ssd, SsdTier):
+        status = ssd.stripes.status()
+        units = sum(ssd.stripes.units(page.length) for page in stack.table.all_pages() if copy_of(stack, page, "ssd"))
         assert sum(device.used_units for device in status.devices) == units, "stripe units leaked"
     check_maps(stack)
 
@@ -263,24 +281,26 @@ def check_maps(stack: TierStack) -> None:
         pages = list(stack.table.all_pages())
     expected = ["free"] * stack.host.slots
     for page in pages:
-        if page.host is HostState.RESIDENT:
+        if page.resident:
             expected[page.slot] = "pinned" if page.pinned else "cached"
     assert slot_words(stack, "host") == expected
-    if stack.ssd is not None:
-        devices = stack.ssd.snapshot()[1]
+    ssd, peer = stack.tiers.get("ssd"), stack.tiers.get("peer")
+    if isinstance(ssd, SsdTier):
+        devices = ssd.snapshot()[1]
         striped = [
-            ["free" if device.service == "in service" else "out"] * (device.capacity_bytes // stack.stripes.unit_bytes)
+            ["free" if device.service == "in service" else "out"] * (device.capacity_bytes // ssd.stripes.unit_bytes)
             for device in devices
         ]
         for page in pages:
-            for number, slot in page.stored.placement if page.stored is not None else ():
+            for number, slot in copy.place.placement if (copy := copy_of(stack, page, "ssd")) else ():
                 striped[number][slot] = "cached"
         assert slot_words(stack, "ssd") == [word for device in striped for word in device]
-    if stack.peer is not None:
+    if isinstance(peer, LentMemory):
         # A lease that ends just now, with all its pages, would be in one of the two alone.
         with stack.table.lock:
-            places = {page.peer.place for page in stack.table.all_pages() if page.peer is not None}
-            leases = sorted(stack.peer.lease_slots())
+            copies = [copy_of(stack, page, "peer") for page in stack.table.all_pages()]
+            places = {copy.place for copy in copies if copy is not None}
+            leases = sorted(peer.lease_slots())
         found = tier_map(stack, "peer", time=1.0)
         if [(f"{lease.key.donor}/{lease.key.lease}", lease.slots) for lease in leases] == [*found.pieces]:
             assert [SlotState(state).word for state in found.states] == [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from swift_tiers.radix_tiering.table.held_page import HOST
+
 from support.engine import GEOMETRY, make_stack, put
 from support.model_peer import ModelPeer
 
@@ -21,9 +23,9 @@ def leave_with_peers(stack, peer, keys: list[bytes]) -> list[bytes]:
     put(stack, keys)
     stack.wait_written(10)
     stack.restorer.flush()
-    while stack.sharer.backlog:
+    while stack.movers["peer"].backlog:
         peer.settle()
     with stack.table.lock:
         for page in reversed(stack.table.listed()):
-            stack.table.evict_host(page)
+            stack.table.lose(page, HOST)
     return keys

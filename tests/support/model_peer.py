@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +14,13 @@ from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.runner import THREADS, Runner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
-from swift_tiers.radix_tiering.tiers.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.table.held_page import Copy
+from swift_tiers.radix_tiering.tiers.peer.lent_memory import LeaseSlots, LentMemory, PeerPlace
+from swift_tiers.radix_tiering.tiers.tier import LandDone, Read, ReadOutcome, TierListener, Write, Written
 
 
-class ModelPeer:
-    """A `PeerMemory` with a thread of its own, as the real one has; `hold` stops it, so that calls pile up."""
+class ModelPeer(LentMemory):
+    """Lent memory with a thread of its own, as the real one has; `hold` stops it, so that calls pile up."""
 
     def __init__(
         self,
@@ -29,15 +32,15 @@ class ModelPeer:
     ) -> None:
         """`landing_slots`: pages that can come up to a device of this server's own."""
         self.page_bytes = page_bytes
-        self.fingerprint = fingerprint
-        self.links = {"peer-host": LinkCounters(), "host-peer": LinkCounters()}
+        self.checksum = fingerprint
+        self._links = {"peer-host": LinkCounters(), "host-peer": LinkCounters()}
         self.wanted = 0
+        self.limit: int | None = None  # `peer.borrow_limit`
         self.times_wanted = 0
         self.returned: list[LeaseKey] = []
         self.stored: dict[PeerPlace, np.ndarray] = {}
         self.landed = np.full((landing_slots, page_bytes), 0xAA, np.uint8)
         self.landings = 0
-        self.damaged: set[PeerPlace] = set()
         self.seconds_each = 0.0  # the pace that every donor says it sets
         self._landing_free = list(range(landing_slots))
         self._runner = runner
@@ -53,7 +56,7 @@ class ModelPeer:
         self._held = False
         self._numbers = itertools.count(1)
         self._closed = False
-        self._watcher: PeerWatcher | None = None
+        self._listener: TierListener | None = None
         self._thread = runner.thread(self._run, "swift-peer")
         self._thread.start()
 
@@ -64,14 +67,14 @@ class ModelPeer:
             key = LeaseKey(donor, 1, next(self._numbers))
             self._free[key] = list(range(slots))
             self._sizes[key] = slots
-            self._put(lambda: self._watcher.lease_began())
+            self._put(lambda: self._listener.room())
         return key
 
     def recall(self, key: LeaseKey, *, in_time: bool = True) -> None:
         """The lease is to be returned; if not `in_time`, it is over before anything could be saved."""
 
         def job() -> None:
-            self._watcher.lease_recalled(key, 0.0)
+            self._listener.leaving(key, 0.0)
             if not in_time:
                 self.end(key)
 
@@ -89,7 +92,6 @@ class ModelPeer:
 
     def damage(self, place: PeerPlace) -> None:
         self.stored[place][3] ^= 1
-        self.damaged.add(place)
 
     def hold(self, held: bool) -> None:
         with self._lock:
@@ -111,6 +113,10 @@ class ModelPeer:
     # ---- what the stack does ----
 
     @property
+    def limit_bytes(self) -> int | None:
+        return self.limit
+
+    @property
     def capacity_bytes(self) -> int:
         with self._lock:
             return sum(self._sizes[key] for key in self._free) * self.page_bytes
@@ -128,63 +134,65 @@ class ModelPeer:
                 if key not in self._over
             ]
 
-    def watch(self, watcher: PeerWatcher) -> None:
-        self._watcher = watcher
+    @property
+    def links(self) -> Mapping[str, LinkCounters]:
+        return self._links
 
-    def reserve(self) -> PeerPlace | None:
+    def watch(self, listener: TierListener) -> None:
+        self._listener = listener
+
+    def reserve(self, lengths: Sequence[int]) -> list[PeerPlace]:
         with self._lock:
+            places: list[PeerPlace] = []
             for key, free in self._free.items():
-                if free:
-                    place = PeerPlace(key, free.pop())
-                    self._taken.add(place)
-                    return place
-            return None
+                while free and len(places) < len(lengths):
+                    places.append(PeerPlace(key, free.pop()))
+            self._taken.update(places)
+            return places
 
-    def release(self, place: PeerPlace) -> None:
+    def release(self, places: Sequence[PeerPlace]) -> None:
         with self._lock:
-            if self._busy.get(place):
-                self._unreleased.add(place)
-            else:
+            for place in places:
+                if self._busy.get(place):
+                    self._unreleased.add(place)
+                else:
+                    self._give_back(place)
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self._ask([(write.place, partial(self._write, write)) for write in writes])
+
+    def _write(self, write: Write) -> None:
+        place = write.place
+        with self._lock:
+            lives = place.key not in self._over
+            if lives:
+                self.stored[place] = write.data[: self.page_bytes].copy()
+            self._no_longer(place)
+            if not lives:
                 self._give_back(place)
+        self._links["host-peer"].count(1, self.page_bytes, 0.0)
+        write.done(Written(place, write.digest or b"") if lives else None, "" if lives else "lease ended")
 
-    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None], *, digest: bytes) -> None:
-        def job() -> None:
-            with self._lock:
-                lives = place.key not in self._over
-                if lives:
-                    self.stored[place] = data.copy()
-                    self.damaged.discard(place)
-                self._no_longer(place)
-            self.links["host-peer"].count(1, self.page_bytes, 0.0)
-            done(lives, "" if lives else "lease ended")
+    def read(self, reads: Sequence[Read]) -> None:
+        for read in reads:
+            self._ask([(read.copy.place, partial(self._read, read))], first=read.saving)
 
-        self._ask(place, job)
+    def _read(self, read: Read) -> None:
+        place, into = read.copy.place, read.into[: self.page_bytes]
+        with self._lock:
+            allowed = place.key not in self._over and (read.saving or place.key not in self._recalled)
+            if allowed:
+                into[:] = self.stored[place]
+            self._no_longer(place)
+        if not allowed:
+            into[:] = 0xEE
+            read.done(ReadOutcome.CANCELLED)
+        else:
+            intact = self.checksum(into) == read.copy.digest
+            read.done(ReadOutcome.OK if intact else ReadOutcome.CHECKSUM)
 
-    def read(
-        self,
-        place: PeerPlace,
-        into: np.ndarray,
-        digest: bytes,
-        done: Callable[[ReadOutcome], None],
-        *,
-        demote: bool = False,
-    ) -> None:
-        def job() -> None:
-            with self._lock:
-                allowed = place.key not in self._over and (demote or place.key not in self._recalled)
-                if allowed:
-                    into[:] = self.stored[place]
-                self._no_longer(place)
-            if not allowed:
-                into[:] = 0xEE
-                done(ReadOutcome.CANCELLED)
-            else:
-                intact = self.fingerprint(into) == digest
-                done(ReadOutcome.OK if intact else ReadOutcome.CHECKSUM)
-
-        self._ask(place, job, first=demote)
-
-    def land(self, place: PeerPlace, done: Callable[[ReadOutcome, int], None]) -> bool:
+    def land(self, copy: Copy, done: LandDone) -> bool:
+        place = copy.place
         with self._lock:
             if not self._landing_free:
                 return False
@@ -193,7 +201,7 @@ class ModelPeer:
         def job() -> None:
             with self._lock:
                 allowed = place.key not in self._over and place.key not in self._recalled
-                intact = allowed and place not in self.damaged
+                intact = allowed and self.checksum(self.stored[place]) == copy.digest
                 self.landed[slot] = self.stored[place] if allowed else 0xEE
                 self._no_longer(place)
             if not intact:
@@ -204,7 +212,7 @@ class ModelPeer:
                 done(ReadOutcome.OK, slot)
 
         try:
-            self._ask(place, job)
+            self._ask([(place, job)])
         except RuntimeError:
             self.give_back(slot)
             raise
@@ -225,20 +233,20 @@ class ModelPeer:
         with self._lock:
             return len(self.landed) - len(self._landing_free)
 
-    def paced_seconds(self, donor: str, pages: int) -> float:
+    def paced_seconds(self, lane: Hashable, pages: int) -> float:
         return (pages - 1) * self.seconds_each
 
-    def want(self, wanted_bytes: int) -> None:
-        self.wanted = wanted_bytes
+    def want(self, nbytes: int) -> None:
+        self.wanted = nbytes
         self.times_wanted += 1
 
-    def give_up(self, key: LeaseKey) -> None:
+    def give_up(self, part: Any) -> None:
         with self._lock:
-            assert key not in self.returned, "returned twice"
-            self.returned.append(key)
-            self._finish(key)
+            assert part not in self.returned, "returned twice"
+            self.returned.append(part)
+            self._finish(part)
 
-    def close(self) -> None:
+    def close(self, copies: Iterable[Copy] | None = None, timeout: float | None = None) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -258,14 +266,15 @@ class ModelPeer:
         for place in [place for place in self.stored if place.key == key]:
             self.stored[place] = np.full(self.page_bytes, 0xDD, np.uint8)  # another owner's by now
         if not self._closed:
-            self._put(lambda: self._watcher.lease_ended(key), first=True)
+            self._put(lambda: self._listener.gone(key, "the lease ended", None), first=True)
 
-    def _ask(self, place: PeerPlace, job: Callable[[], None], *, first: bool = False) -> None:
+    def _ask(self, asked: Sequence[tuple[PeerPlace, Callable[[], None]]], *, first: bool = False) -> None:
         with self._lock:
             if self._closed:
                 raise RuntimeError("closed")
-            self._busy[place] = self._busy.get(place, 0) + 1
-            self._put(job, first=first)
+            for place, job in asked:
+                self._busy[place] = self._busy.get(place, 0) + 1
+                self._put(job, first=first)
 
     def _no_longer(self, place: PeerPlace) -> None:
         self._busy[place] -= 1

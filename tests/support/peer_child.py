@@ -25,8 +25,8 @@ from swift_tiers.radix_tiering.base.page import page_digest  # noqa: E402
 from swift_tiers.radix_tiering.lending.donation.pace import Pace  # noqa: E402
 from swift_tiers.radix_tiering.lending.leases import LeaseKey, Timing  # noqa: E402
 from swift_tiers.radix_tiering.lending.leases.effects import Reclaimed  # noqa: E402
-from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace  # noqa: E402
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome  # noqa: E402
+from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace  # noqa: E402
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome  # noqa: E402
 
 from support.fake_device import FakeDeviceMemory  # noqa: E402
 from support.peer_donor import LocalDonor  # noqa: E402
@@ -128,7 +128,8 @@ class BorrowerChild:
         chance, seed = random.Random(5), 0
         while self.busy.is_set():
             writes: list[tuple[PeerPlace, int, Answer]] = []
-            while len(writes) < 4 and (place := self.borrowing.tier.reserve()) is not None:
+            while len(writes) < 4 and (places := self.borrowing.tier.reserve([self.borrowing.page_bytes])):
+                (place,) = places
                 seed += 1
                 writes.append((place, seed, self.borrowing.begin_write(place, self.borrowing.page(seed))))
             reads = []
@@ -140,15 +141,13 @@ class BorrowerChild:
                 self.counts[f"write {why or 'ok'}"] += 1
                 if made:
                     self.kept[place] = what
-                else:
-                    self.borrowing.tier.release(place)
             for place, page, answer, into in reads:
                 outcome = answer.wait()
                 self.counts[f"read {outcome.value}"] += 1
                 self.counts["wrong"] += outcome is ReadOutcome.OK and not (into == page).all()
                 if outcome is not ReadOutcome.OK or len(self.kept) > 8:
                     del self.kept[place]
-                    self.borrowing.tier.release(place)
+                    self.borrowing.tier.release([place])
             if not writes and not reads:
                 threading.Event().wait(0.002)
         self.idle.set()

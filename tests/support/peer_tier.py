@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from swift_tiers.radix_tiering.base.config import Duration, PeerConfig
-from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord, page_digest
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
+from swift_tiers.radix_tiering.table.held_page import Copy
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
-from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write
 
 from support.peer_donor import PAGE
 from support.redis import wait_for
@@ -47,8 +48,29 @@ class Answer:
         return call[0] if len(call) == 1 else call
 
 
+def write_page(
+    tier: Tier, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], object], digest: bytes
+) -> None:
+    """Put one page there; `done(whether it is there, why not)`."""
+    record = PageRecord(b"k" * 32, ROOT_KEY, b"n" * 32, 1, data.nbytes)
+    tier.write([Write(record, place, data, digest, lambda written, why: done(written is not None, why))])
+
+
+def read_page(
+    tier: Tier,
+    place: PeerPlace,
+    into: np.ndarray,
+    digest: bytes,
+    done: Callable[[ReadOutcome], object],
+    *,
+    saving: bool = False,
+) -> None:
+    """Fetch one page with this checksum."""
+    tier.read([Read(Copy(place, digest, 0, whole=True), into, done, saving)])
+
+
 class Borrowing:
-    """A `PeerTier` and everything that its watcher was told, in order. `on_recall` is what the watcher does then."""
+    """A `PeerTier` and everything that its listener was told, in order. `on_recall` is what the listener does then."""
 
     def __init__(
         self, name: str = "b", page_bytes: int = PAGE, *, config: PeerConfig | None = None, **options: Any
@@ -62,15 +84,15 @@ class Borrowing:
 
     # What the tier tells
 
-    def lease_began(self) -> None:
+    def room(self) -> None:
         self.told.append(("began", None))
 
-    def lease_recalled(self, key: LeaseKey, until: float) -> None:
-        self.told.append(("recalled", key))
-        self.on_recall(key)
+    def leaving(self, part: LeaseKey, until: float) -> None:
+        self.told.append(("recalled", part))
+        self.on_recall(part)
 
-    def lease_ended(self, key: LeaseKey) -> None:
-        self.told.append(("ended", key))
+    def gone(self, part: LeaseKey, reason: str, lost: None) -> None:
+        self.told.append(("ended", part))
 
     def keys(self, what: str) -> list[LeaseKey]:
         return [key for said, key in list(self.told) if said == what]
@@ -84,9 +106,9 @@ class Borrowing:
         wait_for(lambda: self.tier.capacity_bytes >= pages * self.page_bytes, f"{pages} lent pages")
 
     def reserve(self) -> PeerPlace:
-        place = self.tier.reserve()
-        assert place is not None, "no place is free"
-        return place
+        places = self.tier.reserve([self.page_bytes])
+        assert places, "no place is free"
+        return places[0]
 
     def page(self, seed: int) -> np.ndarray:
         """A page like no other."""
@@ -94,18 +116,18 @@ class Borrowing:
 
     def begin_write(self, place: PeerPlace, data: np.ndarray) -> Answer:
         answer = Answer()
-        self.tier.write(place, data, answer, digest=page_digest(data))
+        write_page(self.tier, place, data, answer, page_digest(data))
         return answer
 
-    def begin_read(self, place: PeerPlace, digest: bytes, *, demote: bool = False) -> tuple[Answer, np.ndarray]:
+    def begin_read(self, place: PeerPlace, digest: bytes, *, saving: bool = False) -> tuple[Answer, np.ndarray]:
         answer, into = Answer(), np.zeros(self.page_bytes, np.uint8)
-        self.tier.read(place, into, digest, answer, demote=demote)
+        read_page(self.tier, place, into, digest, answer, saving=saving)
         return answer, into
 
     def land(self, place: PeerPlace) -> Answer | None:
         """Have a page come to landing memory; None where it cannot."""
         answer = Answer()
-        return answer if self.tier.land(place, answer) else None
+        return answer if self.tier.land(Copy(place, None, 0, whole=True), answer) else None
 
     def write(self, seed: int) -> PeerPlace:
         """Put the page of this seed somewhere."""
@@ -113,10 +135,10 @@ class Borrowing:
         assert self.begin_write(place, self.page(seed)).wait() == (True, "")
         return place
 
-    def read(self, place: PeerPlace, seed: int, *, demote: bool = False) -> ReadOutcome:
+    def read(self, place: PeerPlace, seed: int, *, saving: bool = False) -> ReadOutcome:
         """Fetch the page of this seed from there. What is OK must be that page."""
         page = self.page(seed)
-        answer, into = self.begin_read(place, page_digest(page), demote=demote)
+        answer, into = self.begin_read(place, page_digest(page), saving=saving)
         outcome: ReadOutcome = answer.wait()
         if outcome is ReadOutcome.OK:
             assert (into == page).all(), "another page was served"

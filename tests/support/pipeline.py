@@ -149,7 +149,7 @@ def open_stack(space: Namespace, paths: list[Path]) -> TierStack:
     # What comes late, by estimates from the first loads, is waited for: nothing here is given up as lost in time.
     restore = {"strategy": "token-wise", "chunk": CHUNK * PAGE_TOKENS, "behind": 1000}
     config = parse_config({"restore": restore, "policy": {"restore_deadline": f"{PATIENCE:g}s"}})
-    return TierStack(space, config, HostTier(space.geometry, HOST_PAGES * space.geometry.stride_bytes), ssd)
+    return TierStack(space, config, HostTier(space.geometry, HOST_PAGES * space.geometry.stride_bytes), [ssd])
 
 
 def store(stack: TierStack, keys: list[bytes], pages: list[np.ndarray]) -> None:

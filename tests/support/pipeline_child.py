@@ -51,8 +51,7 @@ class Stage:
 
     def slow_down(self, rate: float) -> None:
         """What each device of the KV's stack brings in a second, in bytes."""
-        assert self.kv.ssd is not None
-        assert self.kv.ssd.throttle(rate)
+        assert self.kv.tiers["ssd"].throttle(rate)
 
     def join(self, name: str) -> None:
         """Meet the other stages. Until then there is no way to talk to them."""

@@ -7,43 +7,42 @@ from typing import Any
 
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome
 from swift_tiers.radix_tiering.way.request_restore import Restore
 
 from support.engine import WAIT, Clock, chain, make_stack, memory_ssd, put
 
 
 class Link:
-    """Stands between a stack and its stripe set: pages arrive, or fail, when the test says so."""
+    """Stands between a stack and its ssd tier: pages arrive, or fail, when the test says so."""
 
     def __init__(self, stack: TierStack) -> None:
-        assert stack.stripes is not None
-        self.stripes = stack.stripes
-        self.read = self.stripes.read
-        self.kept: list = []
+        self.tier = stack.tiers["ssd"]
+        self.read = self.tier.read
+        self.kept: list[Read] = []
         self.failed = 0
-        self.stripes.read = lambda *asked: self.kept.append(asked)  # type: ignore[method-assign]
+        self.tier.read = self.kept.extend  # type: ignore[method-assign]
 
     def __enter__(self) -> Link:
         return self
 
     def __exit__(self, *_: object) -> None:
         """What nobody has decided about comes in, and so does what is asked for from now on."""
-        self.stripes.read = self.read  # type: ignore[method-assign]
+        self.tier.read = self.read  # type: ignore[method-assign]
         while self.kept:
             self.deliver(0)
 
     def deliver(self, number: int) -> None:
         """Page `number` of those asked for comes in."""
-        stored, block, done = self.kept.pop(number % len(self.kept))
+        read = self.kept.pop(number % len(self.kept))
         came = threading.Event()
-        self.read(stored, block, lambda outcome: (done(outcome), came.set())[0])
+        self.read([read._replace(done=lambda outcome: (read.done(outcome), came.set())[0])])
         assert came.wait(WAIT)
 
     def fail(self, number: int) -> None:
-        *_, done = self.kept.pop(number % len(self.kept))
+        read = self.kept.pop(number % len(self.kept))
         self.failed += 1
-        done(ReadOutcome.IO_ERROR)
+        read.done(ReadOutcome.IO_ERROR)
 
 
 def on_ssd(pages: int, **config: Any) -> tuple[TierStack, Clock, list[bytes]]:
@@ -53,7 +52,7 @@ def on_ssd(pages: int, **config: Any) -> tuple[TierStack, Clock, list[bytes]]:
     keys = chain(*range(pages))
     put(stack, keys)
     assert stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     return stack, clock, keys
 
 
@@ -61,7 +60,7 @@ def take(stack: TierStack, restore: Restore, front: int) -> Step:
     """One step of a device that has the first `front` pages."""
     step = stack.restorer.step(restore, front)
     if step.jump > front:
-        restore.story.loaded(front, [(source.value, 1) for source in restore.sources[front : step.jump]])
+        restore.story.loaded(front, [(source, 1) for source in restore.found(front, step.jump)])
     if step.end > front:
         stack.restorer.take(restore, step)
     return step

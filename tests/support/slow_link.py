@@ -10,6 +10,8 @@ import random
 import time
 from typing import Any, ClassVar
 
+from swift_tiers.radix_tiering.table.rules import check_rules
+
 #: A guard against hanging, not a measure: of what threads have to do, and of all that requests have to do.
 PATIENCE, RUN_SECONDS = 60.0, 270.0
 
@@ -54,7 +56,7 @@ def quiet(s) -> None:
     assert not s.linker.served
     table = s.linker.stack.table
     with table.lock:
-        table.check()
+        check_rules(table)
         assert table.pinned_pages == 0, "pins leaked"
 
 
@@ -73,7 +75,7 @@ def costs_are_unknown(s) -> None:
 
 
 class Link:
-    """Stands between the restorer and the stripe set: pages arrive when the test says so, and are waited for until then
+    """Stands between the restorer and the ssd tier: pages arrive when the test says so, and are waited for until then
     unless `patient` is False."""
 
     def __init__(self, s, *, patient: bool = True) -> None:
@@ -82,19 +84,19 @@ class Link:
         self.behind = 1e9 if patient else self.restorer.behind
         self.deadline = 1e9 if patient else self.restorer._deadline_seconds
         self.kept: list = []
-        self.stripes = s.linker.stack.stripes
-        self.read = self.stripes.read
+        self.tier = s.linker.stack.tiers["ssd"]
+        self.read = self.tier.read
 
     def __enter__(self):
         self._swap()
         self.planner.costs = Unknown()
-        self.stripes.read = lambda stored, block, done: self.kept.append((stored, block, done))
+        self.tier.read = self.kept.extend
         return self
 
     def __exit__(self, *_: object) -> None:
         self._swap()
         self.planner.costs = self.costs
-        self.stripes.read = self.read
+        self.tier.read = self.read
         self.deliver(len(self.kept))
 
     def _swap(self) -> None:
@@ -107,23 +109,23 @@ class Link:
         import threading
 
         now, self.kept[:] = self.kept[:pages], self.kept[pages:]
-        for stored, block, done in now:
+        for read in now:
             there = threading.Event()
 
-            def came(outcome, done=done, there=there):
+            def came(outcome, done=read.done, there=there):
                 done(outcome)
                 there.set()
 
-            self.read(stored, block, came)
+            self.read([read._replace(done=came)])
             assert there.wait(PATIENCE)
         return len(now)
 
     def fail(self, pages: int) -> int:
-        from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+        from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
         now, self.kept[:] = self.kept[:pages], self.kept[pages:]
-        for _, _, done in now:
-            done(ReadOutcome.CHECKSUM)
+        for read in now:
+            read.done(ReadOutcome.CHECKSUM)
         return len(now)
 
 

@@ -71,7 +71,7 @@ def forget(s) -> None:
     s.step()  # SGLang sees that it has nothing to do
     assert s.scheduler.flush_cache()
     if has_tiers:
-        s.linker.stack.flush(host=True, ssd=True)
+        s.linker.stack.flush(memory=True, durable=True)
 
 
 def answered_from(s, place: str) -> dict[str, tuple[list[int], dict[str, int]]]:
@@ -82,7 +82,7 @@ def answered_from(s, place: str) -> dict[str, tuple[list[int], dict[str, int]]]:
         if place != "device":
             s.empty_device()
         if place == "ssd":
-            s.linker.stack.flush(host=True, ssd=False)
+            s.linker.stack.flush(memory=True, durable=False)
         req = s.add(question, ANSWER)
         s.run()
         found[name] = list(req.output_ids), s.details(req)

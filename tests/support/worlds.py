@@ -19,12 +19,15 @@ from swift_tiers.radix_tiering.base.page import ROOT_KEY, page_digest
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Drop, Pin, Unpin
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.table.held_page import HostState
+from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.peer import LentMemory
 from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
-from swift_tiers.radix_tiering.way import claims, peer_writer, restorer, sweeps
+from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
+from swift_tiers.radix_tiering.way import claims, restorer, sweeps
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore, RestoreState
 
-from support.engine import chain, check, close, content, get, make_stack, memory_ssd, obey, page_at, put
+from support.engine import chain, check, close, content, copy_of, get, make_stack, memory_ssd, obey, page_at, put
 from support.model_peer import ModelPeer
 
 #: Constants that bound a step, and what a world sets them to: in small steps, more happens between two of them.
@@ -32,8 +35,7 @@ KNOBS: list[tuple[Any, str, Sequence[int]]] = [
     (claims, "PAGES_PER_HOLD", (1, 2, 64)),
     (restorer, "PAGES_PER_HOLD", (1, 2, 64)),
     (sweeps, "STEP_PAGES", (1, 3, 64)),
-    (peer_writer, "STEP_PAGES", (1, 2, 64)),
-    (peer_writer, "COPIES_IN_FLIGHT", (1, 16)),
+    (LentMemory, "writes_in_flight", (1, 16)),
     (stack_module, "WRITE_BACK_STEP", (1, 64)),
 ]
 #: How long a request may wait for its pages, virtual seconds: the deadline, and what is lost on the way to it.
@@ -48,11 +50,10 @@ def pages_at_peers_alone(stack: TierStack, peer: ModelPeer, keys: Sequence[bytes
     """Put pages, and leave of them only what memory that is lent has."""
     put(stack, keys)
     with stack.table.lock:
-        assert stack.sharer is not None
-        assert stack.sharer.wait_idle(30.0)
+        assert stack.movers["peer"].wait_idle(30.0)
         for page in reversed(stack.table.listed()):
-            assert page.peer is not None, "it was not lent to"
-            stack.table.evict_host(page)
+            assert copy_of(stack, page, "peer"), "it was not lent to"
+            stack.table.lose(page, HOST)
 
 
 def recalled_while_it_is_restored(seed: int) -> None:
@@ -81,6 +82,9 @@ def recalled_while_it_is_restored(seed: int) -> None:
         thread.join()
         runner.sleep(1.0)
         check(stack)
+        for event in stack.events.since():
+            assert event.kind != "restore.error"
+            assert "no room" not in str(event.fields.get("reason")), "there is room for four times as many pages"
         close(stack)
 
     runner.run(main)
@@ -156,12 +160,20 @@ class World:
         if with_peer:
             fingerprint = page_digest if ssd is None else ssd.fingerprint
             self.peer = ModelPeer(4096, fingerprint, landing_slots=draw.choice((0, 0, 3)), runner=runner)
+        self.attic: ModelTier | None = None
+        if draw.random() < 0.4:
+            fingerprint = page_digest if ssd is None else ssd.fingerprint
+            seconds = draw.choice((0.0, 1e-5, 1e-3))
+            self.attic = ModelTier(
+                "attic", 4096, draw.randint(1, 20), runner=runner, seconds=seconds, fingerprint=fingerprint
+            )
         policy = {
             "write": draw.choice(("through", "back")), "ssd_admission": draw.choice(("always", "reuse")),
             "eviction": draw.choice(("lru", "lfu")), "restore_deadline": "20s",
         }  # fmt: skip
         self.stack: TierStack = make_stack(
             draw.randint(2, 12), ssd, lent=self.peer, runner=runner, policy=policy,
+            others=[self.attic] if self.attic is not None else [],
             restore={"strategy": draw.choice(("load", "token-wise", "auto"))},
         )  # fmt: skip
 
@@ -264,7 +276,7 @@ class World:
 
     def _look(self) -> None:
         with self.stack.table.lock:
-            self.stack.table.check()
+            check_rules(self.stack.table)
 
     # ---- trouble ----
 
@@ -273,14 +285,14 @@ class World:
             self.runner.sleep(draw.random() ** 2 * 0.05)
             step: Step = draw.choice((
                 self._flush, self._flush, self._device, self._damage_memory, self._damage_disk, self._drop, self._pin,
-                self._cap,
+                self._cap, self._empty_attic,
             ))  # fmt: skip
             step(draw)
             self.happened[step.__name__.lstrip("_")] += 1
 
     def _flush(self, draw: random.Random) -> None:
         everything, began = draw.random() < 0.5, self._moment
-        self.stack.flush(host=True, ssd=everything)
+        self.stack.flush(memory=True, durable=everything)
         if everything:
             self._flushed_at = max(self._flushed_at, began)
 
@@ -292,7 +304,7 @@ class World:
     def _damage_memory(self, draw: random.Random) -> None:
         with self.stack.table.lock:
             for page in self.stack.table.listed():
-                if page.host is HostState.RESIDENT and not page.pins and page.digest is not None:
+                if page.resident and not page.pins and page.digest is not None:
                     self.stack.host.page(page.slot)[3] ^= 0x40
                     return
 
@@ -309,8 +321,15 @@ class World:
         if isinstance(obey(self.stack, Pin(page=key)), str) and draw.random() < 0.8:
             obey(self.stack, Unpin(page=key))
 
+    def _empty_attic(self, draw: random.Random) -> None:
+        if self.attic is not None:
+            self.attic.lose_all()
+
     def _cap(self, draw: random.Random) -> None:
-        obey(self.stack, CapTier(tier="host", limit=draw.choice((None, 4096 * draw.randint(1, 8)))))
+        obey(
+            self.stack,
+            CapTier(tier=draw.choice(("host", "attic")), limit=draw.choice((None, 4096 * draw.randint(1, 8)))),
+        )
 
     # ---- neighbours ----
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from swift_tiers.console.feeds.feed import Question
-from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap
+from swift_tiers.radix_tiering.base.slot_map import TierMap
 from swift_tiers.radix_tiering.bus.contract.records import map_record, page_record, prefix_record
 from swift_tiers.radix_tiering.bus.contract.view_reading import read_view
 from swift_tiers.radix_tiering.bus.contract.views import (
@@ -18,11 +16,9 @@ from swift_tiers.radix_tiering.bus.contract.views import (
     PrefixView,
 )
 from swift_tiers.radix_tiering.figures.telemetry import PageAnswer, PrefixAnswer
-from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, RESERVED
-from swift_tiers.radix_tiering.way.observing import page_facts, prefix_places, whole_key
+from swift_tiers.radix_tiering.way.observing import page_facts, prefix_places, tier_map, whole_key
 
 from .server import PAGE_TOKENS, DemoServer
-from .stripes import OUT
 from .tree import table_of
 from .views import AGE
 
@@ -47,7 +43,7 @@ def answer(server: DemoServer, question: Question) -> Any:
 
 
 def _stack(server: DemoServer) -> TierStack:
-    """What the product's own observers look at: the page table, the namespace, when pages were used."""
+    """What the product's own observers look at: tiers, the page table, the namespace, when pages were used."""
     return cast("TierStack", server.tiers)
 
 
@@ -88,26 +84,4 @@ def _states(server: DemoServer, tier: str) -> TierMap | None:
     now = server.wall()
     if tier == "device":
         return TierMap(time=now, slot_bytes=page, states=tiers.pool.states(), first_slot=1)
-    if tier == "host":
-        return TierMap(time=now, slot_bytes=page, states=tiers.table.host.states())
-    if tier == "ssd" and server.stripes is not None:
-        parts = []
-        for device in server.stripes.devices:
-            raw = np.frombuffer(device.slots.states(), dtype=np.uint8)
-            states = np.full(len(raw), SlotState.CACHED, np.uint8)
-            states[raw == FREE] = SlotState.FREE
-            states[raw == RESERVED] = SlotState.LOADING
-            parts.append(np.full(len(raw), SlotState.OUT, np.uint8) if device.service == OUT else states)
-        pieces = tuple(MapPiece(str(number), len(part)) for number, part in enumerate(parts))
-        unit = server.stripes.unit_bytes
-        return TierMap(time=now, slot_bytes=unit, states=np.concatenate(parts), pieces=pieces)
-    if tier == "peer" and server.memory is not None:
-        leases, with_page = server.memory.lease_slots(), tiers.table.peer_copies.slots()
-        borrowed = [np.full(lease.slots, SlotState.BORROWED, np.uint8) for lease in leases]
-        for lease, part in zip(leases, borrowed, strict=True):
-            part[lease.held] = SlotState.LOADING
-            part[with_page.get(lease.key, [])] = SlotState.CACHED
-        pieces = tuple(MapPiece(f"{lease.key.donor}/{lease.key.lease}", lease.slots) for lease in leases)
-        whole = np.concatenate(borrowed) if borrowed else np.empty(0, np.uint8)
-        return TierMap(time=now, slot_bytes=page, states=whole, pieces=pieces)
-    return None
+    return tier_map(tiers, tier, time=now)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
@@ -17,8 +15,9 @@ from swift_tiers.radix_tiering.lending.donation.lender import Lender
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, LeaseKey, Party, RunState
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, LeaseBegan, LeaseEnded, LeaseRecalled, Send
-from swift_tiers.radix_tiering.tiers.peer_memory import LeaseSlots, PeerPlace, PeerWatcher
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.table.held_page import Copy
+from swift_tiers.radix_tiering.tiers.peer.lent_memory import LeaseSlots, LentMemory, PeerPlace
+from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write, Written
 
 from ...base.devices.clock import Clock
 from ...base.devices.lines import Line
@@ -155,12 +154,12 @@ class _Slots(NamedTuple):
     held: set[int]
 
 
-class LentMemory:
-    """Places in memory that others lend (`PeerMemory`), at the speed of a link."""
+class DemoLentMemory(LentMemory):
+    """Places in memory that others lend, at the speed of a link."""
 
     def __init__(self, clock: Clock, page_bytes: int, bytes_per_second: float) -> None:
         self._clock = clock
-        self._page_bytes = page_bytes
+        self.page_bytes = page_bytes
         self._lines = {way: Line(clock, bytes_per_second, latency_seconds=20e-6) for way in ("peer-host", "host-peer")}
         self._counters = {way: LinkCounters() for way in self._lines}
         self._leases: dict[LeaseKey, _Slots] = {}
@@ -170,7 +169,7 @@ class LentMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        return sum(lease.slots for lease in self._leases.values()) * self._page_bytes
+        return sum(lease.slots for lease in self._leases.values()) * self.page_bytes
 
     @property
     def links(self) -> Mapping[str, LinkCounters]:
@@ -179,56 +178,45 @@ class LentMemory:
     def lease_slots(self) -> list[LeaseSlots]:
         return [LeaseSlots(key, lease.slots, sorted(lease.held), []) for key, lease in self._leases.items()]
 
-    def watch(self, watcher: PeerWatcher) -> None:
-        """Nobody: `BorrowerSide` drives the stack itself."""
-
     def began(self, key: LeaseKey, nbytes: int) -> None:
-        slots = nbytes // self._page_bytes
+        slots = nbytes // self.page_bytes
         self._leases[key] = _Slots(list(range(slots - 1, -1, -1)), slots, set())
 
     def ended(self, key: LeaseKey) -> None:
         self._leases.pop(key, None)
 
-    def reserve(self) -> PeerPlace | None:
-        side = self.side
+    def reserve(self, lengths: Sequence[int]) -> list[PeerPlace]:
+        places: list[PeerPlace] = []
         for key, lease in self._leases.items():
-            if lease.free and side is not None and side.usable(key):
-                slot = lease.free.pop()
-                lease.held.add(slot)
-                return PeerPlace(key, slot)
-        return None
+            while lease.free and len(places) < len(lengths) and self.side is not None and self.side.usable(key):
+                places.append(PeerPlace(key, lease.free.pop()))
+                lease.held.add(places[-1].slot)
+        return places
 
-    def release(self, place: PeerPlace) -> None:
-        lease = self._leases.get(place.key)
-        if lease is not None and place.slot in lease.held:
-            lease.held.discard(place.slot)
-            lease.free.append(place.slot)
+    def release(self, places: Sequence[PeerPlace]) -> None:
+        for key, slot in places:
+            lease = self._leases.get(key)
+            if lease is not None and slot in lease.held:
+                lease.held.discard(slot)
+                lease.free.append(slot)
 
-    def write(
-        self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None], *, digest: bytes = b""
-    ) -> None:
-        """Neither `data` nor `digest` is looked at."""
-        self._copy("host-peer", lambda: done(place.key in self._leases, "lease ended"))
+    def write(self, writes: Sequence[Write]) -> None:
+        """The bytes are not looked at."""
+        for one in writes:
+            self._copy("host-peer", partial(self._written, one))
 
-    def read(
-        self,
-        place: PeerPlace,
-        into: np.ndarray,
-        digest: bytes,
-        done: Callable[[ReadOutcome], None],
-        *,
-        demote: bool = False,
-    ) -> None:
-        """`into` stays as it is."""
-        self._copy("peer-host", lambda: done(ReadOutcome.OK if place.key in self._leases else ReadOutcome.CANCELLED))
+    def _written(self, write: Write) -> None:
+        lasts = write.place.key in self._leases
+        write.done(Written(write.place, write.digest or b"") if lasts else None, "" if lasts else "lease ended")
 
-    def land(self, place: PeerPlace, done: Callable[[ReadOutcome, int], None]) -> bool:
-        """There is no landing memory."""
-        return False
+    def read(self, reads: Sequence[Read]) -> None:
+        """The bytes stay as they are."""
+        for one in reads:
+            self._copy("peer-host", partial(self._came, one))
 
-    def paced_seconds(self, donor: str, pages: int) -> float:
-        """Nobody sets a pace."""
-        return 0.0
+    def _came(self, read: Read) -> None:
+        lasts = read.copy.place.key in self._leases
+        read.done(ReadOutcome.OK if lasts else ReadOutcome.CANCELLED)
 
     def send(self, nbytes: float, done: Callable[[], None]) -> None:
         """Load a page of this length for a restore."""
@@ -238,28 +226,28 @@ class LentMemory:
         began = self._clock.now
 
         def came() -> None:
-            self._counters[way].count(1, self._page_bytes, self._clock.now - began)
+            self._counters[way].count(1, self.page_bytes, self._clock.now - began)
             done()
 
-        self._lines[way].send(self._page_bytes, came)
+        self._lines[way].send(self.page_bytes, came)
 
-    def want(self, wanted_bytes: int) -> None:
-        self.wanted = wanted_bytes
+    def want(self, nbytes: int) -> None:
+        self.wanted = nbytes
         if self.side is not None:
-            self.side.later(lambda side: side.machine.want(wanted_bytes, self._clock.now))
+            self.side.later(lambda side: side.machine.want(nbytes, self._clock.now))
 
-    def give_up(self, key: LeaseKey) -> None:
+    def give_up(self, part: Any) -> None:
         if self.side is not None:
-            self.side.later(lambda side: side.machine.release(key, self._clock.now))
+            self.side.later(lambda side: side.machine.release(part, self._clock.now))
 
-    def close(self) -> None:
+    def close(self, copies: Iterable[Copy] | None = None, timeout: float | None = None) -> None:
         self._leases.clear()
 
 
 class BorrowerSide:
     """A server that puts copies of its pages into memory of others."""
 
-    def __init__(self, name: str, post: Post, tiers: DemoTiers, memory: LentMemory, random: Random) -> None:
+    def __init__(self, name: str, post: Post, tiers: DemoTiers, memory: DemoLentMemory, random: Random) -> None:
         self.name = name
         self._post = post
         self._tiers = tiers
@@ -286,16 +274,15 @@ class BorrowerSide:
         self._post.clock.after(TICK_SECONDS, self._tick)
 
     def do(self, outputs: Iterable[object]) -> None:
-        sharer = self._tiers.sharer
-        assert sharer is not None
+        parts = self._tiers.parts[self._memory.name]
         for output in outputs:
             if isinstance(output, Send):
                 self._post.send(output)
             elif isinstance(output, LeaseBegan):
                 self._memory.began(output.key, sum(extent.length for extent in output.extents))
-                self._post.clock.after(0.0, self._tiers.share_all)
+                self._post.clock.after(0.0, parts.room)
             elif isinstance(output, LeaseRecalled):
-                sharer.recall(output.key)
+                parts.leaving(output.key, output.until)
             elif isinstance(output, LeaseEnded):
                 self._memory.ended(output.key)
-                sharer.end(output.key)
+                parts.gone(output.key, "the lease ended", None)

@@ -112,14 +112,14 @@ def _page(server: DemoServer, command: Pin | Unpin | Drop, page: Page) -> str:
 
 
 def _cap_tier(server: DemoServer, tier: str, limit: int | None) -> str:
-    table = server.tiers.table
-    if tier == "ssd" and server.stripes is None:
-        raise CommandError("this server has no ssd tier")
+    table, host = server.tiers.table, server.tiers.host
+    if tier != host.name and tier not in server.tiers.tiers:
+        raise CommandError(f"this server has no {tier} tier")
     with table.lock:
-        if tier == "host":
-            table.host.limit_bytes = table.host.capacity_bytes if limit is None else limit
+        if tier == host.name:
+            host.limit_bytes = host.capacity_bytes if limit is None else limit
         else:
-            table.ssd_limit = limit
+            table.named(tier).limit = limit
     pages = server.tiers.shed()
     server.events.emit("tier.capped", tier=tier, limit_bytes=limit)
     if limit is None:

@@ -18,6 +18,7 @@ from swift_tiers.radix_tiering.figures.story import COMPUTED
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.planner import HERE
+from swift_tiers.radix_tiering.table.held_page import HOST
 
 from ...base.devices.curve import Curve
 from ...base.devices.hardware import GPUS
@@ -25,7 +26,7 @@ from ...base.devices.lines import Line
 from ...base.devices.models import MODELS
 from ...base.devices.restoring import Request, Restoration
 from ...base.devices.setup import Setup, geometry
-from .lending import BorrowerSide, DonorSide, LentMemory, Post
+from .lending import BorrowerSide, DemoLentMemory, DonorSide, Post
 from .restores import TellingServer
 from .stripes import DemoStripes
 from .tiers import PEER, SSD, Claim, DemoTiers
@@ -117,7 +118,7 @@ class DemoServer:
         if plan.devices:
             unit = page.page_bytes // 2  # each page on two devices
             self.stripes = DemoStripes(self.clock, self.rank, plan.devices, plan.device_slots, unit, plan.device_speed)
-        self.memory = LentMemory(self.clock, page.page_bytes, 20e9) if plan.borrows else None
+        self.memory = DemoLentMemory(self.clock, page.page_bytes, 20e9) if plan.borrows else None
         self.tiers = DemoTiers(
             self.clock, page, self.namespace, self.events, device_pages=plan.device_bytes // page.page_bytes,
             host_pages=plan.host_bytes // page.page_bytes, stripes=self.stripes, peer=self.memory,
@@ -168,7 +169,7 @@ class DemoServer:
             self.tiers.seat(claim)
             self.tiers.settle(claim, 0)
             self.tiers.finish(claim, self.work.answered(call, PAGE_TOKENS))
-            if self.tiers.table.resident_pages >= 0.98 * self.tiers.table.host.slots:
+            if self.tiers.table.of[HOST].pages >= 0.98 * self.tiers.table.host.slots:
                 break
 
     # ---- requests ----
@@ -238,9 +239,9 @@ class DemoServer:
                 asked.late = "ssd fell behind"
                 self.counts["late"] += 1
                 self.events.emit("restore.behind", pages=story.found, seconds=round(took, 3), reason=asked.late)
-        for name, counters in ((HERE, self.tiers.host_counters), (SSD, self.tiers.ssd_counters)):
+        for name in (HERE, SSD):
             if name in asked.found and took:
-                counters.read_latency.observe(took)
+                self.tiers.counters(name).read_latency.observe(took)
 
     def _end(self, asked: Asked) -> None:
         if not self.alive or asked.rid not in self.requests:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import count
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import count, takewhile
+from typing import Any
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import PageRecord
+from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap
 from swift_tiers.radix_tiering.figures.counters import LatencyHistogram
+from swift_tiers.radix_tiering.table.held_page import Copy
 from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count, unit_length
-from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, RESERVED, SlotAllocator, SlotMap
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write, Written
 
 from ...base.devices.clock import Clock
 from ...base.devices.lines import Line
@@ -52,8 +57,13 @@ class Device:
         self.line.send(length, came)
 
 
-class DemoStripes:
-    """Both what `WriteBehind` writes to and what a simulated server loads from."""
+class DemoStripes(Tier):
+    """The ssd tier in virtual time, and what a simulated server loads from."""
+
+    name = "ssd"
+    durable = True
+    tries_again = True
+    refusal = SsdTier.refusal
 
     def __init__(
         self, clock: Clock, name: str, devices: int, slots: int, unit_bytes: int, bytes_per_second: float
@@ -91,26 +101,58 @@ class DemoStripes:
     def units(self, length: int) -> int:
         return unit_count(length, self.unit_bytes)
 
-    def reserve(self, length: int) -> Placement | None:
-        return self._allocator.take(self.units(length))
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(device.slots.count for device in self.devices if device.service != OUT) * self.unit_bytes
 
-    def release(self, placement: Placement) -> None:
-        self._allocator.give_back_taken(placement)
+    def size_of(self, length: int) -> int:
+        return self.units(length) * self.unit_bytes
 
-    def write(
-        self, record: PageRecord, placement: Placement, data: np.ndarray, done: Callable[[StoredPage | None, str], None]
-    ) -> None:
-        """`data` is not looked at."""
+    def takes(self, length: int) -> bool:
+        return self.units(length) <= self.capacity_units
 
-        def written() -> None:
-            if any(self.devices[device].service == OUT for device, _ in placement):
-                self.release(placement)
-                done(None, "its device is out of service")
-                return
-            self._allocator.fill(placement)
-            done(StoredPage(record, next(self._generations), record.key[-16:], placement), "")
+    def reserve(self, lengths: Sequence[int]) -> list[Placement]:
+        places = (self._allocator.take(self.units(length)) for length in lengths)
+        return list(takewhile(lambda place: place is not None, places))  # type: ignore[arg-type]
 
-        self._transfer(self._lengths(placement, record.length), True, written)
+    def release(self, places: Sequence[StoredPage | Placement]) -> None:
+        for place in places:
+            self._allocator.give_back_taken(place.placement if isinstance(place, StoredPage) else place)
+
+    def uses(self, place: StoredPage, part: Any) -> bool:
+        return place.uses(part)
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """The bytes are not looked at."""
+        for one in writes:
+            self._transfer(self._lengths(one.place, one.record.length), True, partial(self._written, one))
+
+    def _written(self, write: Write) -> None:
+        placement: Placement = write.place
+        if any(self.devices[device].service == OUT for device, _ in placement):
+            self.release([placement])
+            write.done(None, "its device is out of service")
+            return
+        self._allocator.fill(placement)
+        digest = write.record.key[-16:]
+        write.done(Written(StoredPage(write.record, next(self._generations), digest, placement), digest), "")
+
+    def read(self, reads: Sequence[Read]) -> None:
+        """The bytes stay as they are."""
+        for one in reads:
+            self.send(one.into.nbytes, partial(one.done, ReadOutcome.OK))
+
+    def facts(self, copy: Copy) -> dict[str, Any]:
+        return {"ssd_placement": copy.place.placement, "generation": copy.place.generation}
+
+    def place_facts(self, copy: Copy) -> dict[str, Any]:
+        return {"ssd_placement": copy.place.placement}
+
+    def slot_map(self, held: Callable[[], Sequence[Any]], *, time: float) -> TierMap:
+        """The devices' own slots say what is held."""
+        parts = [_states(device) for device in self.devices]
+        pieces = tuple(MapPiece(str(number), len(part)) for number, part in enumerate(parts))
+        return TierMap(time=time, slot_bytes=self.unit_bytes, states=np.concatenate(parts), pieces=pieces)
 
     def send(self, nbytes: float, done: Callable[[], None]) -> None:
         """Load a page of this length. Where its units lie is left to the allocator, which spreads all alike."""
@@ -166,3 +208,13 @@ class DemoStripes:
         """It is so many times slower than usual; 1: as usual."""
         device = self.devices[number]
         device.line.bytes_per_second = device.usual / factor
+
+
+def _states(device: Device) -> np.ndarray:
+    raw = np.frombuffer(device.slots.states(), dtype=np.uint8)
+    if device.service == OUT:
+        return np.full(len(raw), SlotState.OUT, np.uint8)
+    states = np.full(len(raw), SlotState.CACHED, np.uint8)
+    states[raw == FREE] = SlotState.FREE
+    states[raw == RESERVED] = SlotState.LOADING
+    return states

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Generator, Sequence
 
 import numpy as np
 
@@ -12,20 +11,20 @@ from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.base.slot_map import SlotState
-from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
+from swift_tiers.radix_tiering.figures.counters import DEVICE_LINKS, LinkCounters, TierCounters
 from swift_tiers.radix_tiering.lending.donation.extents import Span
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
+from swift_tiers.radix_tiering.table.held_page import HOST, Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.table.policy import AdmitAlways, admission_policy, eviction_policy
 from swift_tiers.radix_tiering.table.use_times import UseTimes
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.peer_memory import PeerMemory
-from swift_tiers.radix_tiering.tiers.ssd import StripeSet
+from swift_tiers.radix_tiering.tiers.peer import LentMemory
+from swift_tiers.radix_tiering.tiers.tier import Tier
 from swift_tiers.radix_tiering.way import sweeps
-from swift_tiers.radix_tiering.way.peer_writer import PeerWriter
-from swift_tiers.radix_tiering.way.promotion import Promotions
-from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+from swift_tiers.radix_tiering.way.mover import Mover
+from swift_tiers.radix_tiering.way.parts import Parts
+from swift_tiers.radix_tiering.way.reads import Reads
 
 from ...base.devices.clock import Clock
 from ...base.devices.setup import SSD
@@ -101,7 +100,7 @@ class DemoTiers:
         device_pages: int,
         host_pages: int,
         stripes: DemoStripes | None,
-        peer: PeerMemory | None,
+        peer: LentMemory | None,
         copy_seconds: Callable[[int], float],
     ) -> None:
         """`copy_seconds`: how long copying so many bytes between device and host memory takes."""
@@ -112,42 +111,57 @@ class DemoTiers:
         self.use_times = UseTimes()
         self.stripes = stripes
         self._copy_seconds = copy_seconds
-        self.device_counters, self.host_counters = TierCounters(), TierCounters()
-        self.ssd_counters, self.peer_counters = TierCounters(), TierCounters()
-        names = ["device-host", "host-device"] + (["host-ssd", "ssd-host"] if stripes is not None else [])
-        self.links = {name: LinkCounters() for name in names}
         runner = ThreadRunner(lambda: clock.now)
         self.pool = DevicePool(geometry, device_pages)
-        self.device = PageTable(
-            self.pool, eviction_policy(policy), runner=runner, host_counters=self.device_counters,
-            ssd_counters=TierCounters(), release_stored=lambda stored: None,
-        )  # fmt: skip
+        self.device = PageTable(self.pool, eviction_policy(policy), runner=runner)
         self.pool.table = self.device
-        host = HostTier(geometry, host_pages * geometry.stride_bytes, allocate=_nothing)
-        self.table = PageTable(
-            host, eviction_policy(policy), runner=runner, host_counters=self.host_counters,
-            ssd_counters=self.ssd_counters,
-            release_stored=lambda stored: stripes.release(stored.placement) if stripes is not None else None,
-            peer_counters=self.peer_counters, release_peer=peer.release if peer is not None else lambda place: None,
-        )  # fmt: skip
-        self.writer: WriteBehind | None = None
-        if stripes is not None:
-            self.writer = WriteBehind(
-                self.table, host, cast(StripeSet, stripes), admission_policy(policy, geometry.tokens),
-                self.ssd_counters, events, host_counters=self.host_counters, link=self.links["host-ssd"],
-                runner=runner, verify=False,
-            )  # fmt: skip
-        self.sharer: PeerWriter | None = None
-        if peer is not None:
-            promotions: Promotions[Claim] = Promotions(
-                self.table, host, None, peer, host_counters=self.host_counters, ssd_counters=self.ssd_counters,
-                peer_counters=self.peer_counters, link=LinkCounters(), events=events, clock=lambda: clock.now,
-                settled=lambda claim, source, failure: None,
-            )  # fmt: skip
-            self.sharer = PeerWriter(
-                self.table, host, peer, runner=runner, counters=self.peer_counters, events=events, most_bytes=None,
-                save=promotions.save,
-            )  # fmt: skip
+        self.host = HostTier(geometry, host_pages * geometry.stride_bytes, allocate=_nothing)
+        below: list[Tier] = [tier for tier in (peer, stripes) if tier is not None]
+        self.tiers = {tier.name: tier for tier in below}
+        self.table = PageTable(self.host, eviction_policy(policy), below, runner=runner)
+        ssd_links = ("host-ssd", "ssd-host") if stripes is not None else ()
+        self.links = {name: LinkCounters() for name in (*DEVICE_LINKS, *ssd_links)}
+        self.movers = {
+            tier.name: Mover(
+                self.table,
+                self.host,
+                tier,
+                runner=runner,
+                events=events,
+                admission=admission_policy(policy, geometry.tokens) if tier.durable else AdmitAlways(),
+                verify=False,
+            )
+            for tier in below
+        }
+        reads: Reads[Claim] = Reads(
+            self.table,
+            self.host,
+            below,
+            events=events,
+            clock=lambda: clock.now,
+            settled=lambda claim, tier, failure: None,
+        )
+
+        def start(errand: Generator[None, None, int]) -> None:
+            clock.after(0.0, lambda: _drain(errand))
+
+        self.parts = {
+            name: Parts(self.table, mover, reads, runner=runner, start=start, events=events)
+            for name, mover in self.movers.items()
+        }
+
+    @property
+    def backlog(self) -> int:
+        """Pages admitted to ssd and not yet written."""
+        return sum(mover.backlog for mover in self.movers.values() if mover.copies.durable)
+
+    def counters(self, tier: str) -> TierCounters:
+        """Of a tier below the device."""
+        return self.table.named(tier).counters
+
+    @property
+    def device_counters(self) -> TierCounters:
+        return self.device.of[HOST].counters
 
     # ---- requests ----
 
@@ -166,6 +180,7 @@ class DemoTiers:
         there = len(claim.device)
         self.device_counters.hits += there
         self.device_counters.misses += len(keys) - there
+        names = [copies.name for copies in self.table.of]
         with self.table.lock:
             now = self.table.tick()
             for at, key in enumerate(keys):
@@ -174,7 +189,7 @@ class DemoTiers:
                     if page is not None:
                         self.table.use(page, now, len(keys))
                     continue
-                source = _source(page)
+                source = _source(page, names)
                 if page is None or source is None:
                     break
                 claim.sources.append(source)
@@ -192,46 +207,42 @@ class DemoTiers:
                 claim.slots.append(slot)
 
     def _count(self, claim: Claim, asked: int) -> None:
-        names = ((HERE, self.host_counters), (SSD, self.ssd_counters), (PEER, self.peer_counters))
-        for name, counters in names:
-            if (name == SSD and self.writer is None) or (name == PEER and self.sharer is None):
-                continue
-            hits = claim.sources.count(name)
-            counters.hits += hits
-            counters.misses += asked - hits
+        for copies in self.table.of:
+            hits = claim.sources.count(copies.name)
+            copies.counters.hits += hits
+            copies.counters.misses += asked - hits
             asked -= hits
 
     def _pin(self, claim: Claim, page: Page, now: int, reach: int) -> None:
         self.table.use(page, now, reach)
         self.table.pin(page)
         claim.below.append(page)
-        if page.host is HostState.NONE:
+        if not page.in_host:
             slot = self.table.take_slot(None)
             if slot is not None:
-                self.table.begin_fill(page, slot)
+                self.table.begin(page, HOST, slot)
                 claim.filling.append(page)
 
     def loaded(self, claim: Claim, source: str, at: int, seconds: float) -> None:
         """Page `at` behind those on the device has come up from there, and took so long."""
-        counters = self.ssd_counters if source == SSD else self.peer_counters
-        counters.bytes_read += self.geometry.page_bytes
+        self.counters(source).bytes_read += self.geometry.page_bytes
         if source == SSD:
             self.links["ssd-host"].count(1, self.geometry.page_bytes, seconds)
         page = claim.below[at]
         if page in claim.filling:
             claim.filling.remove(page)
             with self.table.lock:
-                self.table.end_fill(page, complete=True, digest=digest_of(page.key))
+                self.table.end(page, HOST, whole=True, digest=digest_of(page.key))
 
     def settle(self, claim: Claim, copied: int) -> None:
         """The whole prompt is on the device, `copied` pages of it from host memory; what is new goes down."""
         if copied:
             nbytes = copied * self.geometry.page_bytes
             self.links["host-device"].count(copied, nbytes, self._copy_seconds(nbytes))
-            self.host_counters.bytes_read += nbytes
+            self.counters(HERE).bytes_read += nbytes
         with self.table.lock:
             for page in claim.filling:
-                self.table.end_fill(page, complete=True, digest=digest_of(page.key))
+                self.table.end(page, HOST, whole=True, digest=digest_of(page.key))
             for page in claim.below:
                 self.table.unpin(page)
         claim.filling, claim.below = [], []
@@ -258,8 +269,8 @@ class DemoTiers:
                 if slot is not None:
                     self.pool.free(slot)
                 return False
-            self.device.begin_fill(page, slot)
-            self.device.end_fill(page, complete=True)
+            self.device.begin(page, HOST, slot)
+            self.device.end(page, HOST, whole=True)
         self.device.pin(page)
         claim.device.append(page)
         return True
@@ -276,8 +287,8 @@ class DemoTiers:
                     if slot is not None:
                         self.pool.free(slot)
                     break
-                self.device.begin_fill(page, slot)
-                self.device.end_fill(page, complete=True)
+                self.device.begin(page, HOST, slot)
+                self.device.end(page, HOST, whole=True)
             for page in claim.device:
                 self.device.unpin(page)
         claim.device = []
@@ -301,50 +312,36 @@ class DemoTiers:
                 page = None if slot is None else self.table.enter(self._record(keys, at), now)
                 if page is None or slot is None:
                     if slot is not None:
-                        self.table.host.free(slot)
-                    self.host_counters.refuse("no room beside its own prefix", len(keys) - at)
+                        self.host.free(slot)
+                    self.counters(HERE).refuse("no room beside its own prefix", len(keys) - at)
                     break
-                self.table.begin_fill(page, slot)
-                self.table.end_fill(page, complete=True, digest=digest_of(key))
+                self.table.begin(page, HOST, slot)
+                self.table.end(page, HOST, whole=True, digest=digest_of(key))
                 entered.append(page)
             for page in entered:
-                if self.writer is not None:
-                    self.writer.offer(page)
-                if self.sharer is not None and not page.dropped:
-                    self.sharer.offer(page)
+                for mover in self.movers.values():
+                    if not page.dropped:
+                        mover.offer(page)
         if entered:
             nbytes = len(entered) * self.geometry.page_bytes
             self.links["device-host"].count(len(entered), nbytes, self._copy_seconds(nbytes))
             self.device_counters.bytes_read += nbytes
 
-    def share_all(self) -> None:
-        """There is more lent memory: offer what host memory holds, most recent first."""
-        if self.sharer is None:
-            return
-        with self.table.lock:
-            pages = [page for page in self.table.listed() if page.host is HostState.RESIDENT and page.peer is None]
-            for page in sorted(pages, key=lambda page: (-page.last_use, page.depth)):
-                if not page.dropped:
-                    self.sharer.offer(page)
-
     def device_gone(self, number: int) -> int:
         """A device of the stripe set is out: pages with a part there lose that copy; how many."""
-        lost = 0
+        lost, ssd = 0, self.table.named(SSD).number
         with self.table.lock:
             for page in self.table.listed():
-                if page.dropped or page.stored is None:
-                    continue
-                if any(device == number for device, _ in page.stored.placement):
-                    self.table.detach_stored(page)
-                    lost += 1
+                copy = page.copies[ssd]
+                if copy is not None and copy.whole and copy.place.uses(number):
+                    lost += self.table.lose(page, ssd)
         return lost
 
     def flush(self, *, everywhere: bool) -> int:
         """Forget the pages below the device, in memory or in every tier; how many."""
         with self.table.lock:
-            for writer in (self.writer, self.sharer):
-                if writer is not None:
-                    writer.clear()
+            for mover in self.movers.values():
+                mover.clear()
         steps = sweeps.drop_namespace(self.table, self.digest) if everywhere else sweeps.empty_memory(self.table)
         return sweeps.run(steps)
 
@@ -353,8 +350,8 @@ class DemoTiers:
         self.policy = policy
         with self.table.lock:
             self.table.change_eviction(eviction_policy(policy))
-            if self.writer is not None:
-                self.writer.admission = admission_policy(policy, self.geometry.tokens)
+            if SSD in self.movers:
+                self.movers[SSD].admission = admission_policy(policy, self.geometry.tokens)
         sweeps.run(sweeps.requeue(self.table))
 
     def shed(self) -> int:
@@ -372,14 +369,16 @@ def digest_of(key: bytes) -> bytes:
     return key[-16:]
 
 
-def _source(page: Page | None) -> str | None:
+def _source(page: Page | None, names: Sequence[str]) -> str | None:
     if page is None:
         return None
-    if page.host is HostState.RESIDENT or page.host is HostState.FILLING:
+    if page.in_host:
         return HERE
-    if page.peer is not None:
-        return PEER
-    return SSD if page.stored is not None else None
+    return next((names[tier] for tier in range(HOST + 1, len(names)) if page.whole_in(tier)), None)
+
+
+def _drain(errand: Generator[None, None, int]) -> None:
+    sweeps.run(errand)
 
 
 def _nothing(nbytes: int) -> np.ndarray:

@@ -24,9 +24,10 @@ from swift_tiers.radix_tiering.bus.contract.views import (
     TierView,
     TreeView,
 )
-from swift_tiers.radix_tiering.figures.counters import TierCounters
 from swift_tiers.radix_tiering.figures.story import COMPUTED
 from swift_tiers.radix_tiering.lending.leases import LeaseView, RunState
+from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.way.observing import tier_snapshots
 
 from .gpus import DemoGpu
 from .server import PAGE_TOKENS, Asked, DemoServer
@@ -102,7 +103,7 @@ class ServerViews:
         return RankView(
             **self._home(), pid=server.pid, namespace=tiers.digest.hex(), page_tokens=PAGE_TOKENS,
             page_bytes=tiers.geometry.page_bytes, io_engine="simulated" if server.stripes else "",
-            write_queue_pages=tiers.writer.backlog if tiers.writer is not None else 0, running_requests=running,
+            write_queue_pages=tiers.backlog, running_requests=running,
             waiting_requests=len(server.requests) - running, restores_started=counts["started"],
             restores_completed=counts["completed"], restores_split=counts["split"], restores_cut_short=0,
             restores_expired=0, restores_cancelled=0, restores_late=counts["late"], lost_pages=0, failed_loads=0,
@@ -119,38 +120,19 @@ class ServerViews:
 
     def _tiers(self) -> Iterable[TierView]:
         tiers, server = self.server.tiers, self.server
-        page, pool, host = tiers.geometry.page_bytes, tiers.pool, tiers.table.host
+        page, pool = tiers.geometry.page_bytes, tiers.pool
         own = pool.slots - (server.donor.sizer.lent if server.donor is not None else 0)
-        yield self._tier(
-            "device", tiers.device_counters, own * page, (own - pool.slots + pool.used_slots) * page,
-            tiers.device.resident_pages, tiers.device.pinned_pages, own * page,
-        )  # fmt: skip
-        if server.memory is not None:
-            copies, capacity = tiers.table.peer_copies.pages, server.memory.capacity_bytes
-            pinned = tiers.table.pinned_at_peers
-            yield self._tier("peer", tiers.peer_counters, capacity, copies * page, copies, pinned, capacity)
-        yield self._tier(
-            "host", tiers.host_counters, host.capacity_bytes, host.used_slots * page, tiers.table.resident_pages,
-            tiers.table.pinned_in_host, host.limit_bytes,
-        )  # fmt: skip
-        if server.stripes is not None:
-            capacity = server.stripes.capacity_units * server.stripes.unit_bytes
-            limit = capacity if tiers.table.ssd_limit is None else min(capacity, tiers.table.ssd_limit)
-            stored = tiers.table.stored_pages
-            yield self._tier(
-                "ssd", tiers.ssd_counters, capacity, tiers.table.stored_bytes, stored, tiers.table.pinned_on_ssd, limit
-            )
-
-    def _tier(
-        self, name: str, counters: TierCounters, capacity: int, used: int, pages: int, pinned: int, limit: int
-    ) -> TierView:
-        snapshot = counters.snapshot(
-            capacity_bytes=capacity, used_bytes=used, pages=pages, pinned_pages=pinned, limit_bytes=limit
+        device = tiers.device_counters.snapshot(
+            capacity_bytes=own * page,
+            used_bytes=(own - pool.slots + pool.used_slots) * page,
+            pages=tiers.device.of[HOST].pages,
+            pinned_pages=tiers.device.pinned_pages,
+            limit_bytes=own * page,
         )
-        if name == "device":
-            return self._view(TierView, record(TierView, snapshot, checksum_failures=None), tier=name)
-        recent = self._recent.of(f"tier {name}", snapshot.read_latency)
-        return self._view(TierView, tier_record(snapshot, recent, time=0.0), tier=name)
+        yield self._view(TierView, record(TierView, device, checksum_failures=None), tier="device")
+        for name, snapshot in tier_snapshots(tiers).items():
+            recent = self._recent.of(f"tier {name}", snapshot.read_latency)
+            yield self._view(TierView, tier_record(snapshot, recent, time=0.0), tier=name)
 
     def _stripe_set(self) -> StripeSetView | None:
         stripes = self.server.stripes
@@ -188,8 +170,8 @@ class ServerViews:
         shape = self._shape
         return TreeView(
             **self._home(), nodes=shape.nodes, leaves=shape.leaves, depth=shape.depth,
-            deepest_tokens=shape.deepest * PAGE_TOKENS, cached_tokens=device.resident_pages * PAGE_TOKENS,
-            evictable_tokens=(device.resident_pages - device.pinned_pages) * PAGE_TOKENS,
+            deepest_tokens=shape.deepest * PAGE_TOKENS, cached_tokens=device.of[HOST].pages * PAGE_TOKENS,
+            evictable_tokens=(device.of[HOST].pages - device.pinned_pages) * PAGE_TOKENS,
             protected_tokens=device.pinned_pages * PAGE_TOKENS, reused_tokens=server.counts["reused_tokens"],
             prompt_tokens=server.counts["prompt_tokens"],
             evicted_tokens=server.tiers.device_counters.evictions * PAGE_TOKENS, complete=True,

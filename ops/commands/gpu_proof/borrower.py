@@ -17,13 +17,14 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.radix_tiering.base.config import PeerConfig
-from swift_tiers.radix_tiering.base.page import page_digest, round_up
+from swift_tiers.radix_tiering.base.page import KEY_BYTES, NAMESPACE_BYTES, ROOT_KEY, PageRecord, page_digest, round_up
 from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.lending.leases import LeaseKey
+from swift_tiers.radix_tiering.table.held_page import Copy
+from swift_tiers.radix_tiering.table.tier_copies import Part
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
-from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write, Written
 
 from .donor_process import DonorProcess, LendingError
 
@@ -92,14 +93,14 @@ class KnowingBorrower:
 
     # What the tier tells, on its own thread
 
-    def lease_began(self) -> None:
+    def room(self) -> None:
         """Room is looked for whenever a page is to be stored."""
 
-    def lease_recalled(self, key: LeaseKey, until: float) -> None:
+    def leaving(self, part: Part, until: float) -> None:
         """Nothing of it is worth saving."""
-        self.tier.give_up(key)
+        self.tier.give_up(part)
 
-    def lease_ended(self, key: LeaseKey) -> None:
+    def gone(self, part: Part, reason: str, lost: object) -> None:
         """Its places are found out about when they are read."""
 
     # Steps
@@ -161,33 +162,33 @@ class KnowingBorrower:
     # Inside
 
     def _store(self) -> bool:
-        place = self.tier.reserve()
-        if place is None:
+        places = self.tier.reserve([self.tier.page_bytes])
+        if not places:
             return False
-        page = self._random.randrange(_KNOWN)
+        page, (place,) = self._random.randrange(_KNOWN), places
+        record = PageRecord(bytes(KEY_BYTES), ROOT_KEY, bytes(NAMESPACE_BYTES), 1, self.tier.page_bytes)
 
-        def done(made: bool, why: str) -> None:
-            self._answers.put(_Answer("stored", place, page, ReadOutcome.OK if made else ReadOutcome.CANCELLED))
+        def done(written: Written | None, why: str) -> None:
+            outcome = ReadOutcome.CANCELLED if written is None else ReadOutcome.OK
+            self._answers.put(_Answer("stored", place, page, outcome))
 
-        self.tier.write(place, self.known.host[page], done, digest=self.known.checksums[page])
+        self.tier.write([Write(record, place, self.known.host[page], self.known.checksums[page], done)])
         self._asked += 1
         return True
 
     def _read(self, place: PeerPlace, *, land: bool) -> bool:
         """False if it was to be landed and cannot be."""
         page = self._held[place]
+        copy = Copy(place, self.known.checksums[page], 0, whole=True)
         if land:
             landing = self.tier.land(
-                place, lambda outcome, slot: self._answers.put(_Answer("landed", place, page, outcome, slot))
+                copy, lambda outcome, slot: self._answers.put(_Answer("landed", place, page, outcome, slot))
             )
             self._asked += landing
             return landing
         into = self._buffers.pop()
         self.tier.read(
-            place,
-            into,
-            self.known.checksums[page],
-            lambda outcome: self._answers.put(_Answer("read", place, page, outcome, into=into)),
+            [Read(copy, into, lambda outcome: self._answers.put(_Answer("read", place, page, outcome, into=into)))]
         )
         self._asked += 1
         return True
@@ -217,9 +218,8 @@ class KnowingBorrower:
             self.wrong.append(f"a page under a lease that lasted: {answer.outcome.value}")
         if answer.into is not None:
             self._buffers.append(answer.into)
-        if answer.outcome is not ReadOutcome.OK and (answer.what == "stored" or answer.place in self._held):
-            self._held.pop(answer.place, None)
-            self.tier.release(answer.place)
+        if answer.outcome is not ReadOutcome.OK and self._held.pop(answer.place, None) is not None:
+            self.tier.release([answer.place])
 
     def _accept(self, answer: _Answer) -> None:
         self.accepted[answer.what] += 1

@@ -108,27 +108,27 @@ def _move(tier: object, pipe: Connection) -> Moved:
     """Read a page and store a page, by turns, `TOGETHER` copies at a time, until there is word from the pipe."""
     import numpy as np
 
-    from swift_tiers.radix_tiering.base.page import page_digest
+    from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord, page_digest
+    from swift_tiers.radix_tiering.table.held_page import Copy
+    from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
     from swift_tiers.radix_tiering.tiers.peer.tier import PeerTier
-    from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace
-    from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+    from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write, Written
 
     assert isinstance(tier, PeerTier)
     generator = random.Random(0)
     page = np.random.default_rng(0).integers(0, 256, PAGE_BYTES, dtype=np.uint8)
     digest, buffers = page_digest(page), [np.empty(PAGE_BYTES, np.uint8) for _ in range(TOGETHER)]
     free = threading.Semaphore(TOGETHER)
+    record = PageRecord(bytes(32), ROOT_KEY, bytes(32), 1, PAGE_BYTES)
     stored: list[PeerPlace] = []
     counted = 0
     started, cpu_before = time.perf_counter(), time.process_time()
 
-    def written(place: PeerPlace, done: bool, reason: str) -> None:
+    def wrote(written: Written | None, reason: str) -> None:
         nonlocal counted
-        if done:
-            stored.append(place)
+        if written is not None:
+            stored.append(written.place)
             counted += PAGE_BYTES
-        else:
-            tier.release(place)
         free.release()
 
     def fetched(buffer: np.ndarray, outcome: ReadOutcome) -> None:
@@ -140,22 +140,22 @@ def _move(tier: object, pipe: Connection) -> Moved:
     while not pipe.poll():
         if not free.acquire(timeout=0.1):
             continue
-        place = tier.reserve() if len(stored) < 4 or generator.random() < 0.5 else None
-        if place is not None:
-            tier.write(place, page, partial(written, place), digest=digest)
+        places = tier.reserve([PAGE_BYTES]) if len(stored) < 4 or generator.random() < 0.5 else []
+        if places:
+            tier.write([Write(record, places[0], page, digest, wrote)])
         elif stored and generator.random() < 0.5:
-            tier.release(stored.pop(generator.randrange(len(stored))))
+            tier.release([stored.pop(generator.randrange(len(stored)))])
             free.release()
         elif stored:
             buffer = buffers.pop()
-            tier.read(generator.choice(stored), buffer, digest, partial(fetched, buffer))
+            copy = Copy(generator.choice(stored), digest, 0, whole=True)
+            tier.read([Read(copy, buffer, partial(fetched, buffer))])
         else:
             free.release()
             time.sleep(0.01)  # nothing is lent just now
     pipe.recv()
     for _ in range(TOGETHER):
         free.acquire()
-    for place in stored:
-        tier.release(place)
+    tier.release(stored)
     spent = time.perf_counter() - started
     return Moved(counted, spent, time.process_time() - cpu_before, tier.capacity_bytes)

@@ -14,12 +14,13 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
-from swift_tiers.radix_tiering.figures.counters import TierCounters
+from swift_tiers.radix_tiering.table.held_page import HOST, Copy
 from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.table.policy import LeastRecentlyUsed
+from swift_tiers.radix_tiering.table.policy import EvictionPolicy, LeastRecentlyUsed
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.way import sweeps
@@ -39,10 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked.add_argument("--units", type=int, default=9, help="stripe units of a page")
     options = asked.parse_args(argv)
     geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=options.units << 18)
-    table = PageTable(
-        HostTier(geometry, geometry.stride_bytes), LeastRecentlyUsed(), runner=THREADS, host_counters=TierCounters(),
-        ssd_counters=TierCounters(), release_stored=lambda stored: None,
-    )  # fmt: skip
+    host = HostTier(geometry, geometry.stride_bytes)
+    table = PageTable(host, LeastRecentlyUsed(), [Kept()], runner=THREADS)
     before, collecting = _resident_bytes(), _collect()
     stored = list(_recovered(options.pages, options.units, geometry.page_bytes))
     by_place = {page.placement[0]: page for page in stored}  # as the stripe set keeps them
@@ -62,6 +61,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         Figure("collecting_per_page", 1e6 * collecting / options.pages, "us"),
     ]
     return finish("pages", figures, {"pages": options.pages, "known": len(by_place)}, options.json)
+
+
+class Kept:
+    """As much of a durable tier as the page table asks of it."""
+
+    name = "ssd"
+    durable = True
+    near = False
+
+    def size_of(self, length: int) -> int:
+        return length
+
+    def order(self, policy: EvictionPolicy) -> EvictionPolicy:
+        return policy
+
+    def release(self, places: Sequence[Any]) -> None:
+        """Nothing leaves here."""
+
+    def part_of(self, place: Any) -> None:
+        """All of it is one part."""
+
+    def uses(self, place: StoredPage, part: Any) -> bool:
+        return place.uses(part)
 
 
 def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
@@ -85,7 +107,8 @@ def _enter(table: PageTable, stored: Sequence[StoredPage]) -> None:
     for batch in sweeps.batches(stored):
         with table.lock:
             for page in batch:
-                entered = table.recover(page, now=page.generation - len(stored))
+                copy = Copy(page, page.digest, 0, whole=True)
+                entered = table.recover(page.record, HOST + 1, copy, now=page.generation - len(stored))
                 assert entered is not None
 
 

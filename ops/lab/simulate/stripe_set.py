@@ -1,44 +1,52 @@
-"""A stripe set in virtual time: the product's allocator over modelled devices, as `WriteBehind` uses the real one."""
+"""The ssd tier in virtual time: the product's allocator over modelled devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Sequence
+from functools import partial
+from itertools import takewhile
 
-import numpy as np
-
-from swift_tiers.radix_tiering.base.page import PageRecord
-from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
+from swift_tiers.radix_tiering.tiers.ssd import Placement
 from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
+from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write, Written
 
 from ...base.devices.lines import Stripes
 
 
-class StripeSetModel:
+class StripeSetModel(Tier):
     """Room for `slots` units on each device. Writes take a device as long as reads of that size."""
+
+    name = "ssd"
+    durable = True
 
     def __init__(self, stripes: Stripes, slots: int) -> None:
         self._stripes = stripes
         self._allocator = SlotAllocator([SlotMap(slots) for _ in stripes.devices])
-        self._generations = count(1)
 
     @property
-    def capacity_units(self) -> int:
-        return self._allocator.capacity_units
+    def capacity_bytes(self) -> int:
+        return self._allocator.capacity_units * self._stripes.unit_bytes
 
-    def units(self, length: int) -> int:
-        return unit_count(length, self._stripes.unit_bytes)
+    def takes(self, length: int) -> bool:
+        return unit_count(length, self._stripes.unit_bytes) <= self._allocator.capacity_units
 
-    def reserve(self, length: int) -> Placement | None:
-        return self._allocator.take(self.units(length))
+    def reserve(self, lengths: Sequence[int]) -> list[Placement]:
+        places = (self._allocator.take(unit_count(length, self._stripes.unit_bytes)) for length in lengths)
+        return list(takewhile(lambda place: place is not None, places))  # type: ignore[arg-type]
 
-    def release(self, placement: Placement) -> None:
-        self._allocator.give_back(placement)
+    def release(self, places: Sequence[Placement]) -> None:
+        for place in places:
+            self._allocator.give_back(place)
 
-    def write(
-        self, record: PageRecord, placement: Placement, data: np.ndarray, done: Callable[[StoredPage | None, str], None]
-    ) -> None:
-        """`data` is not looked at."""
-        stored = StoredPage(record, next(self._generations), b"", placement)
-        self._stripes.transfer(self._stripes.lengths(placement, record.length), lambda: done(stored, ""))
+    def write(self, writes: Sequence[Write]) -> None:
+        """The bytes are not looked at."""
+        for one in writes:
+            written = partial(one.done, Written(one.place, b""), "")
+            self._stripes.transfer(self._stripes.lengths(one.place, one.record.length), written)
+
+    def read(self, reads: Sequence[Read]) -> None:
+        """The bytes stay as they are."""
+        for one in reads:
+            lengths = self._stripes.lengths(one.copy.place, one.into.nbytes)
+            self._stripes.transfer(lengths, partial(one.done, ReadOutcome.OK))

@@ -6,7 +6,6 @@ Only bytes are missing. What the threads of a real stack do is done here at the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import msgspec
 import numpy as np
@@ -15,14 +14,12 @@ from swift_tiers.radix_tiering.base.config import PolicyConfig
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import KEY_BYTES, NAMESPACE_BYTES, ROOT_KEY, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS, ThreadRunner
-from swift_tiers.radix_tiering.figures.counters import LinkCounters, TierCounters
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.table.held_page import HostState, Page
+from swift_tiers.radix_tiering.table.held_page import HOST, Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.ssd import StripeSet
-from swift_tiers.radix_tiering.way.write_behind import WriteBehind
+from swift_tiers.radix_tiering.way.mover import Mover
 
 from ...base.devices.clock import Clock
 from ...base.devices.setup import SSD
@@ -67,18 +64,22 @@ class Tiers:
         self._memory = PEER if lent else HERE
         self._page = page
         policy = policy or PolicyConfig()
-        self._device = _table(page, device_pages, policy)
-        self._stripes = ssd
+        self._device = PageTable(_memory(page, device_pages), eviction_policy(policy), runner=THREADS)
         self.table: PageTable | None = None
-        self._writer: WriteBehind | None = None
+        self._mover: Mover | None = None
+        self.host = _memory(page, host_pages)
         if host_pages:
-            self.table = _table(page, host_pages, policy, ssd)
+            self.table = PageTable(self.host, eviction_policy(policy), [] if ssd is None else [ssd], runner=THREADS)
             if ssd is not None:
-                self._writer = WriteBehind(
-                    self.table, self.table.host, cast(StripeSet, ssd), admission_policy(policy, page.tokens),
-                    TierCounters(), EventLog(lambda: clock.now), host_counters=TierCounters(), link=LinkCounters(),
-                    runner=ThreadRunner(lambda: clock.now), verify=False,
-                )  # fmt: skip
+                self._mover = Mover(
+                    self.table,
+                    self.host,
+                    ssd,
+                    runner=ThreadRunner(lambda: clock.now),
+                    events=EventLog(lambda: clock.now),
+                    admission=admission_policy(policy, page.tokens),
+                    verify=False,
+                )
 
     # ---- requests ----
 
@@ -113,13 +114,13 @@ class Tiers:
             return
         with self.table.lock:
             for page in claim.filling:
-                self.table.end_fill(page, complete=True)
+                self.table.end(page, HOST, whole=True)
             for page in claim.pages:
                 self.table.unpin(page)
         for page in self._put(self.table, keys):
-            if self._writer is not None:
+            if self._mover is not None:
                 with self.table.lock:
-                    self._writer.offer(page)
+                    self._mover.offer(page)
 
     def _on_device(self, keys: Sequence[bytes]) -> int:
         with self._device.lock:
@@ -135,15 +136,15 @@ class Tiers:
         """Host memory may hold only so many pages from now on; what is too much leaves as policy says."""
         assert self.table is not None
         with self.table.lock:
-            self.table.host.limit_bytes = pages * self._page.stride_bytes
-            self.table.shed(max(0, self.table.host.used_slots - pages))
+            self.host.limit_bytes = pages * self._page.stride_bytes
+            self.table.shed(max(0, self.host.used_slots - pages))
 
     def _source(self, page: Page | None) -> str | None:
         if page is None:
             return None
-        if page.host is HostState.RESIDENT or page.host is HostState.FILLING:
+        if page.in_host:
             return self._memory
-        return SSD if page.stored is not None else None
+        return SSD if page.saved else None
 
     def _pin(
         self, page: Page | None, keys: Sequence[bytes], at: int, now: int, pages: list[Page], filling: list[Page]
@@ -158,10 +159,10 @@ class Tiers:
             self.table.use(page, now, len(keys))
         self.table.pin(page)
         pages.append(page)
-        if page.host is HostState.NONE:
+        if not page.in_host:
             slot = self.table.take_slot(None)
             if slot is not None:
-                self.table.begin_fill(page, slot)
+                self.table.begin(page, HOST, slot)
                 filling.append(page)
             elif not page.complete:
                 pages.pop()
@@ -183,10 +184,10 @@ class Tiers:
                     break
                 page = table.enter(self._record(keys, at), now)
                 if page is None:
-                    table.host.free(slot)
+                    table.host.release([slot])
                     break
-                table.begin_fill(page, slot)
-                table.end_fill(page, complete=True)
+                table.begin(page, HOST, slot)
+                table.end(page, HOST, whole=True)
                 entered.append(page)
         return entered
 
@@ -194,19 +195,10 @@ class Tiers:
         return PageRecord(keys[at], keys[at - 1] if at else ROOT_KEY, _NAMESPACE, at + 1, self._page.page_bytes)
 
 
-def _table(
-    page: PageGeometry,
-    pages: int,
-    policy: PolicyConfig,
-    ssd: StripeSetModel | None = None,
-) -> PageTable:
-    """A page table over a slab that has no memory: every page is the same byte, over and over."""
+def _memory(page: PageGeometry, pages: int) -> HostTier:
+    """A slab that has no memory: every page is the same byte, over and over."""
 
     def nothing(nbytes: int) -> np.ndarray:
         return np.broadcast_to(np.zeros(1, dtype=np.uint8), (nbytes,))
 
-    return PageTable(
-        HostTier(page, pages * page.stride_bytes, allocate=nothing), eviction_policy(policy), runner=THREADS,
-        host_counters=TierCounters(), ssd_counters=TierCounters(),
-        release_stored=lambda stored: ssd.release(stored.placement) if ssd is not None else None,
-    )  # fmt: skip
+    return HostTier(page, max(1, pages) * page.stride_bytes, allocate=nothing)

@@ -89,7 +89,7 @@ class SetPolicy(Command, frozen=True, tag="set_policy"):
 class CapTier(Command, frozen=True, tag="cap_tier"):
     """Let a tier hold no more than this; what is too much is evicted. Without a limit: its whole capacity again."""
 
-    tier: Literal["host", "ssd"]
+    tier: str
     limit: str | int | None = None  # "8GiB", or bytes
 
 

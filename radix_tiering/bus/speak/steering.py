@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 #: Share of host memory that operators may pin: requests need the rest to come up.
 PINNED_SHARE = 0.5
 
+#: What is said where a tier is commanded that is not there.
+_LACKS = {"ssd": "this server has no ssd tier; name ssd.directories or ssd.devices and start it again"}
+
 #: Gets what has been done, in words, or why nothing was.
 Done = Callable[[str | CommandError], None]
 
@@ -79,7 +82,7 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
         raise CommandError(ENDING)
     match command:
         case Flush(tiers=tiers):
-            return _flush(stack, ssd=tiers == "all")
+            return _flush(stack, durable=tiers == "all")
         case DrainDevice(device=device):
             return _drain(stack, device)
         case AddDevice(directory=directory):
@@ -94,7 +97,7 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
             return _set_policy(stack, field, value)
         case CapTier(tier=tier, limit=limit):
             size = None if limit is None else limit_bytes(limit)
-            return _cap_host(stack, size) if tier == "host" else _cap_ssd(stack, _ssd(stack), size)
+            return _cap_host(stack, size) if tier == stack.host.name else _cap(stack, tier, size)
         case RecallLeases() | PinLease() | UnpinLease() | CapLending():
             return _of_leases(stack, command)
         case _:
@@ -113,9 +116,9 @@ def _held(stack: TierStack, key: str) -> Page:
     return page
 
 
-def _flush(stack: TierStack, *, ssd: bool) -> Errand:
-    flushed = yield from stack.flush_steps(host=True, ssd=ssd)
-    text = f"{flushed.pages} pages forgotten in {'every tier' if ssd else 'host memory'}"
+def _flush(stack: TierStack, *, durable: bool) -> Errand:
+    flushed = yield from stack.flush_steps(memory=True, durable=durable)
+    text = f"{flushed.pages} pages forgotten in {'every tier' if durable else 'host memory'}"
     return text if flushed.durable else f"{text}; no device could write this down: a restart may find some again"
 
 
@@ -172,8 +175,9 @@ def _set_policy(stack: TierStack, field: str, value: str | float) -> str | Erran
     stack.restorer.behind = restoring.behind
     stack.restorer.serve(by_age=restoring.loads == "by-age")
     stack.planner.choice = restoring.strategy
-    if stack.writer is not None:
-        stack.writer.admission = admission_policy(policy, stack.namespace.geometry.tokens)
+    for mover in stack.movers.values():
+        if mover.copies.durable:
+            mover.admission = admission_policy(policy, stack.namespace.geometry.tokens)
     if name == "policy":
         with stack.table.lock:
             stack.table.change_eviction(eviction_policy(policy))
@@ -183,7 +187,8 @@ def _set_policy(stack: TierStack, field: str, value: str | float) -> str | Erran
 
 
 def _throttle(stack: TierStack, bytes_per_second: float) -> None:
-    if stack.ssd is None or not stack.ssd.throttle(bytes_per_second):
+    ssd = stack.tiers.get(SsdTier.name)
+    if not isinstance(ssd, SsdTier) or not ssd.throttle(bytes_per_second):
         raise CommandError("ssd.throttle: can be changed only where the server was started with it; set it there")
 
 
@@ -199,17 +204,21 @@ def _cap_host(stack: TierStack, limit: int | None) -> Errand:
         if limit is not None and limit < pinned:
             raise _too_low(limit, table.pinned_pages, pinned)
         host.limit_bytes = host.capacity_bytes if limit is None else limit
-    return (yield from _shed(stack, "host", limit, host.limit_bytes))
+    return (yield from _shed(stack, host.name, limit, host.limit_bytes))
 
 
-def _cap_ssd(stack: TierStack, ssd: SsdTier, limit: int | None) -> Errand:
-    table = stack.table
+def _cap(stack: TierStack, name: str, limit: int | None) -> Errand:
+    tier, table = stack.tiers.get(name), stack.table
+    if tier is None:
+        raise CommandError(_LACKS.get(name, f"this server has no {name} tier"))
     with table.lock:
-        pinned = table.pinned_on_ssd * ssd.size_of(stack.namespace.geometry.page_bytes)
+        copies = table.named(name)
+        pages = table.pinned_in(copies.number)
+        pinned = pages * tier.size_of(stack.namespace.geometry.page_bytes)
         if limit is not None and limit < pinned:
-            raise _too_low(limit, table.pinned_on_ssd, pinned)
-        table.ssd_limit = limit
-    return (yield from _shed(stack, "ssd", limit, limit or 0))
+            raise _too_low(limit, pages, pinned)
+        copies.limit = limit
+    return (yield from _shed(stack, name, limit, limit or 0))
 
 
 def _too_low(limit: int, pages: int, pinned: int) -> CommandError:
@@ -235,9 +244,10 @@ def _shed(stack: TierStack, tier: str, limit: int | None, effective: int) -> Err
 
 
 def _ssd(stack: TierStack) -> SsdTier:
-    if stack.ssd is None:
-        raise CommandError("this server has no ssd tier; name ssd.directories or ssd.devices and start it again")
-    return stack.ssd
+    ssd = stack.tiers.get(SsdTier.name)
+    if not isinstance(ssd, SsdTier):
+        raise CommandError(_LACKS[SsdTier.name])
+    return ssd
 
 
 def _drain(stack: TierStack, number: int) -> str:

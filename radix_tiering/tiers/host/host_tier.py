@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ...base.memory import huge_array
 from ...base.page import PageGeometry
-from ...base.slot_map import SlotState
+from ...base.slot_map import SlotState, TierMap
+from ...table.policy import EvictionPolicy
 
 
 class HostTier:
@@ -18,6 +20,8 @@ class HostTier:
     """
 
     name = "host"
+    durable = False
+    near = True
 
     def __init__(
         self,
@@ -76,6 +80,30 @@ class HostTier:
     def free(self, slot: int) -> None:
         self._free.append(slot)
         self._states[slot] = SlotState.FREE
+
+    def release(self, places: Sequence[int]) -> None:
+        """Free slots, in this order."""
+        for slot in places:
+            self.free(slot)
+
+    def size_of(self, length: int) -> int:
+        """Bytes of a slot, whatever is in it."""
+        return self.geometry.stride_bytes
+
+    def order(self, policy: EvictionPolicy) -> EvictionPolicy:
+        """Who leaves first; see `table.policy.HostOrder`."""
+        return policy
+
+    def part_of(self, place: Any) -> None:
+        """Host memory is of one part."""
+
+    def uses(self, place: Any, part: Any) -> bool:
+        """It never goes."""
+        return False
+
+    def slot_map(self, *, time: float) -> TierMap:
+        """What is in each slot. `time`: now, seconds since the epoch. The page table's lock is held."""
+        return TierMap(time=time, slot_bytes=self.geometry.stride_bytes, states=self.states())
 
     def mark(self, slot: int, state: SlotState) -> None:
         """What a slot that is not free is used for."""

@@ -1,9 +1,10 @@
 """The peer tier: pages kept in memory that other servers of this machine lend. docs/leases.md says by which rules.
 
-`PeerTier` is a `PeerMemory`: all that the tier stack sees of it.
+`PeerTier` is the tier; `LentMemory` what holds of any memory that others lend.
 """
 
+from .lent_memory import LeaseSlots, LentMemory, PeerPlace
 from .snapshot import PeerDonorSnapshot, PeerSnapshot
 from .tier import PeerTier
 
-__all__ = ["PeerDonorSnapshot", "PeerSnapshot", "PeerTier"]
+__all__ = ["LeaseSlots", "LentMemory", "PeerDonorSnapshot", "PeerPlace", "PeerSnapshot", "PeerTier"]

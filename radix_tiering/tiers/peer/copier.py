@@ -14,7 +14,7 @@ from ...lending.donation.arena_messages import Store, Stored
 from ...lending.donation.device_arena import AttachedDevice
 from ...lending.leases import LeaseKey, LeaseService, Ticket, Use
 from ..host.landing import Landing
-from ..ssd import ReadOutcome
+from ..tier import ReadOutcome
 from .jobs import LEASE_ENDED, REFUSED, Job, Land, Read, Storing, Write
 from .neighbour import Neighbour
 from .places import PlaceBook

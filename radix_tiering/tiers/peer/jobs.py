@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...lending.leases import Ticket
-from ..peer_memory import PeerPlace
-from ..ssd import ReadOutcome
+from ..tier import ReadOutcome
+from .lent_memory import PeerPlace
 
 #: Why a page was not written.
 LEASE_ENDED = "lease ended"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...lending.donation.extents import CutRun
 from ...lending.leases import LeaseKey
-from ..peer_memory import LeaseSlots, PeerPlace
+from .lent_memory import LeaseSlots, PeerPlace
 
 
 class Occupancy(NamedTuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,24 +13,24 @@ from ...base.config import PeerConfig
 from ...base.page import page_digest
 from ...figures.counters import LinkCounters
 from ...lending.donation.device_memory import DeviceMemory
-from ...lending.leases import LeaseKey, LeaseService, Timing
+from ...lending.leases import LeaseService, Timing
 from ...lending.leases.service import boot_time
 from ...lending.leases.timing import lease_timing
+from ...table.held_page import Copy
 from ..host.landing import Landing
-from ..peer_memory import LeaseSlots, PeerPlace, PeerWatcher
-from ..ssd import ReadOutcome
-from .jobs import Job, Land, Read, Write
+from ..tier import LandDone, Read, TierListener, Write, Written
+from . import jobs
+from .lent_memory import LeaseSlots, LentMemory, PeerPlace
 from .places import PlaceBook
 from .snapshot import PeerDonorSnapshot, PeerSnapshot
 from .worker import PeerWorker
 
 
-class PeerTier:
-    """A `PeerMemory` over shared memory: borrows from the neighbours it is told of.
+class PeerTier(LentMemory):
+    """Lent memory over shared memory: borrows from the neighbours it is told of.
 
-    Any thread may call; nothing waits for a donor or a copy, but `close`. Answers, and what the watcher is told, come
-    on the thread "swift-peer", never from within a call. What waits for a lease that is over is answered before the
-    watcher is told of its end.
+    Nothing waits for a donor or a copy, but `close`. Answers, and what the listener is told, come on the thread
+    "swift-peer". What waits for a lease that is over is answered before the listener is told of its end.
     """
 
     def __init__(
@@ -54,7 +56,8 @@ class PeerTier:
             # Soon: only donors whose memory is attached are spoken to, and the first hello is mostly too early for the
             # connection.
             timing = lease_timing(config.term, config.recall_bound, retry=0.02)
-        self._page_bytes = page_bytes
+        self.page_bytes = page_bytes
+        self._limit_bytes = config.borrow_limit
         self._clock = clock
         self._book = PlaceBook()
         self._worker = PeerWorker(
@@ -79,7 +82,7 @@ class PeerTier:
     @property
     def capacity_bytes(self) -> int:
         """Of the active leases, in whole pages."""
-        return self._book.occupancy().slots * self._page_bytes
+        return self._book.occupancy().slots * self.page_bytes
 
     @property
     def links(self) -> Mapping[str, LinkCounters]:
@@ -93,9 +96,8 @@ class PeerTier:
         """What is used of each lease that is not over, all of one moment."""
         return self._book.slots()
 
-    def watch(self, watcher: PeerWatcher) -> None:
-        """Tell `watcher` from now on."""
-        self._worker.watcher = watcher
+    def watch(self, listener: TierListener) -> None:
+        self._worker.listener = listener
 
     def neighbours(self, addresses: Mapping[str, str]) -> None:
         """Whoever lends now: lease name -> lease address. This server itself, and TCP addresses, are left out.
@@ -109,81 +111,92 @@ class PeerTier:
         beyond it are returned; those with pages stay."""
         self._worker.want(wanted_bytes)
 
-    def reserve(self) -> PeerPlace | None:
-        """A free place, of the donor with the smallest share in use; None if there is none."""
-        return self._book.reserve()
+    @property
+    def limit_bytes(self) -> int | None:
+        """What is borrowed at most."""
+        return self._limit_bytes
 
-    def release(self, place: PeerPlace) -> None:
-        """Give a place back. Nothing else comes there while a read or write of it is queued or under way.
+    def reserve(self, lengths: Sequence[int]) -> list[PeerPlace]:
+        """Free places, each of the donor with the smallest share in use."""
+        places: list[PeerPlace] = []
+        while len(places) < len(lengths) and (place := self._book.reserve()) is not None:
+            places.append(place)
+        return places
 
-        Raises ValueError for a place that is not held.
-        """
-        self._book.release(place)
+    def release(self, places: Sequence[PeerPlace]) -> None:
+        """Nothing else comes there while a read or write of them is queued or under way. Raises ValueError for a place
+        that is not held."""
+        for place in places:
+            self._book.release(place)
 
-    def write(self, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], None], *, digest: bytes) -> None:
-        """Put a page with this checksum there: uint8 [page_bytes], unchanged until `done(whether it is there, why
-        not)`.
+    def write(self, writes: Sequence[Write]) -> None:
+        """Raises RuntimeError once it is closed or with too many jobs waiting, ValueError for a place that is not held
+        or a page without a digest."""
+        now, asked = self._clock(), []
+        for one in writes:
+            if one.digest is None:
+                raise ValueError("nobody could verify a page without a digest")
+            asked.append((self._page(one.data), one.digest, partial(self._written, one)))
+        self._submit(
+            [write.place for write in writes],
+            lambda at, covered: jobs.Write(writes[at].place, *asked[at], covered, now),
+        )
 
-        Raises RuntimeError once it is closed or with too many jobs waiting, ValueError for a place that is not held.
-        """
-        self._check(data)
-        covered = self._book.begin(place)
-        self._submit(Write(place, data, digest, done, covered, self._clock()))
+    def _written(self, write: Write, made: bool, reason: str) -> None:
+        """On "swift-peer"."""
+        if not made:
+            self._book.release(write.place)
+        write.done(Written(write.place, write.digest or b"") if made else None, reason)
 
-    def read(
-        self,
-        place: PeerPlace,
-        into: np.ndarray,
-        digest: bytes,
-        done: Callable[[ReadOutcome], None],
-        *,
-        demote: bool = False,
-    ) -> None:
-        """Fetch a page: uint8 [page_bytes]. OK only if the lease has lasted and the bytes have this checksum.
+    def read(self, reads: Sequence[Read]) -> None:
+        """OK only if the lease has lasted and the bytes have the copy's checksum. CANCELLED: the lease is over, or
+        recalled; CHECKSUM: the lease lives, and these are not the bytes. Raises as `write` does."""
+        now, into = self._clock(), [self._page(read.into) for read in reads]
 
-        `demote`: to save the page from a lease that was recalled; such reads go first. CANCELLED: the lease is over, or
-        recalled; CHECKSUM: the lease lives, and these are not the bytes. Raises as `write` does.
-        """
-        self._check(into)
-        covered = self._book.begin(place)
-        self._submit(Read(place, into, digest, done, demote, covered, self._clock()))
+        def job(at: int, covered: bool) -> jobs.Read:
+            copy = reads[at].copy
+            return jobs.Read(copy.place, into[at], copy.digest or b"", reads[at].done, reads[at].saving, covered, now)
 
-    def land(self, place: PeerPlace, done: Callable[[ReadOutcome, int], None]) -> bool:
-        """Fetch a page straight into landing memory; False where that is not possible, and nothing is asked for then.
+        self._submit([read.copy.place for read in reads], job)
 
-        `done(outcome, slot)`: with OK the page lies there, verified. Raises as `write` does.
-        """
+    def _page(self, run: np.ndarray) -> np.ndarray:
+        """The bytes of a page, of the whole blocks it lies in."""
+        if run.dtype != np.uint8 or run.ndim != 1 or len(run) < self.page_bytes or not run.flags.c_contiguous:
+            raise ValueError(f"a page is uint8 [{self.page_bytes}], contiguous, not {run.dtype} {run.shape}")
+        return run[: self.page_bytes]
+
+    def land(self, copy: Copy, done: LandDone) -> bool:
+        place = copy.place
         digest = self._book.noted(place)
         if self.landing is None or digest is None or not self._worker.reaches(place.key.donor):
             return False
         slot = self.landing.take()
         if slot is None:
             return False
+        now = self._clock()
         try:
-            covered = self._book.begin(place)
-            self._submit(Land(place, slot, digest, done, covered, self._clock()))
+            self._submit([place], lambda at, covered: jobs.Land(place, slot, digest, done, covered, now))
         except BaseException:
             self.landing.give_back(slot)
             raise
         return True
 
-    def paced_seconds(self, donor: str, pages: int) -> float:
-        """How long `donor`'s pace lets so many pages more take, after those that wait; 0 where it sets none. As of a
-        moment ago: the thread "swift-peer" goes on meanwhile."""
-        neighbour = self._worker.neighbours.get(donor)
+    def paced_seconds(self, lane: Hashable, pages: int) -> float:
+        """By the donor's pace, as of a moment ago: the thread "swift-peer" goes on meanwhile."""
+        neighbour = self._worker.neighbours.get(str(lane))
         if neighbour is None:
             return 0.0
         waiting = len(neighbour.reads) + len(neighbour.landings)
-        return neighbour.pace.seconds(waiting + pages, self._page_bytes, self._clock())
+        return neighbour.pace.seconds(waiting + pages, self.page_bytes, self._clock())
 
-    def give_up(self, key: LeaseKey) -> None:
+    def give_up(self, part: Any) -> None:
         """Return a lease: nothing of it is needed any more. What is under way may finish."""
-        self._book.close(key)
-        self.service.release(key)
+        self._book.close(part)
+        self.service.release(part)
 
     def snapshot(self) -> PeerSnapshot:
         """What is borrowed, from whom, and how it is used."""
-        worker, total, page = self._worker, self._book.occupancy(), self._page_bytes
+        worker, total, page = self._worker, self._book.occupancy(), self.page_bytes
         donors = []
         for one in list(worker.neighbours.values()):
             held = self._book.occupancy(one.name)
@@ -213,21 +226,22 @@ class PeerTier:
             donors=tuple(donors),
         )
 
-    def close(self) -> None:
+    def close(self, copies: Iterable[Copy] | None = None, timeout: float | None = None) -> None:
         """Answer everything, return all leases, end. Waits for the donors, a few recall bounds at most. Idempotent.
 
-        The watcher is told nothing of it. Not to be called on the thread "swift-peer".
+        The listener is told nothing of it. Not to be called on the thread "swift-peer".
         """
         self._worker.close()
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, places: Sequence[PeerPlace], job: Callable[[int, bool], jobs.Job]) -> None:
+        """Have something done at each of these places, or nothing. `job(at, covered)`: what, at `places[at]`;
+        `covered`: whether its lease lasts yet."""
+        covered: list[bool] = []
         try:
-            self._worker.submit(job)
-        except RuntimeError:
-            if job.covered:
-                self._book.end(job.place)
+            covered += (self._book.begin(place) for place in places)
+            self._worker.submit([job(at, lasts) for at, lasts in enumerate(covered)])
+        except BaseException:
+            for place, lasts in zip(places, covered, strict=False):
+                if lasts:
+                    self._book.end(place)
             raise
-
-    def _check(self, page: np.ndarray) -> None:
-        if page.dtype != np.uint8 or page.shape != (self._page_bytes,) or not page.flags.c_contiguous:
-            raise ValueError(f"a page is uint8 [{self._page_bytes}], contiguous, not {page.dtype} {page.shape}")

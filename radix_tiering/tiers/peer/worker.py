@@ -8,7 +8,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import SystemRandom
 
 import numpy as np
@@ -28,7 +28,7 @@ from ...lending.leases.effects import (
     LeaseRecalled,
 )
 from ..host.landing import Landing
-from ..peer_memory import PeerWatcher
+from ..tier import TierListener
 from .copier import Copier
 from .jobs import CLOSING, LEASE_ENDED, Job
 from .neighbour import MISTRUST_SECONDS, Neighbour
@@ -80,7 +80,7 @@ class PeerWorker:
         self.asked_bytes = 0  # what the lease service was told
         self._ceiling = math.inf  # where a whole run more would be too much
         self._effects: deque[BorrowerEffect] = deque()
-        self.watcher: PeerWatcher | None = None
+        self.listener: TierListener | None = None
         self.neighbours: dict[str, Neighbour] = {}
         self._turn = 0
         self.staging = Staging(page_bytes)
@@ -94,14 +94,14 @@ class PeerWorker:
         self._thread = threading.Thread(target=self._run, name="swift-peer", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Have a page copied. Raises RuntimeError once it is closed, or where too many wait."""
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Have pages copied. Raises RuntimeError once it is closed, or where too many wait, and takes none then."""
         with self._lock:
             if self._closing:
                 raise RuntimeError("the peer tier is closed")
             if len(self._inbox) + sum(one.queued for one in list(self.neighbours.values())) >= MAX_JOBS:
                 raise RuntimeError(f"{MAX_JOBS} reads and writes of lent memory wait already")
-            self._inbox.append(job)
+            self._inbox.extend(jobs)
         self._waker.set()
 
     def reaches(self, donor: str) -> bool:
@@ -255,7 +255,7 @@ class PeerWorker:
                 case DonorRefused() if effect.donor in self.neighbours:
                     self.neighbours[effect.donor].reason = f"refuses: {effect.reason}"
         if more_room:
-            self._tell(lambda watcher: watcher.lease_began())
+            self._tell(lambda listener: listener.room())
 
     def _joined(self, joined: DonorJoined) -> None:
         neighbour = self.neighbours.get(joined.donor)
@@ -291,7 +291,7 @@ class PeerWorker:
     def _recalled(self, recalled: LeaseRecalled) -> None:
         self._book.close(recalled.key)
         self._drop_jobs(recalled.key, but_demotes=True)
-        self._tell(lambda watcher: watcher.lease_recalled(recalled.key, recalled.until))
+        self._tell(lambda listener: listener.leaving(recalled.key, recalled.until))
 
     def _ended(self, key: LeaseKey) -> None:
         if not self._book.forget(key):
@@ -302,7 +302,7 @@ class PeerWorker:
             self.copier.abandon(neighbour, LEASE_ENDED, key)
         self._take_jobs()
         self._drop_jobs(key)
-        self._tell(lambda watcher: watcher.lease_ended(key))
+        self._tell(lambda listener: listener.gone(key, LEASE_ENDED, None))
 
     def _drop_jobs(self, key: LeaseKey, *, but_demotes: bool = False) -> None:
         """Answer what waits for places of a lease that allows it no more."""
@@ -322,14 +322,14 @@ class PeerWorker:
             self.service.release(key)
         self.service.want(wanted)
 
-    def _tell(self, what: Callable[[PeerWatcher], None]) -> None:
-        if self.watcher is None:
+    def _tell(self, what: Callable[[TierListener], None]) -> None:
+        if self.listener is None:
             return
         try:
-            what(self.watcher)
+            what(self.listener)
         except Exception:
             self.copier.faults += 1
-            logger.exception("swift-tiers: whoever watches leases raised")
+            logger.exception("swift-tiers: whoever is told of leases raised")
 
     # Donors
 

@@ -8,7 +8,7 @@ from .device_state import DeviceStatus, Service
 from .layout import Geometry, Placement, StoredPage
 from .namespaces import NamespaceEntry
 from .stripe_set import ReadToken, StripeSet, StripeSetStatus, UnitPlace
-from .transfers import ReadOutcome, ReadRequest, WriteRequest
+from .transfers import ReadRequest, WriteRequest
 
 __all__ = [
     "Completion",
@@ -18,7 +18,6 @@ __all__ = [
     "NamespaceEntry",
     "Operation",
     "Placement",
-    "ReadOutcome",
     "ReadRequest",
     "ReadToken",
     "Request",

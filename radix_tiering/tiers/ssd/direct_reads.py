@@ -21,7 +21,8 @@ import numpy as np
 from ...base.page import round_up
 from ...figures.counters import LinkCounters
 from ..host.landing import Landing
-from . import ReadOutcome, StoredPage, StripeSet, UnitPlace
+from ..tier import ReadOutcome
+from . import StoredPage, StripeSet, UnitPlace
 from .direct import DIRECT_BLOCK, DirectFiles, PendingRead
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.page import BLOCK_BYTES, ROOT_KEY, round_up
+from ..tier import ReadOutcome
 from .arrays.devices import DeviceArray, Operation, Request
 from .blockio import Patience, aligned_buffer, execute, sync_devices, write_blocks
 from .checkpoint import build_checkpoints, read_checkpoint, write_checkpoint
@@ -37,7 +38,7 @@ from .members import (
 from .namespaces import MemberTable, NamespaceEntry, NamespaceTable, reconcile
 from .opening import write_superblock
 from .scan import Assembly, ScanResult, assemble, scan_devices
-from .transfers import ReadOutcome, verify_unit
+from .transfers import verify_unit
 
 #: Stage ("headers" or "payloads"), done, in all.
 CheckProgress = Callable[[str, int, int], None]

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...base.page import BLOCK_BYTES, page_digest, round_up
 from ...base.runner import Runner
+from ..tier import ReadOutcome
 from .arrays.devices import Completion, DeviceArray, Operation, Request
 from .blockio import CONTROL_TAG, Patience, aligned_buffer
 from .device_state import DeviceState, Service
@@ -29,7 +30,7 @@ from .layout import (
     unit_length,
 )
 from .slots import SlotAllocator
-from .transfers import PageRead, PageWrite, ReadOutcome, Stage, Transfer, Unit
+from .transfers import PageRead, PageWrite, Stage, Transfer, Unit
 from .verify_pool import ReadUnit, VerifyPool
 
 logger = logging.getLogger(__name__)

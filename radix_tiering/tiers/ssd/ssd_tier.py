@@ -1,28 +1,42 @@
-"""The SSD tier: a stripe set and its devices, opened as one, as the tier stack uses them."""
+"""The SSD tier: a stripe set and its devices, opened as one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ...base.errors import ConfigError, FormatError
-from ...base.page import page_digest
+from ...base.page import PageRecord, page_digest
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import TierMap
-from ...figures.counters import DeviceSnapshot, StripeSnapshot
-from . import DeviceArray, StoredPage, StripeSet
+from ...figures.counters import DeviceSnapshot, LinkCounters, StripeSnapshot
+from ...table.held_page import Copy
+from ..tier import LandDone, Read, ReadOutcome, Tier, TierListener, Write, Written
+from . import DeviceArray, Placement, ReadRequest, StoredPage, StripeSet, WriteRequest
 from .arrays.throttled import ThrottledArray
 from .blockio import STALL_SECONDS, close_array
 from .device_files import MadeDevice
+from .direct_reads import DirectReads
 from .layout import combined_digest
 from .snapshots import device_snapshots, slot_map, stripe_snapshot
 
 
-class SsdTier:
-    """Owns a device array and the stripe set on it; blank devices become a new set, or join the one that is there."""
+class SsdTier(Tier):
+    """Owns a device array and the stripe set on it; blank devices become a new set, or join the one that is there.
+
+    A reserved place is a `Placement`, that of a copy a `StoredPage`; a part is a device, by its number.
+    """
 
     name = "ssd"
+    durable = True
+    tries_again = True
+    lands_by_digest = True
+    may_hang = True
+    refusal = "no device takes pages"
+    part_gone, part_lost = "device.out", "device.pages_lost"
 
     def __init__(
         self,
@@ -48,6 +62,9 @@ class SsdTier:
         self._array = array
         self._runner = runner
         self._make_device = make_device
+        self._links = {"host-ssd": LinkCounters(), "ssd-host": LinkCounters()}
+        #: Reads from the devices to landing memory, where that is possible.
+        self.direct: DirectReads | None = None
         try:
             self.stripes = StripeSet.open(
                 array,
@@ -62,6 +79,10 @@ class SsdTier:
         except BaseException:
             close_array(array, runner)
             raise
+
+    def land_by(self, direct: DirectReads) -> None:
+        """Let pages be read straight to landing memory. Closed with this."""
+        self.direct = direct
 
     def throttle(self, bytes_per_second: float) -> bool:
         """Slow each device down to this rate from now on; False where the tier was not opened to be throttled."""
@@ -89,9 +110,112 @@ class SsdTier:
         unit, length = self.stripes.unit_bytes, page.nbytes
         return combined_digest([page_digest(page[start : start + unit]) for start in range(0, length, unit)])
 
-    def watch(self, on_device_out: Callable[[int, str, Iterator[StoredPage]], None]) -> None:
-        """Hear of devices that leave service: (device, reason, pages that had a part on it). Called on "ssd-io"."""
-        self.stripes.on_device_out = on_device_out
+    def opened(self) -> Sequence[tuple[str, dict[str, Any]]]:
+        """Devices that were left out."""
+        return [
+            ("device.left_out", {"device": device.path, "reason": device.reason})
+            for device in self.snapshot()[1]
+            if not device.in_service
+        ]
+
+    # ---- room ----
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of the devices in service."""
+        return sum(device.capacity_bytes for device in self.snapshot()[1] if device.in_service)
+
+    def takes(self, length: int) -> bool:
+        """Whether the devices that take new pages could hold one of so many bytes."""
+        return self.stripes.units(length) <= self.stripes.capacity_units
+
+    def reserve(self, lengths: Sequence[int]) -> list[Placement]:
+        places = []
+        for length in lengths:
+            place = self.stripes.reserve(length)
+            if place is None:
+                break
+            places.append(place)
+        return places
+
+    def release(self, places: Sequence[StoredPage | Placement]) -> None:
+        for place in places:
+            self.stripes.release(place.placement if isinstance(place, StoredPage) else place)
+
+    # ---- bytes ----
+
+    def write(self, writes: Sequence[Write]) -> None:
+        now = self._runner.monotonic()
+        self.stripes.write_many(
+            [WriteRequest(one.record, one.place, one.data, partial(self._written, one, now)) for one in writes]
+        )
+
+    def _written(self, write: Write, started: float, stored: StoredPage | None, reason: str) -> None:
+        """On "ssd-io"."""
+        if stored is None:
+            write.done(None, reason)
+        else:
+            self._links["host-ssd"].count(1, write.record.length, self._runner.monotonic() - started)
+            write.done(Written(stored, stored.digest), "")
+
+    def read(self, reads: Sequence[Read]) -> None:
+        now = self._runner.monotonic()
+        self.stripes.read_many([ReadRequest(one.copy.place, one.into, partial(self._came, one, now)) for one in reads])
+
+    def _came(self, read: Read, started: float, outcome: ReadOutcome) -> None:
+        """On "ssd-io"."""
+        if outcome is ReadOutcome.OK:
+            length = read.copy.place.record.length
+            self._links["ssd-host"].count(1, length, self._runner.monotonic() - started)
+        read.done(outcome)
+
+    def land(self, copy: Copy, done: LandDone) -> bool:
+        if self.direct is None or copy.landing_digest is None:
+            return False
+        return self.direct.read(copy.place, copy.landing_digest, done)
+
+    def learn(self, copy: Copy, page: np.ndarray, done: Callable[[bytes | None], None]) -> bool:
+        if self.direct is None or copy.digest is None:
+            return False
+        return self.direct.learn(page, copy.digest, done)
+
+    @property
+    def links(self) -> Mapping[str, LinkCounters]:
+        return self._links if self.direct is None else {**self._links, "ssd-device": self.direct.link}
+
+    # ---- devices ----
+
+    def uses(self, place: StoredPage, part: Any) -> bool:
+        """Whether a unit of the page lies on the device of this number."""
+        return place.uses(part)
+
+    def part_facts(self, part: Any) -> dict[str, Any]:
+        return {"device": self.paths[part]}
+
+    def watch(self, listener: TierListener) -> None:
+        """Tell `listener`, on "ssd-io", of devices that leave service."""
+
+        def gone(device: int, reason: str, lost: Iterator[StoredPage]) -> None:
+            listener.gone(device, reason, ((page.record, page) for page in lost))
+
+        self.stripes.on_device_out = gone
+
+    # ---- namespaces and restarts ----
+
+    @property
+    def recovered(self) -> Sequence[tuple[PageRecord, Copy, int]]:
+        return [
+            (page.record, Copy(page, page.digest, 0, whole=True), page.generation) for page in self.stripes.recovered
+        ]
+
+    def register(self, namespace: bytes, text: str, done: Callable[[bool], None] | None = None) -> None:
+        self.stripes.register_namespace(namespace, text, done)
+
+    def retire(self, namespace: bytes) -> None:
+        self.stripes.retire_namespace(namespace)
+
+    def flush(self, namespace: bytes) -> bool:
+        return self.stripes.flush_namespace(namespace)
 
     def add_device(self, directory: str) -> tuple[int, str]:
         """One more device: a file in `directory`, made if need be, that joins the open set; its number and path.
@@ -115,14 +239,28 @@ class SsdTier:
         status = self.stripes.status()
         return stripe_snapshot(status), device_snapshots(status)
 
-    def slot_map(self, *, time: float) -> TierMap:
-        """What is in each slot of each device; `time`: now, seconds since the epoch."""
+    # ---- telling ----
+
+    def details(self) -> dict[str, Any]:
+        stripe, devices = self.snapshot()
+        return {"stripe": stripe, "devices": devices, "io_engine": self.description}
+
+    def facts(self, copy: Copy) -> dict[str, Any]:
+        return {"ssd_placement": copy.place.placement, "generation": copy.place.generation}
+
+    def place_facts(self, copy: Copy) -> dict[str, Any]:
+        return {"ssd_placement": copy.place.placement}
+
+    def slot_map(self, held: Callable[[], Sequence[StoredPage]], *, time: float) -> TierMap:
+        """What is in each slot of each device; it knows by itself which are held."""
         return slot_map(self.stripes.slot_states(), self.stripes.unit_bytes, time=time)
 
-    def close(self, stored: Sequence[StoredPage], timeout: float | None = None) -> None:
-        """Write the index of `stored` pages, mark the devices clean, release them.
+    def close(self, copies: Iterable[Copy] | None, timeout: float | None = None) -> None:
+        """Write the index of these copies, mark the devices clean, release them.
 
         After `timeout` seconds devices that do not answer are given up; a later start then scans them.
         """
-        self.stripes.close(stored, timeout)
+        if self.direct is not None:
+            self.direct.close()
+        self.stripes.close(None if copies is None else [copy.place for copy in copies], timeout)
         close_array(self._array, self._runner)

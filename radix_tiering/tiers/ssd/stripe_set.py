@@ -11,6 +11,7 @@ import numpy as np
 from ...base.errors import ConfigError, FormatError
 from ...base.page import BLOCK_BYTES, PageRecord
 from ...base.runner import THREADS, Runner
+from ..tier import ReadOutcome
 from .arrays.devices import DeviceArray, NewDevice
 from .blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
 from .checkpoint import build_checkpoints, write_checkpoint
@@ -34,7 +35,6 @@ from .transfers import (
     PageRead,
     PageWrite,
     ReadDone,
-    ReadOutcome,
     ReadRequest,
     WriteDone,
     WriteRequest,

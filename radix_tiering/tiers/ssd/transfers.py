@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.page import PageRecord, page_digest
+from ..tier import ReadOutcome
 from .layout import (
     CHECKSUM_OFFSET,
     DIGEST_BYTES,
@@ -27,43 +28,6 @@ from .layout import (
     decode_header,
     unit_identity,
 )
-
-
-class ReadOutcome(Enum):
-    """How a read ended. Only OK means that `into` holds the page; every other outcome is a miss."""
-
-    OK = "ok"
-    IO_ERROR = "io error"
-    DEVICE_GONE = "device gone"
-    CANCELLED = "cancelled"
-    FLUSHED = "namespace flushed"
-    # What was read is not the page asked for:
-    MAGIC = "corrupt: magic"
-    KEY = "corrupt: key"
-    NAMESPACE = "corrupt: namespace"
-    LENGTH = "corrupt: length"
-    GENERATION = "corrupt: generation"
-    PLACE = "corrupt: place"
-    CHECKSUM = "corrupt: checksum"
-
-    @property
-    def ok(self) -> bool:
-        return self is ReadOutcome.OK
-
-    @property
-    def cancelled(self) -> bool:
-        return self is ReadOutcome.CANCELLED
-
-    @property
-    def corrupt(self) -> bool:
-        """What was read is not the page asked for, or is damaged."""
-        return self in CORRUPT
-
-    def __str__(self) -> str:
-        return self.value
-
-
-CORRUPT = frozenset(outcome for outcome in ReadOutcome if outcome.value.startswith("corrupt"))
 
 ReadDone = Callable[[ReadOutcome], None]
 WriteDone = Callable[[StoredPage | None, str], None]

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.runner import Runner
+from ..tier import ReadOutcome
 from .layout import SlotPlace
-from .transfers import PageRead, ReadOutcome, verify_unit
+from .transfers import PageRead, verify_unit
 
 logger = logging.getLogger(__name__)
 

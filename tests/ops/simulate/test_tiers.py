@@ -25,6 +25,8 @@ from swift_tiers.ops.lab.simulate.stripe_set import StripeSetModel
 from swift_tiers.ops.lab.simulate.tiers import REMOTE, Tiers
 from swift_tiers.ops.lab.simulate.workloads import Lengths
 from swift_tiers.radix_tiering.restore.planner import HERE
+from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.rules import check_rules
 
 PAGE = geometry(16, 1024)
 A, B = [1, 2, 3, 4], [1, 2, 13, 14]
@@ -36,7 +38,7 @@ def serve(tiers: Tiers, clock: Clock, numbers: list[int]) -> tuple[int, tuple[st
     clock.run()
     assert tiers.table is None or not tiers.table.pinned_pages
     if tiers.table is not None:
-        tiers.table.check()
+        check_rules(tiers.table)
     return claim.on_device, claim.sources
 
 
@@ -58,9 +60,9 @@ def test_what_leaves_host_memory_too_is_found_on_ssd() -> None:
     serve(tiers, clock, [21, 22, 23, 24])
     assert serve(tiers, clock, A) == (0, (SSD,) * 4)
     assert tiers.table is not None
-    assert tiers.table.stored_pages == 8
+    assert tiers.table.named("ssd").pages == 8
     serve(tiers, clock, [31, 32, 33, 34])  # the stripe set is full: the longest unused leave
-    assert tiers.table.stored_pages == 8
+    assert tiers.table.named("ssd").pages == 8
 
 
 def test_a_shared_store_has_what_nobody_here_has() -> None:
@@ -79,12 +81,12 @@ def test_lent_memory_holds_no_more_than_is_lent() -> None:
     serve(tiers, clock, A)
     tiers.limit(2)
     assert tiers.table is not None
-    assert tiers.table.resident_pages == 2
-    tiers.table.check()
+    assert tiers.table.of[HOST].pages == 2
+    check_rules(tiers.table)
     assert serve(tiers, clock, A)[1] == ()
     tiers.limit(8)
     serve(tiers, clock, A)
-    assert tiers.table.resident_pages == 4
+    assert tiers.table.of[HOST].pages == 4
 
 
 def test_a_donor_lends_what_a_window_did_not_need_and_takes_it_back_at_once() -> None:

@@ -20,10 +20,10 @@ from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 from swift_tiers.radix_tiering.lending.leases import Timing
 from swift_tiers.radix_tiering.lending.leases.hand import LeaseHand, ServiceHand
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.peer_donor import PAGE, LocalDonor, local_donor
-from support.peer_tier import Answer
+from support.peer_tier import Answer, read_page, write_page
 from support.publishing import bus_config, wait_published
 from support.redis import RealRedis, wait_for
 from support.telemetry import MadeUp
@@ -110,9 +110,9 @@ def test_pages_are_read_under_renewed_leases_while_redis_is_stopped_or_gone(
     wait_for(machine.agreed, "the leases")
     before = {view.lease for view in machine.lending.leases()}
     data = np.arange(PAGE, dtype=np.uint64).astype(np.uint8)
-    place = wait_for(machine.tier.reserve, "a place")
+    (place,) = wait_for(lambda: machine.tier.reserve([PAGE]), "a place")
     stored = Answer()
-    machine.tier.write(place, data, stored, digest=page_digest(data))
+    write_page(machine.tier, place, data, stored, page_digest(data))
     assert stored.wait() == (True, "")
     process = machine.redis.pid
     os.kill(process, how)
@@ -120,7 +120,7 @@ def test_pages_are_read_under_renewed_leases_while_redis_is_stopped_or_gone(
         until = time.monotonic() + 2 * TIMING.term
         while time.monotonic() < until:
             answer, into = Answer(), np.zeros_like(data)
-            machine.tier.read(place, into, page_digest(data), answer)
+            read_page(machine.tier, place, into, page_digest(data), answer)
             assert answer.wait() is ReadOutcome.OK
     finally:
         if how == signal.SIGSTOP:

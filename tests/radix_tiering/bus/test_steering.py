@@ -177,11 +177,11 @@ def test_a_pinned_prefix_is_not_evicted_from_host_memory() -> None:
 
 def test_a_pinned_prefix_is_not_evicted_from_ssd() -> None:
     stack = make_stack(host_pages=16, ssd=memory_ssd(devices=1, size=300_000))
-    room = stack.stripes.capacity_units
+    room = stack.tiers["ssd"].stripes.capacity_units
     pinned = chain(*"abc")
     put(stack, pinned)
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     obey(stack, Pin(page=pinned[2].hex()))
     tiers = stack.snapshot().tiers
     assert (tiers["host"].pinned_pages, tiers["ssd"].pinned_pages) == (0, 3)
@@ -536,7 +536,7 @@ def test_a_capped_ssd_tier_gives_up_what_is_too_much_and_takes_no_more() -> None
         stack.wait_written(10)
         assert stack.snapshot().tiers["ssd"].used_bytes <= 10 * 8192
     assert stack.probe(chain(3, *range(3))) == 4
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert stack.probe(chain(3, *range(3))) == 4, "the newest are those that are kept"
     obey(stack, CapTier(tier="ssd"))
     tier = stack.snapshot().tiers["ssd"]
@@ -550,8 +550,8 @@ def test_pages_that_only_host_memory_has_do_not_hold_the_ssd_tier_above_its_limi
     keys = chain(*"abcd")
     put(stack, keys[:2])
     stack.wait_written(10)
-    stack.flush(host=True, ssd=False)
-    stack.writer.enabled = False
+    stack.flush(memory=True, durable=False)
+    stack.movers["ssd"].enabled = False
     put(stack, keys[2:], parent=keys[1], depth=3)
     assert stack.snapshot().directory.ssd_only_pages == 2
     assert obey(stack, CapTier(tier="ssd", limit=PAGE)) == "ssd holds at most 4KiB; 1 pages evicted"
@@ -573,7 +573,7 @@ def test_writes_under_way_count_against_the_limit() -> None:
     obey(stack, CapTier(tier="ssd", limit=3 * PAGE))
     array.held = True
     put(stack, chain(*range(8)))
-    assert stack.table.writing_bytes == 3 * PAGE
+    assert stack.table.named("ssd").coming_bytes == 3 * PAGE
     array.held = False
     assert stack.wait_written(10)
     assert stack.snapshot().tiers["ssd"].used_bytes == 3 * PAGE
@@ -624,7 +624,7 @@ def test_a_draining_device_serves_its_pages_and_gets_no_new_ones() -> None:
     stack.wait_written(10)
     drained = stack.snapshot().devices[1]
     assert (drained.service, drained.writes, drained.used_bytes) == ("draining", before.writes, before.used_bytes)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     assert get(stack, old) == 6
     assert last(stack, "device.draining") == {"device": "memory1"}
     assert obey(stack, DrainDevice(device=1)) == "memory1 was draining already"
@@ -666,14 +666,14 @@ def test_a_closed_stack_refuses() -> None:
 def test_commands_under_way_are_answered_when_the_stack_closes() -> None:
     stack = make_stack(ssd=memory_ssd())
     entered, leave = threading.Event(), threading.Event()
-    flush = stack.stripes.flush_namespace
+    flush = stack.tiers["ssd"].stripes.flush_namespace
 
     def hang(digest):
         entered.set()
         assert leave.wait(20)
         return flush(digest)
 
-    stack.stripes.flush_namespace = hang
+    stack.tiers["ssd"].stripes.flush_namespace = hang
     outcomes: list[object] = []
     for command in (Flush(tiers="all"), Flush(), Flush()):
         carry_out(stack, command, outcomes.append)
@@ -705,7 +705,7 @@ def test_no_step_holds_the_lock_for_more_than_its_pages() -> None:
     put(stack, keys)
     longest, handled = 0, 0
     table = stack.table
-    changed = table._directory.changed
+    changed = table.summary.changed
 
     class Watched:
         """Counts what changes while the lock is held."""
@@ -729,7 +729,7 @@ def test_no_step_holds_the_lock_for_more_than_its_pages() -> None:
         changed(page)
 
     table.lock = Watched(table.lock)
-    table._directory.changed = count
+    table.summary.changed = count
     for command in (
         Pin(page=keys[-1].hex()),
         Unpin(page=keys[-1].hex()),

@@ -18,6 +18,7 @@ from swift_tiers.radix_tiering.pipeline.boundary_inputs import AHEAD
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.held_page import HOST
 
 from support.engine import chain, check, content, end_all, make_stack, memory_ssd, namespace, put
 from support.examples import examples
@@ -56,7 +57,7 @@ class Stage:
     def forget(self, *stacks: TierStack) -> None:
         """Only the ssds keep what they have."""
         for stack in stacks:
-            stack.flush(host=True, ssd=False)
+            stack.flush(memory=True, durable=False)
 
     def restore(
         self, keys: Sequence[bytes], first: bool = False, computed: Callable[[], None] = lambda: None
@@ -97,7 +98,7 @@ def activations(key: bytes) -> np.ndarray:
 def check_quiet(stack: TierStack) -> None:
     """Nothing leaked, once the reads that were under way when the restore ended have ended as well."""
     limit = time.monotonic() + PATIENCE
-    while stack.host.used_slots != stack.table.resident_pages and time.monotonic() < limit:
+    while stack.host.used_slots != stack.table.of[HOST].pages and time.monotonic() < limit:
         time.sleep(0.0005)
     check(stack)
 

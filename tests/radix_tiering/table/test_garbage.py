@@ -52,8 +52,8 @@ def test_a_page_that_has_left_needs_no_collector() -> None:
 
     gc.disable()
     try:
-        parent = Page(PageRecord(b"a" * 32, ROOT_KEY, b"n" * 32, 1, 4096), None)
-        page = Seen(PageRecord(b"b" * 32, parent.key, b"n" * 32, 2, 4096), parent)
+        parent = Page(PageRecord(b"a" * 32, ROOT_KEY, b"n" * 32, 1, 4096), None, 1)
+        page = Seen(PageRecord(b"b" * 32, parent.key, b"n" * 32, 2, 4096), parent, 1)
         parent.children[page] = None
         seen = weakref.ref(page)
         parent.children.pop(page)

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
-from swift_tiers.radix_tiering.table.held_page import HostState
+from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.rules import check_rules
 
-from support.engine import GEOMETRY, chain, check, get, make_stack, memory_ssd, put, settle
+from support.engine import GEOMETRY, chain, check, copy_of, get, make_stack, memory_ssd, put, settle
 from support.examples import examples
 from support.model_peer import ModelPeer
 
@@ -17,14 +18,14 @@ def quiet(stack, peer) -> None:
     """Wait until nothing is on its way, and every lease has been heard of."""
     peer.settle()
     assert stack.errands.wait_idle(20)
-    while stack.sharer.backlog and peer.capacity_bytes:
+    while stack.movers["peer"].backlog and peer.capacity_bytes:
         peer.settle()
     peer.settle()
 
 
 def resident(stack, keys) -> list[bool]:
     pages = [stack.table.find(stack.digest, key) for key in keys]
-    return [page is not None and page.host is HostState.RESIDENT for page in pages]
+    return [page is not None and page.resident for page in pages]
 
 
 # ---- the order in which pages leave ----
@@ -88,7 +89,7 @@ def test_host_memory_takes_in_pages_whose_room_others_hold_with_children_at_peer
     quiet(stack, peer)
     with stack.table.lock:
         for key in reversed(keys[4:]):
-            stack.table.evict_host(stack.table.find(stack.digest, key))
+            stack.table.lose(stack.table.find(stack.digest, key), HOST)
     stack.host.limit_bytes = 4 * GEOMETRY.stride_bytes
     peer.recall(first)
     quiet(stack, peer)
@@ -128,11 +129,11 @@ def test_something_may_always_leave_host_memory(host_pages: int, operations: lis
             peer.recall(leases.pop(value % len(leases)))
         elif what == "push out":
             with stack.table.lock:
-                for page in [page for page in stack.table.listed() if page.peer is not None][-value:]:
-                    stack.table.evict_host(page)
+                for page in [page for page in stack.table.listed() if copy_of(stack, page, "peer")][-value:]:
+                    stack.table.lose(page, HOST)
         quiet(stack, peer)
         with stack.table.lock:
-            stack.table.check()
+            check_rules(stack.table)
     assert put(stack, chain("new")) == 1
     check(stack)
     stack.close()
@@ -153,7 +154,7 @@ def test_a_page_that_is_dropped_under_a_restore_is_not_promised() -> None:
     put(stack, keys[2:], parent=keys[1], depth=3)
     quiet(stack, peer)
     with stack.table.lock:
-        stack.table.evict_host(stack.table.find(stack.digest, keys[2]))
+        stack.table.lose(stack.table.find(stack.digest, keys[2]), HOST)
     peer.hold(True)
     restore = stack.restore(keys)
     stack.restorer.poll(restore)

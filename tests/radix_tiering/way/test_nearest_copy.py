@@ -10,32 +10,60 @@ from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
-from swift_tiers.radix_tiering.table.held_page import Page, PeerCopy
-from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace
+from swift_tiers.radix_tiering.table.held_page import HOST, Copy, Page
+from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.nearest_copy import NearestCopy
-from swift_tiers.radix_tiering.way.promotion import Source
 
-from support.engine import GEOMETRY, chain, check, get, make_stack, memory_ssd, put, settle
+from support.engine import GEOMETRY, chain, check, copy_of, get, make_stack, memory_ssd, put, settle
 from support.model_peer import ModelPeer
 
 PAGE = GEOMETRY.page_bytes
 
 
 class Paced:
-    """As much of a `PeerMemory` as is asked: seconds that each donor lets a page take."""
+    """As much of lent memory as is asked: seconds that each donor lets a page take."""
+
+    name = "peer"
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds = seconds
 
-    def paced_seconds(self, donor: str, pages: int) -> float:
-        return pages * self.seconds[donor]
+    def lane(self, place: PeerPlace) -> str:
+        return place.key.donor
+
+    def paced_seconds(self, lane: str, pages: int) -> float:
+        return pages * self.seconds[lane]
+
+
+class Ssd:
+    """It sets no pace."""
+
+    name = "ssd"
+
+    def lane(self, place: object) -> None:
+        return None
+
+
+class Choosing:
+    """`NearestCopy` between donors and ssd, by name. `ssd`: seconds that it takes for a page; `before`: pages that it
+    is to bring first."""
+
+    def __init__(self, seconds: dict[str, float], ssd: float | None, before: int) -> None:
+        self.tiers = [Paced(seconds), Ssd()]
+        costs, under_way = {"peer": None, "ssd": ssd}, {"peer": 0, "ssd": before}
+        self.nearest = NearestCopy(self.tiers, costs.__getitem__, under_way.__getitem__)  # type: ignore[arg-type]
+
+    def choose(self, page: Page) -> str:
+        return self.tiers[self.nearest.choose(page) - 1].name
 
 
 def page(donor: str | None, *, stored: bool = True) -> Page:
-    found = Page(PageRecord(namespace=b"n" * 16, key=b"k" * 32, parent=b"", length=PAGE, depth=1), None)
-    found.stored = object() if stored else None  # type: ignore[assignment]
-    found.peer = PeerCopy(PeerPlace(LeaseKey(donor, 1, 1), 0), b"") if donor is not None else None
+    found = Page(PageRecord(namespace=b"n" * 16, key=b"k" * 32, parent=b"", length=PAGE, depth=1), None, 3)
+    if donor is not None:
+        found.copies[1] = Copy(PeerPlace(LeaseKey(donor, 1, 1), 0), b"", 0, whole=True)
+    if stored:
+        found.copies[2] = Copy(None, b"", 0, whole=True)
     return found
 
 
@@ -49,34 +77,34 @@ def test_all_is_there_no_later_than_by_donors_alone_or_ssd_alone(
     donors: list[str | None], paces: tuple[float, float], ssd: float, before: int
 ) -> None:
     seconds = dict(zip("de", paces, strict=True))
-    nearest = NearestCopy(Paced(seconds), lambda: ssd, before)  # type: ignore[arg-type]
+    nearest = Choosing(seconds, ssd, before)
     chosen = [nearest.choose(page(donor)) for donor in donors]
-    assert all(source is Source.SSD for donor, source in zip(donors, chosen, strict=True) if donor is None)
+    assert all(source == "ssd" for donor, source in zip(donors, chosen, strict=True) if donor is None)
 
-    def done(sources: list[Source]) -> float:
-        of = [donor for donor, source in zip(donors, sources, strict=True) if source is Source.PEER]
-        on_ssd = sources.count(Source.SSD)
+    def done(sources: list[str]) -> float:
+        of = [donor for donor, source in zip(donors, sources, strict=True) if source == "peer"]
+        on_ssd = sources.count("ssd")
         return max([(before + on_ssd) * ssd if on_ssd else 0.0, *(of.count(name) * seconds[name] for name in "de")])
 
-    donors_alone = [Source.SSD if donor is None else Source.PEER for donor in donors]
+    donors_alone = ["ssd" if donor is None else "peer" for donor in donors]
     most = max(ssd, *paces)  # pages are not divided
-    assert done(chosen) <= min(done(donors_alone), done([Source.SSD] * len(donors))) + most + 1e-9
+    assert done(chosen) <= min(done(donors_alone), done(["ssd"] * len(donors))) + most + 1e-9
 
 
 def test_a_donor_without_a_pace_is_read_first() -> None:
-    nearest = NearestCopy(Paced({"d": 0.0}), lambda: 1e-9, 0)  # type: ignore[arg-type]
-    assert [nearest.choose(page("d")) for _ in range(8)] == [Source.PEER] * 8
+    nearest = Choosing({"d": 0.0}, 1e-9, 0)
+    assert [nearest.choose(page("d")) for _ in range(8)] == ["peer"] * 8
 
 
 def test_what_ssd_takes_must_be_known() -> None:
-    nearest = NearestCopy(Paced({"d": 100.0}), lambda: None, 0)  # type: ignore[arg-type]
-    assert nearest.choose(page("d")) is Source.PEER
+    nearest = Choosing({"d": 100.0}, None, 0)
+    assert nearest.choose(page("d")) == "peer"
 
 
 def test_there_may_be_no_choice() -> None:
-    nearest = NearestCopy(Paced({"d": 100.0}), lambda: 1e-9, 0)  # type: ignore[arg-type]
-    assert nearest.choose(page("d", stored=False)) is Source.PEER
-    assert nearest.choose(page(None)) is Source.SSD
+    nearest = Choosing({"d": 100.0}, 1e-9, 0)
+    assert nearest.choose(page("d", stored=False)) == "peer"
+    assert nearest.choose(page(None)) == "ssd"
 
 
 # ---- in a stack ----
@@ -97,20 +125,20 @@ def both(array: MemoryArray | None = None):
     put(stack, keys)
     assert stack.wait_written(10)
     stack.restorer.flush()
-    while stack.sharer.backlog:
+    while stack.movers["peer"].backlog:
         peer.settle()
     peer.settle()
     with stack.table.lock:
         for one in reversed(stack.table.listed()):
-            stack.table.evict_host(one)
-        assert all(one.peer is not None and one.stored is not None for one in stack.table.all_pages())
+            stack.table.lose(one, HOST)
+        assert all(copy_of(stack, one, "peer") and copy_of(stack, one, "ssd") for one in stack.table.all_pages())
     return stack, peer, keys
 
 
-def restored(stack, keys) -> list[Source]:
+def restored(stack, keys) -> list[str]:
     restore = settle(stack, stack.restore(keys))
     assert restore.pages == len(keys)
-    found = list(restore.sources)
+    found = restore.found()
     stack.restorer.release(restore)
     stack.restorer.flush()
     return found
@@ -121,7 +149,7 @@ def test_a_paced_donor_and_ssd_share_the_pages(pace: float, at_peer: int) -> Non
     stack, peer, keys = both()
     peer.seconds_each = pace
     found = restored(stack, keys)
-    assert found.count(Source.PEER) == pytest.approx(at_peer, abs=1)
+    assert found.count("peer") == pytest.approx(at_peer, abs=1)
     assert get(stack, keys) == 20
     check(stack)
 
@@ -130,12 +158,12 @@ def test_a_damaged_copy_on_ssd_leads_to_the_one_at_the_donor() -> None:
     array = MemoryArray([2**20] * 2, seed=1)
     stack, peer, keys = both(array)
     peer.seconds_each = 1.0
-    ((device, slot),) = stack.table.find(stack.digest, keys[3]).stored.placement
-    geometry = stack.stripes._devices[device].geometry
+    ((device, slot),) = copy_of(stack, stack.table.find(stack.digest, keys[3]), "ssd").place.placement
+    geometry = stack.tiers["ssd"].stripes._devices[device].geometry
     array.images[device][geometry.slot_offset(slot) + BLOCK_BYTES + 5] ^= 1
     found = restored(stack, keys)
-    assert [place for place, source in enumerate(found) if source is Source.PEER] == [0, 3]  # one page is not paced
+    assert [place for place, source in enumerate(found) if source == "peer"] == [0, 3]  # one page is not paced
     assert stack.snapshot().tiers["ssd"].checksum_failures == 1
-    assert stack.table.find(stack.digest, keys[3]).stored is None
+    assert copy_of(stack, stack.table.find(stack.digest, keys[3]), "ssd") is None
     assert get(stack, keys) == 20
     check(stack)

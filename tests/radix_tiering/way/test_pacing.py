@@ -208,7 +208,7 @@ def drive(stack: TierStack, clock: Clock, keys: list[bytes], *, load: float, com
             stack.restorer.split(restore)
     stack.restorer.release(restore)
     check(stack)
-    stack.flush(host=True, ssd=False)
+    stack.flush(memory=True, durable=False)
     return restore
 
 

@@ -11,11 +11,12 @@ import torch
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.lending.leases import Timing
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.deferred_accelerator import DeferredAccelerator
 from support.fake_device import FakeDeviceMemory
 from support.peer_donor import PAGE
+from support.peer_tier import write_page
 from support.redis import wait_for
 
 LONG = Timing(term=30.0, recall_bound=5.0)
@@ -137,7 +138,7 @@ def test_what_was_damaged_before_it_was_stored_never_lands(room) -> None:
     digest = page_digest(page)
     page[7] ^= 1
     told = threading.Event()
-    borrower.tier.write(place, page, lambda ok, why: told.set(), digest=digest)
+    write_page(borrower.tier, place, page, lambda ok, why: told.set(), digest)
     assert told.wait(60)
     assert borrower.land(place) is None
     assert borrower.read(place, 1) is ReadOutcome.CHECKSUM

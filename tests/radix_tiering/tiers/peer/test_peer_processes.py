@@ -185,7 +185,7 @@ def test_a_donor_that_is_stopped_keeps_nobody_from_using_another(
             for place, answer in answers:
                 if place.key.donor == "e":
                     assert answer.wait() == (True, "")
-                    borrower.tier.release(place)
+                    borrower.tier.release([place])
         assert len(stuck) == 32
         assert borrower.tier.snapshot().staging_bytes == 32 * page
         donors["d"].kill()

@@ -28,21 +28,22 @@ from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.lending.donation.arena_socket import arena_path, packet_socket, send
 from swift_tiers.radix_tiering.lending.leases import Extent, Party, Timing, ipc_address
 from swift_tiers.radix_tiering.tiers.peer import neighbour, worker
-from swift_tiers.radix_tiering.tiers.peer_memory import PeerMemory, PeerPlace
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome
+from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome, Tier
 
 from support.peer_donor import OWN, PAGE, LocalDonor, local_donor
-from support.peer_tier import Answer, Borrowing
+from support.peer_tier import Answer, Borrowing, read_page, write_page
 from support.redis import wait_for
 
 #: So long that no lease ends by itself in a test.
 LONG = Timing(term=300.0, recall_bound=20.0)
 
 
-def test_it_is_a_peer_memory(room) -> None:
-    memory: PeerMemory = room.borrower().tier
-    assert memory.capacity_bytes == 0
-    assert memory.reserve() is None
+def test_it_is_a_tier(room) -> None:
+    tier: Tier = room.borrower().tier
+    assert tier.capacity_bytes == 0
+    assert not tier.takes(PAGE)
+    assert tier.reserve([PAGE]) == []
 
 
 @pytest.mark.parametrize("planes", [1, 4])
@@ -53,7 +54,7 @@ def test_pages_go_there_and_come_back(room, planes: int) -> None:
     borrower.borrow({"d": donor.address}, 64)
     places = [borrower.write(seed) for seed in range(64)]
     assert len(set(places)) == 64
-    assert borrower.tier.reserve() is None
+    assert not borrower.tier.reserve([PAGE])
     for seed in (63, 0, 31):
         assert borrower.read(places[seed], seed) is ReadOutcome.OK
     assert {len(set(borrower.tier.links)), borrower.tier.links["host-d"].pages} == {4, 64}
@@ -133,7 +134,7 @@ def test_a_recalled_lease_is_read_to_save_its_pages_and_given_up(room) -> None:
                 if len(outcomes) == len(doomed):
                     borrower.tier.give_up(key)
 
-            borrower.tier.read(place, saved, page_digest(page), done, demote=True)
+            read_page(borrower.tier, place, saved, page_digest(page), done, saving=True)
 
     refused: list = []
     borrower.on_recall = save
@@ -161,11 +162,11 @@ def test_of_a_recalled_lease_pages_are_saved_and_nothing_else(room) -> None:
     place, other = borrower.write(1), borrower.reserve()
     donor.recall(8 * PAGE)
     wait_for(lambda: borrower.keys("recalled"))
-    assert borrower.tier.reserve() is None
+    assert not borrower.tier.reserve([PAGE])
     assert borrower.tier.capacity_bytes == 0
     assert borrower.begin_write(other, borrower.page(2)).wait() == (False, "lease ended")
     assert borrower.read(place, 1) is ReadOutcome.CANCELLED
-    assert borrower.read(place, 1, demote=True) is ReadOutcome.OK
+    assert borrower.read(place, 1, saving=True) is ReadOutcome.OK
 
 
 class Gate:
@@ -191,11 +192,13 @@ def test_what_is_to_be_saved_goes_before_reads_and_these_before_stores(room) -> 
     empty = borrower.reserve()
     order: list[str] = []
     gate.shut = True
-    borrower.tier.read(places[0], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("held"))
+    read_page(borrower.tier, places[0], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("held"))
     assert gate.reached.acquire(timeout=60)
-    borrower.tier.write(empty, borrower.page(9), lambda ok, why: order.append("write"), digest=b"")
-    borrower.tier.read(places[1], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("read"))
-    borrower.tier.read(places[2], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("save"), demote=True)
+    write_page(borrower.tier, empty, borrower.page(9), lambda ok, why: order.append("write"), b"")
+    read_page(borrower.tier, places[1], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("read"))
+    read_page(
+        borrower.tier, places[2], np.zeros(PAGE, np.uint8), b"", lambda outcome: order.append("save"), saving=True
+    )
     gate.shut = False
     gate.go_on.release()
     wait_for(lambda: len(order) == 4)
@@ -213,8 +216,8 @@ def test_a_place_is_not_reused_while_it_is_read(room) -> None:
     assert gate.reached.acquire(timeout=60)
     queued, _ = borrower.begin_read(places[3], page_digest(borrower.page(3)))
     for place in (places[0], places[3]):
-        borrower.tier.release(place)
-    assert borrower.tier.reserve() is None, "a place was given away under a read"
+        borrower.tier.release([place])
+    assert not borrower.tier.reserve([PAGE]), "a place was given away under a read"
     gate.shut = False
     gate.go_on.release()
     assert (held.wait(), queued.wait()) == (ReadOutcome.CHECKSUM, ReadOutcome.OK)
@@ -233,7 +236,7 @@ def test_what_waits_for_a_lease_that_ends_is_answered_before_its_end_is_told(roo
         answers.append(borrower.begin_read(place, b"")[0])
     assert not any(answer.came for answer in answers)
     before_end = []
-    borrower.lease_ended = lambda key: before_end.append(all(answer.came for answer in answers))
+    borrower.gone = lambda key, *_: before_end.append(all(answer.came for answer in answers))
     borrower.on_recall = borrower.tier.give_up
     donor.recall(8 * PAGE)
     assert [answer.wait() for answer in answers].count((False, "lease ended")) == 2
@@ -253,7 +256,7 @@ def test_the_donors_bandwidth_is_kept_for_reads_and_not_for_what_is_to_be_saved(
     assert borrower.read(places["e"], 1) is ReadOutcome.OK
     donor.recall(8 * PAGE)
     assert waiting.wait() is ReadOutcome.CANCELLED
-    assert borrower.read(places["d"], 1, demote=True) is ReadOutcome.OK
+    assert borrower.read(places["d"], 1, saving=True) is ReadOutcome.OK
     assert {one.name: one.bandwidth for one in borrower.tier.snapshot().donors} == {"d": 1.0, "e": None}
 
 
@@ -290,7 +293,7 @@ def test_while_its_donor_computes_a_borrower_spends_a_part_of_its_time(room, mon
     wait_for(lambda: share() == 0.5e-9, "the word for it")
     assert borrower.read(place, 1) is ReadOutcome.OK
     waiting = [borrower.begin_read(place, digest)[0] for _ in range(3)]
-    assert borrower.read(place, 1, demote=True) is ReadOutcome.OK
+    assert borrower.read(place, 1, saving=True) is ReadOutcome.OK
     assert not any(answer.came for answer in waiting)
     donor.server.computing(False)
     assert {answer.wait() for answer in waiting} == {ReadOutcome.OK}
@@ -317,7 +320,7 @@ def test_who_wants_less_returns_leases_without_pages(room) -> None:
     wait_for(lambda: donor.lent_bytes == 8 * PAGE)
     assert borrower.read(place, 1) is ReadOutcome.OK
     borrower.tier.want(0)
-    borrower.tier.release(borrower.write(2))
+    borrower.tier.release([borrower.write(2)])
     assert donor.lent_bytes == 8 * PAGE, "a lease with a page in it was returned"
     borrower.tier.give_up(place.key)
     wait_for(lambda: donor.lent_bytes == 0)
@@ -422,7 +425,7 @@ def test_no_more_jobs_wait_than_may(room, monkeypatch: pytest.MonkeyPatch) -> No
     wait_for(lambda: borrower.tier.snapshot().donors[0].queued == 3)
     with pytest.raises(RuntimeError, match="wait already"):
         borrower.begin_read(place, b"")
-    borrower.tier.release(place)
+    borrower.tier.release([place])
     borrower.close()
     assert [one.wait() for one in waiting] == [ReadOutcome.CANCELLED] * 3
 
@@ -436,12 +439,12 @@ def test_who_raises_in_an_answer_harms_nobody(room) -> None:
     def fail(*_: object) -> None:
         raise KeyError("injected")
 
-    borrower.tier.read(place, np.zeros(PAGE, np.uint8), b"", fail)
-    borrower.tier.write(borrower.reserve(), borrower.page(1), fail, digest=b"")
+    read_page(borrower.tier, place, np.zeros(PAGE, np.uint8), b"", fail)
+    write_page(borrower.tier, borrower.reserve(), borrower.page(1), fail, b"")
     borrower.on_recall = fail
     donor.recall(8 * PAGE)
     wait_for(lambda: borrower.tier.snapshot().faults == 3)
-    assert borrower.read(place, 1, demote=True) is ReadOutcome.OK
+    assert borrower.read(place, 1, saving=True) is ReadOutcome.OK
 
 
 @pytest.mark.parametrize(
@@ -455,10 +458,10 @@ def test_what_is_no_page_is_refused_at_once(room, page: np.ndarray) -> None:
     borrower.borrow({"d": donor.address}, 8)
     place = borrower.reserve()
     with pytest.raises(ValueError, match="a page is uint8"):
-        borrower.tier.write(place, page, lambda ok, why: None, digest=b"")
+        write_page(borrower.tier, place, page, lambda ok, why: None, b"")
     with pytest.raises(ValueError, match="a page is uint8"):
-        borrower.tier.read(place, page, b"", lambda outcome: None)
-    borrower.tier.release(place)
+        read_page(borrower.tier, place, page, b"", lambda outcome: None)
+    borrower.tier.release([place])
     with pytest.raises(ValueError, match="not held"):
         borrower.begin_write(place, borrower.page(1))
 
@@ -557,7 +560,7 @@ def test_a_donor_that_does_not_answer_is_asked_anew(hanging, monkeypatch: pytest
 def test_a_store_that_hangs_at_its_donor_ends_with_its_lease(hanging) -> None:
     donor, borrower, _, write = hanging
     before_end: list[bool] = []
-    borrower.lease_ended = lambda key: before_end.append(write.came)
+    borrower.gone = lambda key, *_: before_end.append(write.came)
     donor.recall(16 * PAGE)
     assert write.wait() == (False, "lease ended")
     wait_for(lambda: len(before_end) == 2)

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from swift_tiers.radix_tiering.lending.donation.extents import CutRun
 from swift_tiers.radix_tiering.lending.leases import Extent, LeaseKey
+from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.peer.places import PlaceBook
-from swift_tiers.radix_tiering.tiers.peer_memory import PeerPlace
 
 from support.examples import examples
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.errors import FormatError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd import StoredPage, StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.layout import Defect, Superblock, decode_superblock, first_slot_offset
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.examples import examples
 

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd import StoredPage, StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.fsck import check, repair
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.testing.recording import RecordingArray
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 
 class Version(NamedTuple):

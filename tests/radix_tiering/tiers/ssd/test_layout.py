@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord, page_digest
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage
+from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.layout import (
     CHECKPOINT_OFFSET,
     HEADER_DTYPE,
@@ -32,6 +32,7 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import (
 )
 from swift_tiers.radix_tiering.tiers.ssd.namespaces import MAX_NAMESPACES, NamespaceTable
 from swift_tiers.radix_tiering.tiers.ssd.transfers import verify_unit
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 SUPERBLOCK = Superblock(
     bytes(range(16)), 5, 1, 4, Geometry.of(1 << 22, 65536), 77, True, 3 * RECORD_BYTES, bytes(range(100, 116))

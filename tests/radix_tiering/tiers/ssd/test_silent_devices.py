@@ -11,13 +11,14 @@ import pytest
 
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.runner import ThreadRunner
-from swift_tiers.radix_tiering.tiers.ssd import ReadOutcome, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd import StoredPage, StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation
 from swift_tiers.radix_tiering.tiers.ssd.blockio import CONTROL_TAG, aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.device_state import Service
 from swift_tiers.radix_tiering.tiers.ssd.layout import TABLE_BYTES, TABLE_OFFSETS
 from swift_tiers.radix_tiering.tiers.ssd.namespaces import MAX_NAMESPACES
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.engine import Clock
 from support.silent import STALL, SilentArray, wait_for

@@ -12,12 +12,13 @@ import pytest
 
 from swift_tiers.radix_tiering.base.errors import ConfigError, FormatError
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
-from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadOutcome, ReadRequest, Service, StoredPage, StripeSet
+from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadRequest, Service, StoredPage, StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
 from swift_tiers.radix_tiering.tiers.testing.faulty import Delay, Fail, Fault, FaultyArray, Gone
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.silent import wait_for
 

@@ -9,9 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadOutcome, Service, StoredPage
+from swift_tiers.radix_tiering.tiers.ssd import Operation, Service, StoredPage
 from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.examples import examples
 

@@ -1,0 +1,277 @@
+"""What a tier is: a place beneath the device where copies of pages lie.
+
+A new tier is a class that fulfils this, one line where tiers are assembled, and one section of configuration. Which
+pages it has is not its business: the page table knows that (`table.tier_copies`). A tier has places for them, and moves
+bytes. Host memory is not one of these: it is where bytes come from and go to.
+
+Any thread may call; but for `close`, and what says otherwise, nothing here waits. Every write and read is answered
+exactly once, on a thread of the tier's own, never from within the call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..base.page import PageRecord, page_digest
+from ..base.slot_map import TierMap
+from ..figures.counters import LinkCounters
+from ..table.held_page import Copy
+from ..table.policy import EvictionPolicy
+from ..table.tier_copies import Part
+
+
+class ReadOutcome(Enum):
+    """How a read ended. Only OK means that `into` holds the page; every other outcome is a miss."""
+
+    OK = "ok"
+    IO_ERROR = "io error"
+    DEVICE_GONE = "device gone"
+    CANCELLED = "cancelled"
+    FLUSHED = "namespace flushed"
+    # What was read is not the page asked for:
+    MAGIC = "corrupt: magic"
+    KEY = "corrupt: key"
+    NAMESPACE = "corrupt: namespace"
+    LENGTH = "corrupt: length"
+    GENERATION = "corrupt: generation"
+    PLACE = "corrupt: place"
+    CHECKSUM = "corrupt: checksum"
+
+    @property
+    def ok(self) -> bool:
+        return self is ReadOutcome.OK
+
+    @property
+    def cancelled(self) -> bool:
+        return self is ReadOutcome.CANCELLED
+
+    @property
+    def corrupt(self) -> bool:
+        """What was read is not the page asked for, or is damaged."""
+        return self.value.startswith("corrupt")
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Written(NamedTuple):
+    """What a write has made."""
+
+    place: Any  # where the copy lies, as reads want it
+    digest: bytes  # checksum of the bytes that were written
+
+
+class Write(NamedTuple):
+    """One page to write."""
+
+    record: PageRecord
+    place: Any  # from `Tier.reserve`
+    data: np.ndarray  # uint8 [the page, and on to a whole 4 KiB block], unchanged until `done`
+    digest: bytes | None  # its checksum, as far as known
+    done: Callable[[Written | None, str], None]  # None: it is not there, for this reason, and its place is free again
+
+
+class Read(NamedTuple):
+    """One page to read."""
+
+    copy: Copy
+    into: np.ndarray  # uint8, as `Write.data`; the page only after OK
+    done: Callable[[ReadOutcome], None]
+    saving: bool = False  # to save the page from a part that is to leave: such reads go first
+
+
+#: Told how a read into landing memory has ended, and the slot there, which is the hearer's; -1 unless OK.
+LandDone = Callable[[ReadOutcome, int], None]
+
+
+class TierListener(Protocol):
+    """Is told by a tier, on the tier's own thread, what becomes of its parts: leases, devices."""
+
+    def room(self) -> None:
+        """There is more room than before."""
+        ...
+
+    def leaving(self, part: Part, until: float) -> None:
+        """Nothing new goes to this part. What is to be saved of it is read with `Read.saving`, before `until` by the
+        tier's clock; then `Tier.give_up` returns the part."""
+        ...
+
+    def gone(self, part: Part, reason: str, lost: Iterable[tuple[PageRecord, Any]] | None) -> None:
+        """Nothing of this part can be read any more. `lost`: the pages with bytes there and their places; None: the
+        page table knows them by `Tier.part_of`."""
+        ...
+
+
+class Tier(ABC):
+    """See the module."""
+
+    #: What operators call it: in figures, on the bus, in commands.
+    name: str
+    #: Whether its copies survive a restart; see `table.tier_copies.Keeper`.
+    durable = False
+    #: Whether a page comes up from it about as soon as from host memory, and need not be in both.
+    near = False
+    #: Pages whose writes may be under way together.
+    writes_in_flight = 16
+    #: Pages that wait to be written at most, beside which more are left out; None: as many as there are.
+    most_queued: int | None = None
+    #: Pages that may leave for one that comes: bounds how long the page table is locked.
+    most_evictions = 64
+    #: Whether a page that could not be written is offered again: what has failed has left service.
+    tries_again = False
+    #: Whether reads from a part that has gone may never be answered, so that nobody waits for them.
+    may_hang = False
+    #: Whether a page lands only by a digest that was learnt of it; see `learn`.
+    lands_by_digest = False
+    #: Why pages are refused that it would not take though everything were to leave; empty: that is not counted.
+    refusal = ""
+    #: Events that tell of a part: it is to leave, it has gone, and its pages have.
+    part_leaves, part_gone, part_lost = "", "", ""
+
+    def fingerprint(self, page: np.ndarray) -> bytes:
+        """The checksum of a page, uint8 [page bytes], as this tier makes it."""
+        return page_digest(page)
+
+    def opened(self) -> Sequence[tuple[str, dict[str, Any]]]:
+        """Events that tell what operators should know of how it was opened, and their fields."""
+        return ()
+
+    # ---- room ----
+
+    @property
+    @abstractmethod
+    def capacity_bytes(self) -> int:
+        """What it can hold now."""
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What its configuration lets it hold; None: its capacity."""
+        return None
+
+    def size_of(self, length: int) -> int:
+        """Bytes that a page of `length` bytes takes there."""
+        return length
+
+    @abstractmethod
+    def takes(self, length: int) -> bool:
+        """Whether it would take a page of so many bytes if everything else were to leave."""
+
+    @abstractmethod
+    def reserve(self, lengths: Sequence[int]) -> list[Any]:
+        """Places for pages of these lengths, as many as there are free, the first ones first."""
+
+    @abstractmethod
+    def release(self, places: Sequence[Any]) -> None:
+        """Give places back, of copies or as they were reserved. Nothing else comes there while a read is under way."""
+
+    def order(self, policy: EvictionPolicy) -> EvictionPolicy:
+        """Who leaves first, where the configuration says `policy`."""
+        return policy
+
+    def want(self, nbytes: int) -> None:  # noqa: B027 - most tiers are as large as they are
+        """How much could be of use. For a tier whose size others decide."""
+
+    # ---- bytes ----
+
+    @abstractmethod
+    def write(self, writes: Sequence[Write]) -> None:
+        """Write pages. Raises RuntimeError once the tier is closed, ValueError for what cannot be meant, and accepts
+        nothing then."""
+
+    @abstractmethod
+    def read(self, reads: Sequence[Read]) -> None:
+        """Read pages, each verified against its copy's digest or better. CANCELLED: the part it lies on is leaving or
+        over. Raises as `write` does."""
+
+    def land(self, copy: Copy, done: LandDone) -> bool:
+        """Read a page straight into landing memory. False, and no answer, where that is not possible now. Raises
+        RuntimeError once the tier is closed."""
+        return False
+
+    def learn(self, copy: Copy, page: np.ndarray, done: Callable[[bytes | None], None]) -> bool:
+        """Have computed by what a landed page is verified, of its bytes in host memory: uint8 [page bytes], unchanged
+        until `done(landing digest)`. False, and no answer, where nothing of this tier lands."""
+        return False
+
+    @property
+    def links(self) -> Mapping[str, LinkCounters]:
+        """What was copied: "FROM-TO", both ways, and by whatever else the tier tells apart."""
+        return {}
+
+    def lane(self, place: Any) -> Hashable:
+        """What reads of this place wait in line for, where it sets a pace: a donor."""
+        return None
+
+    def paced_seconds(self, lane: Hashable, pages: int) -> float:
+        """How long that lane, by the pace it sets just now, lets so many pages more take, after those that wait. The
+        reads themselves are not in it."""
+        return 0.0
+
+    # ---- parts ----
+
+    def part_of(self, place: Any) -> Part | None:
+        """See `Keeper.part_of`."""
+        return None
+
+    def uses(self, place: Any, part: Part) -> bool:
+        """Whether `place` lies on `part`, wholly or with some of its bytes."""
+        return part is not None and self.part_of(place) == part
+
+    def part_facts(self, part: Part) -> dict[str, Any]:
+        """The fields by which events name a part."""
+        return {}
+
+    def watch(self, listener: TierListener) -> None:  # noqa: B027 - most tiers are of one part
+        """Tell `listener` from now on."""
+
+    def give_up(self, part: Part) -> None:  # noqa: B027 - as above
+        """Nothing of a part that is leaving is needed any more."""
+
+    # ---- namespaces and restarts, of a durable tier ----
+
+    @property
+    def recovered(self) -> Sequence[tuple[PageRecord, Copy, int]]:
+        """What it had when it was opened: pages, their copies, and in what order they were written."""
+        return ()
+
+    def register(self, namespace: bytes, text: str, done: Callable[[bool], None] | None = None) -> None:
+        """Let pages of a namespace be written, `text` telling people what it is. Waits for the devices; with `done`
+        for nothing: `done(whether that is durable)` follows. Raises ConfigError where it cannot take one more."""
+        if done is not None:
+            done(True)
+
+    def retire(self, namespace: bytes) -> None:  # noqa: B027 - nothing is kept by namespace
+        """A namespace may make room for another one."""
+
+    def flush(self, namespace: bytes) -> bool:
+        """Let nothing that was written of a namespace so far be found after a restart. Waits for the devices. False
+        where that could not be written down."""
+        return True
+
+    # ---- telling ----
+
+    def details(self) -> dict[str, Any]:
+        """What it says of itself in a `StackSnapshot`, beyond what every tier says: fields and their values."""
+        return {}
+
+    def facts(self, copy: Copy) -> dict[str, Any]:
+        """Where a copy is, for `PageFacts`: fields and their values."""
+        return {}
+
+    def place_facts(self, copy: Copy) -> dict[str, Any]:
+        """Where a copy is, for `PagePlaces`: fields and their values."""
+        return {}
+
+    def slot_map(self, held: Callable[[], Sequence[Any]], *, time: float) -> TierMap | None:
+        """What is in each slot, of one moment; None where it has no slots to show. `held()`: the places of the copies
+        that are whole now, which takes as long as there are copies; `time`: now, seconds since the epoch."""
+        return None
+
+    def close(self, copies: Iterable[Copy] | None, timeout: float | None = None) -> None:  # noqa: B027 - as above
+        """Answer everything and end. A durable tier writes down that it has `copies`; None: as after a crash. After
+        `timeout` seconds what does not answer is given up. Idempotent."""

@@ -1,0 +1,216 @@
+"""Pages on their way down: from host memory to one tier beneath it.
+
+A bounded number of pages is being written at a time; the rest waits in a queue without holding anything, so a page that
+leaves host memory meanwhile is simply not written. To a durable tier parents go before their children. Where there is
+no room, those leave for a page that are worth less, by the order of the tier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+from ..base.events import EventLog
+from ..base.runner import Runner
+from ..table.held_page import HOST, Page
+from ..table.page_table import PageTable
+from ..table.policy import AdmissionPolicy
+from ..tiers.host.host_tier import HostTier
+from ..tiers.tier import Tier, Write, Written
+
+#: What is wanted of a tier beyond the pages that memory holds now: room for those to come.
+HEADROOM = 1.25
+
+
+class Mover:
+    """Writes pages to one tier. Callers hold the page table's lock unless said otherwise."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        host: HostTier,
+        tier: Tier,
+        *,
+        runner: Runner,
+        events: EventLog,
+        admission: AdmissionPolicy,
+        verify: bool,
+        stored: Callable[[Page], None] = lambda page: None,
+    ) -> None:
+        """`tier`: one of the table's. `admission`: which pages go there. `verify`: compare what was written with what
+        the page was. `stored` is told of each page that has been written."""
+        self.tier = tier
+        self.copies = table.named(tier.name)
+        self.number = self.copies.number
+        self.admission = admission  # may be replaced
+        self.enabled = True  # False: nothing is taken in
+        self.paused = False  # True: what is taken in waits
+        self._table = table
+        self._host = host
+        self._events = events
+        self._verify = verify
+        self._stored = stored
+        self._most_queued = math.inf if tier.most_queued is None else tier.most_queued
+        self._wanted = 0
+        self._queue: deque[Page] = deque()
+        self._queued: set[Page] = set()
+        self._in_flight = 0
+        self._idle = runner.condition(table.lock)
+
+    @property
+    def backlog(self) -> int:
+        """Pages admitted and not yet written."""
+        return len(self._queue) + self._in_flight
+
+    def offer(self, page: Page) -> None:
+        """Write `page`, and to a durable tier what of its prefix is not there yet, if it is admitted."""
+        if self.enabled and page.copies[self.number] is None and self.admission.admits(page):
+            self.enqueue(page)
+
+    def enqueue(self, page: Page) -> None:
+        """Write `page`, and to a durable tier what of its prefix is not there yet."""
+        self._say_what_is_wanted()
+        if not self.tier.takes(1):
+            if self.tier.refusal:
+                self.copies.counters.refuse(self.tier.refusal)  # its whole prefix need not be looked at
+            return
+        for unsaved in reversed(self._missing(page)):
+            if len(self._queue) < self._most_queued:
+                self._queue.append(unsaved)
+                self._queued.add(unsaved)
+        self.pump()
+
+    def _missing(self, page: Page) -> list[Page]:
+        """`page` and those before it that are to be written, the last one first."""
+        chain: list[Page] = []
+        current: Page | None = page
+        # What is queued or being written has its own prefix queued, being written or there.
+        while current is not None and current.copies[self.number] is None and current not in self._queued:
+            chain.append(current)
+            current = current.parent if self.copies.durable else None
+        return chain
+
+    def pump(self) -> None:
+        """Start writes while there are pages and room in flight."""
+        begun: list[tuple[Page, Write]] = []
+        while self._queue and not self.paused and self._in_flight < self.tier.writes_in_flight:
+            page = self._queue.popleft()
+            self._queued.discard(page)
+            write = self._begin(page)
+            if write is not None:
+                begun.append((page, write))
+                self._in_flight += 1
+        if begun:
+            try:
+                self.tier.write([write for _, write in begun])
+            except (ValueError, RuntimeError) as error:
+                self._in_flight -= len(begun)
+                for page, write in begun:
+                    self.tier.release([write.place])
+                    self._table.end(page, self.number, whole=False)
+                    self._tell_failed(page, str(error))
+        if not self.backlog:
+            self._idle.notify_all()
+
+    def clear(self) -> None:
+        """Forget what is queued; what is in flight completes."""
+        self._queue.clear()
+        self._queued.clear()
+        self.pump()
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until everything admitted is written; False on timeout."""
+        return bool(self._idle.wait_for(lambda: not self.backlog, timeout))
+
+    def _begin(self, page: Page) -> Write | None:
+        if page.dropped or page.copies[self.number] is not None or not page.resident:
+            return None
+        if not self._reachable(page):
+            self.copies.counters.refuse(f"prefix not on {self.tier.name}")
+            return None
+        if not self.copies.durable and page.digest is None:
+            return None  # nobody could tell later whether its bytes are right
+        place = self._place(page)
+        if place is None:
+            if not page.dropped and (reason := "full" if self.tier.takes(1) else self.tier.refusal):
+                self.copies.counters.refuse(reason)
+            return None
+        self._table.begin(page, self.number, place, page.digest)
+        return Write(page.record, place, self._host.block_run(page.slot), page.digest, self._completion(page))
+
+    def _reachable(self, page: Page) -> bool:
+        """Whether a restart would find the prefix of `page`, once the writes in flight are done."""
+        return not self.copies.durable or page.parent is None or page.parent.copies[self.number] is not None
+
+    def _place(self, page: Page) -> object | None:
+        """A place for `page`, made by evicting if need be; None if that would take too much, or it is worth no more
+        than what is there. Making room may take `page` along."""
+        size, limit = self.tier.size_of(page.length), self.copies.limit
+        for tried in range(self.tier.most_evictions + 1):
+            if self.copies.may_take(size) and (places := self.tier.reserve([page.length])):
+                return places[0]
+            if not tried and ((limit is not None and size > limit) or not self.tier.takes(page.length)):
+                return None
+            victim = self._table.victim(self.number)
+            if victim is None or not self.copies.queue.policy.gives_way(victim, page):
+                return None
+            if tried < self.tier.most_evictions:
+                self._table.evict(victim, self.number)
+            if page.dropped:
+                return None
+        return None
+
+    def _completion(self, page: Page) -> Callable[[Written | None, str], None]:
+        slot = page.slot
+
+        def done(written: Written | None, reason: str) -> None:
+            # The checksum of what was written: were the bytes still the page's?
+            intact = written is None or not self._verify or page.digest in (None, written.digest)
+            with self._table.lock:
+                self._in_flight -= 1
+                if written is None:
+                    self._table.end(page, self.number, whole=False)
+                    self._failed(page, reason)
+                elif self._table.end(
+                    page,
+                    self.number,
+                    whole=intact and self._reachable(page),
+                    place=written.place,
+                    digest=written.digest,
+                ):
+                    self._stored(page)
+                else:
+                    self.tier.release([written.place])
+                if not intact:
+                    self._table.of[HOST].counters.checksum_failures += 1
+                    self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=slot)
+                    if not page.dropped:
+                        self._table.drop(page)
+                self.pump()
+
+        return done
+
+    def _failed(self, page: Page, reason: str) -> None:
+        self._tell_failed(page, reason)
+        # What has failed has left service, so trying again ends at the latest when nothing is left.
+        if self.tier.tries_again and not page.dropped and page.resident:
+            self.offer(page)
+
+    def _tell_failed(self, page: Page, reason: str) -> None:
+        self.copies.counters.refuse("write failed" if self.tier.tries_again else reason)
+        if self.tier.tries_again:
+            self._events.emit(f"{self.tier.name}.write_failed", key=page.key.hex(), reason=reason)
+
+    def _say_what_is_wanted(self) -> None:
+        """What memory holds now, and some more."""
+        pages = self._table.of[HOST].pages + self.copies.pages
+        wanted = int(pages * self._host.geometry.page_bytes * HEADROOM)
+        if self.tier.limit_bytes is not None:
+            wanted = min(wanted, self.tier.limit_bytes)
+        if not self._wanted / 2 <= wanted <= self._wanted:
+            # With room to grow, so that not every page changes it.
+            self._wanted = int(wanted * HEADROOM)
+            if self.tier.limit_bytes is not None:
+                self._wanted = min(self._wanted, self.tier.limit_bytes)
+            self.tier.want(self._wanted)

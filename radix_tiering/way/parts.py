@@ -1,0 +1,150 @@
+"""What becomes of pages when a part of their tier comes, is taken back, or goes: a lease, a device.
+
+    there --(leaving)--> what would be lost is saved to host memory --> returned --> gone
+      '-------------------------------(gone)-----------------------------------------'
+
+From the moment a part has gone none of its copies is promised; they are given up in steps after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+from ..base.events import EventLog
+from ..base.page import PageRecord
+from ..base.runner import Runner
+from ..table.held_page import Page
+from ..table.page_table import PageTable
+from ..table.tier_copies import Part
+from . import sweeps
+from .mover import Mover
+from .reads import Reads
+
+
+class Parts:
+    """A `TierListener` of one tier. Called on the tier's thread, without locks."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        mover: Mover,
+        reads: Reads[Any],
+        *,
+        runner: Runner,
+        start: Callable[[Generator[None, None, int]], None],
+        events: EventLog,
+    ) -> None:
+        """`mover`: the tier's; `reads`: those that bring pages up; `start`: has an errand of many steps done."""
+        self._table = table
+        self._mover = mover
+        self._tier = mover.tier
+        self._number = mover.number
+        self._reads = reads
+        self._start = start
+        self._events = events
+        self._saving: dict[Part, int] = {}  # parts that are leaving: pages that are being saved from them
+        self._idle = runner.condition(table.lock)
+
+    def room(self) -> None:
+        """Offer what host memory holds, most recent first, in steps."""
+        self._start(self._offer_all())
+
+    def _offer_all(self) -> Generator[None, None, int]:
+        with self._table.lock:
+            self._mover.pump()
+        pages = [page for page in self._table.in_memory() if page.resident and page.copies[self._number] is None]
+        pages.sort(key=lambda page: (-page.last_use, page.depth))
+        for batch in sweeps.batches(pages):
+            with self._table.lock:
+                for page in batch:
+                    if not page.dropped and page.resident:
+                        self._mover.offer(page)
+            yield
+        return len(pages)
+
+    def leaving(self, part: Part, until: float) -> None:
+        """Save to host memory what would be lost, as far as there is room, hottest first; then return the part."""
+        with self._table.lock:
+            self._saving[part] = 1  # this call's own share
+            pages = self._table.of[self._number].under(part)
+        pages.sort(key=lambda page: (-page.last_use, page.depth))
+        saving = self._lose(pages, part, lambda page: self._save(page, part))
+        self._tell(self._tier.part_leaves, part, pages=len(pages), saving=saving)
+        with self._table.lock:
+            self._saved(part)
+
+    def _save(self, page: Page, part: Part) -> bool:
+        """Read a page that is nowhere else into host memory; False if there is no room for it that is worth less."""
+        saving = self._reads.save(page, self._number, lambda saved: self._saved(part))
+        self._saving[part] += saving
+        return saving
+
+    def _saved(self, part: Part) -> None:
+        """One less to wait for before the part is returned."""
+        if part in self._saving:
+            self._saving[part] -= 1
+            if not self._saving[part]:
+                del self._saving[part]
+                self._idle.notify_all()
+                self._tier.give_up(part)
+
+    def wait_saved(self, timeout: float) -> bool:
+        """Wait until nothing is being saved any more; False on timeout. The page table's lock is held."""
+        return bool(self._idle.wait_for(lambda: not self._saving, timeout))
+
+    def gone(self, part: Part, reason: str, lost: Iterable[tuple[PageRecord, Any]] | None) -> None:
+        """None of its copies is promised any more. Who waits for a page that is being read from it goes on without, or
+        with another copy."""
+        with self._table.lock:
+            self._table.part_gone(self._number, part)
+            if self._tier.may_hang:
+                self._reads.abandon(self._number, part)
+            self._saving.pop(part, None)
+            self._idle.notify_all()
+            if lost is None:
+                lost = [(page.record, copy.place) for page, copy in self._copies_under(part)]
+        self._tell(self._tier.part_gone, part, reason=reason)
+        self._start(self._forget(part, lost))
+
+    def _copies_under(self, part: Part) -> list[tuple[Page, Any]]:
+        return [(page, page.copies[self._number]) for page in self._table.of[self._number].under(part)]
+
+    def _forget(self, part: Part, lost: Iterable[tuple[PageRecord, Any]]) -> Generator[None, None, int]:
+        """Its copies are given up; what memory still has of them is written again, to the parts that are left."""
+        pages, staying = 0, []
+        for batch in sweeps.batches(lost):
+            with self._table.lock:
+                for record, place in batch:
+                    page = self._table.find(record.namespace, record.key)
+                    copy = None if page is None else page.copies[self._number]
+                    if page is None or copy is None or copy.place != place:
+                        continue  # it has left, or has been written anew
+                    self._table.lose(page, self._number)
+                    if not page.dropped:
+                        staying.append(page)
+            pages += len(batch)
+            yield
+        with self._table.lock:
+            self._table.part_forgotten(self._number, part)
+        yield from sweeps.offer(self._table, self._mover, staying)
+        if pages or self._tier.durable:
+            self._tell(self._tier.part_lost, part, pages=pages)
+        return pages
+
+    def _lose(self, pages: list[Page], part: Part, save: Callable[[Page], bool]) -> int:
+        """Give up the copies of `pages` that lie on `part`; how many are being saved."""
+        saved = 0
+        for batch in sweeps.batches(pages):
+            with self._table.lock:
+                for page in batch:
+                    copy = page.copies[self._number]
+                    if copy is None or not copy.whole or page.dropped or not self._tier.uses(copy.place, part):
+                        continue
+                    saved += save(page)
+                    self._table.lose(page, self._number)
+        return saved
+
+    def _tell(self, event: str, part: Part, **facts: Any) -> None:
+        if event:
+            self._events.emit(event, **self._tier.part_facts(part), **facts)

@@ -1,0 +1,125 @@
+"""The way down, to a durable tier that answers when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.base.runner import THREADS, ThreadRunner
+from swift_tiers.radix_tiering.table.held_page import HOST, Page
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import AdmitAlways, LeastRecentlyUsed
+from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.tier import Read, Tier, Write, Written
+from swift_tiers.radix_tiering.way.mover import Mover
+
+from support.engine import GEOMETRY, chain
+
+SPACE = b"n" * 32
+#: The number of the only tier beneath host memory.
+SSD = 1
+
+
+class HeldTier(Tier):
+    """Takes every page, and answers none by itself."""
+
+    name = "ssd"
+    durable = True
+    tries_again = True
+
+    def __init__(self) -> None:
+        self.asked: dict[bytes, Write] = {}
+        self.reserved = 0
+        self.released: list[Any] = []
+
+    @property
+    def capacity_bytes(self) -> int:
+        return 1 << 30
+
+    def takes(self, length: int) -> bool:
+        return True
+
+    def reserve(self, lengths: Sequence[int]) -> list[int]:
+        self.reserved += len(lengths)
+        return list(range(self.reserved - len(lengths), self.reserved))
+
+    def release(self, places: Sequence[Any]) -> None:
+        self.released += places
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self.asked |= {one.record.key: one for one in writes}
+
+    def read(self, reads: Sequence[Read]) -> None:
+        raise AssertionError("nobody reads here")
+
+    def answer(self, key: bytes, *, written: bool) -> object:
+        """The place that was written, or was to be."""
+        write = self.asked[key]
+        made = Written(("written", write.place), b"d" * 16)
+        write.done(made if written else None, "" if written else "a device went out of service")
+        return made.place
+
+
+def rig() -> tuple[PageTable, Mover, HeldTier]:
+    tier = HeldTier()
+    host = HostTier(GEOMETRY, 8 * GEOMETRY.stride_bytes)
+    table = PageTable(host, LeastRecentlyUsed(), [tier], runner=THREADS)
+    mover = Mover(
+        table,
+        host,
+        tier,
+        runner=ThreadRunner(lambda: 0.0),
+        events=EventLog(lambda: 0.0),
+        admission=AdmitAlways(),
+        verify=False,
+    )
+    return table, mover, tier
+
+
+def entered(table: PageTable, keys: list[bytes]) -> list[Page]:
+    """Pages of a sequence, in host memory."""
+    pages = []
+    with table.lock:
+        for at, key in enumerate(keys):
+            slot = table.take_slot(None)
+            assert slot is not None
+            page = table.enter(PageRecord(key, keys[at - 1] if at else ROOT_KEY, SPACE, at + 1, 4096), 1)
+            assert page is not None
+            table.begin(page, HOST, slot)
+            table.end(page, HOST, whole=True)
+            pages.append(page)
+    return pages
+
+
+def test_a_page_whose_prefix_was_not_written_is_not_kept_on_ssd() -> None:
+    """Both are under way when the first one fails and cannot be written again: a restart would not find the other."""
+    table, mover, tier = rig()
+    first, second = entered(table, chain("a", "b"))
+    with table.lock:
+        mover.enqueue(second)
+        assert first.copies[SSD] is not None
+        assert second.copies[SSD] is not None
+        mover.enabled = False
+    tier.answer(first.key, written=False)
+    place = tier.answer(second.key, written=True)
+    assert second.copies[SSD] is None
+    assert tier.released == [place]
+    with table.lock:
+        check_rules(table)
+
+
+def test_pages_are_kept_in_whatever_order_they_are_written() -> None:
+    table, mover, tier = rig()
+    first, second = entered(table, chain("a", "b"))
+    with table.lock:
+        mover.enqueue(second)
+    tier.answer(second.key, written=True)
+    tier.answer(first.key, written=True)
+    assert first.whole_in(SSD)
+    assert second.whole_in(SSD)
+    assert tier.released == []
+    with table.lock:
+        check_rules(table)
