@@ -86,10 +86,14 @@ class SetPolicy(Command, frozen=True, tag="set_policy"):
     value: str | int | float
 
 
+#: The name of a tier below the device. Which there are, the server knows.
+CappedTier = Annotated[str, msgspec.Meta(pattern=r"^(?!device$)[a-z][a-z0-9-]{0,31}$")]
+
+
 class CapTier(Command, frozen=True, tag="cap_tier"):
     """Let a tier hold no more than this; what is too much is evicted. Without a limit: its whole capacity again."""
 
-    tier: str
+    tier: CappedTier
     limit: str | int | None = None  # "8GiB", or bytes
 
 
