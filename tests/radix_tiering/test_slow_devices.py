@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import wraps
 
 import pytest
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.plan import Strategy
@@ -14,8 +16,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
-from support.engine import Clock, chain, content, end_all, make_stack, memory_ssd, namespace
-from support.silent import wait_for
+from support.engine import chain, close, content, forget_all, make_stack, memory_ssd, namespace, wait_until
 
 DEVICES, PAGES, CHUNK = 4, 64, 8
 #: 256 KiB pages: a unit of 64 KiB on each of four devices.
@@ -25,16 +26,16 @@ RATE = 64e6  # bytes per second of each device
 
 
 class Hands:
-    """The test's clock, moved by whoever waits for a throttled device, who is the only one to wait."""
+    """The runner's time, for whoever waits for a throttled device."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, runner: VirtualRunner) -> None:
+        self._runner = runner
 
     def now(self) -> float:
-        return self._clock()
+        return self._runner.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        self._clock.now += seconds
+        self._runner.sleep(seconds)
 
 
 class Devices(ThrottledArray):
@@ -53,13 +54,17 @@ class Rig:
     """A chain on four devices. By what is believed at first, loading takes as long as recomputing; then what is
     believed follows what happens."""
 
-    def __init__(self) -> None:
-        self.clock = clock = Clock()
-        self.array = Devices(MemoryArray([2**24] * DEVICES, seed=1), 1e12, clock=Hands(clock))
-        ssd = memory_ssd(unit=UNIT, array=self.array, clock=clock, stall_seconds=1e6)
-        space = namespace(geometry=GEOMETRY)
+    def __init__(self, runner: VirtualRunner) -> None:
+        self.runner = runner
+        self.array = Devices(MemoryArray([2**24] * DEVICES, seed=1), 1e12, clock=Hands(runner))
+        ssd = memory_ssd(unit=UNIT, array=self.array, runner=runner, stall_seconds=1e6)
         self.stack: TierStack = make_stack(
-            2 * PAGES, ssd, clock, space, restore={"chunk": CHUNK * GEOMETRY.tokens}, policy={"restore_deadline": "60s"}
+            2 * PAGES,
+            ssd,
+            space=namespace(geometry=GEOMETRY),
+            runner=runner,
+            restore={"chunk": CHUNK * GEOMETRY.tokens},
+            policy={"restore_deadline": "60s"},
         )
         self.keys = chain(*range(PAGES))
         self.write()
@@ -100,18 +105,37 @@ class Rig:
         return decision.plan.meeting // GEOMETRY.tokens
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    yield Rig()
-    end_all()
+def on_a_rig(test: Callable[[Rig], None]) -> Callable[[int], None]:
+    """The test in virtual time, in orders that seeds decide: what is believed must not hang on who comes first. Nobody
+    is held up: only devices take time."""
+
+    @pytest.mark.parametrize("seed", range(2))
+    @wraps(test, assigned=("__doc__", "__name__", "__module__"), updated=())
+    def run(seed: int) -> None:
+        runner = VirtualRunner(seed, stall=0.0, most_seconds=600.0)
+
+        def main() -> None:
+            rig = Rig(runner)
+            test(rig)
+            close(rig.stack)
+
+        try:
+            runner.run(main)
+        finally:
+            forget_all()
+
+    del run.__wrapped__  # type: ignore[attr-defined]
+    return run
 
 
+@on_a_rig
 def test_four_devices_are_one_source_four_times_as_fast(rig: Rig) -> None:
     rig.load()
     assert rig.believed == pytest.approx(1.0, rel=0.25)
     assert rig.meeting() == pytest.approx(PAGES / 2, abs=CHUNK)
 
 
+@on_a_rig
 def test_one_slow_device_of_four_moves_the_meeting_within_a_few_requests(rig: Rig) -> None:
     """Every page has a unit on it, so the set is as slow as it: by ten times, not by the quarter that it is of all."""
     rig.load()
@@ -126,14 +150,15 @@ def test_one_slow_device_of_four_moves_the_meeting_within_a_few_requests(rig: Ri
     assert rig.meeting() == pytest.approx(before, abs=CHUNK / 2)
 
 
+@on_a_rig
 def test_without_the_slow_device_the_others_are_believed_what_they_bring(rig: Rig) -> None:
     """Its pages are computed once more, and written to three devices."""
     rig.array.slow_one_to(2, RATE / 10)
     rig.load()
     slow = rig.meeting()
     rig.array.gone = 2
-    rig.clock.now += 2.0  # devices are looked at once a second
-    wait_for(lambda: rig.stack.tiers["ssd"].snapshot()[1][2].service != "in service")
+    rig.runner.sleep(2.0)  # devices are looked at once a second
+    wait_until(lambda: rig.stack.tiers["ssd"].snapshot()[1][2].service != "in service", "the device stays", rig.stack)
     rig.stack.flush(memory=True, durable=True)
     rig.write()
     rig.load()
