@@ -130,6 +130,8 @@ class Tier(ABC):
     lands_by_digest = False
     #: Why pages are refused that it would not take though everything were to leave; empty: that is not counted.
     refusal = ""
+    #: Why pages are refused for which nothing there leaves; empty: that is as it should be, and not counted.
+    full = "full"
     #: Events that tell of a part: it is to leave, it has gone, and its pages have.
     part_leaves, part_gone, part_lost = "", "", ""
 

@@ -133,7 +133,7 @@ class Mover:
             return None  # nobody could tell later whether its bytes are right
         place = self._place(page)
         if place is None:
-            if not page.dropped and (reason := "full" if self.tier.takes(1) else self.tier.refusal):
+            if not page.dropped and (reason := self.tier.full if self.tier.takes(1) else self.tier.refusal):
                 self.copies.counters.refuse(reason)
             return None
         self._table.begin(page, self.number, place, page.digest)

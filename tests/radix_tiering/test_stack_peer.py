@@ -264,6 +264,7 @@ def test_hot_and_long_prefixes_keep_their_places() -> None:
     quiet(stack, peer)
     places = [copy_of(stack, stack.table.find(stack.digest, key), "peer") is not None for key in hot]
     assert places == [True] * 4, "one-off prompts do not push out what is used again"
+    assert not stack.snapshot().tiers["peer"].refusals, "that it is full of better pages is no trouble"
     for number in range(80):  # but nothing stays for ever
         put(stack, chain(f"later{number}"))
         quiet(stack, peer)

@@ -42,6 +42,7 @@ class LentMemory(Tier):
     near = True
     most_queued = 4096
     most_evictions = 1
+    full = ""
     part_leaves, part_lost = "borrowed.recalled", "borrowed.ended"
 
     #: Bytes of a page.
