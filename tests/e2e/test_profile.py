@@ -18,7 +18,7 @@ import pytest
 from swift_tiers.ops.base.errors import INTERRUPTED
 from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.cli import main
-from swift_tiers.ops.commands.profile import procedure
+from swift_tiers.ops.commands.profile import measure, procedure
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 from swift_tiers.radix_tiering.restore.profiles import Profile, find_profile, load_profile
 from swift_tiers.sglang_ext.build.hardware import hardware_name
@@ -52,6 +52,7 @@ def profile_here(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(complained):
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         patch.setattr(procedure, "Server", ForkedServer)
+        patch.setattr(measure, "WALK_SHARE", 1e3)  # every length, however slow the machine is just now
         code = main(["profile", "--model-path", str(place / "model"), *words])
     return subprocess.CompletedProcess(words, code, told.getvalue(), complained.getvalue())
 
@@ -59,10 +60,11 @@ def profile_here(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module", params=[FORKED, pytest.param("as users type it", marks=pytest.mark.exhaustive)])
 def made(request: pytest.FixtureRequest, place: Path) -> Profile:
     config = {"ssd": {"directories": [str(place / "ssd")], "stripe_unit": "4KiB"}}
-    words = ["--dtype", "float32", "--max-total-tokens", "4096", "--chunked-prefill-size", "1024", "--seconds", "5"]
-    measure = profile_here if request.param == FORKED else profile
+    words = ["--dtype", "float32", "--max-total-tokens", "4096", "--chunked-prefill-size", "1024"]
+    words += ["--seconds", "5" if request.param == FORKED else "30"]
+    command = profile_here if request.param == FORKED else profile
     shutil.rmtree(place / "cache", ignore_errors=True)
-    result = measure(place, *words, "--swift-tiers-config", json.dumps(config))
+    result = command(place, *words, "--swift-tiers-config", json.dumps(config))
     assert result.returncode == 0, result.stderr
     (path,) = (place / "cache" / "swift-tiers" / "profiles").iterdir()
     assert f"saved: {path}" in result.stdout
