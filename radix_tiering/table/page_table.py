@@ -74,7 +74,7 @@ class PageTable:
         self._leaving = Leaving(self._drop_one, clean or self.clean_up)
         self.flushes = 0  # of memory
         self._emptying = False  # there may be copies in memory of before the last one
-        self._parts_gone = 0
+        self._gone: set[tuple[int, Part]] = set()  # parts of tiers that have copies yet, and do not give them
         self._time = 0
         self.summary = Directory([copies.name for copies in self.of])
         self.operator_pins = OperatorPins(self._kept_changed, pin_lost)
@@ -98,13 +98,13 @@ class PageTable:
     def settled(self, namespace: bytes, key: bytes) -> Page | None:
         """The page, with those copies only that count; see `settle`."""
         page = self.find(namespace, key)
-        if page is not None and (self._parts_gone or self._emptying):
+        if page is not None and (self._gone or self._emptying):
             self.settle(page)
         return None if page is None or page.dropped else page
 
     def holds(self, page: Page) -> bool:
         """Whether `page` has a whole copy that counts. A hint, as `find`."""
-        if not (self._parts_gone or self._emptying):
+        if not (self._gone or self._emptying):
             return page.complete
         return any(
             copy is not None and copy.whole and self._counts(tier, copy) for tier, copy in enumerate(page.copies)
@@ -113,7 +113,9 @@ class PageTable:
     def _counts(self, tier: int, copy: Copy) -> bool:
         """Whether a copy is to be told of: neither of memory that was emptied, nor on a part that has gone."""
         of = self.of[tier]
-        return (of.durable or not self._emptying or copy.flushes == self.flushes) and not of.is_gone(copy)
+        if self._emptying and not of.durable and copy.flushes < self.flushes:
+            return False
+        return not any(where == tier and of.keeper.uses(copy.place, part) for where, part in self._gone.copy())
 
     def keys_beginning(self, namespace: bytes, begin: bytes) -> list[bytes]:
         """The keys of its pages that begin with these bytes; takes as long as there are pages. Any thread, without the
@@ -260,8 +262,8 @@ class PageTable:
 
     def end(self, page: Page, tier: int, *, whole: bool, place: Any | None = None, digest: bytes | None = None) -> bool:
         """They have arrived, or will not: there is a whole copy, or none. Takes back `begin`'s pin. A page that ends up
-        with no copy at all is dropped. `place`, `digest`: where they really lie, and their
-        checksum, if not as `begin` said.
+        with no copy at all is dropped. `place`, `digest`: where they really lie, and their checksum,
+        if not as `begin` said.
 
         False if there is no copy now. Its place is the caller's then, but a host slot, which is freed.
         """
@@ -269,7 +271,7 @@ class PageTable:
         assert copy is not None
         assert not copy.whole
         kept = whole and not page.dropped
-        if kept or tier != HOST or not page.dropped:  # a host slot is there as long as the page is pinned
+        if tier != HOST or not page.dropped:  # a host slot is there as long as the page is pinned
             copies.ended(page, copy)
             copy.place = copy.place if place is None else place
             copy.digest = copy.digest if digest is None else digest
@@ -353,15 +355,11 @@ class PageTable:
     def part_gone(self, tier: int, part: Part) -> None:
         """From now on no copy counts that lies on this part of a tier. To be given up by `settle`; then
         `part_forgotten`."""
-        if part not in self.of[tier].gone:
-            self.of[tier].gone.add(part)
-            self._parts_gone += 1
+        self._gone.add((tier, part))
 
     def part_forgotten(self, tier: int, part: Part) -> None:
         """No copy lies on it any more."""
-        if part in self.of[tier].gone:
-            self.of[tier].gone.discard(part)
-            self._parts_gone -= 1
+        self._gone.discard((tier, part))
 
     def settle(self, page: Page) -> bool:
         """Have `page` give up the copies that do not count any more, those that outlive a restart first. What requests

@@ -110,7 +110,6 @@ class TierCopies:
         self.bytes = 0  # that these take
         self.coming_bytes = 0  # that copies on their way take
         self.limit: int | None = None  # bytes that all of them may take, if an operator has said so
-        self.gone: set[Part] = set()  # parts that have copies yet, and do not give them
         self.gaps: set[Page] = set()  # of a durable tier: without a copy there, which pages behind them have
         self._parts: dict[Part, dict[Page, None]] = {}  # what a tier that is not durable holds, or is to hold
 
@@ -158,10 +157,6 @@ class TierCopies:
     def listed(self) -> list[Page]:
         """The pages that a tier that is not durable has, or is to have. Any thread."""
         return [page for pages in list(self._parts.values()) for page in list(pages)]
-
-    def is_gone(self, copy: Copy) -> bool:
-        """Whether it lies on a part that has gone."""
-        return bool(self.gone) and any(self.keeper.uses(copy.place, part) for part in self.gone.copy())
 
     def reconsider(self, page: Page) -> None:
         """Put `page` at its place in the queue, or out of it."""

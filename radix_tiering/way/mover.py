@@ -204,13 +204,10 @@ class Mover:
 
     def _say_what_is_wanted(self) -> None:
         """What memory holds now, and some more."""
-        pages = self._table.of[HOST].pages + self.copies.pages
-        wanted = int(pages * self._host.geometry.page_bytes * HEADROOM)
-        if self.tier.limit_bytes is not None:
-            wanted = min(wanted, self.tier.limit_bytes)
+        pages, limit = self._table.of[HOST].pages + self.copies.pages, self.tier.limit_bytes
+        most = math.inf if limit is None else limit
+        wanted = int(min(most, pages * self._host.geometry.page_bytes * HEADROOM))
         if not self._wanted / 2 <= wanted <= self._wanted:
             # With room to grow, so that not every page changes it.
-            self._wanted = int(wanted * HEADROOM)
-            if self.tier.limit_bytes is not None:
-                self._wanted = min(self._wanted, self.tier.limit_bytes)
+            self._wanted = int(min(most, wanted * HEADROOM))
             self.tier.want(self._wanted)

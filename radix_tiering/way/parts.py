@@ -54,22 +54,14 @@ class Parts:
         with self._table.lock:
             self._mover.pump()
         pages = [page for page in self._table.in_memory() if page.resident and page.copies[self._number] is None]
-        pages.sort(key=lambda page: (-page.last_use, page.depth))
-        for batch in sweeps.batches(pages):
-            with self._table.lock:
-                for page in batch:
-                    if not page.dropped and page.resident:
-                        self._mover.offer(page)
-            yield
-        return len(pages)
+        return (yield from sweeps.offer(self._table, self._mover, pages, _hottest))
 
     def leaving(self, part: Part, until: float) -> None:
         """Save to host memory what would be lost, as far as there is room, hottest first; then return the part."""
         with self._table.lock:
             self._saving[part] = 1  # this call's own share
             pages = self._table.of[self._number].under(part)
-        pages.sort(key=lambda page: (-page.last_use, page.depth))
-        saving = self._lose(pages, part, lambda page: self._save(page, part))
+        saving = self._save_and_lose(sorted(pages, key=_hottest), part)
         self._tell(self._tier.part_leaves, part, pages=len(pages), saving=saving)
         with self._table.lock:
             self._saved(part)
@@ -103,12 +95,10 @@ class Parts:
             self._saving.pop(part, None)
             self._idle.notify_all()
             if lost is None:
-                lost = [(page.record, copy.place) for page, copy in self._copies_under(part)]
+                pages = self._table.of[self._number].under(part)
+                lost = [(page.record, copy.place) for page in pages if (copy := page.copies[self._number])]
         self._tell(self._tier.part_gone, part, reason=reason)
         self._start(self._forget(part, lost))
-
-    def _copies_under(self, part: Part) -> list[tuple[Page, Any]]:
-        return [(page, page.copies[self._number]) for page in self._table.of[self._number].under(part)]
 
     def _forget(self, part: Part, lost: Iterable[tuple[PageRecord, Any]]) -> Generator[None, None, int]:
         """Its copies are given up; what memory still has of them is written again, to the parts that are left."""
@@ -132,7 +122,7 @@ class Parts:
             self._tell(self._tier.part_lost, part, pages=pages)
         return pages
 
-    def _lose(self, pages: list[Page], part: Part, save: Callable[[Page], bool]) -> int:
+    def _save_and_lose(self, pages: list[Page], part: Part) -> int:
         """Give up the copies of `pages` that lie on `part`; how many are being saved."""
         saved = 0
         for batch in sweeps.batches(pages):
@@ -141,10 +131,15 @@ class Parts:
                     copy = page.copies[self._number]
                     if copy is None or not copy.whole or page.dropped or not self._tier.uses(copy.place, part):
                         continue
-                    saved += save(page)
+                    saved += self._save(page, part)
                     self._table.lose(page, self._number)
         return saved
 
     def _tell(self, event: str, part: Part, **facts: Any) -> None:
         if event:
             self._events.emit(event, **self._tier.part_facts(part), **facts)
+
+
+def _hottest(page: Page) -> tuple[int, int]:
+    """The order in which what was used last comes first."""
+    return -page.last_use, page.depth

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..table.held_page import Page
 from ..table.page_table import PageTable
@@ -76,10 +76,12 @@ def settle_memory(table: PageTable) -> Sweep:
     return emptied
 
 
-def offer(table: PageTable, mover: Mover, pages: Sequence[Page]) -> Sweep:
-    """Have written what host memory has of `pages`, those first that others follow."""
+def offer(
+    table: PageTable, mover: Mover, pages: Sequence[Page], order: Callable[[Page], Any] = lambda page: page.depth
+) -> Sweep:
+    """Have written what host memory has of `pages`, by `order`: those first that others follow."""
     offered = 0
-    for batch in batches(sorted(pages, key=lambda page: page.depth)):
+    for batch in batches(sorted(pages, key=order)):
         with table.lock:
             for page in batch:
                 if not page.dropped and page.resident:

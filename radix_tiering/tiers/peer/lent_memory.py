@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,9 +49,9 @@ class LentMemory(Tier):
     #: Bytes of a page.
     page_bytes: int
 
+    @abstractmethod
     def lease_slots(self) -> list[LeaseSlots]:
         """What is used of each lease that is not over, all of one moment."""
-        raise NotImplementedError
 
     def takes(self, length: int) -> bool:
         return self.capacity_bytes > 0
