@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -83,6 +84,11 @@ class Read(NamedTuple):
     into: np.ndarray  # uint8, as `Write.data`; the page only after OK
     done: Callable[[ReadOutcome], None]
     saving: bool = False  # to save the page from a part that is to leave: such reads go first
+
+
+def as_many_as_free(take: Callable[[int], Any | None], lengths: Sequence[int]) -> list[Any]:
+    """What `Tier.reserve` answers where `take(length)` gives one place, or None: up to the first that there is not."""
+    return list(takewhile(lambda place: place is not None, map(take, lengths)))
 
 
 #: Told how a read into landing memory has ended, and the slot there, which is the hearer's; -1 unless OK.

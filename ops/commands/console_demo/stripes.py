@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import count, takewhile
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count, unit_length
 from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, RESERVED, SlotAllocator, SlotMap
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
-from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write, Written
+from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write, Written, as_many_as_free
 
 from ...base.devices.clock import Clock
 from ...base.devices.lines import Line
@@ -112,8 +112,7 @@ class DemoStripes(Tier):
         return self.units(length) <= self.capacity_units
 
     def reserve(self, lengths: Sequence[int]) -> list[Placement]:
-        places = (self._allocator.take(self.units(length)) for length in lengths)
-        return list(takewhile(lambda place: place is not None, places))  # type: ignore[arg-type]
+        return as_many_as_free(lambda length: self._allocator.take(self.units(length)), lengths)
 
     def release(self, places: Sequence[StoredPage | Placement]) -> None:
         for place in places:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import takewhile
 
 from swift_tiers.radix_tiering.tiers.ssd import Placement
 from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
-from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write, Written
+from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write, Written, as_many_as_free
 
 from ...base.devices.lines import Stripes
 
@@ -32,8 +31,8 @@ class StripeSetModel(Tier):
         return unit_count(length, self._stripes.unit_bytes) <= self._allocator.capacity_units
 
     def reserve(self, lengths: Sequence[int]) -> list[Placement]:
-        places = (self._allocator.take(unit_count(length, self._stripes.unit_bytes)) for length in lengths)
-        return list(takewhile(lambda place: place is not None, places))  # type: ignore[arg-type]
+        unit_bytes = self._stripes.unit_bytes
+        return as_many_as_free(lambda length: self._allocator.take(unit_count(length, unit_bytes)), lengths)
 
     def release(self, places: Sequence[Placement]) -> None:
         for place in places:

@@ -18,7 +18,7 @@ from ...lending.leases.service import boot_time
 from ...lending.leases.timing import lease_timing
 from ...table.held_page import Copy
 from ..host.landing import Landing
-from ..tier import LandDone, Read, TierListener, Write, Written
+from ..tier import LandDone, Read, TierListener, Write, Written, as_many_as_free
 from . import jobs
 from .lent_memory import LeaseSlots, LentMemory, PeerPlace
 from .places import PlaceBook
@@ -118,10 +118,7 @@ class PeerTier(LentMemory):
 
     def reserve(self, lengths: Sequence[int]) -> list[PeerPlace]:
         """Free places, each of the donor with the smallest share in use."""
-        places: list[PeerPlace] = []
-        while len(places) < len(lengths) and (place := self._book.reserve()) is not None:
-            places.append(place)
-        return places
+        return as_many_as_free(lambda length: self._book.reserve(), lengths)
 
     def release(self, places: Sequence[PeerPlace]) -> None:
         """Nothing else comes there while a read or write of them is queued or under way. Raises ValueError for a place

@@ -14,7 +14,7 @@ from ...base.runner import THREADS, Runner
 from ...base.slot_map import TierMap
 from ...figures.counters import DeviceSnapshot, LinkCounters, StripeSnapshot
 from ...table.held_page import Copy
-from ..tier import LandDone, Read, ReadOutcome, Tier, TierListener, Write, Written
+from ..tier import LandDone, Read, ReadOutcome, Tier, TierListener, Write, Written, as_many_as_free
 from . import DeviceArray, Placement, ReadRequest, StoredPage, StripeSet, WriteRequest
 from .arrays.throttled import ThrottledArray
 from .blockio import STALL_SECONDS, close_array
@@ -122,21 +122,15 @@ class SsdTier(Tier):
 
     @property
     def capacity_bytes(self) -> int:
-        """Of the devices in service."""
-        return sum(device.capacity_bytes for device in self.snapshot()[1] if device.in_service)
+        """Of the devices that serve what they have."""
+        return self.stripes.served_units * self.stripes.unit_bytes
 
     def takes(self, length: int) -> bool:
         """Whether the devices that take new pages could hold one of so many bytes."""
         return self.stripes.units(length) <= self.stripes.capacity_units
 
     def reserve(self, lengths: Sequence[int]) -> list[Placement]:
-        places = []
-        for length in lengths:
-            place = self.stripes.reserve(length)
-            if place is None:
-                break
-            places.append(place)
-        return places
+        return as_many_as_free(self.stripes.reserve, lengths)
 
     def release(self, places: Sequence[StoredPage | Placement]) -> None:
         for place in places:

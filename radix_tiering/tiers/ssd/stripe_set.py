@@ -199,6 +199,13 @@ class StripeSet:
             return self._allocator.capacity_units
 
     @property
+    def served_units(self) -> int:
+        """Units of the devices that serve what they have: those in service, and those that get no new pages."""
+        with self._lock:
+            serving = [state.slots for state in self._devices if state.service is not Service.OUT]
+            return sum(slots.count for slots in serving if slots is not None)
+
+    @property
     def free_units(self) -> int:
         """Units that can be reserved now; exact."""
         with self._lock:
