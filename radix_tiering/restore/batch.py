@@ -8,7 +8,9 @@ oldest request that needs something from it, which is what first tokens want whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from .flight import Flight, Step, Unit
@@ -77,15 +79,41 @@ class Member:
         first, end = self.flight.absent_span
         return self.compute_seconds(first, end) * absent / (end - first)
 
-    def _fewest(self, units: range) -> int:
+    def _computed_in(self, left: Callable[[str], float], now: float) -> Callable[[int], float]:
+        """In how many seconds a unit before which nothing more arrives is computed: by a forward of its own behind the
+        one that is under way, which has been begun and takes no more, or behind the lead when that has come."""
+        compute, flight, since = self.compute_seconds, self.flight, self.computing_since
+        assert compute is not None, "asked where computing has a known cost"
+        assert since is not None, "and the device computes"
+        front = flight.front
+        began = front - flight.computing
+        under_way = compute(began, front)
+        wait = under_way - min(now - since, under_way)
+        if front < flight.lead:
+            awaited = {flight.source(unit) for unit in range(front, flight.lead) if flight[unit] is Unit.LOADING}
+            wait = max(wait, *(left(source) for source in awaited if source is not None), 0.0)
+            front = flight.lead
+        return lambda unit: wait + compute(front, unit + 1)
+
+    def _comes_in(self, unit: int, left: Callable[[str], float]) -> float:
+        """Seconds until its source has brought an absent unit, which it loads behind all that follow it."""
+        source = self.flight.source(unit)
+        each = None if source is None else self.unit_seconds(source)
+        if source is None or each is None:
+            return math.inf
+        return max(left(source), self.latency_seconds(source)) + each * self.flight.absent_from(source, unit)
+
+    def _fewest(self, units: range, left: Callable[[str], float], now: float) -> int:
         """How many units, of which these are the last, have to come for it to be sooner: what lies alone between units
         that are computed is computed with them, unless it is worth a jump and one forward more."""
         flight, behind = self.flight, units.stop
-        return flight.island if behind < len(flight) and flight[behind] is Unit.ABSENT else 1
+        if behind == len(flight) or flight[behind] is not Unit.ABSENT:
+            return 1
+        return 1 if self._comes_in(behind, left) < self._computed_in(left, now)(behind) else flight.island
 
-    def worth_loading(self, units: range, source: str, before: float, now: float) -> range:
-        """The last of these units, as far as they would arrive sooner than the compute pointer gets there; `before`:
-        seconds for which the source has still to load others."""
+    def worth_loading(self, units: range, source: str, left: Callable[[str], float], now: float) -> range:
+        """The last of these units, as far as they would arrive sooner than the compute pointer gets there; `left`:
+        seconds for which a source has still to load others."""
         if self.computing_since is None or self.compute_seconds is None:
             return units  # nobody computes them meanwhile, as far as is known
         if units.start < self.flight.lead:
@@ -93,14 +121,12 @@ class Member:
         each = self.unit_seconds(source)
         if each is None:
             return units
-        behind = self.flight.front
-        began = behind - self.flight.computing
-        passed = min(now - self.computing_since, self.compute_seconds(began, behind))
-        before = max(before, self.latency_seconds(source))
-        fewest = self._fewest(units)
-        if before + fewest * each >= self.compute_seconds(began, max(began, units.stop - fewest) + 1) - passed:
+        sooner_than = self._computed_in(left, now)
+        before = max(left(source), self.latency_seconds(source))
+        fewest = self._fewest(units, left, now)
+        if before + fewest * each >= sooner_than(max(self.flight.front, units.stop - fewest)):
             return range(0)
-        while units and before + len(units) * each >= self.compute_seconds(began, units.start + 1) - passed:
+        while units and before + len(units) * each >= sooner_than(units.start):
             units = units[1:]
         return units
 
@@ -284,7 +310,7 @@ class Batch(Generic[Request]):
         waiting: dict[Request, range] = {}
         for request, member in self._members.items():
             units = member.flight.next_load(source, most)
-            if units and (units := member.worth_loading(units, source, self._left(member, source), now)):
+            if units and (units := member.worth_loading(units, source, partial(self._left, member), now)):
                 waiting[request] = units
         if not waiting:
             return None

@@ -168,9 +168,9 @@ class Flight:
         """Those that have something to load still."""
         return (source for source, wanted in self._wanted.items() if 1 in wanted)
 
-    def absent_from(self, source: str) -> int:
-        """Absent units that this source can bring."""
-        return self._wanted.get(source, b"").count(1, self._observed)
+    def absent_from(self, source: str, start: int = 0) -> int:
+        """Absent units from `start` on that this source can bring."""
+        return self._wanted.get(source, b"").count(1, max(start, self._observed))
 
     # ---- the compute pointer ----
 

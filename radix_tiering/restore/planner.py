@@ -189,14 +189,16 @@ class Planner:
         why = f"computing {plan.cutover} of {prefix.layers} layers meanwhile takes {_ms(plan.seconds)}, {instead}"
         return Decision(compute, True, 0, plan, why, layer_wise=True)
 
-    def compute_seconds(self, start: int) -> Callable[[int, int], float] | None:
-        """What computing pages `[a, b)` behind page `start` of a prompt takes in chunks, seconds; None if unknown."""
+    def compute_seconds(self, start: int, most: Callable[[], int] | None = None) -> Callable[[int, int], float] | None:
+        """What computing pages `[a, b)` behind page `start` of a prompt takes, seconds; None if unknown. `most`: pages
+        that one forward computes now, a chunk if None."""
         cost = self.costs.compute
         if cost is None:
             return None
         one = self._forward_seconds(cost, start)
+        longest = most or (lambda: self.chunk)
         return lambda first, end: (
-            cost.fixed_seconds * max(0, math.ceil((end - first) / self.chunk) - 1) + one(first, end)
+            cost.fixed_seconds * max(0, math.ceil((end - first) / longest()) - 1) + one(first, end)
         )
 
     def forward(self, start: int, behind: int = 0) -> Forward | None:

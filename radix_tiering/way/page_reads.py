@@ -83,7 +83,7 @@ class PageReads:
         self.batch.add(
             restore,
             restore.flight,
-            self._planner.compute_seconds(len(restore.prefix_keys)),
+            self._planner.compute_seconds(len(restore.prefix_keys), lambda: self._planner.most(restore.decision)),
             self._planner.page_seconds,
             self._planner.forward(len(restore.prefix_keys), restore.behind),
             self._planner.latency_seconds,

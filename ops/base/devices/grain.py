@@ -58,14 +58,16 @@ class PageGrain:
 
     planned = True
 
-    def __init__(self, start: int, new: int, setup: Setup, device: Computes, planner: Planner) -> None:
-        """`new`: tokens behind the prefix."""
+    def __init__(
+        self, start: int, new: int, setup: Setup, device: Computes, planner: Planner, most: Callable[[], int]
+    ) -> None:
+        """`new`: tokens behind the prefix; `most`: pages that one forward computes now."""
         self._start = start
         self._page_tokens = setup.page_tokens
         self._device = device
         self._planner = planner
         self.unit_bytes = float(setup.page_bytes)
-        self.planned_seconds = planner.compute_seconds(start // setup.page_tokens)
+        self.planned_seconds = planner.compute_seconds(start // setup.page_tokens, most)
         self.planned_forward = planner.forward(start // setup.page_tokens, new)
 
     def unit_seconds(self, source: str) -> float | None:

@@ -155,7 +155,7 @@ class Server:
         told: Callable[[Restoration], None] = lambda restoration: None,
     ) -> Restoration:
         """A request that arrives now. `sources[i]`: where page `i` of its prefix lies; `HERE`: in host memory."""
-        grain = self._grain(request, sources)
+        grain = self._grain(request, sources, lambda: self._planner.most(restoration.decision))
         flight = Flight(grain.sources(sources) if self.method.loads else [None] * len(sources))
         restoration = Restoration(request, flight, grain, told)
         for unit, source in enumerate(grain.sources(sources)):
@@ -177,8 +177,8 @@ class Server:
         """Requests without their first token."""
         return len(self._queue)
 
-    def _grain(self, request: Request, sources: Sequence[str | None]) -> Grain:
-        pages = PageGrain(request.start, request.new, self.setup, self._device, self._planner)
+    def _grain(self, request: Request, sources: Sequence[str | None], most: Callable[[], int]) -> Grain:
+        pages = PageGrain(request.start, request.new, self.setup, self._device, self._planner, most)
         whole = len(set(sources)) == 1 and None not in sources
         if not (whole and request.prefix < self.method.layer_wise_below):
             return pages

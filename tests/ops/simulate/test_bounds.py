@@ -160,10 +160,10 @@ def test_no_first_token_comes_later_than_by_the_better_pure_strategy(case: Case)
     assert case.seconds(SWIFT_TIERS) <= better * (1 + 1e-9) + 1e-12
 
 
-# A few pages in the middle, where a source's run ends, came in time: a jump over them cost more than they saved.
 @pytest.mark.parametrize(
     "case",
     [
+        # A few pages in the middle, where a source's run ends, came in time, but a jump over them cost more.
         Case(
             pages=264, page=64, ratio=11.99, fixed=0.1, new=1, chunk=64, forward=2048, second=0.109,
             places=(("peer", 101), ("ssd", 163)),
@@ -171,6 +171,25 @@ def test_no_first_token_comes_later_than_by_the_better_pure_strategy(case: Case)
         Case(
             pages=1695, page=1, ratio=89.8, fixed=0.1, new=250, second=1.16,
             places=(("ssd", 731), ("peer", 447), ("ssd", 517)),
+        ),
+        # A source counted what a forward under way would still take, and what lay in the lead as computed.
+        Case(
+            pages=66, page=1, ratio=0.9765, fixed=0.1, pair=5e-9, forward=8192, latency=5e-3, second=0.2754,
+            places=(("peer", 22), ("ssd", 44)),
+        ),
+        Case(
+            pages=76, page=1, ratio=0.31265832618769945, pair=5e-8, chunk=64, forward=8192, latency=5e-3,
+            second=4.04973440575019, places=(("peer", 53), ("ssd", 23)),
+        ),
+        # Forwards were longer than chunks, so the device got there before pages that had been asked for.
+        Case(
+            pages=153, page=64, ratio=31.65, fixed=0.01, chunk=64, forward=2048, start=100, second=0.12477599,
+            places=(("peer", 62), ("ssd", 49), ("peer", 42)),
+        ),
+        # A page was not asked for because the one behind it had not been, of another source, yet.
+        Case(
+            pages=81, page=16, ratio=16.426, fixed=0.01, pair=5e-9, new=3000, forward=8192, latency=5e-3, start=100,
+            second=0.4673, places=(("peer", 36), ("ssd", 32), ("peer", 10), ("ssd", 3)),
         ),
     ],
 )  # fmt: skip

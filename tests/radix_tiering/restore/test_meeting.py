@@ -203,18 +203,48 @@ def test_a_run_is_loaded_as_far_as_it_comes_before_the_device_would() -> None:
         batch.answered("ssd")
 
 
-def test_a_few_units_between_others_that_are_computed_are_not_loaded() -> None:
+@pytest.mark.parametrize(
+    ("island", "peer", "expected"),
+    [
+        (2, 2.0, range(7, 8)),
+        (3, 2.0, None),
+        (3, 1.0, range(7, 8)),  # the other source brings all that follows, and nothing behind them is computed
+    ],
+)
+def test_a_few_units_between_others_that_are_computed_are_not_loaded(
+    island: int, peer: float, expected: range | None
+) -> None:
     """The slow source has the first eight of sixteen, and by the time at which the device gets there brings two: as
     many as are not worth a jump, where three are."""
-    for island, expected in ((2, range(7, 8)), (3, None)):
-        one = Flight(["ssd"] * 8 + ["peer"] * 8, island=island)
-        batch: Batch[int] = Batch(clock=Clock())
-        batch.add(0, one, lambda a, b: float(b - a), {"ssd": 3.0, "peer": 1.0}.get)
-        batch.set_computing(0, True)
-        pick = batch.next_load("ssd")
-        assert (pick.units if pick is not None else None) == expected
-        batch.set_computing(0, False)
-        assert batch.next_load("ssd") is not None, "nobody computes them meanwhile"
+    one = Flight(["ssd"] * 8 + ["peer"] * 8, island=island)
+    batch: Batch[int] = Batch(clock=Clock())
+    batch.add(0, one, lambda a, b: float(b - a), {"ssd": 3.0, "peer": peer}.get)
+    batch.set_computing(0, True)
+    pick = batch.next_load("ssd")
+    assert (pick.units if pick is not None else None) == expected
+    batch.set_computing(0, False)
+    assert pick is not None or batch.next_load("ssd") is not None, "nobody computes them meanwhile"
+
+
+def test_a_source_knows_that_a_forward_under_way_takes_no_more() -> None:
+    """The device computes the first unit, and every forward takes it 10 s more than a second a unit: of the others it
+    gets to none before 20 s have gone."""
+    one = Flight(["ssd"] * 4)
+    batch: Batch[int] = Batch(clock=Clock())
+    batch.add(0, one, lambda a, b: 10.0 + (b - a) if b > a else 0.0, {"ssd": 5.0}.get)
+    one.take(Step(0, 1))
+    batch.set_computing(0, True)
+    assert batch.next_load("ssd", 3) == (0, range(1, 4))
+
+
+def test_a_source_does_not_count_the_lead_as_computed() -> None:
+    """Units 0 to 3 come from elsewhere in three seconds; the device gets to unit 3 one second later."""
+    one = Flight(["peer"] * 3 + ["ssd"] * 3, lead=3)
+    batch: Batch[int] = Batch(clock=Clock())
+    batch.add(0, one, lambda a, b: 10.0 * (b - a), {"ssd": 10.0, "peer": 1.0}.get)
+    batch.set_computing(0, True)
+    assert batch.next_load("peer", 3) == (0, range(0, 3))
+    assert batch.next_load("ssd", 3) == (0, range(4, 6)), "the first would come in 30 s, and is computed in 13"
 
 
 def test_how_far_a_chunk_has_come_is_known_by_the_clock() -> None:
