@@ -70,9 +70,7 @@ FLOORS = {
 #: Folders of one floor that know each other: the door and its hall.
 SAME_FLOOR = [{"way", "."}, {"lab/simulate", "lab/simulate/scenarios"}]
 #: Files that know each other, and what is to part them.
-KNOWN_CIRCLES = {
-    ("sglang_ext/way/cache.py", "one object for all that is known of a request"),
-}
+KNOWN_CIRCLES: set[tuple[str, str]] = set()
 
 
 @cache

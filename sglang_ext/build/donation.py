@@ -94,8 +94,8 @@ class Demand:
     def _kept_for(self, req: Any) -> int:
         """The tokens of a waiting request's prefix that are kept, or in use, already."""
         tree = self._scheduler.tree_cache
-        arrival = tree.linker.arrivals.get(req.rid) if tree.kept is not None else None
-        return tree.kept.wait_for(arrival.device_node) if arrival is not None else 0
+        waiting = tree.linker.of(req) if tree.kept is not None else None
+        return tree.kept.wait_for(waiting.device_node) if waiting is not None else 0
 
     @property
     def is_any(self) -> bool:

@@ -128,7 +128,7 @@ def completed(found: Captured) -> TierMap:
 
 def _stretches(scheduler: Any, page_size: int) -> tuple[list[Stretch], bool]:
     """Of all rows that requests and sessions hold; whether some were left out, for there are too many."""
-    courses = scheduler.tree_cache.linker.courses
+    wrapper = scheduler.tree_cache.linker
     found: list[Stretch] = []
     seen: set[int] = set()
     shared: set[Any] = set()
@@ -146,9 +146,9 @@ def _stretches(scheduler: Any, page_size: int) -> tuple[list[Stretch], bool]:
             if req is not None:
                 shared.add((req.last_node, inside))
         found.append(Stretch(row, inside, end, SlotState.PRIVATE))
-        course = courses.get(req.rid) if req is not None else None
-        if course is not None:
-            found += _computed_now(course, row, inside, end)
+        on_course = wrapper.on_course(req) if req is not None else None
+        if on_course is not None and on_course.restore is not None:
+            found += _computed_now(on_course, row, inside, end)
         room -= end - inside
     return (found, False) if room >= 0 else ([], True)
 
@@ -163,10 +163,10 @@ def _holders(scheduler: Any) -> Iterator[tuple[Any, Any]]:
     yield from ((None, kv) for kv in scheduler.tree_cache.session_records().values())
 
 
-def _computed_now(course: Any, row: int, first: int, end: int) -> Iterator[Stretch]:
+def _computed_now(request: Any, row: int, first: int, end: int) -> Iterator[Stretch]:
     """The pages of a request's own that are computed although they were found below the device."""
-    computing = np.flatnonzero(np.frombuffer(course.restore.flight.states(), np.uint8) == Unit.COMPUTING)
-    pages = course.first_page + computing[computing < course.pages]
+    computing = np.flatnonzero(np.frombuffer(request.restore.flight.states(), np.uint8) == Unit.COMPUTING)
+    pages = request.device_pages + computing[computing < request.pages]
     for page in pages[(pages >= first) & (pages < end)].tolist():
         yield Stretch(row, page, page + 1, SlotState.RECOMPUTING)
 

@@ -8,11 +8,9 @@ lengths, which SGLang repeats for a waiting request in every scheduling round, i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
@@ -22,247 +20,182 @@ from swift_tiers.radix_tiering.restore.flight import Step
 
 from ..tell.request_facts import RequestFacts
 from ..tell.sampler import Sampler
-from .admission import Admission, Arrival
+from .admission import Admission, least
 from .keeping_cache import KeepingRadixCache
 from .layer_wise import LayerWise
 from .linker import SwiftLinker
-from .restoring import Course, why_not
-
-logger = logging.getLogger(__name__)
+from .request import Stage, TieredRequest, why_whole
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
 MAX_RESTARTS = 3
 
 
 class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
-    """SGLang's tree-side driver of a linker, with arrivals."""
+    """SGLang's tree-side driver of a linker, with one object for each request that it serves."""
 
     cache_linker: SwiftLinker
 
     def __init__(self, cache: SwiftRadixCache, cache_linker: SwiftLinker) -> None:
         super().__init__(cache, cache_linker)
-        self.arrivals: dict[str, Arrival] = {}
-        self.admission = Admission(self, cache_linker)
-        self.courses: dict[str, Course] = {}
+        self.admission = Admission(cache_linker.requests, cache._all_reduce_attn_groups)
         self.computes = False  # SGLang computes prompts in chunks, so that pages may come up between two of them
         self.layer_wise: LayerWise | None = None  # None: until the scheduler is complete
-        self._matching: Arrival | None = None  # the request that match() is working on
+        self._matching: TieredRequest | None = None  # the request that match() is working on
 
-    def owns(self, req: Any) -> bool:
-        """Whether what is kept under the request's id is the request's own.
+    def of(self, req: Any) -> TieredRequest | None:
+        """What is kept for SGLang's `Req`; None for one that is unknown, or is another one of the same id.
 
         Clients choose ids, and SGLang refuses one that is in use in each tokenizer process alone: with several of them
         two requests of one id may live at once. All of SGLang's linker interface goes by the id, so only the first of
         them is served from below the device; the other one is computed.
         """
-        arrival = self.arrivals.get(req.rid)
-        return arrival is not None and arrival.req is req
+        request = self.cache_linker.requests.get(req.rid)
+        return request if request is not None and request.req is req else None
 
-    def arrival_of(self, handle: Any) -> Arrival | None:
-        """The waiting request of SGLang's `CacheRequestHandle`, which belongs to one request; None if it is unknown."""
-        arrival = self.arrivals.get(handle.rid)
-        return arrival if arrival is not None and arrival.req.cache_request_handle is handle else None
+    def of_handle(self, handle: Any) -> TieredRequest | None:
+        """Likewise, by SGLang's `CacheRequestHandle`, which belongs to one request."""
+        request = self.cache_linker.requests.get(handle.rid)
+        return request if request is not None and request.req.cache_request_handle is handle else None
 
     def match(self, key: Any, req: Any, result: Any) -> Any:
-        if req.rid in self.arrivals and not self.owns(req):
-            return result
-        if req.rid not in self.arrivals:
+        request = self.of(req)
+        if request is None:
+            if req.rid in self.cache_linker.requests:
+                return result
             facts = RequestFacts.of(req)
-            facts.whole = why_not(req) if self.computes else "SGLang computes prompts in one piece"
+            facts.whole = why_whole(req) if self.computes else "SGLang computes prompts in one piece"
             if self.layer_wise is not None:
                 facts.no_layers = self.layer_wise.why_not(req)
-            self._arrive(req, key, facts, result)
+            request = self._arrive(req, key, facts, result)
         # A marker of an earlier round must not outlive a round that finds nothing.
         self.hit_markers.pop(req.rid, None)
-        self._matching = self.arrivals[req.rid]
+        self._matching = request
         return super().match(key, req, result)
 
     def load_back(self, req: Any) -> Any:
-        if not self.owns(req):
+        request = self.of(req)
+        if request is None:
             return 0, req.last_node
         loaded = super().load_back(req)
-        runs = self.cache_linker.served.pop(req.rid, ())
+        runs = request.take_runs()
         if not req.retracted_stain:  # SGLang's own count of cached tokens stays as it was, too
-            RequestFacts.of(req).runs = runs
+            request.facts.runs = runs
         return loaded
 
-    def _arrive(self, req: Any, key: Any, facts: RequestFacts, result: Any) -> None:
+    def _arrive(self, req: Any, key: Any, facts: RequestFacts, result: Any, restarts: int = 0) -> TieredRequest:
         bigram, _ = key.maybe_to_bigram_view(self.cache.tree_core.is_eagle)
-        device_length = result.device_prefix_len
-        page = self.cache.page_size
-        arrival = Arrival(
-            req, key, facts, device_length // page, result.last_device_node, self.cache.device_evictions,
-            not facts.whole,
-        )  # fmt: skip
-        rid = req.rid
-        self.arrivals[rid] = arrival
-        arrival.tail = tail = self._tail(arrival, bigram, result, device_length)
+        device_length, node = result.device_prefix_len, result.last_device_node
+        request = TieredRequest(
+            req.rid,
+            self.cache_linker.stack,
+            self.cache_linker.requests,
+            facts,
+            req=req,
+            key=key,
+            device_pages=device_length // self.cache.page_size,
+            device_node=node,
+            evictions=self.cache.device_evictions,
+            restarts=restarts,
+        )
+        tail = self._tail(request, bigram, result, device_length)
         prefix: list[str] = []
         if device_length:
-            node = result.last_device_node
             prefix = [*self.cache.get_prefix_hash_values(node), *self.cache.tree_core.get_hash_values(node)]
         if tail or prefix:
             facts.last_page = facts.last_page or (tail or prefix)[-1]  # one that is retracted comes with its output
-            self.cache_linker.arrive(rid, tail, prefix, can_compute=arrival.can_compute, no_layers=facts.no_layers)
-            if (claim := self.cache_linker.claims.get(rid)) is not None:
-                claim.restore.story.whole = facts.whole
-                facts.follow(claim.restore)
+            request.begin(tail, prefix)
+        return request
 
-    def restart(self, arrival: Arrival) -> bool:
+    def restart(self, request: TieredRequest) -> bool:
         """Begin anew if the device has lost pages that the request counted on; True if so.
 
         The tree is the same on every rank, so every rank decides alike.
         """
-        if arrival.evictions == self.cache.device_evictions or arrival.restarts >= MAX_RESTARTS:
+        if request.evictions == self.cache.device_evictions or request.restarts >= MAX_RESTARTS:
             return False
-        arrival.evictions = self.cache.device_evictions
+        request.evictions = self.cache.device_evictions
         # Without a request: only the tree is walked.
-        result = self.cache._match_tree(MatchPrefixParams(key=arrival.key))
-        if result.device_prefix_len // self.cache.page_size >= arrival.device_pages:
+        result = self.cache._match_tree(MatchPrefixParams(key=request.key))
+        if result.device_prefix_len // self.cache.page_size >= request.device_pages:
             return False
-        self._arrive(arrival.req, arrival.key, arrival.facts, result)
-        self.arrivals[arrival.req.rid].restarts = arrival.restarts + 1
+        self._arrive(request.req, request.key, request.facts, result, request.restarts + 1)
         return True
 
     # ---- requests that are computed while their pages come up ----
 
-    def course_of(self, req: Any) -> Course | None:
-        """The course that a request which is about to be admitted would take; None if it needs none."""
-        if not self.owns(req):
-            return None
-        arrival = self.arrivals[req.rid]
-        if not (arrival.computes or arrival.layer_wise):
-            return None
-        claim = self.cache_linker.claims.get(req.rid)
-        return Course(
-            req.rid, None if claim is None else claim.restore, arrival.device_pages, arrival.pages,
-            computes=arrival.computes, by_layers=arrival.layer_wise,
-        )  # fmt: skip
+    def may_take_course(self, req: Any) -> TieredRequest | None:
+        """A request that is about to be admitted, if it is to be computed while its pages come up."""
+        request = self.of(req)
+        return request if request is not None and (request.computes or request.by_layers) else None
 
-    def course_under_way(self, req: Any) -> Course | None:
-        """The course that an admitted request is on, if any."""
-        return self.courses.get(req.rid) if self.owns(req) else None
+    def on_course(self, req: Any) -> TieredRequest | None:
+        """An admitted request that is being computed while its pages come up."""
+        request = self.of(req)
+        return request if request is not None and request.stage is Stage.ON_COURSE else None
 
-    def agree(self, course: Course, front: int) -> Step:
+    def agree(self, request: TieredRequest, front: int) -> Step:
         """The next step that every rank can take, of which the device has the first `front` pages."""
-        try:
-            if course.restore is None:
-                mine = Step(front, course.pages)
-            else:
-                mine = self.cache_linker.stack.restorer.step(course.restore, front)
-        except Exception as error:  # noqa: BLE001 - must not end the server
-            self._went_wrong(course, error)
-            mine = Step(front, course.pages)  # what is computed is right, whatever came up
-        least = torch.tensor(mine, dtype=torch.int)
-        self.cache._all_reduce_attn_groups(least, torch.distributed.ReduceOp.MIN)
-        jump, end = (min(page, course.pages) for page in least.tolist())
+        ((jump, end),) = least([request.next_step(front)], self.cache._all_reduce_attn_groups)
+        jump, end = min(jump, request.pages), min(end, request.pages)
         return Step(jump, max(jump, end))
-
-    def began(self, course: Course, step: Step) -> None:
-        """The request was admitted: its first chunk is `step`."""
-        self.courses[course.rid] = course
-        self.cache_linker.begin_course(course.rid)
-        self.advanced(course, step)
-
-    def not_by_layers(self, course: Course, why: str) -> None:
-        """It is restored in another way, since it cannot be computed layer by layer now."""
-        if course.restore is None:
-            return
-        try:
-            self.cache_linker.stack.restorer.layers.refuse(course.restore, why)
-        except Exception as error:  # noqa: BLE001 - must not end the server
-            self._went_wrong(course, error)
 
     def unpromise(self, req: Any) -> None:
         """Nothing is copied to the device at its admission: all that it lacks is computed."""
         self.hit_markers.pop(req.rid, None)
         req.host_hit_length = 0
 
-    def began_by_layers(self, course: Course, req: Any, front: int) -> None:
-        """The request was admitted, to be computed layer by layer: all pages of its course behind the `front` that the
-        device has, in the forward that follows."""
+    def admit_by_layers(self, request: TieredRequest, front: int) -> None:
+        """It was admitted, to be computed layer by layer: all of its pages behind the `front` that the device has, in
+        the forward that follows."""
         assert self.layer_wise is not None
-        self.courses[course.rid] = course
-        self.cache_linker.begin_course(course.rid)
+        request.admit()
         # On every rank, whatever goes wrong on this one: the forward agrees with the others before each layer.
-        self.layer_wise.expect(course, req.prefix_len, front)
-        try:
-            if course.restore is not None:
-                self.cache_linker.stack.restorer.layers.take(course.restore, front, course.pages)
-        except Exception as error:  # noqa: BLE001 - must not end the server
-            self._went_wrong(course, error)
+        self.layer_wise.expect(request, request.req.prefix_len, front)
+        request.take_layers(front)
 
-    def advanced(self, course: Course, step: Step) -> None:
-        """The device takes `step`."""
-        try:
-            if course.restore is not None:
-                self.cache_linker.stack.restorer.take(course.restore, step)
-        except Exception as error:  # noqa: BLE001 - must not end the server
-            self._went_wrong(course, error)
-        if step.end == course.pages:
-            del self.courses[course.rid]
-            self.cache_linker.end_course(course.rid, whole=True)
-
-    def jump(self, course: Course, req: Any, front: int, end: int) -> bool:
+    def jump(self, request: TieredRequest, front: int, end: int) -> bool:
         """Give the request the pages `[front, end)` of its restore, which have arrived; they are copied in while its
         next chunk is computed. False where the device has no room for them."""
         if end <= front:
             return True
-        hashes = self.arrivals[req.rid].tail[front:end]
+        hashes, req = request.tail[front:end], request.req
         transfer = self._components[0].build_external_linker_transfer(LinkerTransferPhase.LOAD, None, hashes)
         if transfer is None:
             return False
-        self.cache_linker.load(req.rid, [transfer])
+        self.cache_linker.load(request.rid, [transfer])
         reached = req.prefix_len + len(transfer.device_indices)
         row = self.cache.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
         row[req.prefix_len : reached] = transfer.device_indices.to(row.dtype)
         req.kv.kv_allocated_len = req.kv.kv_committed_len = req.prefix_len = reached
-        self.inflight_load_rids.append(req.rid)
-        RequestFacts.of(req).runs += self.cache_linker.served.pop(req.rid, ())
+        self.inflight_load_rids.append(request.rid)
+        request.facts.runs += request.take_runs()
         return True
 
-    def _went_wrong(self, course: Course, error: Exception) -> None:
-        """An error of ours must not end the server. What the device has stays right: it has computed it, or copied what
-        was verified."""
-        logger.exception("swift-tiers: the restore of request %s went wrong; the rest is recomputed", course.rid)
-        self.cache_linker.stack.events.emit("linker.error", where="course", error=repr(error))
+    # ---- the rest of SGLang's ----
 
-    # ---- ends ----
-
-    def forget_own(self, req: Any) -> None:
-        """The request was admitted or has ended; what is kept under its id for another one stays."""
-        if self.owns(req):
-            self.forget(req.rid)
-
-    def forget(self, rid: str) -> None:
-        """A request of this id was admitted or has ended."""
-        if self.courses.pop(rid, None) is not None:
-            self.cache_linker.end_course(rid, whole=False)
-        arrival = self.arrivals.pop(rid, None)
-        if arrival is not None:
-            self.cache_linker.depart(rid)
-            arrival.facts.let_go()
+    def end(self, request: TieredRequest | None) -> None:
+        """The request, if the tiers serve it, was admitted with all that it waits for, or has ended."""
+        if request is not None:
+            request.end()
 
     def _tail_hashes(self, key: Any, result: Any, device_hit_len: int) -> Sequence[str]:
         assert self._matching is not None  # only match() calls this
         return self._tail(self._matching, key, result, device_hit_len)
 
-    def _tail(self, arrival: Arrival, key: Any, result: Any, device_length: int) -> Sequence[str]:
+    def _tail(self, request: TieredRequest, key: Any, result: Any, device_length: int) -> Sequence[str]:
         """The page hashes behind the device's prefix. A request's tokens are only ever appended to, so they are
         computed once for each length."""
         name = (device_length, len(key))
-        if name not in arrival.tails:
-            arrival.tails[name] = super()._tail_hashes(key, result, device_length)
-        return arrival.tails[name]
+        if name not in request.tails:
+            request.tails[name] = super()._tail_hashes(key, result, device_length)
+        return request.tails[name]
 
     def _sync_restorable_prefix(self, restorable: list[int], *, num_pages: int, device_hit_pages: int) -> int:
         """The longest length that every rank can restore.
 
         The tiers restore any length up to their longest, so the intersection over the ranks is a minimum.
         """
-        longest = torch.tensor([restorable[-1] if restorable else 0], dtype=torch.int)
-        self.cache._all_reduce_attn_groups(longest, torch.distributed.ReduceOp.MIN)
-        pages = int(longest.item())
+        ((pages,),) = least([[restorable[-1] if restorable else 0]], self.cache._all_reduce_attn_groups)
         return pages if pages > device_hit_pages else 0
 
     def _offload_node(self, node_id: Any, transfers: Any) -> None:
@@ -278,12 +211,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def release_request(self, rid: str) -> None:
         super().release_request(rid)
-        self.forget(rid)
-
-    def reset(self) -> None:
-        super().reset()
-        self.arrivals.clear()
-        self.courses.clear()
+        self.end(self.cache_linker.requests.get(rid))
 
 
 class SwiftRadixCache(KeepingRadixCache):
@@ -315,23 +243,22 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def check_prefetch_progress(self, request: Any) -> bool:
         """Whether the request may be admitted now; False lets others pass."""
-        arrival = self.linker.arrival_of(request)
-        if arrival is None:
+        waiting = self.linker.of_handle(request)
+        if waiting is None:
             return True
-        return self.linker.admission.may_enter(arrival, self.chunk_taken) and not self.linker.restart(arrival)
+        return self.linker.admission.may_enter(waiting, self.chunk_taken) and not self.linker.restart(waiting)
 
     def pop_prefetch_loaded_span(self, request: Any) -> tuple[int, int | None]:
         """Tokens that came up for this request from storage, from durable tiers, and where they begin, for SGLang's own
         accounting."""
-        arrival = self.linker.arrival_of(request)
-        claim = self.linker.cache_linker.claims.get(request.rid)
-        if claim is None or arrival is None:
+        waiting = self.linker.of_handle(request)
+        if waiting is None or waiting.restore is None:
             return 0, None
-        tiers = self.linker.cache_linker.stack.table.of
-        stored = [tiers[tier].durable for tier in claim.restore.sources[: claim.restore.pages]]
+        tiers = waiting.stack.table.of
+        stored = [tiers[tier].durable for tier in waiting.restore.sources[: waiting.restore.pages]]
         if not any(stored):
             return 0, None
-        return sum(stored) * self.page_size, (arrival.device_pages + stored.index(True)) * self.page_size
+        return sum(stored) * self.page_size, (waiting.device_pages + stored.index(True)) * self.page_size
 
     def has_pending_cache_operations(self) -> bool:
         return False
@@ -340,8 +267,8 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint(req, up_to=up_to, **kwargs)
-        if self.linker is not None and self.linker.course_under_way(req) is None:
-            self.linker.forget_own(req)
+        if self.linker is not None and self.linker.on_course(req) is None:
+            self.linker.end(self.linker.of(req))
         if self.sampler is not None:
             self.sampler.entered(req)
 
@@ -349,7 +276,7 @@ class SwiftRadixCache(KeepingRadixCache):
         super().on_release(req, checkpointed=checkpointed)
         if self.linker is not None:
             # Requests whose load failed are released without a checkpoint.
-            self.linker.forget_own(req)
+            self.linker.end(self.linker.of(req))
         self._tell_end(req)
 
     def claim_kv_row(self, req: Any) -> bool:
@@ -366,8 +293,8 @@ class SwiftRadixCache(KeepingRadixCache):
 
     def finish(self, handle: Any, outcome: Any) -> None:
         super().finish(handle, outcome)
-        if self.linker is not None and self.linker.arrival_of(handle) is not None:
-            self.linker.forget(handle.rid)
+        if self.linker is not None:
+            self.linker.end(self.linker.of_handle(handle))
 
     def clear_storage_backend(self) -> bool:
         """SGLang's /clear_hicache_storage_backend: every tier of this server is emptied."""

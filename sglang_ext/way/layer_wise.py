@@ -20,18 +20,18 @@ from sglang.srt.utils import get_device_module
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
 
 from .loads import LayerLoad
+from .request import TieredRequest
 
 if TYPE_CHECKING:
     from .linker import SwiftLinker
-    from .restoring import Course
 
 logger = logging.getLogger(__name__)
 
 
 class Expected(NamedTuple):
-    """A forward that is to come: pages `[front, course.pages)` of a restore, behind `start` tokens."""
+    """A forward that is to come: pages `[front, request.pages)` of a restore, behind `start` tokens."""
 
-    course: Course
+    request: TieredRequest
     start: int
     front: int
     tokens: int
@@ -77,10 +77,10 @@ class LayerWise:
             return "it wants to see more of its forward than tokens"
         return ""
 
-    def expect(self, course: Course, start: int, front: int) -> None:
-        """The next forward is of this request alone: the pages of its course behind the `front` that the device has,
-        which are `start` tokens of its prompt."""
-        self._expected = Expected(course, start, front, (course.pages - front) * self._linker.pool.page_size)
+    def expect(self, request: TieredRequest, start: int, front: int) -> None:
+        """The next forward is of this request alone: its pages behind the `front` that the device has, which are
+        `start` tokens of its prompt."""
+        self._expected = Expected(request, start, front, (request.pages - front) * self._linker.pool.page_size)
 
     def expects(self, batch: Any) -> bool:
         """Whether a `ForwardBatch` is the one that was announced; if another one comes, that one is forgotten, and
@@ -90,7 +90,7 @@ class LayerWise:
             return False
         if (
             what == ForwardMode.EXTEND
-            and batch.rids == [expected.course.rid]
+            and batch.rids == [expected.request.rid]
             and batch.extend_prefix_lens_cpu == [expected.start]
             and batch.extend_seq_lens_cpu == [expected.tokens]
         ):
@@ -142,7 +142,7 @@ class Copying:
 
     def __init__(self, linker: SwiftLinker, expected: Expected, layers: LayerCourse, rows: torch.Tensor) -> None:
         self._linker = linker
-        self._course, self._front = expected.course, expected.front
+        self._request, self._front = expected.request, expected.front
         self._layers = layers
         self._rows = rows  # of the device pool, for each token
         # Whoever used the rows before this forward has to be done with them; the forward itself does not matter.
@@ -155,13 +155,13 @@ class Copying:
             try:
                 self._begin_if_arrived()
             except Exception as error:
-                logger.exception("swift-tiers: the layers of request %s are computed", self._course.rid)
+                logger.exception("swift-tiers: the layers of request %s are computed", self._request.rid)
                 self._linker.stack.events.emit("linker.error", where="layers", error=repr(error))
                 self._waiting = False
         return self._layers.to_compute()
 
     def _begin_if_arrived(self) -> None:
-        restore, end = self._course.restore, self._course.pages
+        restore, end = self._request.restore, self._request.pages
         if restore is None:
             self._waiting = False
             return
@@ -179,10 +179,10 @@ class Copying:
     def end(self) -> None:
         """Both have met, or the forward has failed. Nothing is copied any more when this returns."""
         self._layers.close()
-        course, layers = self._course, self._layers
-        if course.restore is not None:
+        request, layers = self._request, self._layers
+        if request.restore is not None:
             self._linker.stack.restorer.layers.count(
-                course.restore, course.pages - self._front, layers.computed, layers.layers
+                request.restore, request.pages - self._front, layers.computed, layers.layers
             )
 
 

@@ -6,11 +6,11 @@ the page table's lock for long, or lets an exception out (one would end the serv
 
 A request's way up:
 
-1. `arrive` when SGLang first matches the request: a restore begins to bring its pages up to host memory.
-2. `readiness` while the request waits in the queue: other requests pass; bounded by `policy.restore_deadline`.
+1. `TieredRequest.begin` when SGLang first matches the request: a restore begins to bring its pages up to host memory.
+2. `TieredRequest.readiness` while it waits in the queue: others pass; bounded by `policy.restore_deadline`.
 3. `lookup` at admission: only pages that lie verified and pinned in host memory are promised.
 4. `load`, `start_layer_wise_loading`: copied into the request's private device slots while the forward runs.
-5. `finish_layer_wise_loading`, `depart`: pins are given back.
+5. `finish_layer_wise_loading`, `TieredRequest.end`: pins are given back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from swift_tiers.radix_tiering.base.page import Namespace
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.garbage import Garbage
 from swift_tiers.radix_tiering.table.held_page import Places
-from swift_tiers.radix_tiering.way.request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore
 
 from ..build.assembly import build_tiers
 from ..build.reporting import Reporting
@@ -40,9 +39,10 @@ from ..pools.device_pool import DevicePool
 from ..pools.opening import open_device_pool
 from ..tell.forward_times import ForwardTimes
 from ..tell.guard import never_raises
-from ..tell.request_facts import Runs, runs_of, tell_forward
+from ..tell.request_facts import tell_forward
 from .loads import Load, Loader
 from .offloads import QUIESCE_SECONDS, Offload, Offloader
+from .request import TieredRequest
 
 if TYPE_CHECKING:
     from ..build.peer_side import PeerSide
@@ -52,40 +52,6 @@ logger = logging.getLogger(__name__)
 
 def _no_lengths() -> list[int]:
     return []
-
-
-class Claim:
-    """What one request has below the device, from its arrival until it is admitted or gone. Scheduler's thread."""
-
-    __slots__ = ("hashes", "loading", "restore", "under_way")
-
-    def __init__(self, hashes: Sequence[str], restore: Restore) -> None:
-        self.hashes = hashes  # SGLang's page hashes of the tail that the device did not have
-        self.restore = restore
-        self.loading = False
-        self.under_way = False  # it was admitted with a part of its pages, and computes what is missing
-
-    def offset_of(self, page_hash: str) -> int | None:
-        """Where in the chain a tail begins now: the device may have gained pages since the request arrived."""
-        if not self.hashes:
-            return None
-        if self.hashes[0] == page_hash:
-            return 0
-        try:
-            return self.hashes.index(page_hash)
-        except ValueError:
-            return None
-
-    def covers(self, hashes: Sequence[str]) -> int | None:
-        """Where `hashes` begin in the chain, or None if they are not a piece of it.
-
-        Each hash is over all before it, so the first and the last one decide.
-        """
-        offset = self.offset_of(hashes[0])
-        if offset is None:
-            return None
-        last = min(offset + len(hashes), len(self.hashes)) - 1
-        return offset if self.hashes[last] == hashes[last - offset] else None
 
 
 class _Ahead(NamedTuple):
@@ -130,8 +96,8 @@ class SwiftLinker(UnifiedCacheLinker):
         self.reporting: Reporting | None = None  # once the scheduler is complete
         self.forward_stream = None
         self.pools = {PoolName.KV: pool}
-        self.claims: dict[str, Claim] = {}
-        self.served: dict[str, Runs] = {}  # rid -> what its last load takes from where, for attribution
+        #: By id, since SGLang's interface names them so: those that wait, or compute while their pages come up.
+        self.requests: dict[str, TieredRequest] = {}
         self.offloader = Offloader(pool, stack)
         self.loader = Loader(pool, stack)
         self.layer_done_counter = self.loader.counter
@@ -166,118 +132,33 @@ class SwiftLinker(UnifiedCacheLinker):
         """The batch that runs now computes less than its tokens tell: nothing is to be learnt from it."""
         self._times.not_alone()
 
-    # ---- arrival: before admission ----
-
-    @never_raises(lambda: None)
-    def arrive(
-        self,
-        rid: str,
-        hashes: Sequence[str],
-        prefix_hashes: Sequence[str] = (),
-        *,
-        can_compute: bool = False,
-        no_layers: str = NOBODY_COMPUTES_LAYERS,
-    ) -> None:
-        """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has.
-
-        A second call for the same request begins anew. `can_compute`, `no_layers`: see `Restorer.begin`.
-        """
-        self.depart(rid)
-        keys = [bytes.fromhex(page_hash) for page_hash in hashes]
-        prefix = [bytes.fromhex(page_hash) for page_hash in prefix_hashes]
-        self.claims[rid] = Claim(hashes, self.stack.restore(keys, prefix, can_compute=can_compute, no_layers=no_layers))
-
-    def readiness(self, rid: str) -> Readiness:
-        """Whether `rid` may be admitted: its pages are up, or its deadline has passed, or it is to compute a part."""
-        claim = self.claims.get(rid)
-        try:
-            return Readiness.READY if claim is None else self.stack.restorer.poll(claim.restore)
-        except Exception:
-            logger.exception("swift-tiers: the restore of request %s failed; it is recomputed", rid)
-            return Readiness.READY
-
-    @never_raises(lambda: False)
-    def settled(self, rid: str) -> bool:
-        """Whether `rid` has nothing to wait for, without beginning to wait: its pages are all up, or none is held."""
-        claim = self.claims.get(rid)
-        return claim is None or self.stack.restorer.settled(claim.restore)
-
-    def known_pages(self, rid: str) -> int:
-        """How many pages of the request's tail are held below the device, as far as that is known now."""
-        claim = self.claims.get(rid)
-        return len(claim.restore.flight) if claim is not None else 0
-
-    @never_raises(lambda: None)
-    def depart(self, rid: str) -> None:
-        """The request is admitted without a load, or has ended: nothing is kept for it any more."""
-        claim = self.claims.get(rid)
-        if claim is not None and not claim.loading and not claim.under_way:
-            del self.claims[rid]
-            self.stack.restorer.release(claim.restore)
-
-    def by_layers(self, rid: str) -> bool:
-        """Whether the request is to be computed layer by layer while its pages come up."""
-        claim = self.claims.get(rid)
-        try:
-            return claim is not None and self.stack.restorer.layers.wanted(claim.restore)
-        except Exception:
-            logger.exception("swift-tiers: the restore of request %s failed", rid)
-            return False
-
-    def begin_course(self, rid: str) -> None:
-        """The device computes the request while its pages come up: several loads may follow each other."""
-        if (claim := self.claims.get(rid)) is not None:
-            claim.under_way = True
-
-    def end_course(self, rid: str, *, whole: bool) -> None:
-        """It has computed or taken every page (`whole`), or the request has ended before. Pages that are being copied
-        stay pinned until they are."""
-        claim = self.claims.get(rid)
-        if claim is not None:
-            claim.under_way = False
-            if whole:
-                self.stack.restorer.split(claim.restore)
-            self.depart(rid)
-
     # ---- SGLang's linker interface: admission ----
 
     @never_raises(_no_lengths)
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
-        """Every restorable length of the tail `transfers`, in pages: all of them up to what is verified and pinned now.
-        SGLang asks anew in every round, and the device may have lost pages since the last one."""
-        hashes = _keys(transfers)
-        claim = self.claims.get(rid)
-        if claim is None:
-            self.arrive(rid, hashes)
-            return []
-        offset = claim.covers(hashes)
-        if offset is None:
-            return []
-        pages = self.stack.restorer.present(claim.restore, offset) - offset
-        return list(range(1, min(len(hashes), pages) + 1))
+        """Every restorable length of the tail `transfers`, in pages: all of them up to what is verified and pinned
+        now."""
+        request = self.requests.get(rid)
+        return [] if request is None else list(range(1, request.promised(_kv(transfers).keys) + 1))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue the copy of promised pages into device slots. Always accepted: ranks must answer alike."""
+        request = self.requests.get(rid)
         try:
-            (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
-            claim = self.claims[rid]
-            offset = claim.covers(transfer.keys)
-            if offset is None:
-                raise RuntimeError("the pages asked for are not the ones promised")
-            last = offset + len(transfer.keys)
-            places = self.stack.restorer.places(claim.restore, offset, last)
+            transfer = _kv(transfers)
+            if request is None:
+                raise RuntimeError("nothing is kept for it")
+            first, places = request.places(transfer.keys)
             pool_pages = self.pool.page_indices(transfer.device_indices)
             if len(places) != len(pool_pages):
                 raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(places)} promised")
-            claim.loading = True
-            self._queued[rid] = Load(rid, claim.restore, offset, places, pool_pages)
-            self.served[rid] = runs = runs_of(claim.restore.found(offset, last))
-            claim.restore.story.loaded(offset, runs)
+            request.copies(first, len(places))
+            self._queued[rid] = Load(request, request.restore, first, places, pool_pages)
         except Exception as error:
             # Refusing here could split the ranks; a load that fails is answered by SGLang with 503 on all of them.
             logger.exception("swift-tiers: the load of request %s cannot be queued", rid)
             self.stack.events.emit("linker.error", where="load", error=repr(error))
-            self._queued[rid] = Load(rid, None, 0, Places.none(), np.empty(0, dtype=np.int64))
+            self._queued[rid] = Load(None, None, 0, Places.none(), np.empty(0, dtype=np.int64))
         return True
 
     @never_raises(lambda: False)
@@ -287,14 +168,9 @@ class SwiftLinker(UnifiedCacheLinker):
             return False
         if load.restore is not None:
             load.restore.story.withdraw(load.first)
-        self._end_loading(rid)
+        if load.request is not None:
+            load.request.copied()
         return True
-
-    def _end_loading(self, rid: str) -> None:
-        claim = self.claims.get(rid)
-        if claim is not None:
-            claim.loading = False
-            self.depart(rid)
 
     def start_layer_wise_loading(self) -> int:
         """Hand the queued loads to the loading thread; -1 if there are none."""
@@ -311,10 +187,8 @@ class SwiftLinker(UnifiedCacheLinker):
         """Wait until every layer of the batch has landed; False if one did not."""
         landed = self.loader.counter.finish(counter_index)
         for load in self._running.pop(counter_index, []):
-            claim = self.claims.get(load.rid)
-            if load.restore is not None and (claim is None or not claim.under_way):
-                self.stack.restorer.release(load.restore)
-            self._end_loading(load.rid)
+            if load.request is not None:
+                load.request.copied()
         return landed
 
     # ---- SGLang's linker interface: offload ----
@@ -342,7 +216,7 @@ class SwiftLinker(UnifiedCacheLinker):
         """Queue pages for the tiers. Always accepted; the result comes in the order of acceptance."""
         ahead, self._ahead = self._ahead, _Ahead()
         try:
-            (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
+            transfer = _kv(transfers)
             # A private copy of the indices: they are read later, on another thread.
             hashes, rows = list(transfer.keys), transfer.device_indices.clone()
             parent, depth = ahead.parent, ahead.depth
@@ -407,15 +281,15 @@ class SwiftLinker(UnifiedCacheLinker):
         return self.offloader.wait(timeout)
 
     def _quiesce(self) -> None:
-        """Wait for copies in flight, forget answers and claims. What takes too long is given up."""
+        """Wait for copies in flight, forget answers and requests. What takes too long is given up."""
         self.wait_offloads()
         self.offloader.forget()
         for index in list(self._running):
             self.finish_layer_wise_loading(index)
-        for rid in [*self._queued, *self.claims]:
+        for rid in list(self._queued):
             self.cancel_queued_load(rid)
-            self.depart(rid)
-        self.served.clear()
+        for request in list(self.requests.values()):
+            request.end()
         self.loader.counter.reset()
 
     @never_raises(lambda: None)
@@ -429,8 +303,8 @@ class SwiftLinker(UnifiedCacheLinker):
         if self.stale_device:
             self.stack.events.emit("offload.paused", reason="the weights changed, and the device was not flushed")
         self.wait_offloads()
-        for rid in list(self.claims):
-            self.depart(rid)
+        for request in self.requests.values():
+            request.give_up()
         self.stack.change_namespace(_unnamed(self.stack.namespace))
 
 
@@ -439,8 +313,7 @@ def _unnamed(namespace: Namespace) -> Namespace:
     return msgspec.structs.replace(namespace, weights=unnamed_weights())
 
 
-def _keys(transfers: list[PoolTransfer]) -> list[str]:
-    """The page hashes of the KV transfer among `transfers`."""
+def _kv(transfers: list[PoolTransfer]) -> PoolTransfer:
+    """The one of the KV among `transfers`."""
     (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
-    keys: list[str] = transfer.keys
-    return keys
+    return transfer

@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.radix_tiering.way.request_restore import Restore
 
 from ..pools.device_pool import DevicePool
+from .request import TieredRequest
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +94,8 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
 class Load(NamedTuple):
     """The promised pages of one request, into its private device slots."""
 
-    rid: str
-    restore: Restore | None  # None: it could not be queued, and fails with its batch
+    request: TieredRequest | None  # None: it could not be queued, and fails with its batch
+    restore: Restore | None  # the request's, as long as it is copied
     first: int  # of the restore's pages, from 0
     places: Places  # where they lie
     pool_pages: np.ndarray  # int64 [pages]
@@ -185,9 +186,8 @@ class Loader:
                 self._under_way.pop(index, None)  # where the thread dies of it
 
     def _copy_in(self, index: int, loads: list[Load], ready: list[Any]) -> None:
-        broken = [load.rid for load in loads if load.restore is None]
-        if broken:
-            raise RuntimeError(f"requests {broken} could not be queued")
+        if any(load.restore is None for load in loads):
+            raise RuntimeError("one of its requests could not be queued")
         started = time.monotonic()
 
         def layer_done(layer: int, mark: Mark | None) -> None:

@@ -15,42 +15,10 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResul
 
 from swift_tiers.radix_tiering.restore.flight import Step
 
+from .request import TieredRequest
+
 if TYPE_CHECKING:
-    from swift_tiers.radix_tiering.way.request_restore import Restore
-
     from .cache import SwiftLinkerWrapper
-
-
-class Course:
-    """One request that is being computed while its pages come up."""
-
-    __slots__ = ("by_layers", "computes", "first_page", "pages", "restore", "rid")
-
-    def __init__(
-        self, rid: str, restore: Restore | None, first_page: int, pages: int, *, computes: bool, by_layers: bool
-    ) -> None:
-        self.rid = rid
-        self.restore = restore  # None: an error on this rank alone has left it without; the others decide
-        self.first_page = first_page  # of its prompt: the restore's page 0
-        self.pages = pages  # that every rank knows of: some may know of more
-        self.computes = computes  # it does not have to wait for its pages
-        self.by_layers = by_layers  # in one forward, if it can be the only one in it
-
-
-def why_not(req: Any) -> str:
-    """Why `req` has to have its prefix whole before it is computed; empty if it need not. Such requests wait for their
-    pages as they do where nothing is known of costs."""
-    if req.return_logprob and req.logprob_start_len >= 0:
-        return "it wants log probabilities of its prompt"
-    if req.retracted_stain:
-        return "it was retracted"
-    if req.input_embeds is not None or req.positional_embed_overrides is not None or req.multimodal_inputs is not None:
-        return "it brings its own embeddings"
-    if req.session is not None:
-        return "it belongs to a session"
-    if req.beam_group is not None or req.token_indices_to_pool is not None:
-        return "it is searched or pooled as a group"
-    return ""
 
 
 class RestoringAdder(PrefillAdder):
@@ -70,26 +38,26 @@ class RestoringAdder(PrefillAdder):
         if self.holds or self.alone:
             return AddReqResult.OTHER
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
-        course, page = wrapper.course_of(req), self.page_size
-        jump = (req.prefix_len + req.host_hit_length) // page - course.first_page if course is not None else 0
-        if course is not None and course.by_layers:
-            taken, computes = has_chunked_req or self.new_chunked_req is not None, course.computes
+        request, page = wrapper.may_take_course(req), self.page_size
+        jump = (req.prefix_len + req.host_hit_length) // page - request.device_pages if request is not None else 0
+        if request is not None and request.by_layers:
+            taken, computes = has_chunked_req or self.new_chunked_req is not None, request.computes
             if taken and computes:
                 return AddReqResult.OTHER
-            why_not = self._why_not_by_layers(req, course, taken, truncation_align_size)
+            why_not = self._why_not_by_layers(req, request, taken, truncation_align_size)
             if not why_not:
-                return self._add_by_layers(req, course, truncation_align_size)
-            wrapper.not_by_layers(course, why_not)
+                return self._add_by_layers(req, request, truncation_align_size)
+            request.refuse_layers(why_not)
             if not computes:
-                course = None  # every page is in host memory, and copied from there while its new tokens are computed
+                request = None  # every page is in host memory, and copied from there while its new tokens are computed
         # Below zero: the device has lost pages since it was asked for, and nothing of the restore follows what is left.
-        if course is None or self.rem_chunk_tokens is None or not 0 <= jump < course.pages:
+        if request is None or self.rem_chunk_tokens is None or not 0 <= jump < request.pages:
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
         if has_chunked_req or self.new_chunked_req is not None:
             return AddReqResult.OTHER
-        step = Step(jump, wrapper.agree(course, jump).end)
+        step = Step(jump, wrapper.agree(request, jump).end)
         budget = self.rem_chunk_tokens
-        limit = self._limit(req, course, step, req.prefix_len + req.host_hit_length)
+        limit = self._limit(req, request, step, req.prefix_len + req.host_hit_length)
         if step.end <= jump or limit <= 0:
             return AddReqResult.OTHER
         self.rem_chunk_tokens = limit
@@ -99,17 +67,20 @@ class RestoringAdder(PrefillAdder):
             return result
         self.cut_short = True
         self._keep_room(req)
-        if req.prefix_len // page - course.first_page == jump:
-            wrapper.began(course, Step(jump, self._reached(req, course)))
+        if req.prefix_len // page - request.device_pages == jump:
+            request.admit()
+            request.take(Step(jump, self._reached(req, request)))
         # Else there was no room for the pages that it was to begin with: it computes everything.
         return self.budget_state()
 
-    def _why_not_by_layers(self, req: Any, course: Course, taken: bool, truncation_align_size: int | None) -> str:
+    def _why_not_by_layers(
+        self, req: Any, request: TieredRequest, taken: bool, truncation_align_size: int | None
+    ) -> str:
         """Why the pages that it lacks cannot be computed in one forward, and by themselves, now; empty if they can.
         `taken`: SGLang follows another request's chunks."""
-        front = req.prefix_len // self.page_size - course.first_page
-        end = req.prefix_len + (course.pages - front) * self.page_size
-        if not 0 <= front < course.pages or end >= len(req.full_untruncated_fill_ids):
+        front = req.prefix_len // self.page_size - request.device_pages
+        end = req.prefix_len + (request.pages - front) * self.page_size
+        if not 0 <= front < request.pages or end >= len(req.full_untruncated_fill_ids):
             return "the device has other pages than when it was asked for"
         if taken:
             return "another request was being computed in chunks"
@@ -121,24 +92,24 @@ class RestoringAdder(PrefillAdder):
             return "it did not fit in one forward"
         return ""
 
-    def _add_by_layers(self, req: Any, course: Course, truncation_align_size: int | None) -> Any:
+    def _add_by_layers(self, req: Any, request: TieredRequest, truncation_align_size: int | None) -> Any:
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
         wrapper.unpromise(req)
-        front = req.prefix_len // self.page_size - course.first_page
-        budget, tokens = self.rem_chunk_tokens or 0, (course.pages - front) * self.page_size
+        front = req.prefix_len // self.page_size - request.device_pages
+        budget, tokens = self.rem_chunk_tokens or 0, (request.pages - front) * self.page_size
         self.rem_chunk_tokens = tokens
         result = super().add_one_req(req, False, truncation_align_size)
         self.rem_chunk_tokens = budget - (tokens - self.rem_chunk_tokens)
         if not self.can_run_list or self.can_run_list[-1] is not req:
             return result
         self.cut_short = self.alone = True
-        wrapper.began_by_layers(course, req, front)
+        wrapper.admit_by_layers(request, front)
         return AddReqResult.OTHER
 
     def add_chunked_req(self, req: Any) -> Any:
         wrapper: SwiftLinkerWrapper = self.tree_cache.linker
-        course = wrapper.course_under_way(req)
-        if course is None:
+        request = wrapper.on_course(req)
+        if request is None:
             left = len(req.full_untruncated_fill_ids) - req.prefix_len
             limit = self._with_room(min(left, self.rem_chunk_tokens or left), 0)
             if limit <= 0:
@@ -146,18 +117,18 @@ class RestoringAdder(PrefillAdder):
             self._end_chunk_at(limit)
             return super().add_chunked_req(req)
         page = self.page_size
-        front = req.prefix_len // page - course.first_page
-        step = wrapper.agree(course, front)
-        limit = self._limit(req, course, step, (step.jump + course.first_page) * page)
+        front = req.prefix_len // page - request.device_pages
+        step = wrapper.agree(request, front)
+        limit = self._limit(req, request, step, (step.jump + request.device_pages) * page)
         limit = self._with_room(limit, (step.jump - front) * page)
-        if limit <= 0 or not wrapper.jump(course, req, front, step.jump):
+        if limit <= 0 or not wrapper.jump(request, front, step.jump):
             return self._hold(req)
         self._end_chunk_at(limit)
         self.cut_short = True
         rest = super().add_chunked_req(req)
         self._keep_room(req)
         ran = bool(self.can_run_list) and self.can_run_list[-1] is req
-        wrapper.advanced(course, Step(step.jump, self._reached(req, course) if ran else step.jump))
+        request.take(Step(step.jump, self._reached(req, request) if ran else step.jump))
         return rest
 
     def _end_chunk_at(self, limit: int) -> None:
@@ -200,14 +171,14 @@ class RestoringAdder(PrefillAdder):
             return AddReqResult.OTHER
         return admission
 
-    def _limit(self, req: Any, course: Course, step: Step, prefix: int) -> int:
+    def _limit(self, req: Any, request: TieredRequest, step: Step, prefix: int) -> int:
         """Tokens that may be computed behind `prefix` of them: what is left of the request if nothing of it is to come
         up and the budget allows for it, else whole pages."""
         budget, left = self.rem_chunk_tokens or 0, len(req.full_untruncated_fill_ids) - prefix
-        if step.end == course.pages and left <= budget:
+        if step.end == request.pages and left <= budget:
             return left
         whole_pages = budget // self.page_size * self.page_size
-        return whole_pages if step.end == course.pages else min((step.end - step.jump) * self.page_size, whole_pages)
+        return whole_pages if step.end == request.pages else min((step.end - step.jump) * self.page_size, whole_pages)
 
-    def _reached(self, req: Any, course: Course) -> int:
-        return min(req.extend_end // self.page_size - course.first_page, course.pages)
+    def _reached(self, req: Any, request: TieredRequest) -> int:
+        return min(req.extend_end // self.page_size - request.device_pages, request.pages)

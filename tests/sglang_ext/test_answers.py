@@ -182,13 +182,12 @@ def pages_that_are_recomputed(s) -> None:
     run_batch, looks = s.scheduler.run_batch, []
 
     def look(batch):
-        courses = dict(s.cache.linker.courses)
         before, s.scheduler.last_batch = s.scheduler.last_batch, batch
         words = captured(s)
         for req in batch.reqs:
-            if req.rid in courses and batch.forward_mode.is_extend():
-                row, course = truth(s, req), courses[req.rid]
-                end = min(req.extend_end // PAGE, course.first_page + course.pages)
+            course = s.cache.linker.on_course(req)
+            if course is not None and batch.forward_mode.is_extend():
+                row, end = truth(s, req), min(req.extend_end // PAGE, course.device_pages + course.pages)
                 looks.append((row[req.prefix_len // PAGE : end], words))
         s.scheduler.last_batch = before
         return run_batch(batch)

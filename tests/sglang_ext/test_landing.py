@@ -76,7 +76,7 @@ def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, 
     assert (restore.slots >= stack.host.slots).sum() == landing_pages
     loader = Loader(pool, stack)
     targets = np.arange(PAGES)[::-1].copy() * 2
-    index = loader.start([Load("r", restore, 0, restore.places(0, restore.pages), targets)], list)
+    index = loader.start([Load(None, restore, 0, restore.places(0, restore.pages), targets)], list)
     assert loader.counter.finish(index)
     want = [np.frombuffer((key * (nbytes // len(key) + 1))[:nbytes], np.uint8) for key in keys]
     for page, bytes_there in zip(targets.tolist(), want, strict=True):

@@ -38,7 +38,7 @@ def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bo
     loader, restore = Loader(pool, stack), SimpleNamespace()
     loader.counter.end, loader.counter.fail = told(loader.counter.end), told(loader.counter.fail)  # type: ignore[method-assign]
     try:
-        index = loader.start([Load("r", restore, 0, Places(np.array([0, 1])), np.array([4, 5]))], list)  # type: ignore[arg-type]
+        index = loader.start([Load(None, restore, 0, Places(np.array([0, 1])), np.array([4, 5]))], list)  # type: ignore[arg-type]
         assert loader.counter.finish(index) is not fails
     finally:
         loader.close()

@@ -118,7 +118,7 @@ def what_was_promised_to_a_waiting_request_survives_a_flush(s):
     s.settle()
     empty_device(s)
     req = s.add(question)
-    restore = s.linker.claims[req.rid].restore
+    restore = s.linker.requests[req.rid].restore
     s.await_restores()
     assert restore.pages == 24, "its pages are up and pinned, and it is not admitted yet"
     orders.submit(order("flush", type="flush", tiers="all"))

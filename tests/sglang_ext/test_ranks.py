@@ -12,9 +12,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
-from swift_tiers.sglang_ext.way.admission import Admission, Arrival
+from swift_tiers.sglang_ext.way.admission import Admission
 from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
 from swift_tiers.sglang_ext.way.layer_wise import LayerWise
+from swift_tiers.sglang_ext.way.request import TieredRequest
 
 PAGES, PAGE = 4, 16
 
@@ -27,21 +28,20 @@ class Rank:
         self.others: list[list[int]] = []  # what the other rank says, for each collective
         self.broken = broken
         self.req = SimpleNamespace(rid="r", prefix_len=0, cache_request_handle=object())
-        restore = SimpleNamespace(flight=[None] * PAGES)
+        restore: Any = SimpleNamespace(flight=[None] * PAGES)
         self.linker: Any = SimpleNamespace(
-            claims={"r": SimpleNamespace(restore=restore, under_way=False)} if claim else {},
-            readiness=lambda rid: readiness,
-            settled=lambda rid: readiness is Readiness.READY,
-            known_pages=lambda rid: PAGES if claim else 0,
-            by_layers=lambda rid: by_layers and claim,
-            begin_course=lambda rid: None,
-            end_course=lambda rid, whole: None,
+            requests={},
             stack=SimpleNamespace(
                 events=SimpleNamespace(emit=lambda *_, **__: None),
                 restorer=SimpleNamespace(
+                    poll=lambda restore: readiness,
+                    settled=lambda restore: readiness is Readiness.READY,
+                    split=lambda restore: None,
+                    release=lambda restore: None,
                     step=lambda restore, front: self._answer("step", Step(front, PAGES)),
                     take=lambda restore, step: self._answer("take", None),
                     layers=SimpleNamespace(
+                        wanted=lambda restore: by_layers,
                         take=lambda restore, front, end: self._answer("layers.take", None),
                         refuse=lambda restore, why: self._answer("layers.refuse", None),
                     ),
@@ -52,9 +52,10 @@ class Rank:
         self.wrapper = SwiftLinkerWrapper.__new__(SwiftLinkerWrapper)
         self.wrapper.cache = SimpleNamespace(page_size=PAGE, _all_reduce_attn_groups=self._all_reduce)
         self.wrapper.cache_linker = self.linker
-        self.wrapper.courses = {}
-        self.wrapper.arrivals = {"r": Arrival(self.req, None, RequestFacts(), 0, 0, 0, True)}
-        self.wrapper.admission = Admission(self.wrapper, self.linker)
+        requests = self.linker.requests
+        self.request = TieredRequest("r", self.linker.stack, requests, RequestFacts(), req=self.req)
+        self.request.restore = restore if claim else None
+        self.wrapper.admission = Admission(requests, self._all_reduce)
         self.layer_wise = LayerWise.__new__(LayerWise)
         self.layer_wise._expected, self.layer_wise._linker = None, self.linker
         self.wrapper.layer_wise = self.layer_wise
@@ -73,8 +74,8 @@ class Rank:
         """A scheduling round that comes to the request."""
         admission = self.wrapper.admission
         admission.begin_round()
-        enters = admission.may_enter(self.wrapper.arrivals["r"], lambda: False)
-        return self.wrapper.course_of(self.req) if enters else None
+        enters = admission.may_enter(self.request, lambda: False)
+        return self.wrapper.may_take_course(self.req) if enters else None
 
 
 def test_one_that_has_lost_its_claim_takes_the_others_course() -> None:
@@ -93,7 +94,8 @@ def test_an_error_in_a_step_keeps_the_ranks_together(broken: str) -> None:
     rank = Rank(Readiness.COMPUTE, broken=broken)
     course = rank.admit()
     step = rank.wrapper.agree(course, 0)
-    rank.wrapper.began(course, step)
+    course.admit()
+    course.take(step)
     assert step == Step(0, PAGES)
     assert len(rank.collectives) == 3
 
@@ -104,8 +106,9 @@ def test_a_course_without_a_claim_asks_the_other_ranks() -> None:
     course.restore = None
     rank.others = [[1, 2]]
     assert rank.wrapper.agree(course, 1) == Step(1, 2)
-    rank.wrapper.began(course, Step(1, 2))
-    rank.wrapper.not_by_layers(course, "there is no restore")
+    course.admit()
+    course.take(Step(1, 2))
+    course.refuse_layers("there is no restore")
     assert len(rank.collectives) == 3
 
 
@@ -114,7 +117,7 @@ def test_an_error_before_a_forward_by_layers_leaves_it_one(broken: str) -> None:
     """Each of its layers is agreed on: a rank that computes all of it in one piece would leave the others waiting."""
     rank = Rank(Readiness.READY, by_layers=True, broken=broken)
     course = rank.admit()
-    rank.wrapper.began_by_layers(course, rank.req, 0)
+    rank.wrapper.admit_by_layers(course, 0)
     batch = SimpleNamespace(
         forward_mode=ForwardMode.EXTEND, rids=["r"], extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[PAGES * PAGE]
     )

@@ -46,7 +46,7 @@ def restored(s, question: list[int], answer: list[int], *, begun: bool = False, 
     with nothing_arrives(s) if begun else contextlib.nullcontext() as kept:
         req = s.add(question, **fields)
         if begun:
-            s.run(until=lambda: kept and req.rid in s.cache.linker.courses)
+            s.run(until=lambda: kept and s.cache.linker.on_course(req))
     s.run()
     assert list(req.output_ids) == answer[: len(req.output_ids)]
     one = ended(s, req)
@@ -239,7 +239,7 @@ def one_that_ends_early(s):
     to_ssd(s, question)
     with nothing_arrives(s) as kept:
         req = s.add(question)
-        s.run(until=lambda: kept and req.rid in s.cache.linker.courses)
+        s.run(until=lambda: kept and s.cache.linker.on_course(req))
         s.scheduler.abort_request(AbortReq(rid=req.rid))
         s.run()
     story = ended(s, req).restore_story
@@ -253,7 +253,7 @@ def one_that_goes_on_is_told_so_far(s):
     to_ssd(s, question)
     with nothing_arrives(s) as kept:
         req = s.add(question)
-        s.run(until=lambda: kept and req.rid in s.cache.linker.courses)
+        s.run(until=lambda: kept and s.cache.linker.on_course(req))
         s.cache.sampler._next = 0.0
         s.cache.sampler.tick()
         (one,) = (one for one in s.linker.reporting.telemetry.engine().requests if one.rid == req.rid)

@@ -47,8 +47,8 @@ def others_go_on(s):
         before = None
         for _ in range(200):
             s.step()
-            claim = s.linker.claims.get(req.rid)
-            if claim is not None and claim.restore.held is not None and claim.under_way:
+            course = s.cache.linker.on_course(req)
+            if course is not None and course.restore.held is not None:
                 before = before or len(decoding.output_ids)
                 if len(decoding.output_ids) >= before + 3:
                     break
@@ -93,15 +93,14 @@ def ends_early(s, how):
         s.linker.stack.restorer.flush()
         for _ in range(200):
             s.step()
-            claim = s.linker.claims.get(req.rid)
-            there = claim is not None and claim.under_way
-            if there and (how == "computing" or claim.restore.held is not None):
+            course = s.cache.linker.on_course(req)
+            there = course is not None
+            if there and (how == "computing" or course.restore.held is not None):
                 break
         assert there, "it was not on its way: this tests nothing"
         s.scheduler.abort_request(AbortReq(rid=req.rid))
         extends(s, None, 0)
-        assert not s.linker.claims
-        assert not s.cache.linker.courses
+        assert not s.linker.requests
         assert link.kept
     s.run()
     quiet(s)

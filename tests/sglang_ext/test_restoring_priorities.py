@@ -101,7 +101,7 @@ def an_urgent_one_comes_while_another_is_on_its_course(s):
     with Link(s) as link:
         low = s.add(long, priority=0)
         s.linker.stack.restorer.flush()
-        extends(s, link, 1, until=lambda: low.rid in s.cache.linker.courses)
+        extends(s, link, 1, until=lambda: s.cache.linker.on_course(low))
         high = s.add(urgent, priority=URGENT)
         s.linker.stack.restorer.flush()
         extends(s, link, 2)
@@ -181,7 +181,7 @@ def test_what_was_retracted_waits_for_its_prefix_whole(scheduler) -> None:
 
 
 def request(**fields: Any) -> SimpleNamespace:
-    """What `why_not` looks at, of one that needs nothing special."""
+    """What `why_whole` looks at, of one that needs nothing special."""
     plain = {
         "return_logprob": False, "logprob_start_len": -1, "retracted_stain": False, "input_embeds": None,
         "positional_embed_overrides": None, "multimodal_inputs": None, "session": None, "beam_group": None,
@@ -214,9 +214,9 @@ def test_the_fields_that_are_looked_at_are_those_of_sglang(scheduler) -> None:
 
 
 def why_not_split(s, fields):
-    from swift_tiers.sglang_ext.way.restoring import why_not
+    from swift_tiers.sglang_ext.way.request import why_whole
 
-    return why_not(request(**fields))
+    return why_whole(request(**fields))
 
 
 def fields_of_a_request(s):

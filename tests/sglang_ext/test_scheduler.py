@@ -44,9 +44,7 @@ def fill_device(s, seed: int) -> None:
 def quiet(s) -> None:
     """Wait until nothing moves, then require that nothing is kept for any request."""
     s.settle()
-    assert not s.linker.claims, "claims leaked"
-    assert not s.cache.linker.arrivals, "arrivals leaked"
-    assert not s.linker.served
+    assert not s.linker.requests, "requests leaked"
     assert not s.cache.linker.hit_markers
     table = s.linker.stack.table
     with table.lock:
@@ -353,7 +351,7 @@ def pages_evicted_while_waiting_are_restored_too(s):
     with tiers_that_do_not_answer(s):
         held = s.add(longer)
         s.step()
-        assert s.cache.linker.arrivals[held.rid].device_pages == 400 // PAGE
+        assert s.linker.requests[held.rid].device_pages == 400 // PAGE
         s.cache.evict(EvictParams(num_tokens=DEVICE_TOKENS))
     s.run()
     assert list(held.output_ids) == answer

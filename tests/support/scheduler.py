@@ -133,7 +133,7 @@ class StepScheduler:
     def await_restores(self) -> None:
         """Wait, without a step, until no page is on its way up to a request that waits any more."""
         limit = time.monotonic() + PATIENCE
-        while any(claim.restore.ended is None for claim in self.linker.claims.values()):
+        while any(one.restore is not None and one.restore.ended is None for one in self.linker.requests.values()):
             assert time.monotonic() < limit, "restores do not end"
             time.sleep(0.001)
 

@@ -93,6 +93,8 @@ def _round(linker: Any, tokens: array[int], rid: str) -> dict[str, float]:
     from sglang.srt.mem_cache.utils import get_storage_hash_str
 
     from swift_tiers.radix_tiering.way.request_restore import Readiness
+    from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
+    from swift_tiers.sglang_ext.way.request import TieredRequest
 
     seconds = {}
     rows = torch.arange(TOKENS)
@@ -104,8 +106,10 @@ def _round(linker: Any, tokens: array[int], rid: str) -> dict[str, float]:
         return result
 
     hashes = timed("hash", lambda: list(get_storage_hash_str(tokens, None, page_size=PAGE)))
-    timed("arrive", linker.arrive, rid, hashes)
-    while linker.readiness(rid) is not Readiness.READY:
+    request = TieredRequest(rid, linker.stack, linker.requests, RequestFacts())
+    request.facts.whole = "it is loaded whole here"
+    timed("arrive", request.begin, hashes)
+    while request.readiness() is not Readiness.READY:
         time.sleep(0.001)
     lengths = timed("lookup", linker.lookup, rid, [_transfer(hashes)])
     assert lengths[-1] == PAGES
@@ -116,6 +120,7 @@ def _round(linker: Any, tokens: array[int], rid: str) -> dict[str, float]:
     timed("load", linker.load, rid, [_transfer(hashes, rows)])
     index = timed("start", linker.start_layer_wise_loading)
     assert linker.finish_layer_wise_loading(index)
+    request.end()
     return seconds
 
 

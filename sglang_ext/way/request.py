@@ -1,0 +1,284 @@
+"""Everything that is known of one request on SGLang's side, from its first match until nothing is kept for it.
+
+    WAITING --(admitted with a part of its pages)--> ON_COURSE --(it has them all)--> TAKEN
+       |                                                 |                              |
+       '---------------------(end)-----------------------'------------(end)-------------'--> ENDED
+
+WAITING: its pages come up, and SGLang asks whether it may be admitted. ON_COURSE: SGLang computes it from the front
+while they go on coming up from the back (CacheFlow, section 3.1). TAKEN: every page has been computed, or is being
+copied to the device. ENDED: it was admitted with all that it waits for, or is gone. Its pages stay pinned until nothing
+of them is copied any more, whatever its stage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any
+
+from swift_tiers.radix_tiering.restore.flight import Step
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.held_page import Places
+from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
+
+from ..tell.guard import never_raises
+from ..tell.request_facts import RequestFacts, Runs, runs_of
+
+logger = logging.getLogger(__name__)
+
+
+class Stage(Enum):
+    """How far a request has come."""
+
+    WAITING = auto()
+    ON_COURSE = auto()
+    TAKEN = auto()
+    ENDED = auto()
+
+
+class TieredRequest:
+    """One request, as far as the tiers serve it. Scheduler's thread; nothing here raises but `places`.
+
+    What every rank has to know alike is agreed on and set from outside: `agreed`, `computes`, `by_layers`, `pages`. The
+    restore is this rank's own; without one, for an error on this rank alone, the others decide.
+    """
+
+    __slots__ = (
+        "_among",
+        "_copies",
+        "_runs",
+        "agreed",
+        "by_layers",
+        "computes",
+        "device_node",
+        "device_pages",
+        "evictions",
+        "facts",
+        "key",
+        "pages",
+        "req",
+        "restarts",
+        "restore",
+        "rid",
+        "stack",
+        "stage",
+        "tail",
+        "tails",
+    )
+
+    def __init__(
+        self,
+        rid: str,
+        stack: TierStack,
+        among: dict[str, TieredRequest],
+        facts: RequestFacts,
+        *,
+        req: Any = None,
+        key: Any = None,
+        device_pages: int = 0,
+        device_node: Any = None,
+        evictions: int = 0,
+        restarts: int = 0,
+    ) -> None:
+        """Takes the place of this id in `among`, and leaves it at its end; who had it before is ended."""
+        self.rid = rid
+        self.stack = stack
+        self.facts = facts
+        self.req = req  # SGLang's: two that live at once may have one id, see `SwiftLinkerWrapper.of`
+        self.key = key
+        self.device_pages = device_pages  # of its prefix, on the device when it arrived: the restore's page 0 follows
+        self.device_node = device_node  # where they end in the tree
+        self.evictions = evictions  # device evictions until then
+        self.restarts = restarts  # how often it began anew
+        self.tail: Sequence[str] = ()  # page hashes behind its prefix on the device, when it arrived
+        self.tails: dict[tuple[int, int], Sequence[str]] = {}  # (device length, key length) -> page hashes
+        self.stage = Stage.WAITING
+        self.agreed = False  # every rank has settled its restore
+        self.computes = False  # it may be admitted with a part of its pages, and compute what is missing
+        self.by_layers = False  # every rank would compute it layer by layer
+        self.pages = 0  # of its prefix below the device, of which every rank knows: some may know of more
+        self.restore: Restore | None = None
+        self._copies = 0  # loads that are queued or under way
+        self._runs: Runs = ()  # what the last load takes from where
+        self._among = among
+        if (before := among.pop(rid, None)) is not None:
+            before.end()
+        among[rid] = self
+
+    # ---- waiting ----
+
+    @never_raises(lambda: None)
+    def begin(self, hashes: Sequence[str], prefix_hashes: Sequence[str] = ()) -> None:
+        """Begin to bring up the pages `hashes`, which follow `prefix_hashes` that the device has."""
+        self.tail = hashes
+        keys = [bytes.fromhex(page_hash) for page_hash in hashes]
+        prefix = [bytes.fromhex(page_hash) for page_hash in prefix_hashes]
+        facts = self.facts
+        restore = self.stack.restore(keys, prefix, can_compute=not facts.whole, no_layers=facts.no_layers)
+        self.restore = restore
+        restore.story.whole = facts.whole
+        facts.follow(restore)
+
+    @never_raises(lambda: Readiness.READY)
+    def readiness(self) -> Readiness:
+        """Whether it may be admitted: its pages are up, or its deadline has passed, or it is to compute a part."""
+        return Readiness.READY if self.restore is None else self.stack.restorer.poll(self.restore)
+
+    @never_raises(lambda: False)
+    def settled(self) -> bool:
+        """Whether it has nothing to wait for, without beginning to wait: its pages are all up, or none is held."""
+        return self.restore is None or self.stack.restorer.settled(self.restore)
+
+    @property
+    def known_pages(self) -> int:
+        """How many pages of its tail are held below the device, as far as that is known now."""
+        return 0 if self.restore is None else len(self.restore.flight)
+
+    @never_raises(lambda: False)
+    def wants_layers(self) -> bool:
+        """Whether it is to be computed layer by layer while its pages come up."""
+        return self.restore is not None and self.stack.restorer.layers.wanted(self.restore)
+
+    # ---- its pages ----
+
+    def promised(self, hashes: Sequence[str]) -> int:
+        """Pages from the start of `hashes`, a tail of its prompt, that are verified and pinned now. SGLang asks anew in
+        every round, and the device may have lost pages since the last one."""
+        if self.restore is None or (offset := self._covers(hashes)) is None:
+            return 0
+        return min(len(hashes), self.stack.restorer.present(self.restore, offset) - offset)
+
+    def places(self, hashes: Sequence[str]) -> tuple[int, Places]:
+        """Where these pages lie, and the number of the first of them in the restore. Raises RuntimeError where they are
+        not those that were promised, NotHeldError where they are not held."""
+        offset = self._covers(hashes)
+        if self.restore is None or offset is None:
+            raise RuntimeError("the pages asked for are not the ones promised")
+        return offset, self.stack.restorer.places(self.restore, offset, offset + len(hashes))
+
+    def _covers(self, hashes: Sequence[str]) -> int | None:
+        """Where `hashes` begin in the tail, or None if they are not a piece of it: the device may have gained pages
+        since the request arrived. Each hash is over all before it, so the first and the last one decide."""
+        try:
+            offset = self.tail.index(hashes[0])
+        except ValueError:
+            return None
+        last = min(offset + len(hashes), len(self.tail)) - 1
+        return offset if self.tail[last] == hashes[last - offset] else None
+
+    # ---- copies to the device ----
+
+    def copies(self, first: int, pages: int) -> None:
+        """A load of pages `[first, first + pages)` of the restore is queued: they stay pinned until it has ended."""
+        assert self.restore is not None, "they have places"
+        self._copies += 1
+        self._runs = runs_of(self.restore.found(first, first + pages))
+        self.restore.story.loaded(first, self._runs)
+
+    @never_raises(lambda: None)
+    def copied(self) -> None:
+        """A load of it has ended, or was withdrawn."""
+        self._copies -= 1
+        if self.stage is not Stage.ON_COURSE:
+            self._give_back()
+
+    def take_runs(self) -> Runs:
+        """What the last load takes from where, once."""
+        runs, self._runs = self._runs, ()
+        return runs
+
+    # ---- on a course: each is told to every rank alike ----
+
+    def next_step(self, front: int) -> Step:
+        """What this rank could do next, the device having the first `front` pages."""
+        everything = Step(front, self.pages)  # what is computed is right, whatever came up
+        if self.restore is None:
+            return everything
+        try:
+            return self.stack.restorer.step(self.restore, front)
+        except Exception as error:  # noqa: BLE001 - must not end the server
+            self._went_wrong(error)
+            return everything
+
+    def admit(self) -> None:
+        """It was admitted with a part of its pages."""
+        self.stage = Stage.ON_COURSE
+
+    def take(self, step: Step) -> None:
+        """The device takes `step`, which may be the last."""
+        try:
+            if self.restore is not None:
+                self.stack.restorer.take(self.restore, step)
+        except Exception as error:  # noqa: BLE001 - must not end the server
+            self._went_wrong(error)
+        if step.end == self.pages:
+            self.stage = Stage.TAKEN
+            self._take_all()
+
+    @never_raises(lambda: None)
+    def _take_all(self) -> None:
+        if self.restore is not None:
+            self.stack.restorer.split(self.restore)
+        self._give_back()
+
+    def refuse_layers(self, why: str) -> None:
+        """It is restored in another way, since it cannot be computed layer by layer now."""
+        try:
+            if self.restore is not None:
+                self.stack.restorer.layers.refuse(self.restore, why)
+        except Exception as error:  # noqa: BLE001 - must not end the server
+            self._went_wrong(error)
+
+    def take_layers(self, front: int) -> None:
+        """The device computes layers of all of its pages behind the first `front`."""
+        try:
+            if self.restore is not None:
+                self.stack.restorer.layers.take(self.restore, front, self.pages)
+        except Exception as error:  # noqa: BLE001 - must not end the server
+            self._went_wrong(error)
+
+    def _went_wrong(self, error: Exception) -> None:
+        """What the device has stays right: it has computed it, or copied what was verified."""
+        logger.exception("swift-tiers: the restore of request %s went wrong; the rest is recomputed", self.rid)
+        self.stack.events.emit("linker.error", where="course", error=repr(error))
+
+    # ---- ends ----
+
+    def end(self) -> None:
+        """It has been admitted with all that it waits for, or is gone. Ending twice is ending once."""
+        if self.stage is Stage.ENDED:
+            return
+        self.stage = Stage.ENDED
+        if self._among.get(self.rid) is self:
+            del self._among[self.rid]
+        self.give_up()
+        self.facts.let_go()
+
+    @never_raises(lambda: None)
+    def give_up(self) -> None:
+        """Nothing below the device is to be used for it any more, but what it computes or copies already."""
+        if self.stage is not Stage.ON_COURSE:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Unpin its pages, unless some are being copied."""
+        if not self._copies and self.restore is not None:
+            restore, self.restore = self.restore, None
+            self.stack.restorer.release(restore)
+
+
+def why_whole(req: Any) -> str:
+    """Why `req` has to have its prefix whole before it is computed; empty if it need not. Such requests wait for their
+    pages as they do where nothing is known of costs."""
+    if req.return_logprob and req.logprob_start_len >= 0:
+        return "it wants log probabilities of its prompt"
+    if req.retracted_stain:
+        return "it was retracted"
+    if req.input_embeds is not None or req.positional_embed_overrides is not None or req.multimodal_inputs is not None:
+        return "it brings its own embeddings"
+    if req.session is not None:
+        return "it belongs to a session"
+    if req.beam_group is not None or req.token_indices_to_pool is not None:
+        return "it is searched or pooled as a group"
+    return ""
