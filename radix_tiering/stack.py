@@ -1,8 +1,8 @@
 """The tier stack of one rank: host memory, and the tiers beneath it, behind one door.
 
-The engine knows nothing of SGLang and of devices: it takes pages in (`begin_put`, `commit_put`), brings chains of
-pages up (`restore`), and says what it holds (`probe`, `snapshot`). Whoever drives it copies the bytes between the
-device and the host slots that it is given.
+The engine knows nothing of SGLang and of devices: it takes pages in (`intake`), brings chains of pages up (`restore`),
+and says what it holds (`probe`, `snapshot`). Whoever drives it copies the bytes between the device and the host slots
+that it is given. A page's way down reads from top to bottom in `way/down.py`, its way up in `way/up.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .base.config import TiersConfig
 from .base.errand_thread import ErrandThread
 from .base.errors import SwiftTiersError
 from .base.events import EventLog
-from .base.page import ROOT_KEY, Namespace, PageRecord, page_digest
+from .base.page import Namespace, page_digest
 from .base.runner import THREADS, Runner
 from .figures.counters import DEVICE_LINKS, LinkCounters, PageFacts, StackSnapshot
 from .lending.leases.hand import LeaseHand
 from .restore.live import LiveCosts
 from .restore.planner import Planner
-from .table.held_page import HOST, Page
+from .table.held_page import Page
 from .table.page_table import PageTable
 from .table.policy import AdmitAlways, admission_policy, eviction_policy
 from .table.use_times import UseTimes
@@ -30,30 +30,15 @@ from .tiers.host.host_tier import HostTier
 from .tiers.host.landing import LandingSlots
 from .tiers.tier import Tier
 from .way import sweeps
-from .way.mover import Mover
+from .way.down import Intake, Mover
 from .way.observing import page_facts, take_snapshot
 from .way.page_reads import PageReads
 from .way.parts import Parts
 from .way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
-from .way.restorer import Restorer
+from .way.up import Restorer
 
-#: With write-back, pages that would be lost next are written once less than this share of host memory is safe to use.
-WRITE_BACK_RESERVE = 0.25
-#: Pages that write-back looks at in one step: bounds how long the page table is locked.
-WRITE_BACK_STEP = 64
-#: Why pages are refused that came of weights which are gone.
-WEIGHTS_CHANGED = "the weights changed"
 #: How long the end of a stack waits for one step of what an operator has commanded.
 ERRAND_SECONDS = 5.0
-
-
-class Put(NamedTuple):
-    """Pages on their way into host memory: `pages[i]`, the `indices[i]`-th of the offered ones, goes to `slots[i]`."""
-
-    pages: list[Page]
-    indices: list[int]
-    slots: list[int]
-    refused: int  # offered pages that are neither held nor taken in
 
 
 class Flushed(NamedTuple):
@@ -106,10 +91,10 @@ class TierStack:
             too_much=self._too_much,
             clean=lambda: self.errands.start(sweeps.clean(self.table)),
         )
-        self.digest = namespace.digest()  # scopes the keys
+        self.table.serving = namespace.digest()
         # As a durable tier makes it, where there is one: what it computes for a write then also says whether the bytes
         # were still the page's.
-        self._fingerprint = next((tier.fingerprint for tier in tiers if tier.durable), page_digest)
+        fingerprint = next((tier.fingerprint for tier in tiers if tier.durable), page_digest)
         geometry, restoring = namespace.geometry, config.restore
         self.movers = {
             tier.name: Mover(
@@ -128,6 +113,14 @@ class TierStack:
             if tier.durable:
                 tier.register(self.digest, _described(namespace))
                 self._recover(tier)
+        #: What the device offers is taken in here.
+        self.intake = Intake(
+            self.table,
+            host,
+            tuple(self.movers.values()),
+            through=lambda: self.config.policy.write == "through",
+            fingerprint=fingerprint,
+        )
         #: What recomputing and loading cost, as far as is known: from a profile, or learnt.
         self.costs = costs or LiveCosts(runner=runner)
         self.planner = Planner(
@@ -139,7 +132,6 @@ class TierStack:
             chunk_tokens=restoring.chunk,
         )
         self.restorer = Restorer(
-            self.digest,
             self.table,
             host,
             tiers,
@@ -148,7 +140,7 @@ class TierStack:
             runner=runner,
             deadline_seconds=float(config.policy.restore_deadline),
             verify=config.host.verify,
-            fingerprint=self._fingerprint,
+            fingerprint=fingerprint,
             planner=self.planner,
             reads=PageReads(self.planner, self.costs, self.clock, tiers, by_age=restoring.loads == "by-age"),
             behind=restoring.behind,
@@ -172,91 +164,17 @@ class TierStack:
                 self.events.emit(event, **facts)
 
     @property
+    def digest(self) -> bytes:
+        """Of the namespace that is served, which scopes the keys."""
+        return self.table.serving
+
+    @property
     def _durable(self) -> list[Mover]:
         """Those that write what survives a restart."""
         return [mover for mover in self.movers.values() if mover.copies.durable]
 
     def _stored(self, page: Page) -> None:
         self.restorer.page_reads.learn(page)
-
-    def _through(self, mover: Mover) -> bool:
-        """Whether pages go to a tier as soon as they come in, not only when host memory needs their room."""
-        return not mover.copies.durable or self.config.policy.write == "through"
-
-    # ---- down ----
-
-    def tick(self) -> int:
-        """A new logical time, for all steps of one long put."""
-        with self.table.lock:
-            return self.table.tick()
-
-    def begin_put(
-        self, keys: Sequence[bytes], parent: bytes, depth: int, now: int | None = None, namespace: bytes | None = None
-    ) -> Put:
-        """Take slots for the pages of a chain that are not held yet.
-
-        `keys` follow each other in one sequence, the first one after page `parent` (ROOT_KEY for none), at position
-        `depth` (from 1). The caller fills the slots, then calls `commit_put` or `abort_put`; until then the pages are
-        invisible. Pages whose prefix is not held, or for which there is no room, are refused together with all
-        behind them; and all of them where they are of another `namespace` (its digest) than the one served now.
-        """
-        put = Put([], [], [], 0)
-        length = self.host.geometry.page_bytes
-        with self.table.lock:
-            if namespace is not None and namespace != self.digest:
-                self.table.of[HOST].counters.refuse(WEIGHTS_CHANGED, len(keys))
-                return put._replace(refused=len(keys))
-            now = self.table.tick() if now is None else now
-            anchor = self.table.settled(self.digest, parent)
-            if anchor is not None:
-                self.table.refresh(anchor, now)
-                # Nothing may evict the prefix between here and the first child's entry.
-                self.table.pin(anchor)
-            for index, key in enumerate(keys):
-                page = self.table.settled(self.digest, key)
-                if page is None:
-                    previous = keys[index - 1] if index else parent
-                    record = PageRecord(key, previous, self.digest, depth + index, length)
-                    page = self._take_in(record, now)
-                    if page is None:
-                        put = put._replace(refused=len(keys) - index)
-                        break
-                    put.pages.append(page)
-                    put.indices.append(index)
-                    put.slots.append(page.slot)
-                else:
-                    self.table.refresh(page, now)
-            if anchor is not None:
-                self.table.unpin(anchor)
-        return put
-
-    def digests(self, put: Put) -> list[bytes]:
-        """The checksums of the slots of `put`, once they are filled."""
-        return [self._fingerprint(self.host.page(slot)) for slot in put.slots]
-
-    def commit_put(self, put: Put, digests: Sequence[bytes] | None = None) -> None:
-        """The slots are filled: publish the pages. `digests` are their checksums, computed here if not given."""
-        if digests is None:
-            digests = self.digests(put)
-        with self.table.lock:
-            for page, digest in zip(put.pages, digests, strict=True):
-                self.table.end(page, HOST, whole=True, digest=digest)
-            for mover in filter(self._through, self.movers.values()):
-                for page in put.pages:
-                    if not page.dropped:
-                        mover.offer(page)
-            self._write_back()
-
-    def abort_put(self, put: Put) -> None:
-        """The slots could not be filled: forget the pages."""
-        with self.table.lock:
-            for page in reversed(put.pages):
-                self.table.end(page, HOST, whole=False)
-
-    def refuse_stale(self, pages: int) -> None:
-        """So many pages that the device offers are not taken in: they may come of weights that are gone."""
-        with self.table.lock:
-            self.table.of[HOST].counters.refuse(WEIGHTS_CHANGED, pages)
 
     # ---- up ----
 
@@ -340,8 +258,7 @@ class TierStack:
                 mover.clear()
                 mover.enabled = mover.paused = True
             self.namespace = namespace
-            self.digest = digest
-            self.restorer.namespace = digest
+            self.table.serving = digest
             self.table.forget_memory()
             pinned = [page for page in self.table.operator_pins.pinned if before != digest]
         self.errands.start(self._leave_behind(pinned))
@@ -394,29 +311,6 @@ class TierStack:
         return page_facts(self, key)
 
     # ---- inside ----
-
-    def _take_in(self, record: PageRecord, now: int) -> Page | None:
-        if record.parent != ROOT_KEY and self.table.find(record.namespace, record.parent) is None:
-            self.table.of[HOST].counters.refuse("prefix not held")
-            return None
-        slot = self.table.take_slot(now)
-        if slot is None:
-            self.table.of[HOST].counters.refuse("full")
-            return None
-        page = self.table.enter(record, now)
-        assert page is not None, "the parent of a put is pinned or being filled"
-        self.table.begin(page, HOST, slot)
-        return page
-
-    def _write_back(self) -> None:
-        """With write-back: save the pages that leave host memory next, before their room is needed."""
-        later = [mover for mover in self.movers.values() if not self._through(mover)]
-        reserve = max(1, int(self.host.limit_slots * WRITE_BACK_RESERVE))
-        if later and self.host.free_slots < reserve:
-            count = min(reserve - self.host.free_slots, WRITE_BACK_STEP)
-            for page in self.table.coldest_unsaved(count):
-                for mover in later:
-                    mover.offer(page)
 
     def _pin_lost(self, page: Page) -> None:
         self.events.emit("prefix.unpinned", page=page.key.hex(), reason="the page was flushed, dropped or lost")

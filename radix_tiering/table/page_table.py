@@ -61,6 +61,7 @@ class PageTable:
         lock held."""
         self.lock = runner.lock()
         self.host = host
+        self.serving = b""  # digest of the namespace that is served now; set by the stack
         #: What each tier has, by its number.
         self.of = tuple(
             TierCopies(number, keeper, order, TierCounters(), self._may_leave)

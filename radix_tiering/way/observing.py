@@ -15,8 +15,8 @@ from ..table.use_times import UseTimes
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
 from ..tiers.tier import Tier
-from .mover import Mover
-from .restorer import Restorer
+from .down import Mover
+from .up import Restorer
 
 #: Pages that are looked at while the page table is locked.
 PAGES_AT_ONCE = 64

@@ -1,20 +1,21 @@
 """Reads into host memory for the restores under way: what each source reads next, and how much at a time.
 
 A source has only so much under way as keeps it busy, so that whoever needs it most is served next: see
-`restore/batch.py`. What it takes is told to the costs that plans are made with.
+`restore/batch.py`. What it takes is told to the costs that plans are made with. Of a page that several tiers have the
+nearest one's copy is read, but not while that tier sets a pace by which a farther one is sooner done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from ..restore.batch import Batch
 from ..restore.plan import Strategy
 from ..restore.planner import Planner
-from ..table.held_page import HOST
+from ..table.held_page import HOST, Page
 from ..tiers.tier import Tier
-from .nearest_copy import NearestCopy
 from .reads import DROPPED, Reads
 from .request_restore import Restore
 
@@ -51,6 +52,50 @@ class Channel:
         self.since: float | None = None  # busy since, or since the last sample
         self.pages = 0
         self.nbytes = 0
+
+
+class NearestCopy:
+    """For the pages of one restore, one after the other: what it has chosen for them counts for the next. So a tier
+    with a pace and the one behind it are both kept busy, each with as many pages as it can bring meanwhile.
+
+    Decided by what a tier allows just now, not by what reads took: a donor that has become idle is asked again at
+    once. Used under the page table's lock.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        page_seconds: Callable[[str], float | None],
+        under_way: Callable[[str], int],
+    ) -> None:
+        """`tiers`: those beneath host memory, the nearest one first. `page_seconds(tier)`: of one page, None where that
+        is not known; `under_way(tier)`: pages that it is to bring first."""
+        self._tiers = tiers
+        self._page_seconds = page_seconds
+        self._chosen = [under_way(tier.name) for tier in tiers]
+        self._in_lane: Counter[tuple[int, Hashable]] = Counter()
+
+    def choose(self, page: Page) -> int:
+        """The number of the tier that a page is to be read from, which is in one of them."""
+        having = [at for at in range(len(self._tiers)) if page.whole_in(HOST + 1 + at)]
+        at = having[0]
+        for farther in having[1:]:
+            each = self._page_seconds(self._tiers[farther].name)
+            if each is None or self._paced(page, at) <= (self._chosen[farther] + 1) * each:
+                break
+            at = farther
+        self._chosen[at] += 1
+        self._in_lane[at, self._lane(page, at)] += 1
+        return HOST + 1 + at
+
+    def _lane(self, page: Page, at: int) -> Hashable:
+        copy = page.copies[HOST + 1 + at]
+        return None if copy is None else self._tiers[at].lane(copy.place)
+
+    def _paced(self, page: Page, at: int) -> float:
+        """How long the pace of this tier, if it sets one, has this page wait."""
+        lane = self._lane(page, at)
+        return self._tiers[at].paced_seconds(lane, self._in_lane[at, lane] + 1)
 
 
 class PageReads:

@@ -18,7 +18,7 @@ from ..table.held_page import Page
 from ..table.page_table import PageTable
 from ..table.tier_copies import Part
 from . import sweeps
-from .mover import Mover
+from .down import Mover
 from .reads import Reads
 
 

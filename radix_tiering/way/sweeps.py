@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..table.held_page import Page
 from ..table.page_table import PageTable
-from .mover import Mover
+from .down import Mover
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")

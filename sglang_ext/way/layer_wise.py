@@ -165,7 +165,7 @@ class Copying:
         if restore is None:
             self._waiting = False
             return
-        arrived = self._linker.stack.restorer.layers.arrived(restore, self._front, end)
+        arrived = self._linker.stack.restorer.layers_arrived(restore, self._front, end)
         if arrived is False:
             return
         self._waiting = False
@@ -181,7 +181,7 @@ class Copying:
         self._layers.close()
         request, layers = self._request, self._layers
         if request.restore is not None:
-            self._linker.stack.restorer.layers.count(
+            self._linker.stack.restorer.count_layers(
                 request.restore, request.pages - self._front, layers.computed, layers.layers
             )
 

@@ -148,15 +148,15 @@ class Offloader:
     def _copy_out(self, job: Offload) -> bool:
         """Take the pages into host memory; True if every one of them is held afterwards."""
         if job.namespace is None:
-            self._stack.refuse_stale(len(job.hashes))
+            self._stack.intake.refuse_stale(len(job.hashes))
             return False
         pool_pages = self._pool.page_indices(job.rows)
-        now = self._stack.tick()
+        now = self._stack.intake.tick()
         keys = [bytes.fromhex(page_hash) for page_hash in job.hashes]
         parent = bytes.fromhex(job.parent) if job.parent else ROOT_KEY
         for start in range(0, len(keys), STEP_PAGES):
             step = keys[start : start + STEP_PAGES]
-            put = self._stack.begin_put(step, parent, job.depth + start, now, job.namespace)
+            put = self._stack.intake.begin(step, parent, job.depth + start, now, job.namespace)
             try:
                 source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
                 if put.slots:
@@ -164,16 +164,16 @@ class Offloader:
                     self._pool.copy_out(source, self._stack.host.slab, np.asarray(put.slots, dtype=np.int64))
                     nbytes = len(put.slots) * self._pool.geometry.page_bytes
                     self._stack.links["device-host"].count(len(put.slots), nbytes, time.monotonic() - started)
-                digests = self._stack.digests(put)
+                digests = self._stack.intake.digests(put)
             except BaseException:
-                self._stack.abort_put(put)
+                self._stack.intake.abort(put)
                 raise
             with self._answering:
                 current = self._is_current(job)
                 if current:
-                    self._stack.commit_put(put, digests)
+                    self._stack.intake.commit(put, digests)
             if not current:
-                self._stack.abort_put(put)
+                self._stack.intake.abort(put)
                 return False
             if put.refused:
                 return False

@@ -138,7 +138,7 @@ class TieredRequest:
     @never_raises(lambda: False)
     def wants_layers(self) -> bool:
         """Whether it is to be computed layer by layer while its pages come up."""
-        return self.restore is not None and self.stack.restorer.layers.wanted(self.restore)
+        return self.restore is not None and self.stack.restorer.wants_layers(self.restore)
 
     # ---- its pages ----
 
@@ -226,7 +226,7 @@ class TieredRequest:
         """It is restored in another way, since it cannot be computed layer by layer now."""
         try:
             if self.restore is not None:
-                self.stack.restorer.layers.refuse(self.restore, why)
+                self.stack.restorer.refuse_layers(self.restore, why)
         except Exception as error:  # noqa: BLE001 - must not end the server
             self._went_wrong(error)
 
@@ -234,7 +234,7 @@ class TieredRequest:
         """The device computes layers of all of its pages behind the first `front`."""
         try:
             if self.restore is not None:
-                self.stack.restorer.layers.take(self.restore, front, self.pages)
+                self.stack.restorer.take_layers(self.restore, front, self.pages)
         except Exception as error:  # noqa: BLE001 - must not end the server
             self._went_wrong(error)
 

@@ -76,10 +76,10 @@ class Rig:
         self.stack.planner.costs = self.stack.restorer._reads._costs = self.costs
 
     def write(self) -> None:
-        offered = self.stack.begin_put(self.keys, ROOT_KEY, 1)
+        offered = self.stack.intake.begin(self.keys, ROOT_KEY, 1)
         for index, slot in zip(offered.indices, offered.slots, strict=True):
             self.stack.host.page(slot)[:] = content(self.keys[index], GEOMETRY.page_bytes)
-        self.stack.commit_put(offered)
+        self.stack.intake.commit(offered)
         assert self.stack.wait_written(20)
 
     @property

@@ -50,7 +50,7 @@ def test_pages_held_already_are_not_taken_in_again():
 def test_a_page_whose_prefix_is_not_held_is_refused():
     stack = make_stack()
     keys = chain(*"abc")
-    offered = stack.begin_put(keys[1:], parent=keys[0], depth=2)
+    offered = stack.intake.begin(keys[1:], parent=keys[0], depth=2)
     assert offered.refused == 2
     assert not offered.pages
     assert stack.snapshot().tiers["host"].refusals == {"prefix not held": 1}
@@ -59,9 +59,9 @@ def test_a_page_whose_prefix_is_not_held_is_refused():
 
 def test_aborted_pages_leave_nothing():
     stack = make_stack()
-    offered = stack.begin_put(chain(*"abc"), ROOT_KEY, 1)
+    offered = stack.intake.begin(chain(*"abc"), ROOT_KEY, 1)
     assert stack.probe(chain(*"abc")) == 0, "visible before it is complete"
-    stack.abort_put(offered)
+    stack.intake.abort(offered)
     assert stack.host.used_slots == 0
     assert get(stack, chain(*"abc")) == 0
     check(stack)
@@ -93,8 +93,8 @@ def test_a_used_sequence_outlives_an_unused_one():
 def test_a_sequence_longer_than_the_tier_keeps_its_beginning():
     stack = make_stack(host_pages=4)
     keys = chain(*range(10))
-    offered = stack.begin_put(keys, ROOT_KEY, 1)
-    stack.commit_put(offered)
+    offered = stack.intake.begin(keys, ROOT_KEY, 1)
+    stack.intake.commit(offered)
     assert (len(offered.pages), offered.refused) == (4, 6)
     assert stack.probe(keys) == 4
     check(stack)

@@ -135,11 +135,11 @@ def test_a_page_of_several_units_is_put_together() -> None:
     keys = chain("a", "b")
     pages = [np.random.default_rng(number).integers(0, 256, 12_000, np.uint8) for number in range(2)]
     for sequence in (keys, chain("x", "y")):
-        offered = stack.begin_put(sequence, ROOT_KEY, 1)
+        offered = stack.intake.begin(sequence, ROOT_KEY, 1)
         assert len(offered.slots) == 2
         for page, slot in zip(pages, offered.slots, strict=True):
             stack.host.page(slot)[:] = page if sequence is keys else 0
-        stack.commit_put(offered)
+        stack.intake.commit(offered)
         assert stack.wait_written(20)
         reads.settle()
     restore = settle(stack, stack.restore(keys))

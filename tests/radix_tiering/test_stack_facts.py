@@ -59,10 +59,10 @@ def test_the_directory_says_how_many_pages_are_where_and_how_deep() -> None:
 def test_pages_on_their_way_in_are_in_the_directory_without_a_copy() -> None:
     stack = make_stack()
     put(stack, chain(*"a"))
-    offered = stack.begin_put(chain(*"abc")[1:], chain(*"a")[0], 2)
+    offered = stack.intake.begin(chain(*"abc")[1:], chain(*"a")[0], 2)
     seen = directory(stack)
     assert (seen.pages, seen.host_only_pages, seen.deepest_pages) == (3, 1, 3)
-    stack.abort_put(offered)
+    stack.intake.abort(offered)
     seen = directory(stack)
     assert (seen.pages, seen.host_only_pages, seen.deepest_pages) == (1, 1, 1)
 
@@ -194,9 +194,9 @@ def test_when_a_page_was_used_last() -> None:
 def test_a_page_that_is_only_on_its_way_in_is_not_there_yet() -> None:
     stack = make_stack()
     keys = chain(*"ab")
-    offered = stack.begin_put(keys, ROOT_KEY, 1)
+    offered = stack.intake.begin(keys, ROOT_KEY, 1)
     assert stack.page_facts(keys[0]) is None
-    stack.commit_put(offered)
+    stack.intake.commit(offered)
     assert stack.page_facts(keys[0]) is not None
     assert stack.page_facts(chain("x")[0]) is None
     stack.change_namespace(namespace(weights="new"))

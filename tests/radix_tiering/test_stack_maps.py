@@ -27,10 +27,10 @@ def of_pages(stack, keys) -> list[str]:
 def test_a_slot_of_host_memory_from_being_taken_to_being_free() -> None:
     stack = make_stack(host_pages=8)
     keys = chain(*"abc")
-    offered = stack.begin_put(keys, ROOT_KEY, 1)
+    offered = stack.intake.begin(keys, ROOT_KEY, 1)
     assert of_pages(stack, keys) == ["loading"] * 3
     assert slot_words(stack, "host").count("free") == 5
-    stack.commit_put(offered)
+    stack.intake.commit(offered)
     assert of_pages(stack, keys) == ["cached"] * 3
     restore = settle(stack, stack.restore(keys[:2]))
     assert of_pages(stack, keys) == ["pinned", "pinned", "cached"]

@@ -128,17 +128,17 @@ def test_what_is_only_there_is_saved_when_the_lease_is_recalled() -> None:
 
 def recalled_under(stack, peer, key, keys):
     """A restore of `keys` whose lease is recalled between its claim and its first read; nothing is copied yet."""
-    claim = stack.restorer._claims.claim
+    claim = stack.restorer._claim
 
     def then_recalled(restore, now):
         claim(restore, now)
         peer.hold(True)
         stack.parts["peer"].leaving(key, 0.0)
 
-    stack.restorer._claims.claim = then_recalled
+    stack.restorer._claim = then_recalled
     restore = stack.restore(keys)
     stack.restorer.flush()
-    del stack.restorer._claims.claim
+    del stack.restorer._claim
     return restore
 
 

@@ -148,11 +148,11 @@ class StackMachine(RuleBasedStateMachine):
 
     @rule(path=PATHS, fill=st.booleans())
     def abort_put(self, path, fill):
-        offered = self.stack.begin_put(chain(*path), ROOT_KEY, 1)
+        offered = self.stack.intake.begin(chain(*path), ROOT_KEY, 1)
         if fill:
             for slot in offered.slots:
                 self.stack.host.page(slot)[:] = 0xFF
-        self.stack.abort_put(offered)
+        self.stack.intake.abort(offered)
 
     @rule(path=PATHS, target=held)
     def restore(self, path):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from support.engine import end_all
 from support.examples import exhaustive
-from support.worlds import World, recalled_while_it_is_restored
+from support.worlds import World, recalled_before_what_follows, recalled_while_it_is_restored
 
 #: Of each kind; a world takes some hundredths of a second.
 WORLDS = 1000 if exhaustive() else 100
@@ -43,12 +43,13 @@ def test_whatever_happens_answers_are_right_and_nothing_is_left(calm: bool, lent
     assert missing <= ({"flush", "device", "damage_memory", "damage_disk", "drop", "pin", "cap"} if calm else set())
 
 
-def test_a_recall_while_pages_come_up() -> None:
+@pytest.mark.parametrize("scenario", [recalled_while_it_is_restored, recalled_before_what_follows])
+def test_a_recall(scenario: Callable[[int], None]) -> None:
     for seed in range(2 * WORLDS):
         try:
-            recalled_while_it_is_restored(seed)
+            scenario(seed)
         except AssertionError as error:
-            error.add_note(f"recalled_while_it_is_restored({seed}) does it again")
+            error.add_note(f"{scenario.__name__}({seed}) does it again")
             raise
 
 

@@ -14,13 +14,13 @@ from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.restore.flight import Flight
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
-from swift_tiers.radix_tiering.way.claims import Claims
-from swift_tiers.radix_tiering.way.mover import Mover
+from swift_tiers.radix_tiering.way.down import Mover
 from swift_tiers.radix_tiering.way.reads import Reads
+from swift_tiers.radix_tiering.way.up import Restorer
 
 from support.engine import forget_all
 from support.mutate import mutate
-from support.worlds import World, recalled_while_it_is_restored
+from support.worlds import World, recalled_before_what_follows, recalled_while_it_is_restored
 
 #: Worlds that are looked at, of each kind.
 MOST = 400
@@ -38,10 +38,6 @@ class Edit(NamedTuple):
 def worlds(seed: int) -> None:
     for calm in (False, True):
         World(seed, calm=calm).run()
-
-
-def lent_memory_alone(seed: int) -> None:
-    World(seed, lent=True, steps=40).run()
 
 
 class Defect(NamedTuple):
@@ -77,12 +73,12 @@ DEFECTS = [
     Defect(
         "what lent memory alone has holds what is before it (found: nothing may leave, nothing comes in)",
         [Edit(PageTable, "_may_leave", "page.held_children if tier == HOST else page.children", "page.children")],
-        lent_memory_alone,
+        recalled_before_what_follows,
     ),
-    Defect("a claim that pins nothing", [Edit(Claims, "_claim_page", "self._table.pin(page)", "pass")]),
+    Defect("a claim that pins nothing", [Edit(Restorer, "_claim_page", "self._table.pin(page)", "pass")]),
     Defect(
         "bytes in memory that differ are served",
-        [Edit(Claims, "verify_resident", "elif digest != expected and not page.dropped:", "elif False:")],
+        [Edit(Restorer, "_verify_resident", "elif digest != expected and not page.dropped:", "elif False:")],
     ),
     Defect("an errand that nobody is told of", [Edit(ErrandThread, "start", "self._wake.notify_all()", "pass")]),
     Defect("transfers that nobody is told of", [Edit(IoThread, "enqueue", "self._wake.notify_all()", "pass")]),

@@ -40,11 +40,9 @@ class Rank:
                     release=lambda restore: None,
                     step=lambda restore, front: self._answer("step", Step(front, PAGES)),
                     take=lambda restore, step: self._answer("take", None),
-                    layers=SimpleNamespace(
-                        wanted=lambda restore: by_layers,
-                        take=lambda restore, front, end: self._answer("layers.take", None),
-                        refuse=lambda restore, why: self._answer("layers.refuse", None),
-                    ),
+                    wants_layers=lambda restore: by_layers,
+                    take_layers=lambda restore, front, end: self._answer("take_layers", None),
+                    refuse_layers=lambda restore, why: self._answer("refuse_layers", None),
                 ),
             ),
             pool=SimpleNamespace(page_size=PAGE),
@@ -112,7 +110,7 @@ def test_a_course_without_a_claim_asks_the_other_ranks() -> None:
     assert len(rank.collectives) == 3
 
 
-@pytest.mark.parametrize("broken", ["", "layers.take"])
+@pytest.mark.parametrize("broken", ["", "take_layers"])
 def test_an_error_before_a_forward_by_layers_leaves_it_one(broken: str) -> None:
     """Each of its layers is agreed on: a rank that computes all of it in one piece would leave the others waiting."""
     rank = Rank(Readiness.READY, by_layers=True, broken=broken)

@@ -193,10 +193,10 @@ def content(key: bytes, size: int = GEOMETRY.page_bytes) -> np.ndarray:
 
 def put(stack: TierStack, keys: Sequence[bytes], parent: bytes = ROOT_KEY, depth: int = 1) -> int:
     """Offer a chain; how many of its pages were taken in now."""
-    offered = stack.begin_put(keys, parent, depth)
+    offered = stack.intake.begin(keys, parent, depth)
     for index, slot in zip(offered.indices, offered.slots, strict=True):
         stack.host.page(slot)[:] = content(keys[index])
-    stack.commit_put(offered)
+    stack.intake.commit(offered)
     return len(offered.pages)
 
 

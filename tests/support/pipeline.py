@@ -154,8 +154,8 @@ def open_stack(space: Namespace, paths: list[Path]) -> TierStack:
 
 def store(stack: TierStack, keys: list[bytes], pages: list[np.ndarray]) -> None:
     """Put a chain of pages into a stack, all of which must be taken in."""
-    put = stack.begin_put(keys, ROOT_KEY, 1)
+    put = stack.intake.begin(keys, ROOT_KEY, 1)
     assert put.indices == list(range(len(keys)))
     for page, slot in zip(pages, put.slots, strict=True):
         stack.host.page(slot)[:] = np.ascontiguousarray(page).reshape(-1).view(np.uint8)
-    stack.commit_put(put)
+    stack.intake.commit(put)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swift_tiers.radix_tiering import stack as stack_module
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, page_digest
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Drop, Pin, Unpin
@@ -24,7 +23,7 @@ from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.peer import LentMemory
 from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
-from swift_tiers.radix_tiering.way import claims, restorer, sweeps
+from swift_tiers.radix_tiering.way import down, sweeps, up
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore, RestoreState
 
 from support.engine import chain, check, close, content, copy_of, get, make_stack, memory_ssd, obey, page_at, put
@@ -32,11 +31,10 @@ from support.model_peer import ModelPeer
 
 #: Constants that bound a step, and what a world sets them to: in small steps, more happens between two of them.
 KNOBS: list[tuple[Any, str, Sequence[int]]] = [
-    (claims, "PAGES_PER_HOLD", (1, 2, 64)),
-    (restorer, "PAGES_PER_HOLD", (1, 2, 64)),
+    (up, "PAGES_PER_HOLD", (1, 2, 64)),
     (sweeps, "STEP_PAGES", (1, 3, 64)),
     (LentMemory, "writes_in_flight", (1, 16)),
-    (stack_module, "WRITE_BACK_STEP", (1, 64)),
+    (down, "WRITE_BACK_STEP", (1, 64)),
 ]
 #: How long a request may wait for its pages, virtual seconds: the deadline, and what is lost on the way to it.
 LONGEST_WAIT = 30.0
@@ -90,6 +88,38 @@ def recalled_while_it_is_restored(seed: int) -> None:
     runner.run(main)
 
 
+def recalled_before_what_follows(seed: int) -> None:
+    """The lent copies of a prefix are recalled, while what follows it lies in lent memory alone: host memory, full of
+    the prefix, still takes new pages. Only sizes and times are random."""
+    draw = random.Random(seed)
+    room, length = draw.randint(2, 6), draw.randint(1, 4)
+    runner = VirtualRunner(seed, switch=draw.choice((0.1, 0.3, 0.7)), most_seconds=300.0)
+
+    def main() -> None:
+        peer = ModelPeer(4096, runner=runner)
+        stack = make_stack(room + length, lent=peer, runner=runner)
+        keys = chain(*range(room + length))
+        prefix, rest = keys[:room], keys[room:]
+        lease = peer.lend(room)
+        peer.settle()
+        put(stack, prefix)
+        runner.sleep(draw.random())
+        peer.lend(length + draw.randint(0, 2))
+        peer.settle()
+        put(stack, rest, prefix[-1], room + 1)
+        runner.sleep(draw.random())
+        obey(stack, CapTier(tier="host", limit=room * 4096))
+        peer.recall(lease)
+        runner.sleep(draw.random() * 1e-3)
+        taken = put(stack, chain("new"))
+        runner.sleep(1.0)
+        assert taken or put(stack, chain("new")), "host memory takes nothing more"
+        check(stack)
+        close(stack)
+
+    runner.run(main)
+
+
 class World:
     """One stack, clients, and whatever goes wrong. `run` once."""
 
@@ -137,6 +167,10 @@ class World:
         began = self.runner.monotonic()
         assert self.stack.wait_written(30), "what was admitted is never written"
         self._soon(began, "writing")
+        with self.stack.table.lock:
+            assert all(mover.wait_idle(30) for mover in self.stack.movers.values()), "lent memory is never written"
+        if self.peer is not None:
+            self.runner.sleep(0.5)  # what is being saved of a lease that goes has come
         check(self.stack)
         began = self.runner.monotonic()
         close(self.stack)
@@ -205,16 +239,16 @@ class World:
             parent, depth, keys = keys[cut - 1], cut + 1, keys[cut:]
         for key in keys:
             self._put_at[key] = UNDER_WAY
-        offered = self.stack.begin_put(keys, parent, depth)
+        offered = self.stack.intake.begin(keys, parent, depth)
         for index, slot in zip(offered.indices, offered.slots, strict=True):
             self.runner.sleep(draw.random() * 1e-4)
             self.stack.host.page(slot)[:] = content(keys[index])
         if draw.random() < 0.1:
             for slot in offered.slots:
                 self.stack.host.page(slot)[:] = 0xFF
-            self.stack.abort_put(offered)
+            self.stack.intake.abort(offered)
         else:
-            self.stack.commit_put(offered)
+            self.stack.intake.commit(offered)
         self._moment += 1
         for key in keys:
             self._put_at[key] = self._moment

@@ -22,7 +22,7 @@ from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.peer import LentMemory
 from swift_tiers.radix_tiering.tiers.tier import Tier
 from swift_tiers.radix_tiering.way import sweeps
-from swift_tiers.radix_tiering.way.mover import Mover
+from swift_tiers.radix_tiering.way.down import Mover
 from swift_tiers.radix_tiering.way.parts import Parts
 from swift_tiers.radix_tiering.way.reads import Reads
 

@@ -19,7 +19,7 @@ from swift_tiers.radix_tiering.table.held_page import HOST, Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.way.mover import Mover
+from swift_tiers.radix_tiering.way.down import Mover
 
 from ...base.devices.clock import Clock
 from ...base.devices.setup import SSD

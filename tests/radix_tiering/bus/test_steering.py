@@ -147,9 +147,9 @@ def test_a_page_that_is_not_held_is_refused(command) -> None:
     stack = make_stack()
     key = chain("a")
     assert "is not held below the device" in refusal(stack, command(page=key[0].hex()))
-    offered = stack.begin_put(key, ROOT_KEY, 1)
+    offered = stack.intake.begin(key, ROOT_KEY, 1)
     assert "is not held below the device" in refusal(stack, command(page=key[0].hex())), "it is not there yet"
-    stack.abort_put(offered)
+    stack.intake.abort(offered)
     assert kinds(stack) == []
 
 

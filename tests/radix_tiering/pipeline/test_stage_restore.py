@@ -47,10 +47,10 @@ class Stage:
         """All KV pages, and so many boundary pages."""
         assert put(self.kv, keys) == len(keys)
         kept = keys if boundaries is None else keys[:boundaries]
-        offered = self.boundary.begin_put(kept, ROOT_KEY, 1)
+        offered = self.boundary.intake.begin(kept, ROOT_KEY, 1)
         for index, slot in zip(offered.indices, offered.slots, strict=True):
             self.boundary.host.page(slot)[:] = activations(keys[index])
-        self.boundary.commit_put(offered)
+        self.boundary.intake.commit(offered)
         assert self.kv.wait_written(PATIENCE)
         assert self.boundary.wait_written(PATIENCE)
 

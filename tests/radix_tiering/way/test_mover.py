@@ -14,7 +14,7 @@ from swift_tiers.radix_tiering.table.policy import AdmitAlways, LeastRecentlyUse
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.tier import Read, Tier, Write, Written
-from swift_tiers.radix_tiering.way.mover import Mover
+from swift_tiers.radix_tiering.way.down import Mover
 
 from support.engine import GEOMETRY, chain
 

@@ -13,7 +13,7 @@ from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.table.held_page import HOST, Copy, Page
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.way.nearest_copy import NearestCopy
+from swift_tiers.radix_tiering.way.page_reads import NearestCopy
 
 from support.engine import GEOMETRY, chain, check, copy_of, get, make_stack, memory_ssd, put, settle
 from support.model_peer import ModelPeer

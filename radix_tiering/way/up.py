@@ -1,11 +1,18 @@
-"""Bringing requests' pages up to host memory, before they are admitted or while the device computes the rest.
+"""A page's way up, as one procedure: from what a request asks for to pages in its device's slots.
+
+1. `begin`: a request has arrived, and the device lacks a chain of its pages. Nothing waits for that.
+2. `_start`, on the worker: the chain is claimed page by page as far as it is held, and pinned; a decision is made by
+   what loading and computing cost (`Pacing`); each source is given what to read (`PageReads`); and what was in host
+   memory already is verified.
+3. `_read`, on the threads of the tiers: a page has come up, verified, or will not come (`Reads`). The next is read.
+4. `poll`, on the thread that drives the device: whether the request may be admitted, with all that there is or with a
+   part. It may compute the rest meanwhile: then `step` says how far, and `take` hears what it has taken.
+5. `present`, `places`: what can be copied to the device now. Nothing is promised that is not held.
+6. `release`: nothing is pinned for it any more.
 
 A restore begins when its request arrives, which may be long before there is room for it on the device. So that a long
 queue does not pin all of host memory, one that nobody has asked for yet (`poll`) starts only while less than half of
 it is pinned; and the deadline counts from the first `poll`, since only from then on somebody waits.
-
-Where the device can compute beside it (`Restore.can_compute`), nobody waits for what is faster computed: `poll` says so
-by what both cost, and whoever drives the device asks for each next `step`, and says what it has taken.
 """
 
 from __future__ import annotations
@@ -24,17 +31,17 @@ from ..table.held_page import HOST, Page, Places
 from ..table.page_table import PageTable
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
-from ..tiers.tier import Tier
-from .claims import PAGES_PER_HOLD, Claims
-from .layer_steps import LayerSteps
-from .mover import Mover
+from ..tiers.tier import ReadOutcome, Tier
+from .down import Mover
 from .pacing import Pacing
-from .page_reads import PageReads, Waiter
-from .reads import Reads
+from .page_reads import NearestCopy, PageReads, Waiter
+from .reads import DROPPED, Reads
 from .request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5
+#: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
+PAGES_PER_HOLD = 64
 
 
 class Restorer:
@@ -42,7 +49,6 @@ class Restorer:
 
     def __init__(
         self,
-        namespace: bytes,
         table: PageTable,
         host: HostTier,
         tiers: Sequence[Tier],
@@ -76,23 +82,12 @@ class Restorer:
         )
         reads.reads = self.page_reads
         reads.changed = self._finish_if_settled
-        self._claims = Claims(
-            namespace,
-            table,
-            host,
-            movers,
-            self.page_reads,
-            events=events,
-            verify=verify,
-            fingerprint=fingerprint,
-            settle=self._settle,
-            nearest=reads.nearest,
-        )
+        self._movers = movers
+        self._verify = verify
+        self._checksum = fingerprint
         self._pacing = Pacing(
             planner, reads, events, clock, behind=behind, deadline_seconds=lambda: self._deadline_seconds
         )
-        #: For a device that computes restores layer by layer.
-        self.layers = LayerSteps(table, self._pacing, reads)
         self._counts = dict.fromkeys(RestoreSnapshot.__struct_fields__, 0)
         self._thread = runner.thread(self._run, "swift-restore")
         self._thread.start()
@@ -123,15 +118,6 @@ class Restorer:
         )
         self._jobs.put(lambda: self._start(restore))
         return restore
-
-    @property
-    def namespace(self) -> bytes:
-        """Digest of the namespace in which pages are looked for. May be changed at any time."""
-        return self._claims.namespace
-
-    @namespace.setter
-    def namespace(self, digest: bytes) -> None:
-        self._claims.namespace = digest
 
     @property
     def behind(self) -> float:
@@ -282,6 +268,48 @@ class Restorer:
                 restore.pages = len(restore.claimed)
                 restore.state = RestoreState.READY
 
+    # ---- likewise, where it computes layer by layer ----
+
+    def wants_layers(self, restore: Restore) -> bool:
+        """Whether its layers are to be computed from the bottom, as things are."""
+        with self._table.lock:
+            return self._pacing.by_layers(restore)
+
+    def refuse_layers(self, restore: Restore, why: str) -> None:
+        """They cannot be, for this reason: it goes on as if that had never been thought of."""
+        with self._table.lock:
+            self._pacing.not_by_layers(restore, why)
+
+    def take_layers(self, restore: Restore, front: int, end: int) -> None:
+        """The device, which has the first `front` pages, computes those up to `end` layer by layer. What is missing of
+        them still comes up: `arrived` says when the upper layers can be copied instead."""
+        with self._table.lock:
+            restore.flight.begin(front)
+            restore.computing = True
+            self._pacing.goes_on(restore)
+            restore.story.computed(front, end)
+            # Its pages are of use together only, so none is left out for being computed sooner.
+            self._reads.batch.set_computing(restore, False)
+            self._reads.pump()
+
+    def layers_arrived(self, restore: Restore, front: int, end: int) -> bool | None:
+        """Whether pages `[front, end)` lie in host memory, verified; None if one of them never will. Then nothing more
+        is read for it."""
+        with self._table.lock:
+            if restore.flight.arrived_all(front, end):
+                return not any(page.dropped for page in restore.claimed[front:end]) or None
+            if restore.flight.to_compute(front, end):
+                self._reads.remove(restore)
+                return None
+            return False
+
+    def count_layers(self, restore: Restore, pages: int, computed: int, layers: int) -> None:
+        """Of `pages` pages `computed` of `layers` layers were computed, and the others copied to the device."""
+        with self._table.lock:
+            length = restore.claimed[0].length if restore.claimed else 0
+            self._table.of[HOST].counters.bytes_read += pages * length * (layers - computed) // layers
+            restore.story.by_layers(computed, layers)
+
     # ---- any thread ----
 
     def snapshot(self) -> RestoreSnapshot:
@@ -321,9 +349,9 @@ class Restorer:
             restore.state = RestoreState.RUNNING
             self._counts["started"] += 1
             now = self._table.tick()
-        self._claims.use(restore.prefix_keys, now, restore.reach)
+        self._use(restore.prefix_keys, now, restore.reach)
         try:
-            self._claims.claim(restore, now)
+            self._claim(restore, now)
         finally:
             with self._table.lock:
                 restore.complete = True
@@ -332,10 +360,106 @@ class Restorer:
                     self._pacing.plan(restore)
                     self._reads.pump()
         try:
-            self._claims.verify_resident(restore)
+            self._verify_resident(restore)
         finally:
             with self._table.lock:
                 self._finish_if_settled(restore)
+
+    def _count_misses(self, wanted: int, sources: Sequence[int] = ()) -> None:
+        """Of so many pages those of `sources` were found, each in its tier: every other tier that comes before that
+        one lacks it. Lock held."""
+        for copies in self._table.of:
+            wanted -= sources.count(copies.number)
+            copies.counters.misses += wanted
+
+    def _use(self, keys: Sequence[bytes], now: int, reach: int) -> None:
+        """Count a use of pages that the device has."""
+        for start in range(0, len(keys), PAGES_PER_HOLD):
+            with self._table.lock:
+                for key in keys[start : start + PAGES_PER_HOLD]:
+                    if (page := self._table.settled(self._table.serving, key)) is not None:
+                        self._touch(page, now, reach)
+
+    def _touch(self, page: Page, now: int, reach: int) -> None:
+        self._table.use(page, now, reach)
+        if page.resident:
+            for mover in self._movers:
+                if page.copies[mover.number] is None:
+                    mover.offer(page)
+
+    def _claim(self, restore: Restore, now: int) -> None:
+        """Pin the chain as far as it goes."""
+        found: list[int] = []  # the tiers of the pages that there are
+        with self._table.lock:
+            nearest = self._reads.nearest()
+        for start in range(0, len(restore.keys), PAGES_PER_HOLD):
+            batch = restore.keys[start : start + PAGES_PER_HOLD]
+            with self._table.lock:
+                if restore.state is not RestoreState.RUNNING:
+                    return
+                for key in batch:
+                    page = self._table.settled(self._table.serving, key)
+                    if page is None or not self._claim_page(restore, page, now, nearest):
+                        break
+                    found.append(restore.sources[-1])
+            if len(found) < start + len(batch):
+                break
+        with self._table.lock:
+            if restore.state is RestoreState.RUNNING:
+                restore.story.found(restore.by_source())
+            self._count_misses(len(restore.keys), found)
+
+    def _claim_page(self, restore: Restore, page: Page, now: int, nearest: NearestCopy) -> bool:
+        unit = len(restore.claimed)
+        there = False
+        if page.resident:
+            source, under_way, there = HOST, True, not self._verify
+        elif page.landing >= 0:
+            # What a page lands from is the nearest tier that has it; once it has left there, nobody knows.
+            below = range(HOST + 1, len(page.copies))
+            source, under_way, there = next(filter(page.whole_in, below), below[-1]), True, True
+        elif (joined := self.page_reads.join(page, (restore, unit, None))) is not None:
+            source, under_way = joined, True
+        elif page.saved:
+            source, under_way = nearest.choose(page), False
+        else:
+            return False
+        self._table.pin(page)
+        restore.claimed.append(page)
+        restore.sources.append(source)
+        restore.flight.append(restore.tiers[source])
+        if under_way:
+            restore.flight.take_load(range(unit, unit + 1))
+        if there:
+            restore.flight.arrived(unit)
+        self._touch(page, now, restore.reach)
+        return True
+
+    def _verify_resident(self, restore: Restore) -> None:
+        """Check the bytes of the pages that were in host memory already; they are pinned, so no lock is needed."""
+        if not self._verify:
+            return
+        with self._table.lock:
+            resident = [
+                (unit, page)
+                for unit, page in enumerate(restore.claimed)
+                if restore.sources[unit] == HOST and restore.state is RestoreState.RUNNING
+            ]
+        for unit, page in resident:
+            expected, digest = page.digest, self._checksum(self._host.page(page.slot))
+            with self._table.lock:
+                if restore.state is not RestoreState.RUNNING:
+                    return  # no longer pinned: the slot may hold another page by now
+                failure = DROPPED if page.dropped else ""
+                if expected is None:
+                    # Came up from ssd, where its units were verified; this is the first look at it in memory.
+                    page.learn_digest(digest)
+                elif digest != expected and not page.dropped:
+                    self._table.of[HOST].counters.checksum_failures += 1
+                    self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
+                    self._table.drop(page)
+                    failure = ReadOutcome.CHECKSUM.value
+                self._settle(restore, unit, HOST, failure)
 
     def _may_start_early(self, pages: int) -> bool:
         kept = self._table.operator_pins.kept_pages
@@ -355,8 +479,8 @@ class Restorer:
     def _miss(self, restore: Restore) -> None:
         with self._table.lock:
             now = self._table.tick()
-            self._claims.count_misses(len(restore.keys))
-        self._claims.use(restore.prefix_keys, now, restore.reach)
+            self._count_misses(len(restore.keys))
+        self._use(restore.prefix_keys, now, restore.reach)
 
     # ---- lock held ----
 

@@ -1,17 +1,26 @@
-"""Pages on their way down: from host memory to one tier beneath it.
+"""A page's way down, as one procedure: from the device into host memory, and from there to the tiers beneath it.
 
-A bounded number of pages is being written at a time; the rest waits in a queue without holding anything, so a page that
-leaves host memory meanwhile is simply not written. To a durable tier parents go before their children. Where there is
-no room, those leave for a page that are worth less, by the order of the tier.
+1. `Intake.begin`: the device offers a chain of pages. Those that are not held get a slot of host memory each, and
+   whoever drives the device fills it. Until then nobody finds them.
+2. `Intake.commit`: they are there. Each tier beneath is offered them, at once or when host memory needs their room.
+3. `Mover.offer`, `enqueue`: a tier takes what its policy admits; to a durable one parents go before their children.
+4. `Mover.pump`, `_begin`: a bounded number of pages is being written at a time. The rest waits in a queue without
+   holding anything, so a page that leaves host memory meanwhile is simply not written. Where a tier has no room, those
+   leave for a page that are worth less, by the order of the tier.
+5. `Mover._completion`, on the tier's thread: it is written, and its bytes were still the page's; or it is forgotten.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from ..base.events import EventLog
+from ..base.page import ROOT_KEY, PageRecord
 from ..base.runner import Runner
 from ..table.held_page import HOST, Page
 from ..table.page_table import PageTable
@@ -21,6 +30,142 @@ from ..tiers.tier import Tier, Write, Written
 
 #: What is wanted of a tier beyond the pages that memory holds now: room for those to come.
 HEADROOM = 1.25
+#: With write-back, pages that would be lost next are written once less than this share of host memory is safe to use.
+WRITE_BACK_RESERVE = 0.25
+#: Pages that write-back looks at in one step: bounds how long the page table is locked.
+WRITE_BACK_STEP = 64
+#: Why pages are refused that came of weights which are gone.
+WEIGHTS_CHANGED = "the weights changed"
+
+
+class Put(NamedTuple):
+    """Pages on their way into host memory: `pages[i]`, the `indices[i]`-th of the offered ones, goes to `slots[i]`."""
+
+    pages: list[Page]
+    indices: list[int]
+    slots: list[int]
+    refused: int  # offered pages that are neither held nor taken in
+
+
+class Intake:
+    """Takes pages from the device into host memory. Any thread."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        host: HostTier,
+        movers: Sequence[Mover],
+        *,
+        through: Callable[[], bool],
+        fingerprint: Callable[[np.ndarray], bytes],
+    ) -> None:
+        """`movers`: to the tiers beneath. `through()`: whether pages go to durable ones as soon as they come in, not
+        only when host memory needs their room."""
+        self._through = through
+        self._table = table
+        self._host = host
+        self._movers = movers
+        self._fingerprint = fingerprint
+
+    def tick(self) -> int:
+        """A new logical time, for all steps of one long chain."""
+        with self._table.lock:
+            return self._table.tick()
+
+    def begin(
+        self, keys: Sequence[bytes], parent: bytes, depth: int, now: int | None = None, namespace: bytes | None = None
+    ) -> Put:
+        """Take slots for the pages of a chain that are not held yet.
+
+        `keys` follow each other in one sequence, the first one after page `parent` (ROOT_KEY for none), at position
+        `depth` (from 1). The caller fills the slots, then calls `commit` or `abort`; until then the pages are
+        invisible. Pages whose prefix is not held, or for which there is no room, are refused together with all
+        behind them; and all of them where they are of another `namespace` (its digest) than the one served now.
+        """
+        put = Put([], [], [], 0)
+        length = self._host.geometry.page_bytes
+        with self._table.lock:
+            if namespace is not None and namespace != self._table.serving:
+                self._table.of[HOST].counters.refuse(WEIGHTS_CHANGED, len(keys))
+                return put._replace(refused=len(keys))
+            now = self._table.tick() if now is None else now
+            anchor = self._table.settled(self._table.serving, parent)
+            if anchor is not None:
+                self._table.refresh(anchor, now)
+                # Nothing may evict the prefix between here and the first child's entry.
+                self._table.pin(anchor)
+            for index, key in enumerate(keys):
+                page = self._table.settled(self._table.serving, key)
+                if page is None:
+                    previous = keys[index - 1] if index else parent
+                    record = PageRecord(key, previous, self._table.serving, depth + index, length)
+                    page = self._take_in(record, now)
+                    if page is None:
+                        put = put._replace(refused=len(keys) - index)
+                        break
+                    put.pages.append(page)
+                    put.indices.append(index)
+                    put.slots.append(page.slot)
+                else:
+                    self._table.refresh(page, now)
+            if anchor is not None:
+                self._table.unpin(anchor)
+        return put
+
+    def digests(self, put: Put) -> list[bytes]:
+        """The checksums of the slots of `put`, once they are filled."""
+        return [self._fingerprint(self._host.page(slot)) for slot in put.slots]
+
+    def commit(self, put: Put, digests: Sequence[bytes] | None = None) -> None:
+        """The slots are filled: publish the pages. `digests` are their checksums, computed here if not given."""
+        if digests is None:
+            digests = self.digests(put)
+        with self._table.lock:
+            for page, digest in zip(put.pages, digests, strict=True):
+                self._table.end(page, HOST, whole=True, digest=digest)
+            for mover in filter(self._goes_through, self._movers):
+                for page in put.pages:
+                    if not page.dropped:
+                        mover.offer(page)
+            self._write_back()
+
+    def abort(self, put: Put) -> None:
+        """The slots could not be filled: forget the pages."""
+        with self._table.lock:
+            for page in reversed(put.pages):
+                self._table.end(page, HOST, whole=False)
+
+    def refuse_stale(self, pages: int) -> None:
+        """So many pages that the device offers are not taken in: they may come of weights that are gone."""
+        with self._table.lock:
+            self._table.of[HOST].counters.refuse(WEIGHTS_CHANGED, pages)
+
+    def _take_in(self, record: PageRecord, now: int) -> Page | None:
+        if record.parent != ROOT_KEY and self._table.find(record.namespace, record.parent) is None:
+            self._table.of[HOST].counters.refuse("prefix not held")
+            return None
+        slot = self._table.take_slot(now)
+        if slot is None:
+            self._table.of[HOST].counters.refuse("full")
+            return None
+        page = self._table.enter(record, now)
+        assert page is not None, "the parent of a put is pinned or being filled"
+        self._table.begin(page, HOST, slot)
+        return page
+
+    def _write_back(self) -> None:
+        """With write-back: save the pages that leave host memory next, before their room is needed."""
+        later = [mover for mover in self._movers if not self._goes_through(mover)]
+        reserve = max(1, int(self._host.limit_slots * WRITE_BACK_RESERVE))
+        if later and self._host.free_slots < reserve:
+            count = min(reserve - self._host.free_slots, WRITE_BACK_STEP)
+            for page in self._table.coldest_unsaved(count):
+                for mover in later:
+                    mover.offer(page)
+
+    def _goes_through(self, mover: Mover) -> bool:
+        """Whether pages go to its tier as soon as they come in."""
+        return self._through() or not mover.copies.durable
 
 
 class Mover:
