@@ -21,6 +21,10 @@ class BusError(SwiftTiersError):
     """The bus cannot be used just now. Serving goes on without it; the message names the remedy."""
 
 
+class CommandError(SwiftTiersError):
+    """A command of an operator that is not carried out. The message says why, and what would be."""
+
+
 class NotHeldError(SwiftTiersError):
     """A page was to be copied to the device that has not come up, or is held nowhere: a defect of ours. The load fails,
     and nothing is answered from it."""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..base.config import TiersConfig
 from ..base.page import PageRecord, page_digest
 from ..base.slot_map import TierMap
 from ..figures.counters import LinkCounters
@@ -111,6 +112,18 @@ class TierListener(Protocol):
         """Nothing of this part can be read any more. `lost`: the pages with bytes there and their places; None: the
         page table knows them by `Tier.part_of`."""
         ...
+
+
+class Obeyed(NamedTuple):
+    """What a tier has done for an operator: in words, and the events that tell of it, with their fields."""
+
+    text: str
+    events: Sequence[tuple[str, dict[str, Any]]] = ()
+
+
+#: Carries out an operator's order, whose argument it is given, and may wait for devices. Raises CommandError where it
+#: does not, which says why, or another SwiftTiersError.
+TierOrder = Callable[[str], Obeyed]
 
 
 class Tier(ABC):
@@ -260,6 +273,12 @@ class Tier(ABC):
         """Let nothing that was written of a namespace so far be found after a restart. Waits for the devices. False
         where that could not be written down."""
         return True
+
+    # ---- operators ----
+
+    def commands(self, config: TiersConfig) -> Mapping[str, TierOrder]:
+        """What operators may order of this tier beyond what every tier does, by name. `config`: as it is now."""
+        return {}
 
     # ---- telling ----
 

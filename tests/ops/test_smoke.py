@@ -93,6 +93,7 @@ ORDERS = {
     "drop": [PAGE],
     "set-policy": ["eviction", "lfu"],
     "cap-tier": ["host", "8GiB"],
+    "order-tier": ["ssd", "drain", "0"],
     "recall-leases": ["all"],
     "pin-lease": ["12"],
     "unpin-lease": ["12"],

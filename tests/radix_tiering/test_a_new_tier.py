@@ -12,7 +12,7 @@ import pytest
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.base.slot_map import SlotState
-from swift_tiers.radix_tiering.bus.contract.commands import CapTier
+from swift_tiers.radix_tiering.bus.contract.commands import CapTier, OrderTier
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.table.rules import check_rules
@@ -87,6 +87,23 @@ def test_what_it_has_lost_is_promised_to_nobody_and_written_again() -> None:
     assert stack.probe(keys) < 3
     get(stack, keys)
     assert get(stack, chain("b", 1, 2)) == 3, "memory has it, and writes it again"
+    check(stack)
+
+
+def test_operators_order_what_it_alone_can_do() -> None:
+    stack, _ = with_attic()
+    keys = filled(stack)
+    assert obey(stack, OrderTier(tier="attic", order="lose")) == "everything is lost"
+    quiet(stack)
+    assert stack.probe(keys) < 3
+    [event] = [event for event in stack.events.since() if event.kind == "model.emptied"]
+    assert event.fields["tier"] == "attic"
+    for tier, order, argument, why in (
+        ("attic", "drain", "", "order: attic has none called drain; it has: lose"),
+        ("attic", "lose", "all", "lose: takes no argument, and not 'all'"),
+        ("cellar", "lose", "", "this server has no cellar tier"),
+    ):
+        assert str(obey(stack, OrderTier(tier=tier, order=order, argument=argument))) == why
     check(stack)
 
 

@@ -16,6 +16,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
     DrainDevice,
     Drop,
     Flush,
+    OrderTier,
     Pin,
     PinLease,
     RecallLeases,
@@ -48,6 +49,10 @@ def carry_out(server: DemoServer, command: AnyCommand) -> str:
             device = server.stripes.add()
             server.events.emit("device.added", device=device.path, number=device.number)
             return f"device {device.number}: {device.path}"
+        case OrderTier(tier="ssd", order="drain", argument=number) if number.isdecimal():
+            return _drain(server, int(number))
+        case OrderTier(tier=tier):
+            raise CommandError(f"order: the demo simulates none of {tier} but `ssd drain NUMBER`; a real server obeys")
         case Flush(tiers=tiers):
             return _flush(server, everywhere=tiers == "all")
         case SetPolicy(field=field, value=value):

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from ...base.errors import SwiftTiersError
+from ...base.errors import CommandError
 
 PageKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="hex key of a page")]
 LeaseNumber = Annotated[int, Meta(ge=1, description="number of a lease at its donor")]
@@ -21,10 +21,6 @@ LeaseName = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z", description="a rank, as leases call it: SERVER.RANK")
 ]
 RankName = Annotated[str, Meta(pattern=r"^dp\d+-tp\d+\Z", description="the one rank that is meant")]
-
-
-class CommandError(SwiftTiersError):
-    """A command that is not carried out. The message says why, and what would be."""
 
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):
@@ -97,6 +93,15 @@ class CapTier(Command, frozen=True, tag="cap_tier"):
     limit: str | int | None = None  # "8GiB", or bytes
 
 
+class OrderTier(Command, frozen=True, tag="order_tier"):
+    """Let one tier do what it alone can do: `drain` or `add` of ssd. Which orders a tier has, it says when it has not
+    the one that is named."""
+
+    tier: CappedTier
+    order: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}\Z", description="what it can do")]
+    argument: Annotated[str, Meta(max_length=4096, description="for what")] = ""
+
+
 class RecallLeases(Command, frozen=True, tag="recall_leases"):
     """Ask borrowers to return a lease, or all; of one borrower only, if it is named. They may be lent again."""
 
@@ -135,6 +140,7 @@ AnyCommand = (
     | Drop
     | SetPolicy
     | CapTier
+    | OrderTier
     | RecallLeases
     | PinLease
     | UnpinLease

@@ -7,9 +7,7 @@ of the serving engine, between two batches.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal, assert_never
 
 import msgspec
@@ -22,6 +20,7 @@ from ...stack import TierStack
 from ...table.held_page import Page
 from ...table.policy import admission_policy, eviction_policy
 from ...tiers.ssd.ssd_tier import SsdTier
+from ...tiers.tier import Tier
 from ...way import sweeps
 from ..contract.commands import (
     AddDevice,
@@ -32,6 +31,7 @@ from ..contract.commands import (
     DrainDevice,
     Drop,
     Flush,
+    OrderTier,
     Pin,
     PinLease,
     RecallLeases,
@@ -84,9 +84,11 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
         case Flush(tiers=tiers):
             return _flush(stack, durable=tiers == "all")
         case DrainDevice(device=device):
-            return _drain(stack, device)
+            return _order(stack, SsdTier.name, "drain", str(device))
         case AddDevice(directory=directory):
-            return _add(stack, directory)
+            return _order(stack, SsdTier.name, "add", directory)
+        case OrderTier(tier=tier, order=order, argument=argument):
+            return _order(stack, tier, order, argument)
         case Pin(page=key):
             return _pin(stack, _held(stack, key))
         case Unpin(page=key):
@@ -208,9 +210,7 @@ def _cap_host(stack: TierStack, limit: int | None) -> Errand:
 
 
 def _cap(stack: TierStack, name: str, limit: int | None) -> Errand:
-    tier, table = stack.tiers.get(name), stack.table
-    if tier is None:
-        raise CommandError(_LACKS.get(name, f"this server has no {name} tier"))
+    tier, table = _tier(stack, name), stack.table
     with table.lock:
         copies = table.named(name)
         pages = table.pinned_in(copies.number)
@@ -240,56 +240,25 @@ def _shed(stack: TierStack, tier: str, limit: int | None, effective: int) -> Err
     return f"{text}; what running requests hold beyond that leaves when they are done" if rest else text
 
 
-# ---- devices ----
+# ---- what a tier alone can do ----
 
 
-def _ssd(stack: TierStack) -> SsdTier:
-    ssd = stack.tiers.get(SsdTier.name)
-    if not isinstance(ssd, SsdTier):
-        raise CommandError(_LACKS[SsdTier.name])
-    return ssd
-
-
-def _drain(stack: TierStack, number: int) -> str:
-    ssd = _ssd(stack)
-    _, devices = ssd.snapshot()
-    if number >= len(devices):
-        raise CommandError(f"device: there is no device {number} here, only 0 to {len(devices) - 1}")
-    device = devices[number]
-    if device.service == "draining":
-        return f"{device.path} was draining already"
-    if not device.in_service:
-        raise CommandError(f"device: {device.path} is out of service: {device.reason}")
-    ssd.stripes.drain(number)
-    stack.events.emit("device.draining", device=device.path)
-    others = any(other.service == "in service" for other in devices if other is not device)
-    return f"{device.path} gets no new pages" + ("" if others else "; no device is left that does")
-
-
-def _add(stack: TierStack, directory: str) -> Errand:
-    ssd = _ssd(stack)
-    _check_place(stack, directory)
-    number, path = ssd.add_device(directory)
+def _order(stack: TierStack, name: str, order: str, argument: str) -> Errand:
+    tier = _tier(stack, name)
+    orders = tier.commands(stack.config)
+    if order not in orders:
+        raise CommandError(f"order: {name} has none called {order}; it has: {', '.join(orders) or 'none'}")
     yield
-    stack.events.emit("device.added", device=path, number=number)
-    return f"device {number}: {path}; name {directory} under ssd.directories when the server is started again"
+    obeyed = orders[order](argument)
+    for event, facts in obeyed.events:
+        stack.events.emit(event, **facts)
+    return obeyed.text
 
 
-def _check_place(stack: TierStack, directory: str) -> None:
-    """Raise CommandError for a directory that whoever may write to this bus must not fill.
-
-    The embedded Redis takes commands of this server's user alone, who may write there anyway.
-    """
-    allowed = stack.config.ssd.add_beneath
-    if not allowed and stack.config.bus.url is None:
-        return
-    real = os.path.realpath(directory)
-    if not any(Path(real).is_relative_to(os.path.realpath(place)) for place in allowed):
-        places = ", ".join(allowed) or "nothing"
-        raise CommandError(
-            f"directory: {directory!r} is not beneath ssd.add_beneath of this server ({places}); name one that is, or "
-            "add it there and start the server again"
-        )
+def _tier(stack: TierStack, name: str) -> Tier:
+    if name not in stack.tiers:
+        raise CommandError(_LACKS.get(name, f"this server has no {name} tier"))
+    return stack.tiers[name]
 
 
 # ---- leases ----

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...base.errors import ConfigError, FormatError
+from ...base.config import TiersConfig
+from ...base.errors import CommandError, ConfigError, FormatError
 from ...base.page import PageRecord, page_digest
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import TierMap
 from ...figures.counters import DeviceSnapshot, LinkCounters, StripeSnapshot
 from ...table.held_page import Copy
-from ..tier import LandDone, Read, ReadOutcome, Tier, TierListener, Write, Written, as_many_as_free
+from ..tier import LandDone, Obeyed, Read, ReadOutcome, Tier, TierListener, TierOrder, Write, Written, as_many_as_free
 from . import DeviceArray, Placement, ReadRequest, StoredPage, StripeSet, WriteRequest
 from .arrays.throttled import ThrottledArray
 from .blockio import STALL_SECONDS, close_array
@@ -233,6 +236,32 @@ class SsdTier(Tier):
         status = self.stripes.status()
         return stripe_snapshot(status), device_snapshots(status)
 
+    # ---- operators ----
+
+    def commands(self, config: TiersConfig) -> Mapping[str, TierOrder]:
+        """`drain NUMBER`: a device gets no new pages. `add DIRECTORY`: one more device joins the set."""
+        return {"drain": self._drain, "add": partial(self._add, config)}
+
+    def _drain(self, argument: str) -> Obeyed:
+        devices = self.snapshot()[1]
+        if not argument.isdecimal() or int(argument) >= len(devices):
+            raise CommandError(f"device: there is no device {argument} here, only 0 to {len(devices) - 1}")
+        device = devices[int(argument)]
+        if device.service == "draining":
+            return Obeyed(f"{device.path} was draining already")
+        if not device.in_service:
+            raise CommandError(f"device: {device.path} is out of service: {device.reason}")
+        self.stripes.drain(int(argument))
+        others = any(other.service == "in service" for other in devices if other is not device)
+        text = f"{device.path} gets no new pages" + ("" if others else "; no device is left that does")
+        return Obeyed(text, [("device.draining", {"device": device.path})])
+
+    def _add(self, config: TiersConfig, directory: str) -> Obeyed:
+        _check_place(config, directory)
+        number, path = self.add_device(directory)
+        text = f"device {number}: {path}; name {directory} under ssd.directories when the server is started again"
+        return Obeyed(text, [("device.added", {"device": path, "number": number})])
+
     # ---- telling ----
 
     def details(self) -> dict[str, Any]:
@@ -258,3 +287,20 @@ class SsdTier(Tier):
             self.direct.close()
         self.stripes.close(None if copies is None else [copy.place for copy in copies], timeout)
         close_array(self._array, self._runner)
+
+
+def _check_place(config: TiersConfig, directory: str) -> None:
+    """Raise CommandError for a directory that whoever may write to this bus must not fill.
+
+    The embedded Redis takes commands of this server's user alone, who may write there anyway.
+    """
+    allowed = config.ssd.add_beneath
+    if not allowed and config.bus.url is None:
+        return
+    real = os.path.realpath(directory)
+    if not any(Path(real).is_relative_to(os.path.realpath(place)) for place in allowed):
+        places = ", ".join(allowed) or "nothing"
+        raise CommandError(
+            f"directory: {directory!r} is not beneath ssd.add_beneath of this server ({places}); name one that is, or "
+            "add it there and start the server again"
+        )

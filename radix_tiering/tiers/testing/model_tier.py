@@ -9,12 +9,14 @@ from functools import partial
 
 import numpy as np
 
+from ...base.config import TiersConfig
+from ...base.errors import CommandError
 from ...base.page import page_digest
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import SlotState, TierMap
 from ...figures.counters import LinkCounters
 from ...table.held_page import Copy
-from ..tier import Read, ReadOutcome, Tier, TierListener, Write, Written
+from ..tier import Obeyed, Read, ReadOutcome, Tier, TierListener, TierOrder, Write, Written
 
 
 class ModelTier(Tier):
@@ -66,6 +68,18 @@ class ModelTier(Tier):
             assert listener is not None
             self._jobs.append(lambda: listener.gone("all", "lost", None))
             self._wake.notify_all()
+
+    # ---- operators ----
+
+    def commands(self, config: TiersConfig) -> Mapping[str, TierOrder]:
+        """`lose`: what an operator would order of a real tier that breaks."""
+        return {"lose": self._lose}
+
+    def _lose(self, argument: str) -> Obeyed:
+        if argument:
+            raise CommandError(f"lose: takes no argument, and not {argument!r}")
+        self.lose_all()
+        return Obeyed("everything is lost", [("model.emptied", {"tier": self.name})])
 
     # ---- room ----
 
