@@ -1,8 +1,9 @@
-"""What one request claims below the device: a chain of pages, on their way up to host memory or there.
+"""Everything that the engine knows of one request: a chain of pages, on their way up to host memory or there.
 
-    WAITING --(worker takes it)--> RUNNING --(all pages settled)--> READY
-       |                              |---(deadline passed)------> READY, with what has come up so far
-       '----------(cancel)------------'--(cancel)----------------> CANCELLED
+    WAITING --(worker takes it)--> RUNNING --(all pages settled)----> READY --(release)--> RELEASED
+       |                              |------(deadline passed)------> READY, with what has come up so far
+       |------(deadline passed)-------|-----------------------------> READY, with nothing
+       '---------(release)------------'------------------------------------(release)-----> RELEASED
 
 While it is RUNNING or READY its pages are pinned. READY is final until `release`: `pages` pages from the start of the
 chain lie in host memory, verified, and cannot leave. Nothing is promised before that, but to a device that has begun
@@ -31,7 +32,7 @@ class RestoreState(Enum):
     WAITING = auto()
     RUNNING = auto()
     READY = auto()
-    CANCELLED = auto()
+    RELEASED = auto()
 
 
 class Readiness(IntEnum):
@@ -73,7 +74,6 @@ class Restore:
         "outcome",
         "pages",
         "prefix_keys",
-        "released",
         "replan",
         "short",
         "sources",
@@ -115,7 +115,6 @@ class Restore:
         self.complete = False  # the chain has been claimed as far as it goes
         self.short = False  # a page was found that could not be claimed
         self.pages = 0  # final when READY
-        self.released = False
         self.decision: Decision | None = None
         self.replan = float("-inf")  # when it is decided anew
         self.estimate: float | None = None  # seconds that the first decision expected it to take
@@ -128,6 +127,32 @@ class Restore:
             page_tokens=page_tokens, prefix_pages=len(prefix_keys), wanted_pages=len(keys), began=started, why=why
         )
         self.story.flight = self.flight
+
+    # ---- its way ----
+
+    @property
+    def under_way(self) -> bool:
+        """Whether more of it may come, or be decided."""
+        return self.state in (RestoreState.WAITING, RestoreState.RUNNING)
+
+    def end(self, outcome: str, now: float) -> None:
+        """How it ended, by the name of a count, and when; `settle` or `release` follows."""
+        assert self.under_way, f"it is {self.state.name}, and ended as {self.outcome}"
+        self.outcome, self.ended = outcome, now
+
+    def settle(self, pages: int) -> None:
+        """-> READY: so many pages from the start are there for good."""
+        assert self.under_way, f"it is {self.state.name}"
+        self.pages, self.state = pages, RestoreState.READY
+
+    def release(self) -> list[Page]:
+        """-> RELEASED; the pages that were pinned for it, whose pins whoever calls gives back."""
+        assert not self.under_way or self.ended is not None, "it ends before it is released"
+        self.state, self.story.flight = RestoreState.RELEASED, None
+        claimed, self.claimed = self.claimed, []
+        return claimed
+
+    # ---- its pages ----
 
     @property
     def reach(self) -> int:

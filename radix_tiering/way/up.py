@@ -140,9 +140,9 @@ class Restorer:
         """A restore of `keys` where nothing is held, or, if `why` says so, wanted: ready now, with no page. Counts the
         misses and the uses."""
         restore = Restore(keys, prefix_keys, self._clock(), tiers=self._names, page_tokens=self._page_tokens, why=why)
-        restore.ended = restore.started
+        restore.end("", restore.started)
         restore.complete = True
-        restore.state = RestoreState.READY
+        restore.settle(0)
         self._jobs.put(lambda: self._miss(restore))
         return restore
 
@@ -150,7 +150,7 @@ class Restorer:
         """What the request may do now. Past its deadline it is no longer kept waiting: it goes on with what has come
         up, or computes what is missing."""
         now = self._clock()
-        if restore.state in (RestoreState.READY, RestoreState.CANCELLED):
+        if not restore.under_way:
             return self._pacing.readiness_of_settled(restore)
         if restore.asked is None:
             restore.asked = now
@@ -163,7 +163,7 @@ class Restorer:
         if now < restore.deadline:
             return Readiness.WAIT
         with self._table.lock:
-            if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
+            if restore.under_way:
                 self._end(restore, "expired")
                 waited = self._clock() - restore.started
                 self._events.emit("restore.expired", pages=len(restore.keys), seconds=round(waited, 3))
@@ -172,23 +172,19 @@ class Restorer:
 
     def settled(self, restore: Restore) -> bool:
         """Whether nothing is to be waited for, computed or decided any more, without beginning to wait."""
-        ended = restore.state in (RestoreState.READY, RestoreState.CANCELLED)
-        return ended and self._pacing.readiness_of_settled(restore) is Readiness.READY
+        return not restore.under_way and self._pacing.readiness_of_settled(restore) is Readiness.READY
 
     def release(self, restore: Restore) -> None:
         """The request has its pages on the device, or ended: nothing is pinned for it any more. Idempotent."""
         with self._table.lock:
-            if restore.released:
+            if restore.state is RestoreState.RELEASED:
                 return
-            restore.released = True
             self._reads.ended(restore)
-            restore.story.flight = None
             self._pacing.goes_on(restore)
             self._reads.remove(restore)
-            if restore.state in (RestoreState.WAITING, RestoreState.RUNNING):
+            if restore.under_way:
                 self._end(restore, "completed" if restore.all_there else "cancelled")
-                restore.state = RestoreState.CANCELLED
-            claimed, restore.claimed = restore.claimed, []
+            claimed = restore.release()
         if claimed:
             self._jobs.put(lambda: self._give_back(claimed))
 
@@ -265,8 +261,7 @@ class Restorer:
             restore.story.taken(self._clock())
             if restore.state is RestoreState.RUNNING:
                 self._end(restore, "split")
-                restore.pages = len(restore.claimed)
-                restore.state = RestoreState.READY
+                restore.settle(len(restore.claimed))
 
     # ---- likewise, where it computes layer by layer ----
 
@@ -515,10 +510,10 @@ class Restorer:
         if restore.state is RestoreState.WAITING:
             self._counts["started"] += 1  # the worker has not come to it: without this, more would end than begin
         self._counts[outcome] += 1
-        restore.outcome = outcome
-        restore.ended = self._clock()
+        now = self._clock()
+        restore.end(outcome, now)
         if outcome == "completed":
-            restore.story.ready(restore.ended)
+            restore.story.ready(now)
         if outcome != "cancelled":
             self._tell_lost(restore)
 
@@ -542,5 +537,4 @@ class Restorer:
                 self._table.unpin(page)
                 restore.flight.failed(unit)
             del restore.claimed[usable:], restore.sources[usable:]
-        restore.pages = usable
-        restore.state = RestoreState.READY
+        restore.settle(usable)
