@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import LinkerTransferPhase
@@ -23,7 +24,7 @@ from ..tell.sampler import Sampler
 from .admission import Admission, least
 from .keeping_cache import KeepingRadixCache
 from .layer_wise import LayerWise
-from .linker import SwiftLinker
+from .linker import NodeTransfer, SwiftLinker, kv_transfer
 from .request import Stage, TieredRequest, why_whole
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
@@ -199,15 +200,25 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
         return pages if pages > device_hit_pages else 0
 
     def _offload_node(self, node_id: Any, transfers: Any) -> None:
-        before = self.cache.get_prefix_hash_values(node_id)
+        node, before = kv_transfer(transfers), self.cache.get_prefix_hash_values(node_id)
         if before and not self.cache_linker.holds(before[-1]):
-            # The tiers have lost what the tree believes to be stored. The path is on the device, and locked with the
-            # node.
-            rows = self.cache.path_device_indices(node_id)[: len(before) * self.cache.page_size]
-            self.cache_linker.expect_offload(before[-1], len(before) + 1, before, rows)
+            # The tiers have lost what the tree believes to be stored, and SGLang itself never offers a node twice. The
+            # path is on the device, and locked with the node: it is offered along.
+            path = self.cache.path_device_indices(node_id)[: len(before) * self.cache.page_size]
+            offered = NodeTransfer(
+                name=node.name,
+                keys=[*before, *node.keys],
+                device_indices=torch.cat([path, node.device_indices]),
+            )
         else:
-            self.cache_linker.expect_offload(before[-1] if before else None, len(before) + 1)
-        super()._offload_node(node_id, transfers)
+            offered = NodeTransfer(
+                name=node.name,
+                keys=node.keys,
+                device_indices=node.device_indices,
+                parent=before[-1] if before else None,
+                depth=len(before) + 1,
+            )
+        super()._offload_node(node_id, [offered])
 
     def release_request(self, rid: str) -> None:
         super().release_request(rid)

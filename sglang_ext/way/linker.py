@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -54,13 +54,12 @@ def _no_lengths() -> list[int]:
     return []
 
 
-class _Ahead(NamedTuple):
-    """What the next `offload` is not told: see `SwiftLinker.expect_offload`."""
+@dataclass
+class NodeTransfer(PoolTransfer):
+    """What a node of the tree offers, and where it stands in its sequence, which SGLang's own transfer does not say."""
 
-    parent: str | None = None
-    depth: int = 1
-    prefix_hashes: Sequence[str] = ()
-    prefix_rows: torch.Tensor | None = None
+    parent: str | None = None  # hash of the page before the first one
+    depth: int = 1  # position of the first one, in pages from 1
 
 
 class SwiftLinker(UnifiedCacheLinker):
@@ -105,7 +104,6 @@ class SwiftLinker(UnifiedCacheLinker):
         self.stale_device = False  # the device still has KV of weights that are gone: nothing is taken from it
         self._queued: dict[str, Load] = {}
         self._running: dict[int, list[Load]] = {}
-        self._ahead = _Ahead()
         self._closed = False
         stack.planner.launch_blocks = pool.device.type == "cpu"
         self._times = ForwardTimes(blocking=stack.planner.launch_blocks)
@@ -139,13 +137,13 @@ class SwiftLinker(UnifiedCacheLinker):
         """Every restorable length of the tail `transfers`, in pages: all of them up to what is verified and pinned
         now."""
         request = self.requests.get(rid)
-        return [] if request is None else list(range(1, request.promised(_kv(transfers).keys) + 1))
+        return [] if request is None else list(range(1, request.promised(kv_transfer(transfers).keys) + 1))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue the copy of promised pages into device slots. Always accepted: ranks must answer alike."""
         request = self.requests.get(rid)
         try:
-            transfer = _kv(transfers)
+            transfer = kv_transfer(transfers)
             if request is None:
                 raise RuntimeError("nothing is kept for it")
             first, places = request.places(transfer.keys)
@@ -198,36 +196,18 @@ class SwiftLinker(UnifiedCacheLinker):
         """Whether a page is held below the device now."""
         return bool(self.stack.probe([bytes.fromhex(page_hash)]))
 
-    def expect_offload(
-        self,
-        parent: str | None,
-        depth: int,
-        prefix_hashes: Sequence[str] = (),
-        prefix_rows: torch.Tensor | None = None,
-    ) -> None:
-        """What the next `offload` is not told: the page before its first one, and its position, in pages from 1.
-
-        Where the tiers have lost that page meanwhile, `prefix_hashes` and `prefix_rows` are the whole path to it on
-        the device, which is then offered along: SGLang itself never offers a node twice.
-        """
-        self._ahead = _Ahead(parent, depth, prefix_hashes, prefix_rows)
-
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
         """Queue pages for the tiers. Always accepted; the result comes in the order of acceptance."""
-        ahead, self._ahead = self._ahead, _Ahead()
         try:
-            transfer = _kv(transfers)
+            node = kv_transfer(transfers)
+            if not isinstance(node, NodeTransfer):
+                raise TypeError("it does not say where in its sequence it stands")
             # A private copy of the indices: they are read later, on another thread.
-            hashes, rows = list(transfer.keys), transfer.device_indices.clone()
-            parent, depth = ahead.parent, ahead.depth
-            if ahead.prefix_rows is not None:
-                hashes = [*ahead.prefix_hashes, *hashes]
-                rows = torch.cat([ahead.prefix_rows, rows])
-                parent, depth = None, 1
+            hashes, rows = list(node.keys), node.device_indices.clone()
             # Bound now: the weights may change before it is copied, and what is computed with the next ones is another
             # namespace's.
             namespace = None if self.stale_device else self.stack.digest
-            job = Offload(hashes, rows, self.record_offload_ready(), parent, depth, namespace)
+            job = Offload(hashes, rows, self.record_offload_ready(), node.parent, node.depth, namespace)
         except Exception:
             logger.exception("swift-tiers: an offload cannot be queued")
             job = Offload([], torch.empty(0, dtype=torch.int64), [], None, 1, None)
@@ -313,7 +293,7 @@ def _unnamed(namespace: Namespace) -> Namespace:
     return msgspec.structs.replace(namespace, weights=unnamed_weights())
 
 
-def _kv(transfers: list[PoolTransfer]) -> PoolTransfer:
+def kv_transfer(transfers: list[PoolTransfer]) -> PoolTransfer:
     """The one of the KV among `transfers`."""
     (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
     return transfer

@@ -153,7 +153,7 @@ def test_nothing_is_taken_from_a_device_with_kv_of_weights_that_are_gone() -> No
     swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
 
     def offload() -> bool:
-        transfer = linker.PoolTransfer(
+        transfer = linker.NodeTransfer(
             name=linker.PoolName.KV, keys=[key.hex() for key in keys], device_indices=torch.arange(len(keys))
         )
         swift.offload([transfer])

@@ -73,9 +73,11 @@ def _hash_as_servers_do() -> None:
 
 def _fill(linker: Any, hashes: list[str]) -> None:
     import torch
+    from sglang.srt.mem_cache.hicache_storage import PoolName
 
-    linker.expect_offload(None, 1)
-    linker.offload([_transfer(hashes, torch.arange(TOKENS))])
+    from swift_tiers.sglang_ext.way.linker import NodeTransfer
+
+    linker.offload([NodeTransfer(name=PoolName.KV, keys=hashes, device_indices=torch.arange(TOKENS))])
     while not linker.num_completed_offloads():
         time.sleep(0.001)
     assert linker.pop_completed_offload()
