@@ -103,7 +103,7 @@ class LayerWise:
         expected, self._expected = self._expected, None
         assert expected is not None
         self._linker.partly_computed()
-        layers = LayerCourse(self._layers, lambda: self._linker.loader.alive)
+        layers = LayerCourse(self._layers, lambda: self._linker.loader.alive, self._linker.stack.runner)
         copying, pace = Copying(self._linker, expected, layers, batch.out_cache_loc), Pace()
         batch.forward_mode, output = ForwardMode.SPLIT_PREFILL, None
         try:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -14,6 +11,7 @@ import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter
 
 from swift_tiers.kernels.copy_queue import Mark
+from swift_tiers.radix_tiering.base.runner import Runner, Thread
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
@@ -37,9 +35,10 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
     launches the forward goes on.
     """
 
-    def __init__(self, num_layers: int, alive: Callable[[], bool]) -> None:
+    def __init__(self, num_layers: int, alive: Callable[[], bool], runner: Runner) -> None:
         super().__init__(num_layers)
         self._alive = alive
+        self._changed = runner.condition()  # some future is done
         self._over: dict[int, Future[None]] = {}
 
     def update_producer(self) -> int:
@@ -49,17 +48,23 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
 
     def complete(self, index: int, layer: int, mark: Mark | None = None) -> None:
         """The layer may be read, if there is a mark by whatever begins after it."""
-        self.futures[index][layer].set_result(mark)
+        with self._changed:
+            self.futures[index][layer].set_result(mark)
+            self._changed.notify_all()
 
     def end(self, index: int) -> None:
         """Nothing is copied for the batch any more."""
-        self._over[index].set_result(None)
+        with self._changed:
+            self._over[index].set_result(None)
+            self._changed.notify_all()
 
     def fail(self, index: int, error: BaseException) -> None:
-        super().fail(index, error)
-        over = self._over.get(index)
-        if over is not None and not over.done():
-            over.set_exception(error)
+        with self._changed:
+            super().fail(index, error)
+            over = self._over.get(index)
+            if over is not None and not over.done():
+                over.set_exception(error)
+            self._changed.notify_all()
 
     def wait_until(self, threshold: int) -> None:
         futures = self.futures.get(self.consumer_index)
@@ -84,11 +89,10 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
 
     def _watch(self, index: int, future: Future[Any]) -> None:
         while not future.done():
-            try:
-                future.exception(timeout=WATCHDOG_SECONDS)
-            except TimeoutError:
-                if not self._alive():
-                    self.fail(index, RuntimeError("the loading thread has died"))
+            with self._changed:
+                there = self._changed.wait_for(future.done, WATCHDOG_SECONDS)
+            if not there and not self._alive():
+                self.fail(index, RuntimeError("the loading thread has died"))
 
 
 class Load(NamedTuple):
@@ -116,10 +120,11 @@ class Loader:
     def __init__(self, pool: DevicePool, stack: TierStack) -> None:
         self._pool = pool
         self._stack = stack
-        self._jobs: queue.SimpleQueue[tuple[int, list[Load], list[Any]] | LayerLoad | None] = queue.SimpleQueue()
+        self._runner = stack.runner
+        self._jobs = self._runner.queue()  # of batches (index, loads, events), of layers, and None at the end
         #: Pool pages that are to be copied to, by the index of a batch, or less than 0 for layers.
         self._under_way: dict[int, np.ndarray] = {}
-        self.counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._thread.is_alive())
+        self.counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._thread.is_alive(), self._runner)
         self._thread = self._spawn()
 
     # ---- the scheduler's thread ----
@@ -162,8 +167,8 @@ class Loader:
 
     # ---- our thread ----
 
-    def _spawn(self) -> threading.Thread:
-        thread = threading.Thread(target=self._run, name="swift-load", daemon=True)
+    def _spawn(self) -> Thread:
+        thread = self._runner.thread(self._run, "swift-load")
         thread.start()
         return thread
 
@@ -188,7 +193,7 @@ class Loader:
     def _copy_in(self, index: int, loads: list[Load], ready: list[Any]) -> None:
         if any(load.restore is None for load in loads):
             raise RuntimeError("one of its requests could not be queued")
-        started = time.monotonic()
+        started = self._runner.monotonic()
 
         def layer_done(layer: int, mark: Mark | None) -> None:
             self.counter.complete(index, layer, mark)
@@ -196,7 +201,7 @@ class Loader:
         pool_pages = np.concatenate([load.pool_pages for load in loads])
         slots = np.concatenate([load.places.numbers for load in loads])
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
-        seconds = time.monotonic() - started
+        seconds = self._runner.monotonic() - started
         self._count_link(slots, self._pool.geometry.page_bytes, seconds)
         # Before the batch ends: its pins are given back then, and with them what is counted here; and what is being
         # copied to may be looked at.
@@ -206,7 +211,7 @@ class Loader:
         self.counter.end(index)
 
     def _copy_layers(self, load: LayerLoad) -> None:
-        started, copied = time.monotonic(), 0
+        started, copied = self._runner.monotonic(), 0
         try:
             while (layer := load.course.next_load()) is not None:
                 # Every time: to wait for what has long come costs nothing.
@@ -218,7 +223,9 @@ class Loader:
             self._stack.events.emit("linker.error", where="layers", error=repr(error))
             load.course.failed(repr(error))
         if copied:
-            self._count_link(load.places.numbers, self._pool.geometry.layer_bytes * copied, time.monotonic() - started)
+            self._count_link(
+                load.places.numbers, self._pool.geometry.layer_bytes * copied, self._runner.monotonic() - started
+            )
 
     def _count_link(self, slots: np.ndarray, nbytes: int, seconds: float) -> None:
         """`nbytes` of each page. What had landed on the device came by another link, and was counted there."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
 from collections import deque
 from typing import Any
 
@@ -13,6 +10,7 @@ import numpy as np
 import torch
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.base.runner import Thread
 from swift_tiers.radix_tiering.stack import TierStack
 
 from ..pools.device_pool import DevicePool
@@ -23,6 +21,8 @@ logger = logging.getLogger(__name__)
 STEP_PAGES = 64
 #: How long SGLang may have to wait for copies out of the device before they are given up, seconds.
 QUIESCE_SECONDS = 10.0
+#: How often who waits for copies looks whether the thread still lives, seconds.
+WATCHDOG_SECONDS = 1.0
 
 
 class Offload:
@@ -57,10 +57,12 @@ class Offloader:
     def __init__(self, pool: DevicePool, stack: TierStack) -> None:
         self._pool = pool
         self._stack = stack
-        self._jobs: queue.SimpleQueue[Offload | None] = queue.SimpleQueue()
+        self._runner = stack.runner
+        self._jobs = self._runner.queue()  # of offloads, and None at the end
         self._unanswered: deque[Offload] = deque()
         self._results: deque[bool] = deque()
-        self._answering = threading.Lock()
+        self._answering = self._runner.condition()
+        self._in_hand: Offload | None = None  # the thread works on it
         self._closed = False
         self._thread = self._spawn()
 
@@ -84,12 +86,14 @@ class Offloader:
 
     def wait(self, timeout: float = QUIESCE_SECONDS) -> bool:
         """Wait until nothing is copied out of the device any more; False on timeout."""
-        deadline = time.monotonic() + timeout
+        deadline = self._runner.monotonic() + timeout
         while self._unanswered:
             self.revive()
-            if time.monotonic() > deadline:
+            left = deadline - self._runner.monotonic()
+            if left < 0:
                 return False
-            time.sleep(0.0005)
+            with self._answering:
+                self._answering.wait_for(lambda: not self._unanswered, min(left, WATCHDOG_SECONDS))
         return True
 
     def forget(self) -> None:
@@ -99,16 +103,15 @@ class Offloader:
                 self._stack.events.emit("offload.given_up", jobs=len(self._unanswered))
             self._unanswered.clear()
             self._results.clear()
+            self._answering.notify_all()
 
     def revive(self) -> None:
         """If the thread died over a job, answer that job, so that its device pages are unlocked, and go on."""
         if self._thread.is_alive() or self._closed:
             return
         self._stack.events.emit("thread.restarted", thread="swift-offload")
-        with self._answering:
-            in_hand = self._unanswered[0] if len(self._unanswered) > self._jobs.qsize() else None
-        if in_hand is not None:
-            self._answer(in_hand, False)
+        if self._in_hand is not None:
+            self._answer(self._in_hand, False)
         self._thread = self._spawn()
 
     def close(self) -> None:
@@ -118,14 +121,14 @@ class Offloader:
 
     # ---- our thread ----
 
-    def _spawn(self) -> threading.Thread:
-        thread = threading.Thread(target=self._run, name="swift-offload", daemon=True)
+    def _spawn(self) -> Thread:
+        thread = self._runner.thread(self._run, "swift-offload")
         thread.start()
         return thread
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            stored = False
+            stored, self._in_hand = False, job
             try:
                 self._pool.adopt_thread()
                 for event in job.ready:
@@ -141,9 +144,11 @@ class Offloader:
 
     def _answer(self, job: Offload, stored: bool) -> None:
         with self._answering:
+            self._in_hand = None
             if self._is_current(job):
                 self._unanswered.popleft()
                 self._results.append(stored)
+                self._answering.notify_all()
 
     def _copy_out(self, job: Offload) -> bool:
         """Take the pages into host memory; True if every one of them is held afterwards."""
@@ -160,10 +165,10 @@ class Offloader:
             try:
                 source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
                 if put.slots:
-                    started = time.monotonic()
+                    started = self._runner.monotonic()
                     self._pool.copy_out(source, self._stack.host.slab, np.asarray(put.slots, dtype=np.int64))
                     nbytes = len(put.slots) * self._pool.geometry.page_bytes
-                    self._stack.links["device-host"].count(len(put.slots), nbytes, time.monotonic() - started)
+                    self._stack.links["device-host"].count(len(put.slots), nbytes, self._runner.monotonic() - started)
                 digests = self._stack.intake.digests(put)
             except BaseException:
                 self._stack.intake.abort(put)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.sglang_ext.way.loads import Load, Loader
@@ -31,7 +32,7 @@ def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bo
 
     pool: Any = SimpleNamespace(geometry=SimpleNamespace(layers=LAYERS, page_bytes=4096), copy_in=copy_in)
     stack: Any = SimpleNamespace(
-        host=SimpleNamespace(slab=None, slots=8), links={"host-device": LinkCounters()},
+        runner=THREADS, host=SimpleNamespace(slab=None, slots=8), links={"host-device": LinkCounters()},
         restorer=SimpleNamespace(count_load=lambda *_, **__: None),
     )  # fmt: skip
     seen: list[Any] = []

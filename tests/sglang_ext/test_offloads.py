@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.sglang_ext import hooks
 from swift_tiers.sglang_ext.way import linker, offloads
@@ -41,7 +42,7 @@ class Device:
 
 def test_a_thread_adopts_the_device_before_it_waits_for_an_event_of_it() -> None:
     device = Device()
-    offloader = Offloader(device, SimpleNamespace(events=SimpleNamespace(emit=lambda *_, **__: None)))  # type: ignore[arg-type]
+    offloader = Offloader(device, SimpleNamespace(runner=THREADS, events=SimpleNamespace(emit=lambda *_, **__: None)))  # type: ignore[arg-type]
     try:
         offloader.submit(Offload(["00"], torch.zeros(1, dtype=torch.int64), [device], None, 1, b"n"))
         assert device.answered.wait(60)

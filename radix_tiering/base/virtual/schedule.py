@@ -134,6 +134,8 @@ class Schedule:
         except greenlet.GreenletExit:
             task.over = True
             return
+        except SystemExit:
+            pass  # ends a thread, and nothing is said: so it is with Python's
         except BaseException as error:  # noqa: BLE001 - it is raised by `run`
             self._failure = self._failure or self._what_ended(task, error)
         task.over = True
