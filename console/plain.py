@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from rich.cells import cell_len
 from rich.text import Text
 
 from swift_tiers.radix_tiering.base.errors import BusError
@@ -18,12 +17,11 @@ from swift_tiers.radix_tiering.bus.hear.figures import text
 from .feeds.feed import Answers, Feed, Look
 from .feeds.watching import Watcher
 from .model.alarms import how_many
-from .model.columns import GAP, fit, fitted
 from .model.moment import Moment
 from .model.table import Row, Table, exported
-from .model.wrapping import wrapped
 from .status import SIGNS
 from .views.events.event_rows import time_words
+from .views.parts.drawn import drawn
 from .views.parts.view import Answered, Scene, View
 
 #: Rows that are printed, or given to programs, at most.
@@ -71,7 +69,7 @@ class Plain(NamedTuple):
 
     def drawn(self, scene: Scene, most: int = MOST_ROWS) -> list[Text]:
         """Its lines, then at most so many rows of its table, as wide as the scene at most."""
-        table = _drawn(scene, self.table, most) if self.table.columns else []
+        table = drawn(scene, self.table, most) if self.table.columns else []
         apart = [Text()] if self.lines and table and self.lines[-1].plain.strip() else []
         return [*self.lines, *apart, *table, *([Text(), scene.line(self.windows)] if self.windows else [])]
 
@@ -90,44 +88,6 @@ def heading(feed: Feed, scene: Scene) -> Text:
         ("swift-tiers ", "title"), (SIGNS.get(feed.nature, ""), "warning"), f"{text(feed.name)}  {when}  ",
         said[0], *((f"  {words}", style) for words, style in said[1:]),
     )  # fmt: skip
-
-
-def _drawn(scene: Scene, table: Table, most: int) -> list[Text]:
-    columns, rows = table.columns, list(islice(table.rows, most))
-    if not rows:
-        return [scene.line(table.empty)]
-    widths = [
-        max(cell_len(column.name), min(column.widest, max(cell_len(row.cells[number].text) for row in rows)))
-        for number, column in enumerate(columns)
-    ]
-    shown, widths = fitted(columns, widths, scene.width)
-    heads = [(fit(columns[one].name, widths[one], columns[one].right, scene.glyphs), "muted") for one in shown]
-    lines = [_line(scene, heads), *(_line(scene, _cells(scene, table, row, shown, widths)) for row in rows)]
-    if len(table.rows) > len(rows):
-        lines.append(scene.line(f"and {len(table.rows) - len(rows)} more"))
-    if len(shown) < len(columns):
-        left_out = ", ".join(column.name for number, column in enumerate(columns) if number not in shown)
-        lines += wrapped([scene.line(f"no room here for: {left_out}")], scene.width)
-    return lines
-
-
-def _cells(scene: Scene, table: Table, row: Row, shown: list[int], widths: list[int]) -> list[tuple[str, str]]:
-    return [
-        (
-            fit(row.cells[one].text, widths[one], table.columns[one].right, scene.glyphs),
-            "stale" if row.stale else row.cells[one].style or "text",
-        )
-        for one in shown
-    ]
-
-
-def _line(scene: Scene, cells: list[tuple[str, str]]) -> Text:
-    line = Text(no_wrap=True, end="")
-    for words, style in cells:
-        line.append(words, scene.palette[style])
-        line.append(" " * GAP)
-    line.rstrip()
-    return line
 
 
 def data(feed: Feed, view: View, scene: Scene) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..base.door import lazily
 
 if TYPE_CHECKING:
-    from .hear import Answers, BusReader, EventTail, Gap, Mark, Part, Rates, Trouble, Troubles, wait_for
+    from .hear import Answers, BusReader, EventTail, Gap, Mark, Part, Trouble, Troubles, wait_for
     from .redis import EmbeddedRedis, find_cli, find_server
     from .speak import BusPublisher
 else:
@@ -25,7 +25,6 @@ __all__ = [
     "Gap",
     "Mark",
     "Part",
-    "Rates",
     "Trouble",
     "Troubles",
     "find_cli",

@@ -92,7 +92,7 @@ async def test_the_tree_leads_to_pages() -> None:
     app = console()
     async with app.run_test(size=SIZE) as pilot:
         app.action_view("tree")
-        await shows(pilot, "reuse 80%", "12.3k")
+        await shows(pilot, "80%", "12.3k")
         app.grid.select("alpha dp0-tp0 33")
         await pilot.press("enter")
         await shows(pilot, "computed here")

@@ -10,7 +10,7 @@ import pytest
 
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.place import Place, Step
-from swift_tiers.console.views.leases.view import Leases
+from swift_tiers.console.views.leases.view import Leases, lending_table
 from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.contract.commands import CapLending, CommandError, PinLease, RecallLeases, UnpinLease
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event
@@ -51,7 +51,9 @@ def test_a_pair_is_shown_as_both_sides_say_it() -> None:
 
 def test_why_so_much_is_lent() -> None:
     text = said(scene_of(TOP))
-    assert "its own requests needed 5GiB at most within 1 min" in text
+    table = lending_table(scene_of(TOP))
+    lender = dict(zip((column.name for column in table.columns), table.rows[0].cells, strict=True))
+    assert [lender[name].text for name in ("lends", "of", "needed", "within")] == ["2GiB", "5GiB", "5GiB", "1 min"]
     assert "ScaleUp: takes back, from 3GiB to 2GiB" in text
 
 

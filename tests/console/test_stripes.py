@@ -19,7 +19,7 @@ from swift_tiers.console.views.parts.lanes import sets_of
 from swift_tiers.console.views.parts.sums import imbalance
 from swift_tiers.console.views.parts.view import Answered, Scene
 from swift_tiers.console.views.stripes.stripe_prefix import placed, slot_runs
-from swift_tiers.console.views.stripes.view import Stripes
+from swift_tiers.console.views.stripes.view import Stripes, set_table
 from swift_tiers.radix_tiering.bus.contract.commands import AddDevice, DrainDevice
 from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView
 
@@ -84,9 +84,12 @@ def test_what_is_uneven_is_said_of_those_in_service_alone() -> None:
     alpha = sets_of(scene.moment, "alpha", 20.0)[0]
     serving = [lane.read for lane in alpha.lanes if lane.device.number != 2]
     assert alpha.uneven_reads == pytest.approx(max(serving) / (sum(serving) / 3))
-    line = plain(scene).splitlines()[0]
-    assert f"{alpha.uneven_reads:.2f} read" in line
-    assert "1 out" in line
+    table = set_table(scene)
+    (cells,) = (row.cells for row in table.rows if row.subject.server == "alpha")
+    row = dict(zip((column.name for column in table.columns), cells, strict=True))
+    assert row["uneven reads"].value == pytest.approx(alpha.uneven_reads)
+    assert row["out"].text == "1"
+    assert f"{alpha.uneven_reads:.2f}" in plain(scene)
 
 
 @given(st.lists(st.none() | st.floats(0, 1e12), max_size=20))
@@ -108,9 +111,9 @@ def test_one_server_alone_and_one_that_is_gone() -> None:
 def test_sets_that_do_worst_are_named_where_there_is_no_room_for_all() -> None:
     world = World(tuple(f"s{number}" for number in range(12)), gone=())
     text = plain(scene_of(TOP, world))
-    assert "s0 dp0-tp0" in text  # a device of it is out
-    assert "s1 dp0-tp0" in text  # it has corrupt units
-    assert "sets more that do better" in text
+    assert re.search("WRONG +s0 +dp0-tp0", text)  # a device of it is out
+    assert re.search("WRONG +s1 +dp0-tp0", text)  # it has corrupt units
+    assert re.search("and [0-9]+ more", text)
 
 
 # ---- one device ----

@@ -12,8 +12,9 @@ from swift_tiers.console.model.alarms import Alarms
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.views.links.gpu_tables import way_words
 from swift_tiers.console.views.links.view import Links
-from swift_tiers.console.views.links.wires import NVLINK, PCIE, Both, Wire, way_words, wires
+from swift_tiers.console.views.links.wires import NVLINK, PCIE, Both, Wire, wires
 from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState

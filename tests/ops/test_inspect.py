@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -16,18 +18,10 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.contract.views import (
-    LinkView,
-    RankState,
-    RequestView,
-    ServerState,
-    ServerView,
-    Snapshot,
-)
+from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.bus.hear import figures as units
 from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
 from swift_tiers.radix_tiering.bus.hear.event_tail import merged
-from swift_tiers.radix_tiering.bus.hear.rates import Rates
 from swift_tiers.radix_tiering.bus.hear.request_words import explain_request
 
 from support.bus import DEVICE, LEASES, LINK, PAGE, RANK, RID, STRIPE, TIER, TREE, HandWritten
@@ -68,6 +62,25 @@ class Shown:
         (line,) = (line for line in self.lines if all(word in line.split() for word in words))
         return line
 
+    def table(self, column: str) -> list[dict[str, str]]:
+        """The rows of the table that has this column, by their columns' names."""
+        (at,) = (number for number, line in enumerate(self.all) if column in _cells(line) and _is_heading(line))
+        names = _cells(self.all[at])
+        rows = itertools.takewhile(lambda line: line.strip() and not line.startswith("and "), self.all[at + 1 :])
+        return [dict(zip(names, _cells(line), strict=True)) for line in rows]
+
+    @property
+    def all(self) -> list[str]:
+        return [line.rstrip() for line in self.out.splitlines()]
+
+
+def _cells(line: str) -> list[str]:
+    return re.split(" {2,}", line.strip())
+
+
+def _is_heading(line: str) -> bool:
+    return bool({"server", "donor", "node"} & set(_cells(line)))
+
 
 Inspect = Callable[..., Shown]
 
@@ -76,7 +89,7 @@ Inspect = Callable[..., Shown]
 def inspect(redis: RealRedis, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Inspect:
     """Runs the command on this Redis, with tables of this many columns."""
 
-    def run(*words: str, url: str = redis.url, columns: int = 200) -> Shown:
+    def run(*words: str, url: str = redis.url, columns: int = 260) -> Shown:
         monkeypatch.setenv("COLUMNS", str(columns))
         return Shown(*run_command(capsys, "inspect", *words, *(["--url", url] if url else [])))
 
@@ -101,25 +114,34 @@ def test_nothing_wrong(inspect: Inspect, alpha: HandWritten, subject: str) -> No
 
 def test_servers(inspect: Inspect, alpha: HandWritten) -> None:
     shown = inspect("servers")
-    row = shown.row("alpha", "alive")
-    assert row.startswith("ok")
-    for word in ("/models/SmolLM2", "127.0.0.1:30000", "yes", "0.1.0", "500 ms"):
-        assert word in row
-    assert shown.row("alpha", "dp0-tp0").split()[3:6] == ["2", "1", "40"]
+    (row,) = shown.table("model path")
+    assert row["state"] == "ok"
+    assert {"/models/SmolLM2", "127.0.0.1:30000", "yes", "0.1.0 (sglang 0.5.23)", "500 ms"} <= set(row.values())
+    (rank,) = shown.table("publishing")
+    assert [rank[name] for name in ("running", "waiting", "restores", "whole", "split")] == ["2", "1", "40", "34", "6"]
+    assert rank["engine"] == "io_uring"
 
 
 def test_tiers(inspect: Inspect, alpha: HandWritten) -> None:
     shown = inspect("tiers")
-    assert [word in shown.row("alpha", "host") for word in ("50%", "512MiB", "90%", "1456", "16 ms", "130 ms")]
-    assert shown.row("alpha", "device").split().count("-") == 2, "no restore reads from the device"
-    assert "956" in shown.out
+    tiers = {row["tier"]: row for row in shown.table("damaged")}
+    names = ("full", "used", "hit", "pages", "p50", "p99", "evicted", "written", "read")
+    assert [tiers["host"][name] for name in names] == [
+        "50%", "512MiB", "90%", "1456", "16 ms", "130 ms", "40", "1.863GiB", "953.7MiB",
+    ]  # fmt: skip
+    assert [tiers["device"][name] for name in ("p50", "p99")] == ["-", "-"], "no restore reads from the device"
+    (directory,) = shown.table("below the device")
+    assert (directory["below the device"], directory["several"]) == ("2020", "956")
 
 
 def test_devices(inspect: Inspect, alpha: HandWritten) -> None:
-    shown = inspect("devices")
-    assert "in service" in shown.row("alpha", "/ssd1/swift-tiers-dp0-tp0.stripe")
+    row = inspect("devices").row("alpha", "/ssd1/swift-tiers-dp0-tp0.stripe")
+    assert row.startswith("ok ")
+    for words in ("0.13 ms", "12%", "1GiB", "8GiB", "953.7MiB", "1.863GiB"):
+        assert words in row
     alpha.hash("stripe", {**STRIPE, "reads:corrupt: checksum": 3, "reads:io error": 0})
-    assert "corrupt: checksum 3, ok 800" in inspect("devices").out
+    (stripe_set,) = inspect("devices").table("free units")
+    assert stripe_set["reads"] == "corrupt: checksum 3, ok 800"
 
 
 def test_a_server_without_an_ssd_tier(inspect: Inspect, alpha: HandWritten) -> None:
@@ -128,34 +150,37 @@ def test_a_server_without_an_ssd_tier(inspect: Inspect, alpha: HandWritten) -> N
     assert json.loads(inspect("devices", "--json").out)["devices"] == []
 
 
+def links(shown: Shown) -> dict[tuple[str, str], dict[str, str]]:
+    return {(row["from"], row["to"]): row for row in shown.table("copies/s")}
+
+
 def test_links_and_tree(inspect: Inspect, alpha: HandWritten) -> None:
-    (row,) = (line for line in inspect("links").lines if "ssd to host" in line)
-    assert "1.863GiB/s" in row
-    assert "70%" in inspect("tree").row("alpha", "dp0-tp0")
+    assert links(inspect("links"))["ssd", "host"]["speed of one/s"] == "1.863GiB"
+    (tree,) = inspect("tree").table("evictable")
+    assert [tree[name] for name in ("tokens", "reuse in all", "found in it", "prompt tokens", "evicted", "nodes")] == [
+        "8000", "70%", "70k", "100k", "12k", "120",
+    ]  # fmt: skip
 
 
 def test_links_of_single_donors(inspect: Inspect, alpha: HandWritten) -> None:
-    shown = inspect("links")
-    for way in ("peer to host", "host to peer", "beta.dp0-tp0 to host", "host to beta.dp0-tp0"):
-        (row,) = (line for line in shown.lines if f" {way} " in line)
-        assert "1MiB/s" in row, "its rate just now"
-        assert "4.1 ms" in row
-        assert "16 ms" in row
+    found = links(inspect("links"))
+    for way in (("peer", "host"), ("host", "peer"), ("beta.dp0-tp0", "host"), ("host", "beta.dp0-tp0")):
+        row = found[way]
+        assert (row["rate/s"], row["p50"], row["p99"]) == ("1MiB", "4.1 ms", "16 ms"), "its rate just now"
 
 
 def test_gpus_beneath_the_links(inspect: Inspect, alpha: HandWritten) -> None:
-    assert "NVML" not in inspect("links").out
+    assert "GPU" not in inspect("links").out
     assert json.loads(inspect("links", "--json").out)["gpus"] == []
     alpha.write_gpu("dp0-tp0")
     shown = inspect("links")
-    gpu = shown.row("alpha", "120GiB")
-    assert gpu.split()[:8] == ["ok", "alpha", "dp0-tp0", "0", "NVIDIA", "H200", "4", "3MiB/s"]
-    assert "37%" in gpu
-    linked, apart = shown.row("GPU-1").split(), shown.row("GPU-2")
-    assert linked[:9] == ["ok", "alpha", "dp0-tp0", "NVIDIA", "H200", "GPU-1", "NVLink", "x4", "ok"]
-    assert "PCIe, system" in apart
-    assert "chipset not supported" in apart
-    assert "?" in apart, "what NVML does not count is not known"
+    (gpu,) = shown.table("NVLinks")
+    names = ("state", "rank", "GPU", "name", "NVLinks", "NVLink sent/s", "memory", "busy")
+    assert [gpu[name] for name in names] == ["ok", "dp0-tp0", "0", "NVIDIA H200", "4", "3MiB", "120GiB", "37%"]
+    linked, apart = shown.table("reaches")
+    assert (linked["reaches"], linked["by"], linked["access"]) == ("NVIDIA H200 GPU-1", "NVLink x4", "ok")
+    assert (apart["by"], apart["access"]) == ("PCIe, system, no peer access", "chipset not supported")
+    assert apart["NVLink sent"] == "?", "what NVML does not count is not known"
     content = json.loads(inspect("links", "--json").out)
     assert content["gpus"][0]["nvlink_sent_bytes"] == 10**9
     assert [one["nvlinks"] for one in content["reaches"]] == [4, 0]
@@ -165,22 +190,33 @@ def test_a_lost_gpu(inspect: Inspect, alpha: HandWritten) -> None:
     alpha.write_gpu("dp0-tp0", trouble="GPU is lost", nvlinks="", memory_used_bytes="", reaches="")
     shown = inspect("links")
     assert shown.lines[0].startswith("WRONG alpha dp0-tp0 GPU 0: its driver has no figures of it: GPU is lost")
-    assert shown.row("alpha", "H200").split()[6] == "?"
+    (gpu,) = shown.table("trouble")
+    assert (gpu["NVLinks"], gpu["trouble"]) == ("?", "GPU is lost")
+
+
+PAIR = ("donor", "borrower", "leases", "lent", "returning", "pinned", "borrowed", "ends in", "epoch")
+LEASE = ("donor", "lease", "borrower", "bytes", "at the donor", "at the borrower", "ends in", "pinned")
+
+
+def values(row: dict[str, str], names: tuple[str, ...]) -> list[str]:
+    return [row[name] for name in names]
 
 
 def test_leases(inspect: Inspect, alpha: HandWritten) -> None:
     shown = inspect("leases")
-    rank, pair, other, *leases = (line.split() for line in shown.lines if line.startswith("ok"))
-    assert rank[1:9] == ["alpha", "dp0-tp0", "6MiB", "4MiB", "-", "2MiB", "beta.dp0-tp0", "beta.dp0-tp0"]
-    assert pair[1:10] == ["alpha.dp0-tp0", "beta.dp0-tp0", "3", "6MiB", "2MiB", "2MiB", "-", "100", "ms"]
-    assert other[1:9] == ["beta.dp0-tp0", "alpha.dp0-tp0", "1", "-", "0B", "-", "2MiB", "1.7"]
-    assert [row[1:9] for row in leases] == [
-        ["alpha.dp0-tp0", "13", "beta.dp0-tp0", "2MiB", "recalled", "-", "100", "ms"],
-        ["alpha.dp0-tp0", "14", "beta.dp0-tp0", "2MiB", "lent", "-", "1.8", "s"],
-        ["beta.dp0-tp0", "5", "alpha.dp0-tp0", "2MiB", "-", "active", "1.7", "s"],
-        ["alpha.dp0-tp0", "12", "beta.dp0-tp0", "2MiB", "lent", "-", "1.8", "s"],
+    (rank,) = shown.table("lends to")
+    names = ("rank", "lends", "of", "at most", "borrows", "lends to", "borrows from")
+    assert values(rank, names) == ["dp0-tp0", "6MiB", "10MiB", "-", "2MiB", "beta.dp0-tp0", "beta.dp0-tp0"]
+    assert [values(row, PAIR) for row in shown.table("recalls")] == [
+        ["alpha.dp0-tp0", "beta.dp0-tp0", "3", "6MiB", "2MiB", "2MiB", "-", "100 ms", "3f09a1c2"],
+        ["beta.dp0-tp0", "alpha.dp0-tp0", "1", "-", "0B", "-", "2MiB", "1.7 s", "77a0b1c2"],
+    ]
+    assert [values(row, LEASE) for row in shown.table("at the borrower in")] == [
+        ["alpha.dp0-tp0", "13", "beta.dp0-tp0", "2MiB", "recalled", "-", "100 ms", "-"],
+        ["alpha.dp0-tp0", "14", "beta.dp0-tp0", "2MiB", "lent", "-", "1.8 s", "pinned"],
+        ["beta.dp0-tp0", "5", "alpha.dp0-tp0", "2MiB", "-", "active", "1.7 s", "-"],
+        ["alpha.dp0-tp0", "12", "beta.dp0-tp0", "2MiB", "lent", "-", "1.8 s", "-"],
     ], "what is not plainly lent comes first"
-    assert leases[1][9] == "pinned"
 
 
 def test_both_sides_of_a_lease_are_one_row(inspect: Inspect, alpha: HandWritten, beta: HandWritten) -> None:
@@ -189,9 +225,10 @@ def test_both_sides_of_a_lease_are_one_row(inspect: Inspect, alpha: HandWritten,
     table = "13:2097152:closing:0.1 14:2097152:active:1.6"
     beta.hash("borrowed", {**LEASES, "bytes": 2**22, "pinned_bytes": "", "table": table}, donor="alpha.dp0-tp0")
     shown = inspect("leases")
-    assert shown.row("ok", "alpha.dp0-tp0", "beta.dp0-tp0", "6MiB").split()[7] == "4MiB", "what the borrower has of it"
-    assert shown.row("alpha.dp0-tp0", "13", "closing").split()[5] == "recalled"  # an age may be "13 ms", too
-    assert shown.row("alpha.dp0-tp0", "14", "active").split()[5] == "lent"
+    pairs = {(row["donor"], row["borrower"]): row for row in shown.table("recalls")}
+    assert pairs["alpha.dp0-tp0", "beta.dp0-tp0"]["borrowed"] == "4MiB", "what the borrower has of it"
+    leases = {row["lease"]: (row["at the donor"], row["at the borrower"]) for row in shown.table("at the borrower in")}
+    assert (leases["13"], leases["14"]) == (("recalled", "closing"), ("lent", "active"))
     content = json.loads(inspect("leases", "--json").out)
     assert [(view["server"], view["donor"], view["borrower"]) for view in content["leases"]] == [
         ("alpha", "alpha.dp0-tp0", "beta.dp0-tp0"),
@@ -203,8 +240,7 @@ def test_both_sides_of_a_lease_are_one_row(inspect: Inspect, alpha: HandWritten,
 
 def test_leases_are_limited(inspect: Inspect, alpha: HandWritten) -> None:
     shown = inspect("leases", "--limit", "1")
-    numbers = [line.split()[2] for line in shown.lines if line.startswith("ok")]
-    assert [number for number in numbers if number.isdigit()] == ["13"]
+    assert [row["lease"] for row in shown.table("at the borrower in")] == ["13"]
     assert "and 3 more; --limit shows more" in shown.out
     assert "more" not in inspect("leases").out
 
@@ -212,7 +248,7 @@ def test_leases_are_limited(inspect: Inspect, alpha: HandWritten) -> None:
 def test_a_bus_where_nobody_lends(inspect: Inspect, beta: HandWritten) -> None:
     shown = inspect("leases")
     assert shown.code == 0
-    assert "no server here lends or borrows" in shown.out
+    assert "nobody lends here; see peer.donate and peer.borrow" in shown.out
     assert json.loads(inspect("leases", "--json").out)["leases"] == []
 
 
@@ -229,8 +265,9 @@ def test_requests_that_ended_are_limited(inspect: Inspect, alpha: HandWritten) -
     for number in range(5):
         alpha.request(f"ended{number}", state="finished", ago=100 - number, ended=alpha.now() - 90 + number)
     shown = inspect("requests", "--limit", "2")
-    assert [line.split()[3] for line in shown.lines if "finished" in line] == ["ended4", "ended3"]
-    assert "and 3 that ended before" in shown.out
+    ended = [row["request"] for row in shown.table("first token") if row["state"] == "finished"]
+    assert ended == ["ended4", "ended3"]
+    assert "and 3 more; --limit shows more" in shown.out
     assert "running" in shown.out
 
 
@@ -324,7 +361,7 @@ def test_nodes(inspect: Inspect, alpha: HandWritten) -> None:
     with alpha.answering():
         shown = inspect("nodes", "--limit", "3")
         content = json.loads(inspect("nodes", "--limit", "3", "--json").out)
-    assert shown.lines[0].startswith("alpha dp0-tp0  8000 tokens in 120 nodes")
+    assert re.match("ok +alpha +dp0-tp0 +8000 .* 120 ", shown.lines[1])
     assert "the 3 largest of 3 nodes" in shown.out
     (at,) = (number for number, line in enumerate(shown.lines) if line.startswith("node "))
     rows = [line.replace("└ ", "└").split() for line in shown.lines[at + 1 :]]
@@ -487,8 +524,8 @@ def test_what_is_wrong_comes_first_with_its_place(
     assert line.startswith(f"{mark} alpha")
     assert not any("aaa" in line for line in shown.lines[: shown.lines.index(line)])
     if (what, subject) != ("gone", "tiers"):
-        rulers = [number for number, line in enumerate(shown.lines) if line.startswith("───")]
-        first_rows = [shown.lines[number + 1].split()[:2] for number in rulers]
+        headings = [number for number, line in enumerate(shown.lines) if _cells(line)[0] in ("state", "mark")]
+        first_rows = [_cells(shown.lines[number + 1])[:2] for number in headings]
         assert any(row[0] != "ok" and row[1].startswith("alpha") for row in first_rows), "its row comes first, too"
     content = json.loads(inspect(subject, "--json").out)
     assert any(said in one["what"] or said in f"{one['place']}: {one['what']}" for one in content["troubles"])
@@ -712,9 +749,9 @@ def test_watching_without_a_terminal(redis: RealRedis, alpha: HandWritten) -> No
     with start(redis, "links", "--watch", "0.2") as process:
         assert process.stdout is not None
         reading = Reading(process.stdout.fileno())
-        reading.has("host to ssd", 2)
+        reading.has("copies/s", 2)
         alpha.hash("link", {**LINK, "bytes": 10**9 + 2**30}, link="host-ssd")
-        reading.has("iB/s", 5 + reading.data.count(b"iB/s"))
+        reading.has("1.931GiB")
         redis.kill()
         assert process.stderr is not None
         os.set_blocking(process.stderr.fileno(), False)
@@ -729,7 +766,7 @@ def test_watching_without_a_terminal(redis: RealRedis, alpha: HandWritten) -> No
         redis.start()
         reading.has("no server has been on this bus")
         alpha.write()
-        reading.has("host to ssd", 1 + reading.data.count(b"host to ssd"))
+        reading.has("copies/s", 1 + reading.data.count(b"copies/s"))
         os.set_blocking(process.stderr.fileno(), True)
         code, error = interrupt(process)
     assert code == 0
@@ -836,26 +873,6 @@ def test_counts(value: int | None, text: str) -> None:
 
 def test_shares() -> None:
     assert [units.share(1, 4), units.share(0, 0), units.share(None, 4)] == ["25%", "-", "?"]
-
-
-def link(seconds: float, moved: int | None) -> Snapshot:
-    view = LinkView(server="a", rank="r", link="host-ssd", time=seconds, bytes=moved)
-    rank = RankState(name="r", links=(view,))
-    return Snapshot(time=seconds, servers=(ServerState(server=ServerView(server="a", alive=True), ranks=(rank,)),))
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "rate"),
-    [
-        (None, link(10, 100), None),
-        (link(10, 100), link(12, 300), 100.0),
-        (link(10, 100), link(10, 100), None),
-        (link(10, 100), link(12, 50), None),
-        (link(10, None), link(12, 50), None),
-    ],
-)
-def test_rates(before: Snapshot | None, after: Snapshot, rate: float | None) -> None:
-    assert Rates(before).of(after.servers[0].ranks[0].links[0], "bytes") == rate
 
 
 def event(server: str, happened: float) -> Event:

@@ -18,12 +18,14 @@ from swift_tiers.radix_tiering.bus.hear.lease_pairs import (
     pairs_of,
     views_of,
 )
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark, Trouble, lease_troubles
+from swift_tiers.radix_tiering.bus.hear.troubles import Trouble, lease_troubles, rank_troubles
 
 from ...model.charts import Series, beside, chart
 from ...model.palette import MARKS
 from ...model.place import Step
 from ...model.table import Cell, Column, Row, Table
+from ..parts.drawn import drawn
+from ..parts.rank_table import Field, mark_cell, rank_table, sized
 from ..parts.view import Offer, Scene, View
 from .lease_history import history, of_pair, recalls, told
 from .lease_offers import offers_for
@@ -74,7 +76,9 @@ class Leases(View):
         room = max(4, scene.room(self.LINES_SHARE))
         if scene.place.name("borrower") is None:
             states = _ranks(scene)
-            lines = [line for state in states for line in _rank_lines(scene, state)] + _charts(scene, states)
+            ranks = lending_table(scene)
+            lines = [*drawn(scene, ranks, max(2, room // 2), whole=False), Text()] if ranks.rows else []
+            lines += _charts(scene, states)
             # Two servers' lines are always there; the rest of the room is for what has happened.
             return [*lines, *history(scene, events, max(2, room - len(lines)))]
         if pair is None:
@@ -91,10 +95,7 @@ class Leases(View):
         if scene.place.name("borrower") is not None:
             rows = [] if pair is None else [_lease_row(scene, lease) for lease in leases_of(pair)]
             return Table(LEASES, rows, empty="no lease is listed")
-        recalled = recalls(scene)
-        rows = [_pair_row(scene, pair, recalled[pair.donor, pair.borrower]) for pair in _pairs(scene)]
-        rows.sort(key=lambda row: -row.cells[0].value)
-        return Table(PAIRS, rows, empty="nobody lends here; see peer.donate and peer.borrow in the configuration")
+        return pair_table(scene)
 
     def offers(self, scene: Scene) -> tuple[Offer, ...]:
         pair, lease = _pair(scene), None
@@ -165,51 +166,48 @@ def _name(state: RankState) -> str:
 # ---- lines ----
 
 
-def _rank_lines(scene: Scene, state: RankState) -> list[Text]:
-    """What a rank lends, of how much, and the window that decides that; then what it borrows."""
-    rank = state.rank
-    assert rank is not None
-    lines = []
-    name = (f"{text(_name(state))}  ", "title")
-    if _lends(rank):
-        needed = _needed(rank)
-        if scene.width >= WIDE:
-            lines.append(scene.line(name, *_lending(scene, rank), f"  {needed}"))
-        else:
-            lines += [scene.line(name, *_lending(scene, rank)), scene.line(f"    {needed}")]
-    if rank.borrowed_bytes or rank.borrows_from:
-        donors = ", ".join(map(text, rank.borrows_from)) or NONE
-        parts = (("borrows ", "muted"), (f"{size(rank.borrowed_bytes)} ", "borrowed"), f"from {donors}  ")
-        lines.append(scene.line(name, *parts, (_spark(scene, rank, "borrowed_bytes"), "borrowed")))
-    return lines
+def lending_table(scene: Scene) -> Table:
+    """What each rank lends, of how much, and the window that decides that; then what it borrows."""
+
+    def spark(name: str, field: str, style: str) -> Field:
+        return Field(
+            Column(name, widest=60, rank=5, unit="B"),
+            lambda rank: Cell(_spark(scene, rank, field, _disposal(rank) if style == "lent" else None), style=style),
+        )
+
+    fields = (
+        sized("lends", "lent_bytes", 8),
+        Field(Column("full", rank=7, unit="share, 0 to 1"), lambda rank: _full(scene, rank)),
+        Field(Column("of", right=True, rank=7, unit="B"), lambda rank: _size(_disposal(rank))),
+        Field(Column("at most", right=True, rank=6, unit="B"), lambda rank: _size(rank.lend_limit_bytes, "note")),
+        Field(Column("needed", right=True, rank=7, unit="B"), lambda rank: _size(rank.lend_peak_bytes)),
+        Field(Column("within", right=True, rank=6, unit="s"), lambda rank: _left_cell(rank.lend_window_seconds)),
+        spark("lends over time", "lent_bytes", "lent"),
+        sized("borrows", "borrowed_bytes", 8),
+        spark("borrows over time", "borrowed_bytes", "borrowed"),
+        Field(Column("lends to", widest=48, rank=2), lambda rank: _all(rank.lends_to)),
+        Field(Column("borrows from", widest=48, rank=3), lambda rank: _all(rank.borrows_from)),
+    )
+    ranks = [state.rank for state in _ranks(scene) if state.rank is not None]
+    return rank_table(scene, ranks, fields, rank_troubles)
 
 
-def _lends(rank: RankView) -> bool:
-    """Or would."""
-    return bool(rank.lease_address or rank.lent_bytes or rank.lend_window_seconds is not None)
+def _full(scene: Scene, rank: RankView) -> Cell:
+    """How much of what it could lend."""
+    disposal = _disposal(rank)
+    if not disposal or not rank.lease_address:
+        return Cell(NONE)
+    part = (rank.lent_bytes or 0) / disposal
+    return Cell(scene.glyphs.bar(part, BAR), part, "lent")
+
+
+def _all(names: tuple[str, ...]) -> Cell:
+    return Cell(", ".join(map(text, names)) or NONE)
 
 
 def _disposal(rank: RankView) -> int | None:
     """Bytes that are lent or could be now."""
     return None if rank.lendable_bytes is None else (rank.lent_bytes or 0) + rank.lendable_bytes
-
-
-def _lending(scene: Scene, rank: RankView) -> list[tuple[str, str] | str]:
-    disposal = _disposal(rank)
-    parts: list[tuple[str, str] | str] = [("lends ", "muted"), (f"{size(rank.lent_bytes)} ", "lent")]
-    if disposal:
-        parts += [(scene.glyphs.bar((rank.lent_bytes or 0) / disposal, BAR), "lent"), f" of {size(disposal)}"]
-    if rank.lend_limit_bytes is not None:
-        parts += [(f", at most {size(rank.lend_limit_bytes)} by an operator", "note")]
-    return [*parts, "  ", (_spark(scene, rank, "lent_bytes", disposal), "lent")]
-
-
-def _needed(rank: RankView) -> str:
-    """What the window that decides has seen."""
-    if rank.lend_peak_bytes is None:
-        return "it does not say what it needs itself"
-    within = "" if rank.lend_window_seconds is None else f" within {seconds(rank.lend_window_seconds)}"
-    return f"its own requests needed {size(rank.lend_peak_bytes)} at most{within}"
 
 
 def _spark(scene: Scene, rank: RankView, field: str, highest: float | None = None) -> str:
@@ -311,10 +309,32 @@ def _troubles(scene: Scene, pair: Pair) -> list[Trouble]:
     return [trouble for view in pair.views for trouble in lease_troubles(view, alive)]
 
 
+def pair_table(scene: Scene) -> Table:
+    """Every donor with each of its borrowers, the worst first."""
+    recalled = recalls(scene)
+    rows = [_pair_row(scene, pair, recalled[pair.donor, pair.borrower]) for pair in _pairs(scene)]
+    rows.sort(key=lambda row: -row.cells[0].value)
+    return Table(PAIRS, rows, empty="nobody lends here; see peer.donate and peer.borrow in the configuration")
+
+
+def lease_table(scene: Scene) -> Table:
+    """Every lease of every pair; what is not plainly lent comes first."""
+    leases = [lease for pair in _pairs(scene) for lease in leases_of(pair)]
+    leases.sort(key=lambda lease: lease.plain)
+    return Table((*PAIRS[:3], *LEASES), [_named_lease_row(scene, lease) for lease in leases], empty="")
+
+
+def _named_lease_row(scene: Scene, lease: Lease) -> Row:
+    row, pair = _lease_row(scene, lease), lease.pair
+    names = tuple(Cell(text(name), style="title") for name in (pair.donor, pair.borrower))
+    return row._replace(
+        key=f"{pair.donor} {pair.borrower} {row.key}", cells=(mark_cell(_troubles(scene, pair)), *names, *row.cells)
+    )
+
+
 def _pair_row(scene: Scene, pair: Pair, recalls: int) -> Row:
     view = pair.lent or pair.borrowed
     assert view is not None
-    mark = max((trouble.mark for trouble in _troubles(scene, pair)), default=Mark.OK)
     odd = differences(pair)
     if pair.lent is None or pair.borrowed is None:
         word, style = f"only the {'borrower' if pair.lent is None else 'donor'}", "warning"
@@ -322,7 +342,7 @@ def _pair_row(scene: Scene, pair: Pair, recalls: int) -> Row:
         word, style = (odd[0], "note") if odd else ("the same", "good")
     ages = [age for one in pair.views if (age := scene.moment.age_of(one)) is not None]
     cells = (
-        Cell(str(mark), int(mark), MARKS[mark]),
+        mark_cell(_troubles(scene, pair)),
         Cell(text(pair.donor), style="title"),
         Cell(text(pair.borrower), style="title"),
         Cell(count(view.leases), view.leases),

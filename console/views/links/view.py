@@ -12,10 +12,13 @@ from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, sec
 from ...model.charts import Drawn, Series, beside, chart, fitting
 from ...model.place import Place, Step
 from ...model.table import Cell, Column, Row, Table
+from ..parts.drawn import drawn
 from ..parts.measures import PERCENTILES, RATES, TIERS, seconds_cell, sum_of
+from ..parts.rank_table import HOME, SAID, said_cell
 from ..parts.sums import added
 from ..parts.view import Scene, View
 from ..parts.ways import Flow, flow, flows, way_of
+from .gpu_tables import gpu_table, reach_table
 from .wires import carried_line, gpu_lines, wire_lines, wires
 
 #: Cells of a sparkline in a table, and the least of one in the matrix.
@@ -44,12 +47,15 @@ _FIGURES = (
     Column("pages", right=True, rank=1, unit="since the start"),
     Column("time", right=True, rank=1, unit="s of copying since the start"),
 )
-WAYS = (Column("from", widest=20, rank=9), Column("to", widest=20, rank=9), *_FIGURES, Column("ranks", True, rank=0))
-PLACES = (Column("server", widest=24, rank=9), Column("rank", rank=9), *_FIGURES)
+_ENDS = (Column("from", widest=20, rank=9), Column("to", widest=20, rank=9))
+WAYS = (*_ENDS, *_FIGURES, Column("ranks", True, rank=0))
+PLACES = (*HOME, *_FIGURES, SAID)
+LINKS = (*HOME, *_ENDS, *_FIGURES, SAID)
 
 
 class Links(View):
-    """Top: the matrix, and every way. In a way: its history, and each rank that copies over it."""
+    """Top: the matrix, and every way. In a way: its history, and each rank that copies over it; in
+    a rank of it, what its GPU does and whom it reaches."""
 
     NAME = "links"
     TITLE = "Links"
@@ -82,9 +88,16 @@ class Links(View):
             found = flows(scene.moment.ranks(scene.server), history)
             return Table(WAYS, [_way_row(scene, one) for one in found], empty=_nothing(scene))
         if scene.place.name("rank") is not None:
-            return self.EMPTY
+            return reach_table(scene)
         here = [flow(name, [link], history) for link in _links(scene, name)]
         return Table(PLACES, [_place_row(scene, one) for one in here], empty=_nothing(scene))
+
+
+def link_table(scene: Scene) -> Table:
+    """Every link of every rank by itself."""
+    history = scene.moment.history
+    here = [flow(link.link, [link], history) for rank in scene.moment.ranks(scene.server) for link in rank.links]
+    return Table(LINKS, [_link_row(scene, one) for one in here], empty=_nothing(scene))
 
 
 def _nothing(scene: Scene) -> str:
@@ -194,10 +207,13 @@ def _histories(scene: Scene, found: Sequence[Flow], rates: _Rates, room: int) ->
 # ---- rows ----
 
 
+def _ends(one: Flow) -> tuple[Cell, ...]:
+    return tuple(Cell(text(end), style=_style(end)) for end in (one.way.source, one.way.destination))
+
+
 def _way_row(scene: Scene, one: Flow) -> Row:
     cells = (
-        Cell(text(one.way.source), style=_style(one.way.source)),
-        Cell(text(one.way.destination), style=_style(one.way.destination)),
+        *_ends(one),
         *_figures(scene, one),
         Cell(count(len(one.links)), len(one.links)),
     )
@@ -207,9 +223,19 @@ def _way_row(scene: Scene, one: Flow) -> Row:
 
 def _place_row(scene: Scene, one: Flow) -> Row:
     link = one.links[0]
-    cells = (Cell(text(link.server), style="title"), Cell(text(link.rank)), *_figures(scene, one))
+    cells = (*_home(link), *_figures(scene, one), said_cell(scene, link))
     place = Place("links", (Step("link", one.name), Step("server", link.server), Step("rank", link.rank)))
     return Row(f"{link.server} {link.rank}", cells, place, link, scene.moment.is_old(link))
+
+
+def _link_row(scene: Scene, one: Flow) -> Row:
+    row = _place_row(scene, one)
+    home = len(HOME)
+    return row._replace(key=f"{row.key} {one.name}", cells=(*row.cells[:home], *_ends(one), *row.cells[home:]))
+
+
+def _home(link: LinkView) -> tuple[Cell, ...]:
+    return Cell(text(link.server), style="title"), Cell(text(link.rank))
 
 
 def _figures(scene: Scene, one: Flow) -> tuple[Cell, ...]:
@@ -270,6 +296,9 @@ def _details(scene: Scene, name: str) -> list[Text]:
     carried = carried_line(scene, name)
     if carried is not None:
         lines.append(carried)
+    alone = scene.place.name("rank") is not None
+    if alone and (gpu := gpu_table(scene)).rows:
+        lines += drawn(scene, gpu, 1, whole=False)
     history = scene.moment.history
     span = history.span(links[0])
     big = Series(
@@ -285,8 +314,8 @@ def _details(scene: Scene, name: str) -> list[Text]:
         ),
         Series("busy, s/s", "good", one.rates(history, "seconds"), _busy, one.busy),
     )
-    alone = scene.place.name("rank") is not None
-    room = (scene.height if alone else scene.room(Links.LINES_SHARE)) - len(lines)
+    below = scene.room(Links.LINES_SHARE, len(reach_table(scene).rows)) if alone else scene.room(Links.LINES_SHARE)
+    room = below - len(lines)
     lower = max(2, min(10, room // 3)) if room >= 8 else 0
     upper = max(2, min(24, room - 1 - (lower + 1 if lower else 0)))
     lines += [scene.line(*parts) for parts in chart(scene.glyphs, big, scene.width, upper)]

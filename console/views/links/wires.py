@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
+from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView
 from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, share, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import LATE_GPU
-from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, way
 
 from ...model.charts import Drawn, fitting
 from ...model.history import History
@@ -20,6 +19,7 @@ from ...model.moment import Moment
 from ..parts.measures import TIERS, sum_of
 from ..parts.view import Scene
 from ..parts.ways import way_of
+from .gpu_tables import way_words
 
 #: Both are compared over so many seconds, at most; NVML is asked every so many.
 SECONDS, LOOK_SECONDS = 8.0, 2.0
@@ -198,15 +198,6 @@ def _gpu_line(scene: Scene, rank: RankState) -> Text:
     if gpu.busy_share is not None:
         parts.append([f"  busy {share(gpu.busy_share, 1.0)}"])
     return scene.line(*fitting(scene.width, name, *parts))
-
-
-def way_words(reach: ReachView) -> str:
-    """`NVLink x18 over NVSwitch`; `PCIe, host bridge, no peer access`."""
-    words = way(reach.nvlinks, text(reach.pcie))
-    if reach.nvlinks and reach.switched:
-        words += " over NVSwitch"
-    refused = {reach.read, reach.write} - {ALLOWED, ""}
-    return f"{words}, no peer access" if refused else words
 
 
 def carried_line(scene: Scene, name: str) -> Text | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from swift_tiers.radix_tiering.bus.contract.views import RankState, ServerState, TierView
+from swift_tiers.radix_tiering.bus.contract.views import ServerState, ServerView
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
@@ -15,11 +15,11 @@ from ...model.palette import MARKS
 from ...model.place import Place, Step
 from ...model.table import Cell, Column, Row, Table
 from ...model.wrapping import wrapped
+from ..parts.drawn import drawn
 from ..parts.measures import (
     PERCENTILES,
     RATES,
     TIERS,
-    fill,
     first_tokens,
     gauges,
     hit_share,
@@ -33,9 +33,9 @@ from ..parts.measures import (
     total_now,
 )
 from ..parts.policy_words import policy_prompt
-from ..parts.sums import NOW_SECONDS
 from ..parts.view import Offer, Scene, View
 from .alarm_lines import alarm_lines
+from .rank_tables import directory_table, engine_table, tier_table
 
 #: Cells of the bar that says how full a tier is.
 BAR = 5
@@ -43,6 +43,8 @@ BAR = 5
 LEAST_ALARMS = 3
 #: Charts want so many lines in all, are no higher than so many each, and no narrower than so many cells.
 CHARTS_FROM, HIGHEST, CHART = 12, 10, 44
+#: Ranks of a server that are told of above its tiers, and from which height on what they have below the device.
+MOST_RANKS, TALL = 8, 30
 
 SERVERS = (
     Column("state", rank=9, words=True),
@@ -64,25 +66,14 @@ SERVERS = (
     Column("restores", right=True, rank=1, unit="since the start"),
     Column("late", right=True, rank=1, unit="restores since the start"),
     Column("host name", rank=0),
-)
-TIER_COLUMNS = (
-    Column("rank", rank=9),
-    Column("tier", rank=9),
-    Column("fill", rank=8, unit="share, 0 to 1"),
-    Column("full", right=True, rank=8, unit="share, 0 to 1"),
-    Column("used", right=True, rank=6, unit="B"),
-    Column("limit", right=True, rank=6, unit="B"),
-    Column("pages", right=True, rank=5),
-    Column("pinned", right=True, rank=4, unit="pages"),
-    Column("hits", right=True, rank=7, unit="pages since the start"),
-    Column("misses", right=True, rank=5, unit="pages since the start"),
-    Column("read/s", right=True, rank=6, unit="B/s, last 2 s"),
-    Column("written/s", right=True, rank=6, unit="B/s, last 2 s"),
-    Column("evicted/s", right=True, rank=5, unit="pages/s, last 2 s"),
-    Column("p50", right=True, rank=3, unit="s of a restore, last 60 s"),
-    Column("p99", right=True, rank=4, unit="s of a restore, last 60 s"),
-    Column("damaged", right=True, rank=4, unit="pages since the start"),
-    Column("refused", widest=30, rank=1),
+    Column("heard of", right=True, rank=0, unit="s ago"),
+    Column("ranks", right=True, rank=0),
+    Column("clock", right=True, rank=0, unit="s ahead of Redis"),
+    Column("obeys", rank=0),
+    Column("address", rank=0),
+    Column("version", rank=0),
+    Column("interval", right=True, rank=0, unit="s"),
+    Column("model path", widest=60, rank=0),
 )
 
 
@@ -118,12 +109,7 @@ class Overview(View):
 
     def table(self, scene: Scene) -> Table:
         if scene.place.steps:
-            rows = [
-                _tier_row(scene, rank, tier)
-                for rank in scene.moment.ranks(scene.place.name("server") or "")
-                for tier in rank.tiers
-            ]
-            return Table(TIER_COLUMNS, rows, empty="it says nothing of its tiers")
+            return tier_table(scene)
         shown = [state for state in scene.moment.servers if scene.only in (None, state.server.server)]
         worst = _worst(scene.moment.alarms)
         rows = [_server_row(scene, state, worst.get(state.server.server, Mark.OK)) for state in shown]
@@ -265,36 +251,30 @@ def _server_row(scene: Scene, state: ServerState, mark: Mark) -> Row:
         _count(ranks[0].restores_started if ranks else None),
         _count(ranks[0].restores_late if ranks else None),
         Cell(text(server.host)),
+        *_circumstances(scene, server),
     )
     place = Place("overview", (Step("server", server.server),))
     return Row(server.server, cells, place, state, stale=not server.alive or scene.moment.is_old(server))
 
 
-def _tier_row(scene: Scene, rank: RankState, tier: TierView) -> Row:
-    history = scene.moment.history
-    full = fill(tier)
-    refused = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in sorted(tier.refused.items()) if pages)
-    cells = (
-        Cell(text(rank.name)),
-        Cell(text(tier.tier), style=tier.tier),
-        Cell(scene.glyphs.bar(full, 12), full, tier.tier),
-        share_cell(full),
-        _size(tier.used_bytes),
-        _size(tier.limit_bytes or tier.capacity_bytes),
-        _count(tier.pages),
-        _count(tier.pinned_pages),
-        _count(tier.hits),
-        _count(tier.misses),
-        _rate(history.rate(tier, "bytes_read", seconds=NOW_SECONDS), scene),
-        _rate(history.rate(tier, "bytes_written", seconds=NOW_SECONDS), scene),
-        _per_second(history.rate(tier, "evictions", seconds=NOW_SECONDS)),
-        seconds_cell(tier.recent_p50_seconds),
-        seconds_cell(tier.recent_p99_seconds),
-        Cell(count(tier.checksum_failures), tier.checksum_failures, "wrong" if tier.checksum_failures else ""),
-        Cell(refused or NONE),
+def _circumstances(scene: Scene, server: ServerView) -> tuple[Cell, ...]:
+    """Who it is and how it speaks; nothing but when it was heard of, of one that is gone."""
+    age, offset = scene.moment.age_of(server), server.clock_offset_seconds
+    heard = Cell(seconds(age), age)
+    if not server.alive:
+        return (heard, *(Cell(NONE) for _ in range(7)))
+    ahead = UNKNOWN if offset is None else f"{'-' if offset < 0 else '+'}{seconds(abs(offset))}"
+    obeys = UNKNOWN if server.control is None else "yes" if server.control else "no"
+    return (
+        heard,
+        Cell(count(len(server.ranks)), len(server.ranks)),
+        Cell(ahead, offset),
+        Cell(obeys),
+        Cell(text(server.address)),
+        Cell(f"{text(server.version)} (sglang {text(server.sglang_version)})"),
+        seconds_cell(server.interval_seconds),
+        Cell(text(server.model)),
     )
-    steps = (Step("server", tier.server), Step("rank", tier.rank), Step("tier", tier.tier))
-    return Row(f"{rank.name} {tier.tier}", cells, Place("blocks", steps), tier, scene.moment.is_old(tier))
 
 
 def _about(scene: Scene, state: ServerState) -> list[Text]:
@@ -304,7 +284,8 @@ def _about(scene: Scene, state: ServerState) -> list[Text]:
     lines = [
         scene.line(
             (text(server.server), "title"), f"  {text(server.address) or 'gone'} on {text(server.host) or UNKNOWN}, "
-            f"process {server.pid or UNKNOWN}, up {seconds(server.up_seconds)}, heard of {seconds(age)} ago",
+            f"process {server.pid or UNKNOWN}, up {seconds(server.up_seconds)}, heard of {seconds(age)} ago, "
+            f"speaks every {seconds(server.interval_seconds)}",
         ),
         scene.line(
             f"model {text(server.model) or UNKNOWN}  swift-tiers {text(server.version) or UNKNOWN}  "
@@ -313,20 +294,11 @@ def _about(scene: Scene, state: ServerState) -> list[Text]:
             f"clock {'not known' if offset is None else f'{offset:+.3f} s of Redis'}",
         ),
     ]  # fmt: skip
-    for rank in state.ranks:
-        said = rank.rank
-        if said is None:
-            continue
-        lines.append(
-            scene.line(
-                (f"{text(rank.name)} ", "title"),
-                f"running {count(said.running_requests)}, waiting {count(said.waiting_requests)}; restores "
-                f"{count(said.restores_started)}: {count(said.restores_completed)} whole, "
-                f"{count(said.restores_split)} split, {count(said.restores_cut_short)} cut short, "
-                f"{count(said.restores_late)} late; queue to ssd {count(said.write_queue_pages)} pages",
-            )
-        )
-    return [*lines, Text()]
+    apart = [Text()] if scene.height >= TALL else []
+    for table in (engine_table(scene), *([directory_table(scene)] if apart else [])):
+        if table.rows:
+            lines += [*apart, *drawn(scene, table, MOST_RANKS, whole=False)]
+    return [*lines, *apart]
 
 
 def _fill_cell(scene: Scene, share: float | None, tier: str) -> Cell:
@@ -341,11 +313,3 @@ def _count(value: float | None) -> Cell:
 
 def _size(value: float | None) -> Cell:
     return Cell(NONE if value is None else size(value), value)
-
-
-def _rate(value: float | None, scene: Scene) -> Cell:
-    return Cell(NONE if value is None else f"{size(value)}", value)
-
-
-def _per_second(value: float | None) -> Cell:
-    return Cell(NONE if value is None else count(round(value, 1)), value)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from swift_tiers.radix_tiering.bus.contract.views import DeviceView
+from swift_tiers.radix_tiering.bus.contract.views import DeviceView, StripeSetView
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, size, text
-from swift_tiers.radix_tiering.bus.hear.troubles import Mark, device_troubles
+from swift_tiers.radix_tiering.bus.hear.troubles import Mark, Trouble, device_troubles, stripe_set_troubles
 
 from ...feeds.feed import Question
 from ...model.charts import Drawn, Series, beside, chart, fitting
@@ -15,8 +15,10 @@ from ...model.charts import lane as draw_lane
 from ...model.palette import MARKS
 from ...model.place import Place
 from ...model.table import Cell, Column, Row, Table
+from ..parts.drawn import drawn
 from ..parts.lanes import EVEN_SECONDS, Lane, Lanes, find_device, sets_of
 from ..parts.measures import PERCENTILES, RATES, seconds_cell
+from ..parts.rank_table import SAID, Field, count_cell, counted, rank_table, said_cell, size_cell, sized
 from ..parts.view import Offer, Scene, View
 from . import stripe_device, stripe_prefix
 
@@ -28,6 +30,7 @@ UNEVEN = 1.5
 CHART = 36
 #: Cells of a lane in one line, at least.
 LANE = 24
+_UNEVEN = f"the busiest device, or the fullest, by the mean of its set, in {EVEN_SECONDS:g} s"
 
 LANES = (
     Column("state", rank=9, words=True),
@@ -47,7 +50,11 @@ LANES = (
     Column("full", rank=8, unit="share, 0 to 1"),
     Column("errors", right=True, rank=4, unit="requests since the start"),
     Column("corrupt", right=True, rank=4, unit="stripe units since the start"),
+    Column("used", right=True, rank=2, unit="B"),
     Column("of", right=True, rank=1, unit="B"),
+    Column("read", right=True, rank=1, unit="B since the start"),
+    Column("written", right=True, rank=1, unit="B since the start"),
+    SAID,
     Column("reason", widest=40, rank=0),
     Column("path", widest=48, rank=0),
 )
@@ -72,7 +79,11 @@ class Stripes(View):
         sets = sets_of(scene.moment, scene.server, EVEN_SECONDS)
         if not sets:
             return []
-        shown = [*_sets(scene, sets), *_troubles(scene, sets), Text()]
+        shown = [
+            *drawn(scene, set_table(scene), max(2, scene.height // 3), whole=False),
+            *_troubles(scene, sets),
+            Text(),
+        ]
         # As the table has them: over the time that is called now.
         lanes = [lane for one in sets_of(scene.moment, scene.server) for lane in one.lanes]
         return [*shown, *_charts(scene, lanes, scene.room(self.LINES_SHARE, len(lanes)) - len(shown))]
@@ -83,8 +94,7 @@ class Stripes(View):
             return stripe_device.table(scene, step.name)
         if step is not None and step.kind == "page":
             return stripe_prefix.table(scene, step.name)
-        sets = sets_of(scene.moment, scene.server)
-        return Table(LANES, [_row(scene, lane) for one in sets for lane in one.lanes], empty=_nothing(scene))
+        return lane_table(scene)
 
     def questions(self, scene: Scene) -> tuple[Question, ...]:
         step = scene.place.last
@@ -136,14 +146,41 @@ def _nothing(scene: Scene) -> str:
 # ---- sets ----
 
 
-def _sets(scene: Scene, sets: list[Lanes]) -> list[Text]:
-    """A line each; the unwell and the uneven first, where there is no room for all."""
-    most = max(2, scene.height // 3)
-    shown = sets if len(sets) <= most else sorted(sets, key=_worse)[: most - 1]
-    lines = [_set_line(scene, one) for one in shown]
-    if len(shown) < len(sets):
-        lines.append(scene.line(f"and {len(sets) - len(shown)} sets more that do better"))
-    return lines
+def set_table(scene: Scene) -> Table:
+    """A row for each set, the unwell and the uneven first."""
+    sets = sets_of(scene.moment, scene.server, EVEN_SECONDS)
+    by_rank = {(one.server, one.rank): one for one in sets}
+
+    def lanes(stripe_set: StripeSetView) -> Lanes:
+        return by_rank[stripe_set.server, stripe_set.rank]
+
+    def troubles(stripe_set: StripeSetView) -> list[Trouble]:
+        devices = [lane.device for lane in lanes(stripe_set).lanes]
+        of_devices = [trouble for device in devices for trouble in device_troubles(device, devices)]
+        return [*stripe_set_troubles(stripe_set), *of_devices]
+
+    def in_service(word: str, style: str) -> Field:
+        def cell(stripe_set: StripeSetView) -> Cell:
+            return _bad(sum(lane.device.service == word for lane in lanes(stripe_set).lanes), style)
+
+        return Field(Column(word, right=True, rank=7, unit="devices"), cell)
+
+    fields = (
+        counted("devices", "devices", 8),
+        in_service("out", "wrong"),
+        in_service("draining", "note"),
+        Field(Column("missing", right=True, rank=7, unit="devices"), lambda view: _bad(view.missing)),
+        Field(Column("uneven reads", right=True, rank=6, unit=_UNEVEN), lambda view: _ratio(lanes(view).uneven_reads)),
+        Field(Column("uneven fill", right=True, rank=6, unit=_UNEVEN), lambda view: _ratio(lanes(view).uneven_fill)),
+        counted("queued", "queued", 5, "requests"),
+        counted("free units", "free_units", 5),
+        counted("of", "capacity_units", 3, "units"),
+        sized("unit", "unit_bytes", 3),
+        Field(Column("reads", widest=60, rank=4, unit="pages since the start"), _reads),
+        Field(Column("set", rank=1), lambda view: Cell(scene.glyphs.cut(text(view.set), 13))),
+    )
+    found = sorted((one for one in sets if one.stripe_set is not None), key=_worse)
+    return rank_table(scene, [one.stripe_set for one in found if one.stripe_set is not None], fields, troubles)
 
 
 def _worse(one: Lanes) -> tuple[int, float]:
@@ -152,48 +189,17 @@ def _worse(one: Lanes) -> tuple[int, float]:
     )
 
 
-def _set_line(scene: Scene, one: Lanes) -> Text:
-    said = one.stripe_set
-    out = [lane for lane in one.lanes if lane.device.service == "out"]
-    draining = [lane for lane in one.lanes if lane.device.service == "draining"]
-    parts: list[tuple[str, str] | str] = [
-        (f"{text(one.server)} {text(one.rank)} ", "title"), f"{len(one.lanes)} devices",
-    ]  # fmt: skip
-    for lanes, word, style in ((out, "out", "wrong"), (draining, "draining", "note")):
-        if lanes:
-            parts += [", ", (f"{len(lanes)} {word}", style)]
-    if said is not None and said.missing:
-        parts += [", ", (f"{count(said.missing)} missing", "wrong")]
-    groups: list[list[tuple[str, str] | str]] = [parts]
-    if said is not None:
-        bad = ", ".join(
-            f"{text(outcome)} {count(number)}"
-            for outcome, number in sorted(said.reads.items())
-            if outcome != "ok" and number
-        )
-        if bad:
-            groups.append([("; not served: " + bad, "warning")])
-    groups.append(
-        [
-            f"; busiest/mean in {EVEN_SECONDS:g} s: ",
-            _ratio(one.uneven_reads),
-            " read, ",
-            _ratio(one.uneven_fill),
-            " full",
-        ]
-    )
-    if said is not None:
-        groups.append([f"; queued {count(said.queued)}"])
-        groups.append([f"; free {count(said.free_units)} units of {size(said.unit_bytes)}"])
-    line = scene.line(*fitting(scene.width, *groups))
-    line.truncate(scene.width)
-    return line
+def _reads(stripe_set: StripeSetView) -> Cell:
+    """What became of them, what was not served first."""
+    reads = sorted(stripe_set.reads.items(), key=lambda read: (read[0] == "ok", read[0]))
+    words = ", ".join(f"{text(outcome)} {count(number)}" for outcome, number in reads if number)
+    return Cell(words or NONE, style="warning" if words and not words.startswith("ok ") else "")
 
 
-def _ratio(value: float | None) -> tuple[str, str]:
+def _ratio(value: float | None) -> Cell:
     if value is None:
-        return NONE, "text"
-    return f"{value:.2f}", "warning" if value > UNEVEN else "text"
+        return Cell(NONE)
+    return Cell(f"{value:.2f}", value, "warning" if value > UNEVEN else "")
 
 
 def _troubles(scene: Scene, sets: list[Lanes]) -> list[Text]:
@@ -232,20 +238,20 @@ def _charts(scene: Scene, lanes: list[Lane], room: int) -> list[Text]:
     ]
     down, across, width = _grid(scene.width, len(lanes), CHART)
     height = min(8, room // max(1, down) - 2)
-    drawn: list[Text] = []
+    rows: list[Text] = []
     if lanes and height >= 2:
         for first in range(0, len(series), across):
             titled = [one._replace(title=f"{one.title} read") for one in series[first : first + across]]
             row = [chart(scene.glyphs, one, width, height, top) for one in titled]
-            drawn += [*(scene.line(*parts) for parts in beside(*row)), Text()]
-        return drawn
+            rows += [*(scene.line(*parts) for parts in beside(*row)), Text()]
+        return rows
     down, across, width = _grid(scene.width, len(lanes), LANE)
     if lanes and down < room:
         for first in range(0, len(series), across):
             row = [[draw_lane(scene.glyphs, one, width, top)] for one in series[first : first + across]]
-            drawn += [scene.line(*parts) for parts in beside(*row)]
-        drawn.append(Text())
-    return drawn
+            rows += [scene.line(*parts) for parts in beside(*row)]
+        rows.append(Text())
+    return rows
 
 
 def _grid(width: int, number: int, least: int) -> tuple[int, int, int]:
@@ -262,6 +268,12 @@ def _rate(value: float) -> str:
 # ---- lanes ----
 
 
+def lane_table(scene: Scene) -> Table:
+    """Every device of every set."""
+    sets = sets_of(scene.moment, scene.server)
+    return Table(LANES, [_row(scene, lane) for one in sets for lane in one.lanes], empty=_nothing(scene))
+
+
 def _row(scene: Scene, lane: Lane) -> Row:
     device, history = lane.device, scene.moment.history
     word, style = state_of(lane)
@@ -271,11 +283,11 @@ def _row(scene: Scene, lane: Lane) -> Row:
         Cell(text(device.server), style="title"),
         Cell(text(device.rank)),
         Cell(str(device.number), device.number),
-        _count(device.in_flight),
+        count_cell(device.in_flight),
         Cell(scene.glyphs.spark(history.values(device, "in_flight", length=SPARK), SPARK), device.in_flight, "ssd"),
-        _size(lane.read),
+        size_cell(lane.read),
         Cell(scene.glyphs.spark(history.rates(device, "bytes_read", length=SPARK), SPARK), lane.read, "ssd"),
-        _size(lane.written),
+        size_cell(lane.written),
         _per_second(lane.requests),
         _per_second(lane.reads),
         _per_second(lane.writes),
@@ -284,7 +296,11 @@ def _row(scene: Scene, lane: Lane) -> Row:
         Cell(full, lane.fill, "ssd"),
         _bad(lane.errors),
         _bad(device.corrupt_units),
-        _size(device.capacity_bytes),
+        size_cell(device.used_bytes),
+        size_cell(device.capacity_bytes),
+        size_cell(device.bytes_read),
+        size_cell(device.bytes_written),
+        said_cell(scene, device),
         Cell(text(device.reason) or NONE),
         Cell(text(device.path) or UNKNOWN),
     )
@@ -303,16 +319,8 @@ def state_of(lane: Lane) -> tuple[str, str]:
     return ("ok" if lane.mark == Mark.OK else str(lane.mark)), MARKS[lane.mark]
 
 
-def _bad(value: int | None) -> Cell:
-    return Cell(count(value), value, "wrong" if value else "")
-
-
-def _count(value: float | None) -> Cell:
-    return Cell(count(value), value)
-
-
-def _size(value: float | None) -> Cell:
-    return Cell(size(value), value)
+def _bad(value: int | None, style: str = "wrong") -> Cell:
+    return Cell(count(value), value, style if value else "")
 
 
 def _per_second(value: float | None) -> Cell:

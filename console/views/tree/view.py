@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.text import Text
 
 from swift_tiers.radix_tiering.bus.contract.views import NodeEntry, NodesView, TreeView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, text
+from swift_tiers.radix_tiering.bus.hear.troubles import tree_troubles
 
 from ...feeds.feed import Question
 from ...model.place import Place, Step
 from ...model.table import Cell, Column, Row, Table
 from ..parts.asked import answer_line, answer_of, is_stale, views_of, whole_keys
 from ..parts.blocks_offers import page_offers
-from ..parts.measures import seconds_cell
+from ..parts.drawn import drawn
+from ..parts.measures import seconds_cell, share_cell
+from ..parts.rank_table import HOME, Field, count_cell, counted, rank_table
 from ..parts.view import Offer, Scene, View
 from .tree_nodes import Branch, NodeRows, Tree, node_key, tree_of
 
 #: Nodes that each rank is asked for: what an operator scrolls through; a server would list 1000.
 ASKED = 500
-#: Cells of a node's bar, and of what is before a sparkline.
-BAR, WIDE_BAR, LABEL = 12, 48, 40
+#: Cells of a node's bar, and of a sparkline.
+BAR, WIDE_BAR, SPARK = 12, 48, 24
+#: Cells of a view from which on bars and sparklines are wide.
+WIDE = 140
 #: Rates are of the last so many seconds.
 RECENT_SECONDS = 10.0
 #: Of the height, for lines above the table.
 SHARE = 0.5
 
-#: In front of the others where there is more than one rank.
-HOME = (Column("server", widest=20, rank=9), Column("rank", rank=2))
 COLUMNS = (
     Column("node", widest=36, rank=9),
     Column("subtree", right=True, rank=9, unit="tokens"),
@@ -56,13 +59,14 @@ class TreeShape(View):
             return [*_about(scene), asked]
         if scene.moment.snapshot is None:
             return []
-        trees = [rank.tree for rank in scene.moment.ranks(scene.server) if rank.tree is not None]
-        told = max(1, (scene.room(SHARE) - 2) // 2)
-        lines = [line for tree in trees[:told] for line in _sums(scene, tree, alone=len(trees) == 1)]
-        if len(trees) > told:
-            lines.append(scene.line(f"and {len(trees) - told} more ranks; `:server NAME` shows one server"))
-        if not trees:
-            lines.append(scene.line(("no rank says anything of its tree", "warning")))
+        sums = tree_table(scene)
+        lines = drawn(scene, sums, max(1, scene.room(SHARE) - 3), whole=False)
+        for tree in (row.subject for row in sums.rows):
+            if tree.complete is False:
+                whose = f"{text(tree.server)} {text(tree.rank)}"
+                lines.append(
+                    scene.line((f"{whose}: at least so many tokens, the tree is too large to be walked", "note"))
+                )
         for view in _views(scene):
             if view.nodes is None:
                 reason = text(view.reason) or "says nothing of its nodes"
@@ -101,40 +105,47 @@ def _views(scene: Scene) -> list[NodesView]:
     return list(views_of(scene, _question(scene)))
 
 
-def _sums(scene: Scene, tree: TreeView, *, alone: bool) -> list[Text]:
-    """What one rank says of its tree in sum: two lines, and with more room for a single rank, a third."""
-    history = scene.moment.history
-    reused = history.rate(tree, "reused_tokens", seconds=RECENT_SECONDS)
-    prompt = history.rate(tree, "prompt_tokens", seconds=RECENT_SECONDS)
-    evicted = history.rate(tree, "evicted_tokens", seconds=RECENT_SECONDS)
-    stale = scene.moment.is_old(tree)
-    figures = "stale" if stale else "text"
-    part = "" if tree.complete is not False else " at least, the tree is too large to be walked"
-    lines = [
-        scene.line(
-            (f"{text(tree.server)} {text(tree.rank)}  ", "title"),
-            (f"{count(tree.cached_tokens)} tokens{part}", figures), " in ", (count(tree.nodes), figures),
-            f" nodes, {count(tree.leaves)} leaves; deepest {count(tree.deepest_tokens)}; "
-            f"{share(tree.protected_tokens, tree.cached_tokens)} in use",
+def tree_table(scene: Scene) -> Table:
+    """What each rank says of its tree in sum, and how much of prompts was found in it."""
+
+    def recent(tree: TreeView, counter: str) -> float | None:
+        return scene.moment.history.rate(tree, counter, seconds=RECENT_SECONDS)
+
+    def reuse(tree: TreeView) -> Cell:
+        reused, prompt = recent(tree, "reused_tokens"), recent(tree, "prompt_tokens")
+        return share_cell(None if reused is None or not prompt else min(1.0, reused / prompt))
+
+    def part(name: str, unit: str, of: Callable[[TreeView], Cell], rank: int) -> Field:
+        return Field(Column(name, right=True, rank=rank, unit=unit), of)
+
+    width = SPARK if scene.width < WIDE else WIDE_BAR
+    fields = (
+        counted("tokens", "cached_tokens", 9),
+        part("in use", "share, 0 to 1", lambda tree: _share(tree.protected_tokens, tree.cached_tokens), 7),
+        part("reuse", f"share of prompt tokens, last {RECENT_SECONDS:g} s", reuse, 8),
+        Field(
+            Column("reuse over time", widest=WIDE_BAR, rank=5, unit="share of prompt tokens"),
+            lambda tree: Cell(scene.glyphs.spark(_reuse(scene, tree, width), width, 1.0), style="good"),
         ),
-    ]  # fmt: skip
-    width = min(60, scene.width - LABEL - 30)
-    now = None if reused is None or not prompt else min(1.0, reused / prompt)
-    words = f"  reuse {UNKNOWN if now is None else f'{now:.0%}'} of {count(_rounded(prompt))} prompt tokens/s"
-    parts: list[tuple[str, str] | str] = [(words.ljust(LABEL), figures)]
-    if width >= 8:
-        parts.append((scene.glyphs.spark(_reuse(scene, tree, width), width, 1.0), "good"))
-    parts.append((f"  evicted {count(_rounded(evicted))}/s", figures))
-    lines.append(scene.line(*parts))
-    if alone and scene.width >= 80:
-        total = share(tree.reused_tokens, tree.prompt_tokens)
-        lines.append(
-            scene.line(
-                f"  since its start: {total} of {count(tree.prompt_tokens)} prompt tokens were there; "
-                f"{count(tree.evicted_tokens)} evicted"
-            )
-        )
-    return lines
+        part("prompt/s", "tokens/s, last 10 s", lambda tree: count_cell(_rounded(recent(tree, "prompt_tokens"))), 7),
+        part("evicted/s", "tokens/s, last 10 s", lambda tree: count_cell(_rounded(recent(tree, "evicted_tokens"))), 6),
+        counted("nodes", "nodes", 6),
+        counted("leaves", "leaves", 4),
+        counted("deepest", "deepest_tokens", 5, "tokens"),
+        part("reuse in all", "share, since the start", lambda tree: _share(tree.reused_tokens, tree.prompt_tokens), 4),
+        counted("found in it", "reused_tokens", 3, "tokens since the start"),
+        counted("prompt tokens", "prompt_tokens", 3, "since the start"),
+        counted("evicted", "evicted_tokens", 3, "tokens since the start"),
+        counted("locked", "protected_tokens", 2, "tokens"),
+        counted("evictable", "evictable_tokens", 2, "tokens"),
+        counted("depth", "depth", 2, "nodes"),
+    )
+    trees = [rank.tree for rank in scene.moment.ranks(scene.server) if rank.tree is not None]
+    return rank_table(scene, trees, fields, tree_troubles, empty="no rank says anything of its tree")
+
+
+def _share(part: int | None, whole: int | None) -> Cell:
+    return share_cell(None if part is None or not whole else part / whole)
 
 
 def _reuse(scene: Scene, tree: TreeView, width: int) -> list[float | None]:
@@ -219,7 +230,7 @@ def _row(scene: Scene, branch: Branch, keys: Mapping[str, str], stale: bool, sev
         *named,
         Cell(f"{branch.drawn(scene.glyphs)}{node.node}{away}", node.node, "title" if not branch.trunks else ""),
         Cell(count(node.subtree_tokens), node.subtree_tokens),
-        Cell(scene.glyphs.bar(part, BAR if scene.width < 140 else WIDE_BAR), part, "cached"),
+        Cell(scene.glyphs.bar(part, BAR if scene.width < WIDE else WIDE_BAR), part, "cached"),
         Cell(count(node.tokens), node.tokens),
         Cell(NONE if node.hits is None else count(node.hits), node.hits),
         Cell(NONE if node.locks is None else count(node.locks), node.locks, "pinned" if node.locks else ""),

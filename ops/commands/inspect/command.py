@@ -22,24 +22,20 @@ from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError, ConfigError
 from swift_tiers.radix_tiering.bus.contract.schema import MOST_LISTED_NODES
 from swift_tiers.radix_tiering.bus.contract.view_reading import AnyView
-from swift_tiers.radix_tiering.bus.contract.views import RequestView, Snapshot
+from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.bus.hear.asking import Answers
 from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail, Item, as_json, line
 from swift_tiers.radix_tiering.bus.hear.figures import text
-from swift_tiers.radix_tiering.bus.hear.rates import Rates
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
 
 from ...base.errors import CommandError
 from ...base.progress import note
 from ...base.terminal import Terminal
 from .bus import bus_config, redis_cli_hint, redis_cli_words
-from .leases import show_leases
-from .requests import by_request, show_requests
-from .states import SUBJECTS, Subject
-from .tables import Look
+from .looks import Look
 
 #: Columns of a table that goes to no terminal and whose width nobody ($COLUMNS) says.
-WIDTH = 180
+WIDTH = 260
 #: Between two looks for events, seconds: servers publish twice a second.
 EVENTS_SECONDS = 0.5
 
@@ -113,38 +109,22 @@ def _check_server(name: str | None, reader: BusReader) -> None:
 
 
 def _looker(options: argparse.Namespace) -> Looker:
-    if options.subject == "requests":
-        return lambda reader: show_requests(reader.snapshot(Part.REQUESTS, options.server), options.limit)
     if options.subject in ("request", "restore"):
-        from .viewed import show_request, show_restore  # the console's views, which take their time to import
+        from .viewed import show_request, show_restore
 
         show = show_request if options.subject == "request" else show_restore
         return lambda reader: show(_request(options.name, options.server, reader))
     if options.subject in ("page", "prefix", "map", "nodes"):
         return partial(_ask, options)
-    if options.subject == "leases":
-        subject = Subject(Part.RANKS | Part.LEASES, partial(show_leases, options.limit))
-        return StateLooker(subject, options.server)
-    return StateLooker(SUBJECTS[options.subject], options.server)
+    from .states import StateLooker, subject_named  # the console's views, which take their time to import
 
-
-class StateLooker:
-    """Looks at one subject, and remembers the last look for what has grown since."""
-
-    def __init__(self, subject: Subject, server: str | None) -> None:
-        self._subject = subject
-        self._server = server
-        self._before: Snapshot | None = None
-
-    def __call__(self, reader: BusReader) -> Look:
-        snapshot = reader.snapshot(self._subject.parts, self._server)
-        rates = Rates(self._before)
-        self._before = snapshot
-        return self._subject.show(snapshot, rates)
+    return StateLooker(subject_named(options.subject, options.limit), options.server)
 
 
 def _request(name: str, server: str | None, reader: BusReader) -> Sequence[RequestView]:
     """What its ranks say of the one with this id, else the only one whose id begins so. Raises CommandError."""
+    from .requests import by_request
+
     views = reader.request(name, server)
     if not views:
         alike = by_request(view for view in reader.requests(server) if view.rid.startswith(name))

@@ -1,228 +1,181 @@
-"""What servers, tiers, devices, links with GPUs, and trees look like just now."""
+"""Tables of the console, printed: servers, tiers, devices, links with GPUs, leases, trees and requests just now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from swift_tiers.radix_tiering.bus.contract.views import (
-    DeviceView,
-    DirectoryView,
-    LinkView,
-    RankView,
-    ServerState,
-    Snapshot,
-    StripeSetView,
-    TierView,
-    TreeView,
-)
-from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, short, size, text
-from swift_tiers.radix_tiering.bus.hear.rates import Rates
-from swift_tiers.radix_tiering.bus.hear.reader import Part
+from swift_tiers.console.feeds.feed import Look as ConsoleLook
+from swift_tiers.console.feeds.watching import Watcher
+from swift_tiers.console.model.moment import Moment
+from swift_tiers.console.model.place import Place
+from swift_tiers.console.model.table import Table
+from swift_tiers.console.views import Overview
+from swift_tiers.console.views.leases.view import lease_table, lending_table, pair_table
+from swift_tiers.console.views.links.gpu_tables import gpu_table, reach_table
+from swift_tiers.console.views.links.view import link_table
+from swift_tiers.console.views.overview.rank_tables import directory_table, engine_table, tier_table
+from swift_tiers.console.views.parts.drawn import drawn
+from swift_tiers.console.views.parts.view import Scene
+from swift_tiers.console.views.stripes.view import lane_table, set_table
+from swift_tiers.console.views.tree.view import tree_table
+from swift_tiers.radix_tiering.bus.contract.views import RankState, Snapshot, View
+from swift_tiers.radix_tiering.bus.hear.figures import count
+from swift_tiers.radix_tiering.bus.hear.lease_pairs import pairs_of, views_of
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
 from swift_tiers.radix_tiering.bus.hear.troubles import Troubles
 
-from .gpus import gpu_tables
-from .tables import Look, Row, how_old, make_look, place, ranks_of, table
+from .looks import HEIGHT, MOST_ROWS, Look, describe, describe_troubles, glyphs_of, lines
+from .requests import chosen_requests, request_table
+
+#: Cells that a text may take: what is printed is not cut.
+WIDEST = 200
+
+ConsoleTable = Callable[[Scene], Table]
+#: The views that programs get, by their names.
+Described = Callable[[Snapshot], dict[str, list[Any]]]
 
 
 class Subject(NamedTuple):
-    """What to read for it, and how to show that with the growth since the look before."""
+    """What to read for it, the views that programs get, and the tables that are printed: the first even if empty."""
 
     parts: Part
-    show: Callable[[Snapshot, Rates], Look]
+    views: Described
+    tables: Sequence[ConsoleTable]
+    left_out: Callable[[Snapshot], int] = lambda snapshot: 0  # rows of the last table for which there was no room
 
 
-def show_servers(snapshot: Snapshot, rates: Rates) -> Look:
-    troubles = Troubles(snapshot, Part.RANKS)
-    ranks = [state.rank for state in ranks_of(snapshot) if state.rank is not None]
-    servers = [state.server for state in snapshot.servers]
-    columns = " server|state|heard of|up| model|ranks|clock|obeys| address| version|interval"
-    shown: list[RenderableType] = [table(columns, map(_server_row, snapshot.servers), troubles)]
-    if ranks:
-        columns = (
-            " rank|running|waiting|restores|short|expired|late|503|to write|events lost|publishing|whole|split|events"
-            "| engine"
-        )
-        shown += [Text(""), table(columns, map(_rank_row, ranks), troubles)]
-    return make_look(snapshot, troubles, {"servers": servers, "ranks": ranks}, shown)
+class StateLooker:
+    """Looks at one subject, and remembers the looks before for what has grown since."""
+
+    def __init__(self, subject: Subject, server: str | None) -> None:
+        self._subject = subject
+        self._server = server
+        self._watcher = Watcher()
+
+    def __call__(self, reader: BusReader) -> Look:
+        subject, watcher = self._subject, self._watcher
+        snapshot = reader.snapshot(subject.parts, self._server)
+        alarms = watcher.take(ConsoleLook(snapshot=snapshot))
+        moment = Moment(snapshot, 0.0, "", watcher.history, alarms, watcher.events)
+        troubles = Troubles(snapshot, subject.parts)
+        views = subject.views(snapshot)
+        servers: list[View] = [state.server for state in snapshot.servers]
+        others = [view for name, listed in views.items() if name != "servers" for view in listed]
+        found = troubles.of([*servers, *others])
+        described = {name: describe(listed) for name, listed in views.items()}
+        shown: list[RenderableType] = [Text("no server has been on this bus within the last hour")]
+        if servers:
+            shown = [*lines(found), PrintedTables(moment, subject.tables)]
+            left_out = subject.left_out(snapshot)
+            if left_out > 0:
+                shown.append(Text(f"and {count(left_out)} more; --limit shows more of them"))
+        return Look({"time": snapshot.time, **described, "troubles": describe_troubles(found)}, shown)
 
 
-def _server_row(state: ServerState) -> Row:
-    server = state.server
-    heard = f"{seconds(server.age_seconds)} ago"
-    if not server.alive:
-        return Row([server], [text(server.server), "GONE", heard, *[NONE] * 8])
-    offset = server.clock_offset_seconds
-    return Row(
-        [server, *(rank.rank for rank in state.ranks if rank.rank is not None)],
-        [
-            text(server.server), "alive", heard, seconds(server.up_seconds), text(server.model), str(len(server.ranks)),
-            UNKNOWN if offset is None else f"{'-' if offset < 0 else '+'}{seconds(abs(offset))}",
-            UNKNOWN if server.control is None else "yes" if server.control else "no", text(server.address),
-            f"{text(server.version)} (sglang {text(server.sglang_version)})", seconds(server.interval_seconds),
-        ],
-    )  # fmt: skip
+class PrintedTables(NamedTuple):
+    """Tables of the console, the worst rows of each first, as wide as there is room for."""
+
+    moment: Moment
+    tables: Sequence[ConsoleTable]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        scene = Scene(self.moment, Place("inspect"), width=options.max_width, height=HEIGHT, glyphs=glyphs_of(options))
+        for number, make in enumerate(self.tables):
+            table = _for_print(make(scene))
+            if number and not table.rows:
+                continue
+            if number:
+                yield Text()
+            for line in drawn(scene, table, MOST_ROWS):
+                line.end = "\n"
+                yield line
 
 
-def _rank_row(rank: RankView) -> Row:
-    counts = (
-        rank.running_requests, rank.waiting_requests, rank.restores_started, rank.restores_cut_short,
-        rank.restores_expired, rank.restores_late, rank.failed_loads, rank.write_queue_pages, rank.events_lost,
-    )  # fmt: skip
-    cells = [place(rank), *map(count, counts), seconds(rank.publish_seconds)]
-    whole = count(rank.restores_completed), count(rank.restores_split), count(rank.events)
-    return Row([rank], [*cells, *whole, text(rank.io_engine) or NONE])
-
-
-def show_tiers(snapshot: Snapshot, rates: Rates) -> Look:
-    troubles = Troubles(snapshot, Part.TIERS)
-    states = list(ranks_of(snapshot))
-    tiers = [tier for state in states for tier in state.tiers]
-    directories = [state.directory for state in states if state.directory is not None]
-    columns = " rank| tier|full|used|of|hit rate|hits|misses|pages|pinned|evicted|in|out|p50, 60 s|p99, 60 s|age"
-    shown: list[RenderableType] = [table(columns, map(_tier_row, tiers), troubles)]
-    if directories:
-        columns = (
-            " rank|pages below the device|host only|ssd only|peer only|several|first pages|deepest|other namespaces|age"
-        )
-        shown += [Text(""), table(columns, map(_directory_row, directories), troubles)]
-    return make_look(snapshot, troubles, {"tiers": tiers, "directories": directories}, shown)
-
-
-def _tier_row(tier: TierView) -> Row:
-    asked = None if tier.hits is None or tier.misses is None else tier.hits + tier.misses
-    counts = tier.hits, tier.misses, tier.pages, tier.pinned_pages, tier.evictions
-    return Row(
-        [tier],
-        [
-            place(tier), tier.tier, share(tier.used_bytes, tier.capacity_bytes), size(tier.used_bytes),
-            size(tier.capacity_bytes), share(tier.hits, asked), *map(count, counts), size(tier.bytes_written),
-            size(tier.bytes_read), _latency(tier.recent_p50_seconds), _latency(tier.recent_p99_seconds),
-            how_old(tier),
-        ],
-    )  # fmt: skip
-
-
-def _directory_row(directory: DirectoryView) -> Row:
-    counts = (
-        directory.pages, directory.host_only_pages, directory.ssd_only_pages, directory.peer_only_pages,
-        directory.both_pages, directory.first_pages, directory.deepest_pages, directory.foreign_pages,
-    )  # fmt: skip
-    return Row([directory], [place(directory), *map(count, counts), how_old(directory)])
-
-
-def show_devices(snapshot: Snapshot, rates: Rates) -> Look:
-    troubles = Troubles(snapshot, Part.DEVICES)
-    states = list(ranks_of(snapshot))
-    devices = [device for state in states for device in state.devices]
-    sets = [state.stripe_set for state in states if state.stripe_set is not None]
-    shown: list[RenderableType] = [Text("no server here has an ssd tier")]
-    if sets:
-        columns = " rank|#| device|service|failed|corrupt|p50, 60 s|p99, 60 s|full|used|in flight|reading|writing|read"
-        columns += "|written|age"
-        devices_table = table(columns, (_device_row(device, rates) for device in devices), troubles)
-        columns = " rank| stripe set|unit|devices|missing|free units|of|queued| reads|age"
-        shown = [devices_table, Text(""), table(columns, map(_stripe_set_row, sets), troubles)]
-    return make_look(snapshot, troubles, {"devices": devices, "stripe_sets": sets}, shown)
-
-
-def _device_row(device: DeviceView, rates: Rates) -> Row:
-    failed = None
-    if device.read_errors is not None and device.write_errors is not None:
-        failed = device.read_errors + device.write_errors
-    return Row(
-        [device],
-        [
-            place(device), str(device.number), text(device.path), _service(device),
-            count(failed), count(device.corrupt_units), _latency(device.recent_p50_seconds),
-            _latency(device.recent_p99_seconds), share(device.used_bytes, device.capacity_bytes),
-            size(device.used_bytes), count(device.in_flight), _rate(rates.of(device, "bytes_read")),
-            _rate(rates.of(device, "bytes_written")), size(device.bytes_read), size(device.bytes_written),
-            how_old(device),
-        ],
-    )  # fmt: skip
-
-
-def _service(device: DeviceView) -> str:
-    return "OUT" if device.service == "out" else text(device.service) or UNKNOWN
-
-
-def _stripe_set_row(stripe_set: StripeSetView) -> Row:
-    reads = ", ".join(
-        f"{text(outcome)} {count(number)}" for outcome, number in sorted(stripe_set.reads.items()) if number
+def _for_print(table: Table) -> Table:
+    """The worst rows first; without columns that are empty in each row, and nothing is cut."""
+    rows = list(islice(table.rows, MOST_ROWS))
+    if table.columns and table.columns[0].name == "state":
+        rows.sort(key=lambda row: -row.cells[0].value)
+    numbers = range(len(table.columns))
+    kept = [number for number in numbers if not rows or any(row.cells[number].text.strip() for row in rows)]
+    columns = tuple(table.columns[number]._replace(widest=WIDEST) for number in kept)
+    return table._replace(
+        columns=columns, rows=[row._replace(cells=tuple(row.cells[number] for number in kept)) for row in rows]
     )
-    counts = stripe_set.devices, stripe_set.missing, stripe_set.free_units, stripe_set.capacity_units, stripe_set.queued
-    cells = [place(stripe_set), short(stripe_set.set), size(stripe_set.unit_bytes), *map(count, counts)]
-    return Row([stripe_set], [*cells, reads or NONE, how_old(stripe_set)])
 
 
-def show_links(snapshot: Snapshot, rates: Rates) -> Look:
-    troubles = Troubles(snapshot, Part.LINKS)
-    states = list(ranks_of(snapshot))
-    links = [link for state in states for link in state.links]
-    gpus = [state.gpu for state in states if state.gpu is not None]
-    reaches = [reach for state in states for reach in state.reaches]
-    columns = " rank| link|transfers|pages|bytes|just now|p50, 60 s|p99, 60 s|speed of one|time, summed|age"
-    shown: list[RenderableType] = [table(columns, (_link_row(link, rates) for link in links), troubles)]
-    shown += gpu_tables(gpus, reaches, troubles)
-    return make_look(snapshot, troubles, {"links": links, "gpus": gpus, "reaches": reaches}, shown)
+def subject_named(name: str, limit: int) -> Subject:
+    """One of those that are states. `limit`: leases, or requests that have ended, at most."""
+    if name == "leases":
+        tables = (pair_table, lending_table, partial(_first, limit, lease_table))
+        return Subject(Part.RANKS | Part.LEASES, _of_leases, tables, lambda snapshot: _leases(snapshot) - limit)
+    if name == "requests":
+        return Subject(
+            Part.REQUESTS,
+            lambda snapshot: {"requests": [view for views in chosen_requests(snapshot, limit).shown for view in views]},
+            (partial(request_table, limit),),
+            lambda snapshot: chosen_requests(snapshot, limit).left_out,
+        )
+    return _SUBJECTS[name]
 
 
-def _link_row(link: LinkView, rates: Rates) -> Row:
-    speed = link.bytes / link.seconds if link.bytes is not None and link.seconds else None
-    now = rates.of(link, "bytes")
-    if now is None:
-        now = link.bytes_per_second
-    return Row(
-        [link],
-        [
-            place(link), _way(link.link), count(link.transfers), count(link.pages), size(link.bytes), _rate(now),
-            _latency(link.recent_p50_seconds), _latency(link.recent_p99_seconds), _rate(speed), seconds(link.seconds),
-            how_old(link),
-        ],
-    )  # fmt: skip
+def _first(most: int, make: ConsoleTable, scene: Scene) -> Table:
+    table = make(scene)
+    return table._replace(rows=list(islice(table.rows, most)))
 
 
-def _way(link: str) -> str:
-    """`host to ssd`. Names of donors may have dashes in them; the other end of their links is `host`."""
-    if link.startswith("host-"):
-        return f"host to {text(link.removeprefix('host-'))}"
-    start, _, end = link.rpartition("-")
-    return f"{text(start)} to {text(end)}"
+def _of_leases(snapshot: Snapshot) -> dict[str, list[Any]]:
+    ranks = [state.rank for state in _ranks(snapshot) if state.rank is not None]
+    lending = [rank for rank in ranks if rank.lent_bytes is not None]
+    return {"ranks": lending, "leases": views_of(_ranks(snapshot))}
 
 
-def show_tree(snapshot: Snapshot, rates: Rates) -> Look:
-    troubles = Troubles(snapshot, Part.TREES)
-    trees = [state.tree for state in ranks_of(snapshot) if state.tree is not None]
-    columns = " rank|reuse|found in it|prompt tokens|cached|in use|evictable|evicted|nodes|leaves|depth|deepest|age"
-    return make_look(snapshot, troubles, {"trees": trees}, [table(columns, map(_tree_row, trees), troubles)])
+def _leases(snapshot: Snapshot) -> int:
+    """How many there are, also those that are not listed on the bus."""
+    return sum(max(view.leases or 0 for view in pair.views) for pair in pairs_of(views_of(_ranks(snapshot))))
 
 
-def _tree_row(tree: TreeView) -> Row:
-    counts = (
-        tree.reused_tokens, tree.prompt_tokens, tree.cached_tokens, tree.protected_tokens, tree.evictable_tokens,
-        tree.evicted_tokens, tree.nodes, tree.leaves, tree.depth, tree.deepest_tokens,
-    )  # fmt: skip
-    reuse = share(tree.reused_tokens, tree.prompt_tokens)
-    return Row([tree], [place(tree), reuse, *map(count, counts), how_old(tree)])
+def _ranks(snapshot: Snapshot) -> list[RankState]:
+    return [rank for state in snapshot.servers for rank in state.ranks]
 
 
-def _latency(value: float | None) -> str:
-    """Empty on the bus where there was none yet."""
-    return NONE if value is None else seconds(value)
+def _of_ranks(**fields: str) -> Described:
+    """For each name the views that this field of the ranks has: one, several, or none."""
+
+    def of(snapshot: Snapshot) -> dict[str, list[Any]]:
+        ranks = _ranks(snapshot)
+        return {
+            name: [view for rank in ranks for view in _listed(getattr(rank, field))] for name, field in fields.items()
+        }
+
+    return of
 
 
-def _rate(value: float | None) -> str:
-    return NONE if value is None else f"{size(value)}/s"
+def _listed(value: Any) -> tuple[Any, ...]:
+    return () if value is None else value if isinstance(value, tuple) else (value,)
 
 
-SUBJECTS = {
-    "servers": Subject(Part.RANKS, show_servers),
-    "tiers": Subject(Part.TIERS | Part.DIRECTORIES, show_tiers),
-    "devices": Subject(Part.DEVICES, show_devices),
-    "links": Subject(Part.LINKS, show_links),
-    "tree": Subject(Part.TREES, show_tree),
+_SUBJECTS = {
+    "servers": Subject(
+        Part.RANKS,
+        lambda snapshot: {
+            "servers": [state.server for state in snapshot.servers],
+            **_of_ranks(ranks="rank")(snapshot),
+        },
+        (Overview().table, engine_table),
+    ),
+    "tiers": Subject(
+        Part.TIERS | Part.DIRECTORIES, _of_ranks(tiers="tiers", directories="directory"), (tier_table, directory_table)
+    ),
+    "devices": Subject(Part.DEVICES, _of_ranks(devices="devices", stripe_sets="stripe_set"), (lane_table, set_table)),
+    "links": Subject(
+        Part.LINKS, _of_ranks(links="links", gpus="gpu", reaches="reaches"), (link_table, gpu_table, reach_table)
+    ),
+    "tree": Subject(Part.TREES, _of_ranks(trees="tree"), (tree_table,)),
 }

@@ -11,9 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from swift_tiers.console import plain
-from swift_tiers.console.feeds.feed import Answers as Said
+from swift_tiers.console.feeds.feed import Answers as ViewAnswers
 from swift_tiers.console.feeds.watching import Watcher
-from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place, Step
 from swift_tiers.console.model.wrapping import wrapped
@@ -38,10 +37,8 @@ from swift_tiers.radix_tiering.bus.hear.request_words import age, explain_reques
 from swift_tiers.radix_tiering.bus.hear.restore_words import explain_restore
 from swift_tiers.radix_tiering.bus.hear.troubles import request_troubles
 
-from .tables import Look, describe, describe_troubles
+from .looks import HEIGHT, MOST_ROWS, Look, describe, describe_troubles, glyphs_of
 
-#: Lines that a view may take to tell its things, and rows of its table.
-HEIGHT, MOST_ROWS = 60, 10_000
 #: Of a sequence, which its table tells page by page.
 SEQUENCE_HEIGHT = 10
 
@@ -59,11 +56,11 @@ class Viewed(NamedTuple):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         watcher = Watcher()
         moment = Moment(self.snapshot, 0.0, "", watcher.history, (), watcher.events)
-        glyphs = UNICODE if (options.encoding or "").lower().startswith("utf") else ASCII
         scene = Scene(
-            moment, self.place, width=options.max_width, height=self.height, alone=not self.table, glyphs=glyphs
-        )
-        said = Answered(Said(views=self.answers), 0.0)
+            moment, self.place, width=options.max_width, height=self.height, alone=not self.table,
+            glyphs=glyphs_of(options),
+        )  # fmt: skip
+        said = Answered(ViewAnswers(views=self.answers), 0.0)
         scene = replace(scene, answers=dict.fromkeys(self.view.questions(scene), said))
         shown = plain.plain(self.view, scene)
         if not self.table:
@@ -104,10 +101,7 @@ def show_map(tier: str, answers: Answers[MapView], snapshot: Snapshot) -> Look:
 
 def show_nodes(answers: Answers[NodesView], snapshot: Snapshot) -> Look:
     """What each rank says of its tree in sum, and its largest subtrees."""
-    shown = [
-        Viewed(TreeShape(), Place("tree", (Step("server", view.server),)), _only(snapshot, view), (view,))
-        for view in answers.answers
-    ]
+    shown = [Viewed(TreeShape(), Place("tree"), _only(snapshot, view), (view,)) for view in answers.answers]
     return _look({}, answers, _apart(shown))
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .event_reading import Event, Gap
     from .event_tail import EventTail, Item
     from .lease_pairs import Lease, Pair, leases_of, pairs_of
-    from .rates import Rates
     from .reader import EVERYTHING, BusReader, Part
     from .troubles import Mark, Trouble, Troubles
     from .waiting import wait_for
@@ -31,7 +30,6 @@ __all__ = [
     "Mark",
     "Pair",
     "Part",
-    "Rates",
     "Trouble",
     "Troubles",
     "leases_of",

@@ -47,7 +47,7 @@ module = sys.modules[name] = importlib.util.module_from_spec(spec)
 exec(compile(source, spec.origin, "exec"), module.__dict__)
 
 from prometheus_client import CollectorRegistry, generate_latest
-from swift_tiers.ops.commands.inspect.tables import describe
+from swift_tiers.ops.commands.inspect.looks import describe
 from swift_tiers.radix_tiering.bus.contract.records import tier_record
 from swift_tiers.radix_tiering.bus.contract.schema_document import schema_markdown
 from swift_tiers.radix_tiering.bus.contract.view_reading import read_view
