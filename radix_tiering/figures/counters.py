@@ -7,7 +7,7 @@ taken by any thread and is consistent to within one page.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Generic, NamedTuple, Never
+from typing import Any, Generic, NamedTuple, Never
 
 import msgspec
 
@@ -194,13 +194,19 @@ class StripeSnapshot(StripeFigures[Never]):
 
 
 class DeviceFigures(Figures, Generic[Gap]):
-    """One device of the stripe set, counted since it was opened."""
+    """One device of the stripe set."""
 
     path: str = text("device file or block device")
     service: str = text("`in service`, `draining` or `out`")
     reason: str = text("why it is not in service; empty if it is")
     capacity_bytes: int | Gap = gauge("of its slots")
     used_bytes: int | Gap = gauge("reserved or holding pages")
+    in_flight: int | Gap = gauge("requests under way")
+
+
+class DeviceCounts(Figures, Generic[Gap]):
+    """What is counted of one device, since it was opened."""
+
     bytes_read: int | Gap = counter("")
     bytes_written: int | Gap = counter("")
     reads: int | Gap = counter("requests")
@@ -208,10 +214,19 @@ class DeviceFigures(Figures, Generic[Gap]):
     read_errors: int | Gap = counter("")
     write_errors: int | Gap = counter("")
     corrupt_units: int | Gap = counter("stripe units that were not what was written")
-    in_flight: int | Gap = gauge("requests under way")
 
 
-class DeviceSnapshot(DeviceFigures[Never]):
+class DeviceCounters(DeviceCounts[Never], counts=True):
+    """The growing part of a `DeviceSnapshot`."""
+
+    latency: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+
+    def snapshot(self, **others: Any) -> DeviceSnapshot:
+        """`others`: all of `DeviceFigures`, and whether it serves."""
+        return DeviceSnapshot(**{**msgspec.structs.asdict(self), "latency": self.latency.snapshot(), **others})
+
+
+class DeviceSnapshot(DeviceFigures[Never], DeviceCounts[Never]):
     """One device at one moment."""
 
     in_service: bool = gauge("1 while it serves the pages that it has: in service or draining")
@@ -229,19 +244,23 @@ class DeviceSnapshot(DeviceFigures[Never]):
 _ENDED = Series("restores", "outcome", "restores that have ended, by outcome")
 
 
+def _ended(help: str, outcome: str) -> Any:
+    return counter(help, series=_ENDED._replace(value=outcome))
+
+
 class RestoreFigures(Figures, Generic[Gap]):
     """Requests that waited for pages from below the device."""
 
-    started: int | Gap = counter("requests that waited for pages from below the device")
-    completed: int | Gap = counter("every page that was found came up in time", series=_ENDED)
-    cut_short: int | Gap = counter("some pages did not come up: damaged, lost, or no room", series=_ENDED)
-    split: int | Gap = counter("a part was computed while the rest came up", series=_ENDED)
-    expired: int | Gap = counter("the deadline passed; the rest was recomputed", series=_ENDED)
-    cancelled: int | Gap = counter("the request ended first", series=_ENDED)
-    failed_loads: int | Gap = counter(
-        "copies to the device that failed: SGLang answered 503", series=Series("failed_loads")
+    restores_started: int | Gap = counter("requests that waited for pages from below the device")
+    restores_completed: int | Gap = _ended("every page that was found came up in time", "completed")
+    restores_cut_short: int | Gap = _ended("some pages did not come up: damaged, lost, or no room", "cut short")
+    restores_split: int | Gap = _ended("a part was computed while the rest came up", "split")
+    restores_expired: int | Gap = _ended("the deadline passed; the rest was recomputed", "expired")
+    restores_cancelled: int | Gap = _ended("the request ended first", "cancelled")
+    failed_loads: int | Gap = counter("copies to the device that failed: SGLang answered 503")
+    restores_late: int | Gap = counter(
+        "fell behind their estimates: what had not come was computed; see `restore.behind`"
     )
-    late: int | Gap = counter("fell behind their estimates: what had not come was computed; see `restore.behind`")
     lost_pages: int | Gap = counter(
         "pages that were found and did not come, by all restores; see `restore.pages_lost`",
         series=Series("restore_lost_pages"),

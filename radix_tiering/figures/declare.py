@@ -163,8 +163,3 @@ def figures_of(kind: type[Figures]) -> tuple[Declared, ...]:
         for name in kind.__struct_fields__
         if name in figures
     )
-
-
-def same_as(kind: type[Figures], name: str) -> Any:
-    """The figure of another class, for a field of another name; its series is the other's."""
-    return next(one.figure for one in figures_of(kind) if one.name == name)._replace(series=None)

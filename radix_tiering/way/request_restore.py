@@ -106,7 +106,7 @@ class Restore:
         self.asked: float | None = None  # when somebody began to wait
         self.deadline = float("inf")  # until somebody waits
         self.state = RestoreState.WAITING
-        self.outcome = ""  # how it ended, by the name that `RestoreSnapshot` counts it under; empty: nothing was held
+        self.outcome = ""  # how it ended, as `RestoreSnapshot` names it; empty: nothing was held
         self.ended: float | None = None
         self.claimed: list[Page] = []  # pinned
         self.tiers = tiers

@@ -308,7 +308,7 @@ class Restorer:
     # ---- any thread ----
 
     def snapshot(self) -> RestoreSnapshot:
-        return RestoreSnapshot(**{**self._counts, "late": self._pacing.late})
+        return RestoreSnapshot(**{**self._counts, "restores_late": self._pacing.late})
 
     def close(self) -> None:
         """Finish queued jobs and end the worker."""
@@ -342,7 +342,7 @@ class Restorer:
                 self._deferred.append(restore)
                 return
             restore.state = RestoreState.RUNNING
-            self._counts["started"] += 1
+            self._counts["restores_started"] += 1
             now = self._table.tick()
         self._use(restore.prefix_keys, now, restore.reach)
         try:
@@ -508,8 +508,9 @@ class Restorer:
 
     def _end(self, restore: Restore, outcome: str) -> None:
         if restore.state is RestoreState.WAITING:
-            self._counts["started"] += 1  # the worker has not come to it: without this, more would end than begin
-        self._counts[outcome] += 1
+            # The worker has not come to it: without this, more would end than begin.
+            self._counts["restores_started"] += 1
+        self._counts[f"restores_{outcome}"] += 1
         now = self._clock()
         restore.end(outcome, now)
         if outcome == "completed":

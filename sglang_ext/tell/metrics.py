@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from swift_tiers.radix_tiering.bus.contract.views import RankView
+from swift_tiers.radix_tiering.bus.contract.views import LendingFigures
 from swift_tiers.radix_tiering.figures.counters import (
     LATENCY_BOUNDS,
     DeviceSnapshot,
@@ -49,9 +49,9 @@ _GROUPS: dict[type[Figures], _Group] = {
     DeviceSnapshot: _Group("device_", ("device", "path"), "Of a device"),
     LinkSnapshot: _Group("link_", ("link",), "Of copies between two tiers"),
     StripeSnapshot: _Group("", (), "Of the ssd tier"),
-    RestoreSnapshot: _Group("restores_", (), "Of restores"),
+    RestoreSnapshot: _Group("", (), "Of restores"),
     StackSnapshot: _Group("", (), "Of this rank"),
-    RankView: _Group("", (), "Of leases", chosen=True),
+    LendingFigures: _Group("", (), "Of leases", chosen=True),
     Gpu: _Group("gpu_", (), "Of the GPU, by NVML", chosen=True),
     GpuSample: _Group("gpu_", (), "Of the GPU, by NVML", chosen=True),
 }
@@ -120,7 +120,7 @@ class TierMetrics:
         self._take(RestoreSnapshot, snapshot.restores)
         self._take(StackSnapshot, snapshot)
         if leases is not None:
-            self._take(RankView, leases)
+            self._take(LendingFigures, leases)
             self._set(self._leases, len(leases.lent), "lent")
             self._set(self._leases, len(leases.borrowed), "borrowed")
         if gpu is not None:

@@ -293,7 +293,7 @@ def test_a_restore_past_its_deadline_gives_what_has_come_up():
     assert (restore.state, restore.pages) == (RestoreState.READY, 0)
     assert (restore.outcome, restore.ended - restore.started) == ("expired", pytest.approx(3600.15))
     stack.restorer.release(restore)
-    assert stack.snapshot().restores.expired == 1
+    assert stack.snapshot().restores.restores_expired == 1
     assert [event.kind for event in stack.events.since()] == ["restore.expired"]
     check(stack)
 
@@ -345,7 +345,8 @@ def test_a_restore_says_how_it_ended():
     stack.restorer.release(whole)
     assert (whole.outcome, ended_first.outcome) == ("completed", "cancelled")
     counts = stack.snapshot().restores
-    assert (counts.started, counts.completed, counts.cancelled) == (2, 1, 1), "no more end than begin"
+    ended = counts.restores_completed, counts.restores_cancelled
+    assert (counts.restores_started, *ended) == (2, 1, 1), "no more end than begin"
     check(stack)
 
 
@@ -377,7 +378,7 @@ def test_a_restore_that_finds_no_room_at_all_is_cut_short():
     without = settle(stack, stack.restore(other))
     assert (holds_all.outcome, without.pages, without.outcome) == ("completed", 0, "cut_short")
     counts = stack.snapshot().restores
-    assert (counts.started, counts.completed, counts.cut_short) == (2, 1, 1)
+    assert (counts.restores_started, counts.restores_completed, counts.restores_cut_short) == (2, 1, 1)
     stack.restorer.release(without)
     stack.restorer.release(holds_all)
     check(stack)
@@ -454,7 +455,7 @@ def test_counters_balance():
     host = stack.snapshot().tiers["host"]
     assert host.misses == 2
     assert host.bytes_written == 6 * 4096
-    assert stack.snapshot().restores.started == stack.snapshot().restores.completed == 2
+    assert stack.snapshot().restores.restores_started == stack.snapshot().restores.restores_completed == 2
     stack.close()
     stack.close()  # idempotent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 
 import msgspec
@@ -103,9 +104,9 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
         say("stripe_reads_total", count, outcome=outcome)
     restores = snapshot.restores
     for outcome in ("completed", "split", "cut_short", "expired", "cancelled"):
-        say("restores_total", getattr(restores, outcome), outcome=outcome.replace("_", " "))
-    say("restores_started_total", restores.started)
-    say("restores_late_total", restores.late)
+        say("restores_total", getattr(restores, f"restores_{outcome}"), outcome=outcome.replace("_", " "))
+    say("restores_started_total", restores.restores_started)
+    say("restores_late_total", restores.restores_late)
     say("restore_lost_pages_total", restores.lost_pages)
     say("failed_loads_total", restores.failed_loads)
     say("events_total", snapshot.events_emitted)
@@ -146,6 +147,20 @@ def test_series_say_what_the_snapshot_says(stack, metrics, registry):
     assert after.tiers["host"].read_latency.counts[-1] == 1, "above all bounds"
     metrics.update(after)
     assert without_time_of_making(series(registry)) == pytest.approx(expected(after))
+
+
+def test_the_table_in_the_documentation_has_every_series_and_its_labels(stack, metrics, registry, pytestconfig):
+    text = (pytestconfig.rootpath / "docs/operations.md").read_text()
+    rows = text[text.index("| series `swift_tiers_") :].split("\n\n")[0].splitlines()[2:]
+    cells = [row.split("|")[1:3] for row in rows]
+    documented = {name: labels for names, labels in cells for name in re.findall("`([a-z_]+)`", names)}
+    ending = {"counter": "_total"}
+    declared = {family.name + ending.get(family.type, "") for family in registry.collect()}
+    assert {f"swift_tiers_{name}" for name in documented} == declared
+    metrics.update(take_snapshot(stack), leases())
+    for name, labels in without_time_of_making(series(registry)):
+        of = documented[re.sub("_(bucket|count|sum)$", "", name.removeprefix("swift_tiers_"))]
+        assert all(f"`{label}`" in of for label, _ in labels if label != "le"), name
 
 
 def test_series_of_leases_say_what_their_snapshot_says(stack, metrics, registry):

@@ -30,7 +30,7 @@ def met_in_the_middle(s, pages_a_step):
         log = extends(s, link, pages_a_step)
     assert list(req.output_ids) == answer
     quiet(s)
-    return log, s.details(req), s.linker.stack.snapshot().restores.split
+    return log, s.details(req), s.linker.stack.snapshot().restores.restores_split
 
 
 def others_go_on(s):
@@ -105,7 +105,8 @@ def ends_early(s, how):
     s.run()
     quiet(s)
     after = s.linker.stack.snapshot().restores
-    assert (after.split - before.split, after.cancelled - before.cancelled) == (0, 1)
+    assert after.restores_split == before.restores_split
+    assert after.restores_cancelled - before.restores_cancelled == 1
     assert s.generate(question) == answer
     quiet(s)
 
@@ -317,7 +318,7 @@ def in_any_order(s, seed, dice, AbortReq):
         else:
             raise AssertionError("not done")
     told_the_same(s, questions, reqs, answers, aborted)
-    return s.linker.stack.snapshot().restores.split
+    return s.linker.stack.snapshot().restores.restores_split
 
 
 def falls_back(s):

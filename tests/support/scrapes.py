@@ -87,7 +87,7 @@ def differences(found: dict[str, list[Any]], state: Any) -> list[tuple[Any, ...]
     for link, counts in state["links"].items():
         pairs.append(("link_bytes_total", {"link": link}, counts["bytes"]))
     for outcome in ("completed", "expired", "cancelled"):
-        pairs.append(("restores_total", {"outcome": outcome}, state["restores"][outcome]))
+        pairs.append(("restores_total", {"outcome": outcome}, state["restores"][f"restores_{outcome}"]))
     pairs.append(("write_queue_pages", {}, state["write_queue_pages"]))
     said = [(name, labels, value(found, name, tp_rank="0", **labels), wanted) for name, labels, wanted in pairs]
     return [one for one in said if one[2] != one[3]]

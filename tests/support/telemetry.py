@@ -130,7 +130,15 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
         ),
         "devices": tuple(device(number) for number in range(devices)),
         "restores": RestoreSnapshot(
-            started=40, completed=30, cut_short=1, split=6, expired=2, cancelled=1, failed_loads=1, late=1, lost_pages=3
+            restores_started=40,
+            restores_completed=30,
+            restores_cut_short=1,
+            restores_split=6,
+            restores_expired=2,
+            restores_cancelled=1,
+            failed_loads=1,
+            restores_late=1,
+            lost_pages=3,
         ),
         "io_engine": "io_uring",
         "write_queue_pages": 3,

@@ -9,8 +9,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Never
 
-import msgspec
-
 from ...base.events import Event
 from ...base.slot_map import TierMap, write_cells
 from ...figures.counters import DeviceSnapshot, LatencySnapshot, LinkSnapshot, StackSnapshot, TierSnapshot
@@ -102,12 +100,11 @@ def rank_record(
 ) -> Record:
     """`rank`. Without a snapshot or a sample, what they would say is empty. `leases`: see `lease_records.lease_sums`;
     `links`: names of those that are told of."""
-    restores = msgspec.structs.asdict(stack.restores) if stack is not None else {}
     tiers = (*(["device"] if engine is not None else []), *(stack.tiers if stack is not None else []))
     return record(
         RankView, numbers, stack, engine, stack.restores if stack is not None else None,
         time=time, pid=pid, page_tokens=stack.tokens_per_page if stack is not None else None, tiers=tiers, links=links,
-        **{f"restores_{name}": count for name, count in restores.items()}, **leases,
+        **leases,
     )  # fmt: skip
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from ...figures.counters import (
+    DeviceCounts,
     DeviceFigures,
     DirectoryFigures,
     LinkCounts,
     PageFigures,
-    RestoreSnapshot,
+    RestoreFigures,
     StackFigures,
     StripeFigures,
     TierCounts,
     TierGauges,
 )
-from ...figures.declare import Figures, Gap, Series, counter, each, fact, gauge, same_as, several, text
+from ...figures.declare import Figures, Gap, Series, counter, each, fact, gauge, several, text
 from ...figures.forms import (
     CELLS,
     LEASES,
@@ -85,37 +86,40 @@ class PublisherCounts(Figures, Generic[Gap]):
     questions_ignored: int | Gap = counter("entries of `questions` that it did not understand")
 
 
-class RankView(RankedView, StackFigures[None], EngineFigures[None], PublisherCounts[None]):
+class LendingFigures(Figures, Generic[Gap]):
+    """What one rank lends to others and borrows from them. Not said of one that does neither."""
+
+    lease_address: str = text("where borrowers find it; empty if it lends nothing")
+    lease_scope: str = text("machine and user that the address is for: `HOST/BOOT/UID`; empty without one")
+    lent_bytes: int | Gap = gauge(
+        "of its memory, to others; empty if it neither lends nor borrows", series=Series("lent_bytes")
+    )
+    lendable_bytes: int | Gap = gauge("at others' disposal, and not lent", series=Series("lendable_bytes"))
+    lend_limit_bytes: int | Gap = gauge("the most that is lent, set by an operator; empty without such a limit")
+    lend_window_seconds: float | Gap = fact("over which its own demand counts; empty if it does not lend")
+    lend_peak_bytes: int | Gap = gauge("that its own requests needed at most at one time, within that window")
+    lends_to: tuple[str, ...] = several(
+        f"names of the keys `lent:BORROWER`, joined by commas; at most {MOST_PARTNERS}", NAMES
+    )  # lease names: SERVER.RANK
+    borrowed_bytes: int | Gap = gauge("of others' memory", series=Series("borrowed_bytes"))
+    borrows_from: tuple[str, ...] = several("names of the keys `borrowed:DONOR`, likewise", NAMES)
+
+
+class RankView(
+    RankedView,
+    StackFigures[None],
+    EngineFigures[None],
+    PublisherCounts[None],
+    RestoreFigures[None],
+    LendingFigures[None],
+):
     """One scheduler process with its tier stack."""
 
     pid: int | None = fact("process")
     namespace: str = text("hex digest that scopes page keys: model, weights, dtype, layout, rank")
     page_tokens: int | None = fact("tokens of a page")
-    restores_started: int | None = same_as(RestoreSnapshot, "started")
-    restores_completed: int | None = same_as(RestoreSnapshot, "completed")
-    restores_split: int | None = same_as(RestoreSnapshot, "split")
-    restores_cut_short: int | None = same_as(RestoreSnapshot, "cut_short")
-    restores_expired: int | None = same_as(RestoreSnapshot, "expired")
-    restores_cancelled: int | None = same_as(RestoreSnapshot, "cancelled")
-    restores_late: int | None = same_as(RestoreSnapshot, "late")
-    lost_pages: int | None = same_as(RestoreSnapshot, "lost_pages")
-    failed_loads: int | None = same_as(RestoreSnapshot, "failed_loads")
     tiers: tuple[str, ...] = several("names of the keys `tier:TIER` that there are, joined by commas", NAMES)
     links: tuple[str, ...] = several("names of the keys `link:FROM-TO` that there are, joined by commas", NAMES)
-    lease_address: str = text("where borrowers find it; empty if it lends nothing")
-    lease_scope: str = text("machine and user that the address is for: `HOST/BOOT/UID`; empty without one")
-    lent_bytes: int | None = gauge(
-        "of its memory, to others; empty if it neither lends nor borrows", series=Series("lent_bytes")
-    )
-    lendable_bytes: int | None = gauge("at others' disposal, and not lent", series=Series("lendable_bytes"))
-    lend_limit_bytes: int | None = gauge("the most that is lent, set by an operator; empty without such a limit")
-    lend_window_seconds: float | None = fact("over which its own demand counts; empty if it does not lend")
-    lend_peak_bytes: int | None = gauge("that its own requests needed at most at one time, within that window")
-    lends_to: tuple[str, ...] = several(
-        f"names of the keys `lent:BORROWER`, joined by commas; at most {MOST_PARTNERS}", NAMES
-    )  # lease names: SERVER.RANK
-    borrowed_bytes: int | None = gauge("of others' memory", series=Series("borrowed_bytes"))
-    borrows_from: tuple[str, ...] = several("names of the keys `borrowed:DONOR`, likewise", NAMES)
 
 
 class TierView(RankedView, TierGauges[None], TierCounts[None]):
@@ -136,7 +140,7 @@ class StripeSetView(RankedView, StripeFigures[None]):
     set: str = text("hex id of the stripe set")
 
 
-class DeviceView(RankedView, DeviceFigures[None]):
+class DeviceView(RankedView, DeviceFigures[None], DeviceCounts[None]):
     """One device of a stripe set."""
 
     number: int

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 from collections import deque
+from copy import deepcopy
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...figures.counters import LatencyHistogram, LatencySnapshot
+from ...figures.counters import DeviceCounters
 from .layout import Geometry
 from .slots import SlotMap
 
@@ -40,15 +41,8 @@ class DeviceStatus(NamedTuple):
     capacity_units: int
     free_units: int  # 0 unless it is in service
     used_units: int  # reserved or holding pages
-    bytes_read: int
-    bytes_written: int
-    reads: int
-    writes: int
-    read_errors: int
-    write_errors: int
-    corrupt_units: int
     in_flight: int
-    latency: LatencySnapshot  # of requests, reads and writes together
+    counted: DeviceCounters  # a copy
 
 
 class DeviceState:
@@ -64,32 +58,26 @@ class DeviceState:
         self.reads: deque[Unit] = deque()
         self.writes: deque[Unit] = deque()
         self.in_flight: dict[int, float] = {}  # tag -> when submitted, oldest first
-        self.bytes_read = 0
-        self.bytes_written = 0
-        self.reads_done = 0
-        self.writes_done = 0
-        self.read_errors = 0
-        self.write_errors = 0
-        self.corrupt_units = 0
+        self.counters = DeviceCounters()
         self._errors_in_a_row = 0
-        self._latency = LatencyHistogram()
 
     def completed(self, writing: bool, nbytes: int, error: int, seconds: float) -> str:
         """Count one request; returns why the device has to go out of service, or an empty string."""
-        self._latency.observe(seconds)
+        counters = self.counters
+        counters.latency.observe(seconds)
         if writing:
-            self.writes_done += 1
+            counters.writes += 1
             if error:
-                self.write_errors += 1
+                counters.write_errors += 1
                 return f"write failed: {errno.errorcode.get(error, error)}"
-            self.bytes_written += nbytes
+            counters.bytes_written += nbytes
             return ""
-        self.reads_done += 1
+        counters.reads += 1
         if not error:
             self._errors_in_a_row = 0
-            self.bytes_read += nbytes
+            counters.bytes_read += nbytes
             return ""
-        self.read_errors += 1
+        counters.read_errors += 1
         self._errors_in_a_row += 1
         if error in GONE or self._errors_in_a_row >= READ_ERROR_LIMIT:
             return f"{self._errors_in_a_row} reads in a row failed: {errno.errorcode.get(error, error)}"
@@ -103,13 +91,6 @@ class DeviceState:
             self.slots.count if self.slots is not None else 0,
             self.slots.free if self.slots is not None and self.service is Service.IN else 0,
             self.slots.count - self.slots.free if self.slots is not None else 0,
-            self.bytes_read,
-            self.bytes_written,
-            self.reads_done,
-            self.writes_done,
-            self.read_errors,
-            self.write_errors,
-            self.corrupt_units,
             len(self.in_flight),
-            self._latency.snapshot(),
+            deepcopy(self.counters),
         )

@@ -428,7 +428,7 @@ class IoThread:
 
     def _judge(self, unit: ReadUnit, outcome: ReadOutcome, ending: list[Transfer]) -> None:
         if outcome is not ReadOutcome.OK and not unit.transfer.failed and unit.transfer.stage is not Stage.FINISHED:
-            self._devices[unit.device].corrupt_units += 1
+            self._devices[unit.device].counters.corrupt_units += 1
             unit.transfer.outcome = outcome
         self._unit_back(unit.transfer, ending)
 

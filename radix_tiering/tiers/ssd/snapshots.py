@@ -58,20 +58,12 @@ def _slot_states(device: DeviceSlots) -> np.ndarray:
 
 
 def _device_snapshot(name: str, device: DeviceStatus, unit_bytes: int) -> DeviceSnapshot:
-    return DeviceSnapshot(
+    return device.counted.snapshot(
         path=name,
         service=device.service.value,
         in_service=device.service is not Service.OUT,
         reason=device.reason,
         capacity_bytes=device.capacity_units * unit_bytes,
         used_bytes=device.used_units * unit_bytes,
-        bytes_read=device.bytes_read,
-        bytes_written=device.bytes_written,
-        reads=device.reads,
-        writes=device.writes,
-        read_errors=device.read_errors,
-        write_errors=device.write_errors,
-        corrupt_units=device.corrupt_units,
         in_flight=device.in_flight,
-        latency=device.latency,
     )

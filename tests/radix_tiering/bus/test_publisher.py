@@ -69,7 +69,7 @@ def test_a_reader_reads_what_was_told(redis, publish, told) -> None:
     (rank,) = server.ranks
     assert server.server.alive
     assert rank.rank is not None
-    assert rank.rank.restores_expired == told.stack().restores.expired
+    assert rank.rank.restores_expired == told.stack().restores.restores_expired
     capacities = {"device": 2**31, "peer": 2**30, "host": 2**30, "ssd": 2**34}
     assert {one.tier: one.capacity_bytes for one in rank.tiers} == capacities
     assert [one.path for one in rank.devices] == [one.path for one in told.stack().devices]

@@ -64,7 +64,7 @@ def test_every_page_comes_once_whatever_happens(pages: int, chunk: int, happenin
         story = restore.story.told()
         assert story.covered == story.found == pages
         assert story.lost_pages.get("ssd: io error", 0) <= link.failed, "nobody waited for the others any more"
-        assert bool(story.late) == (stack.snapshot().restores.late > 0)
+        assert bool(story.late) == (stack.snapshot().restores.restores_late > 0)
         assert stack.snapshot().restores.lost_pages == sum(story.lost_pages.values())
         told = [event.fields for event in stack.events.since() if event.kind == "restore.pages_lost"]
         assert {f"{one['source']}: {one['reason']}": one["pages"] for one in told} == story.lost_pages
@@ -125,7 +125,7 @@ def test_one_that_falls_behind_is_an_event_with_its_reason() -> None:
     story = restore.story.told()
     assert (event.fields["reason"], event.fields["pages"]) == (story.late, story.late_pages)
     assert story.late == "its deadline passed"
-    assert stack.snapshot().restores.late == 1
+    assert stack.snapshot().restores.restores_late == 1
     stack.restorer.release(restore)
     check(stack)
 

@@ -51,7 +51,7 @@ def read_everything(rig, images: list[np.ndarray]) -> dict[int, ReadOutcome]:
                 assert outcome.corrupt
             outcomes[number] = outcome
         corrupt = sum(outcome.corrupt for outcome in outcomes.values())
-        assert sum(device.corrupt_units for device in stripes.status().devices) == corrupt
+        assert sum(device.counted.corrupt_units for device in stripes.status().devices) == corrupt
         return outcomes
     finally:
         stripes.close(None)

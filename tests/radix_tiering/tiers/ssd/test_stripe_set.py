@@ -98,10 +98,10 @@ def test_pages_of_many_lengths_come_back(rig, verifiers: int) -> None:
     status = stripes.status()
     assert status.capacity_units == 120
     assert status.free_units == 120 - 13 == stripes.free_units
-    assert sum(device.bytes_read for device in status.devices) == sum(lengths)
-    assert sum(device.bytes_written for device in status.devices) == sum(lengths)
-    assert sum(sum(device.latency.counts) for device in status.devices) == 26
-    assert all(device.latency.sum_seconds > 0 for device in status.devices)
+    assert sum(device.counted.bytes_read for device in status.devices) == sum(lengths)
+    assert sum(device.counted.bytes_written for device in status.devices) == sum(lengths)
+    assert sum(sum(device.counted.latency.counts) for device in status.devices) == 26
+    assert all(device.counted.latency.sum_seconds > 0 for device in status.devices)
     assert [device.in_flight for device in status.devices] == [0, 0, 0]
 
 
@@ -313,7 +313,7 @@ def test_a_pool_verifies_as_the_thread_itself_does(rig) -> None:
         outcomes = [outcome for outcome, _ in rig.read_all(stripes, pages)]
         assert [outcome.ok for outcome in outcomes] == [True, False, True, True, False, True]
         assert outcomes[1] is outcomes[4] is ReadOutcome.CHECKSUM
-    assert sum(device.corrupt_units for device in stripes.status().devices) == 10
+    assert sum(device.counted.corrupt_units for device in stripes.status().devices) == 10
     stripes.close(None)
     assert not any(thread.name.startswith("ssd-") for thread in threading.enumerate())
 
@@ -679,7 +679,7 @@ def test_three_read_errors_in_a_row_take_the_device_out(rig) -> None:
     wait_for(lambda: out)
     assert sorted(out[0][2]) == sorted(mine)
     assert all(rig.holds(stripes, page, page.record.key[0]) for page in pages if not page.uses(0))
-    assert stripes.status().devices[0].read_errors == 5
+    assert stripes.status().devices[0].counted.read_errors == 5
 
 
 def test_a_device_that_goes_ends_what_waits_for_it(rig) -> None:
