@@ -207,11 +207,6 @@ def container_room() -> float:
     return float("inf")
 
 
-def device_paths(config: SsdConfig, rank: Rank) -> list[Path]:
-    """The device files and block devices of one rank."""
-    return DeviceFiles(rank.name, rank.total, config).paths()
-
-
 def open_ssd(config: SsdConfig, rank: Rank) -> SsdTier | None:
     """The SSD tier of one rank, its device files made if need be; None if no directory or device is named."""
     if not config.directories and not config.devices:

@@ -436,8 +436,10 @@ def test_one_bad_set_among_good_ones(tmp_path: Path) -> None:
 
 
 def test_device_files_are_the_ones_that_a_server_makes() -> None:
-    from swift_tiers.sglang_ext.build.assembly import Rank, device_paths
+    from swift_tiers.radix_tiering.tiers.ssd.device_files import DeviceFiles
+    from swift_tiers.sglang_ext.build.assembly import Rank
 
-    (path,) = device_paths(SsdConfig(directories=("/ssd0",)), Rank(0, 1, 0, 1))
+    rank = Rank(0, 1, 0, 1)
+    (path,) = DeviceFiles(rank.name, rank.total, SsdConfig(directories=("/ssd0",))).paths()
     assert path.name == stripe_sets.ONLY_RANK
     assert path.match(stripe_sets.PATTERN)

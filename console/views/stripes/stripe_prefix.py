@@ -118,10 +118,6 @@ def _rank_line(scene: Scene, view: PrefixView) -> Text:
     return line
 
 
-def _is_nowhere(page: PrefixPage) -> bool:
-    return not page.ssd and not page.peer and page.device is None and page.host is None
-
-
 def table(scene: Scene, page: str) -> Table:
     """Also the devices on which none of it lies: that is what uneven looks like."""
     room = max(30, min(120, scene.width - BESIDE))

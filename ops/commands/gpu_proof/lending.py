@@ -298,7 +298,6 @@ def _try_out(memory: DeviceMemory) -> None:
 def _mapped(donor: DonorProcess, page_bytes: int, memory: DeviceMemory) -> Iterator[torch.Tensor]:
     """The donor's memory, as a borrower without leases has it. Raises LendingError and ArenaError."""
     path = arena_path(donor.address)
-    assert path is not None
     staging = SharedArena(page_bytes)
     party = Party("proof-measure", SystemRandom().getrandbits(62))
     client = ArenaClient(path, donor.options.name, party, page_bytes, staging, memory)

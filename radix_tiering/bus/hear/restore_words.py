@@ -11,15 +11,6 @@ from .figures import NONE, UNKNOWN, count, seconds, share, text
 
 #: Beyond so many times its estimate a restore was slower than it should have been.
 OFF_ESTIMATE = 1.5
-#: Kinds of pages beside tiers, `COMPUTED` and `ON_DEVICE`: found, but not there yet; held nowhere.
-TO_COME, NEW = "to come", "new"
-
-
-def parts_of(story: RestoreStory) -> list[tuple[str, int]]:
-    """All whole pages of the prompt in order, as runs of one kind; a tier, or one of the kinds above."""
-    parts = [(ON_DEVICE, story.prefix_pages), *story.runs, (TO_COME, max(0, story.found - story.covered))]
-    parts.append((NEW, max(0, story.wanted_pages - story.found)))
-    return [(name, pages) for name, pages in parts if pages]
 
 
 class Fact(NamedTuple):

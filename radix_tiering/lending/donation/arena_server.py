@@ -78,8 +78,6 @@ class ArenaServer:
         the donor computes, here and at all borrowers together; None: any. Raises ConfigError.
         """
         path = arena_path(address)
-        if path is None:
-            raise ConfigError(f"lease address: {address}: memory is shared on one machine only; use ipc://")
         self._party, self._arena, self._lent, self._clock = party, arena, lent, clock
         self._bandwidth = bandwidth
         self._interference = interference

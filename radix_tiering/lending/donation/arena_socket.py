@@ -30,15 +30,9 @@ class Packet(NamedTuple):
         return not self.data and not self.descriptors
 
 
-def arena_path(address: str) -> Path | None:
-    """Where the donor with this lease address hands out its arena; None over TCP: memory does not travel there.
-
-    Raises ConfigError for what is no address.
-    """
-    path = ipc_path(address)
-    if path is None:
-        return None
-    path = path.with_suffix(".arena")
+def arena_path(address: str) -> Path:
+    """Where the donor with this lease address hands out its arena. Raises ConfigError for what is no address."""
+    path = ipc_path(address).with_suffix(".arena")
     if len(os.fsencode(path)) > _PATH_BYTES:
         raise ConfigError(f"lease address: {path} is too long for a socket; name a shorter directory")
     return path

@@ -1,4 +1,4 @@
-"""Where donors listen: a socket in a directory of this user alone, or TCP with CURVE."""
+"""Where donors listen: a socket in a directory of this user alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ...base.errors import ConfigError
 
 #: sockaddr_un.sun_path is 108 bytes, the last of them zero.
 _PATH_BYTES = 107
-_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 
 
 def ipc_address(directory: str | Path, name: str) -> str:
@@ -28,13 +27,11 @@ def ipc_address(directory: str | Path, name: str) -> str:
     return f"ipc://{path}"
 
 
-def ipc_path(address: str) -> Path | None:
-    """The socket of an ipc address; None for TCP. Raises ConfigError for anything else."""
+def ipc_path(address: str) -> Path:
+    """The socket of an address. Raises ConfigError for what is none: leases stay on one machine."""
     if address.startswith("ipc:///"):
         return Path(address.removeprefix("ipc://"))
-    if _TCP.fullmatch(address):
-        return None
-    raise ConfigError(f"lease address: {address!r} is neither ipc:///PATH nor tcp://HOST:PORT; use one of these")
+    raise ConfigError(f"lease address: {address!r} is not ipc:///PATH: memory is lent on one machine only")
 
 
 def take_path(path: Path) -> int:

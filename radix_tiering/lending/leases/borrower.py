@@ -111,11 +111,6 @@ class Borrower:
         link = self._link(key)
         return link is not None and key.lease in link.leases and link.leases[key.lease].usable(now)
 
-    def silent_for(self, donor: str, now: float) -> float:
-        """Seconds since the donor was last heard; infinite if it never was."""
-        link = self._links.get(donor)
-        return math.inf if link is None else now - link.heard
-
     @property
     def donors(self) -> dict[str, LinkState]:
         """All links."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from .borrower import Borrower
-from .curve import CurveKeys
 from .donor import Donor
 from .effects import (
     BorrowerEffect,
@@ -64,10 +63,9 @@ class LeaseService:
         on_donor: Callable[[DonorEffect], None] = lambda effect: None,
         borrower: Borrower | None = None,
         on_borrower: Callable[[BorrowerEffect], None] = lambda effect: None,
-        keys: CurveKeys | None = None,
         clock: Callable[[], float] = boot_time,
     ) -> None:
-        """`listen`: the donor's address, `ipc:///PATH` or, with `keys`, `tcp://HOST:PORT`. Raises ConfigError."""
+        """`listen`: the donor's address, `ipc:///PATH`. Raises ConfigError."""
         if donor is None and borrower is None:
             raise ValueError("a lease service without a donor or a borrower has nothing to do")
         self._donor, self._borrower = donor, borrower
@@ -78,7 +76,7 @@ class LeaseService:
         self._errands: deque[Callable[[], None]] = deque()  # for the thread, which alone touches the sockets
         self._closing = self._stopping = False
         self._settled = threading.Event()
-        self._wire = Wire(keys)
+        self._wire = Wire()
         try:
             if donor is not None:
                 self._wire.listen(listen, donor.party)
@@ -147,15 +145,15 @@ class LeaseService:
 
     # For the borrower's server
 
-    def connect(self, donor: str, address: str, server_key: bytes | None = None) -> None:
+    def connect(self, donor: str, address: str) -> None:
         """Borrow from a donor, whether it is there already or not. Raises ConfigError, or ValueError if it is known.
 
-        `server_key`: the donor's public key, over TCP. To be called by one thread at a time.
+        To be called by one thread at a time.
         """
         with self._lock:
             if self._borrower is None or donor in self._borrower.donors or self._closing:
                 raise ValueError(f"{donor}: is connected already, or this server does not borrow (any more)")
-        dealer = self._wire.dial(address, server_key)
+        dealer = self._wire.dial(address)
         with self._lock:
             if self._closing:
                 dealer.socket.close(0)

@@ -15,7 +15,6 @@ from ...base.errors import ConfigError
 from ...base.private_directory import open_private_directory
 from ...base.waker import Waker
 from .addresses import ipc_path, take_path
-from .curve import CurveKeys, Gate
 from .effects import Send
 from .messages import (
     MAX_LETTER_BYTES,
@@ -41,8 +40,6 @@ MAX_ROUTES = 256
 _BATCH = 64
 #: How long closing waits for the last letters to leave, milliseconds.
 _LINGER_MS = 100
-#: ZeroMQ's own heartbeats, milliseconds; over TCP only, where nothing else tells that a connection is dead.
-_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 1000, 3000
 #: How soon, and at last how seldom, a connection is tried again, milliseconds.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 50, 1000
 
@@ -83,31 +80,23 @@ class DonorRefuses(NamedTuple):
 Event = FromBorrower | FromDonor | BorrowerGone | DonorGone | DonorRefuses
 
 
-class _Peer(NamedTuple):
-    """Who is at the other end of a connection, by the word of the kernel or of CURVE, not by its own."""
-
-    process: int  # 0 where it is not known
-    key: str
-
-
 class _Route(NamedTuple):
     identity: bytes
-    peer: _Peer
+    process: int  # at the other end, by the word of the kernel, not by its own
 
 
 class Dealer:
     """The way to one donor."""
 
-    def __init__(self, socket: _Socket, local: bool) -> None:
+    def __init__(self, socket: _Socket) -> None:
         self.socket = socket
-        self.local = local
         self.party: Party | None = None  # who answered last
 
 
 class Wire:
     """All sockets of one server. `wake` is for any thread; everything else for the one that waits."""
 
-    def __init__(self, keys: CurveKeys | None = None) -> None:
+    def __init__(self) -> None:
         #: How many letters were `received`, `sent`, `dropped` (nobody there, or a full queue), `garbled`, `oversized`,
         #: of an `other version`, or of `strangers`: another user's, or in another party's name.
         self.counters: Counter[str] = Counter()
@@ -117,10 +106,6 @@ class Wire:
         self._parties: dict[int, set[BorrowerGone | DonorGone]] = {}  # by process: what to say when it has ended
         self._waker = Waker()
         self._poller.register(self._waker.descriptor, zmq.POLLIN)
-        self._keys = keys
-        self._gate = Gate(self._context, keys) if keys else None
-        if self._gate:
-            self._poller.register(self._gate.socket, zmq.POLLIN)
         self._router: _Socket | None = None
         self._party: Party | None = None
         self._path: Path | None = None
@@ -131,48 +116,33 @@ class Wire:
     def listen(self, address: str, party: Party) -> None:
         """Receive letters for this donor. Raises ConfigError."""
         path = ipc_path(address)
-        if path is not None:
-            os.close(open_private_directory(path.parent, "lease directory", create=True))
-            self._lock = take_path(path)
-        elif self._gate is None:
-            raise ConfigError(f"lease address: {address} is open to the network; give CURVE keys, or use ipc://")
-        self._router = self._socket(zmq.ROUTER, local=path is not None)
+        os.close(open_private_directory(path.parent, "lease directory", create=True))
+        self._lock = take_path(path)
+        self._router = self._socket(zmq.ROUTER)
         # A letter to nobody is an error then, and counted, instead of lost without a word.
         self._router.router_mandatory = True
-        if path is None and self._gate is not None:
-            self._gate.guard(self._router)
         try:
             self._router.bind(address)
         except zmq.ZMQError as error:
             raise ConfigError(f"lease address: cannot listen at {address} ({error.strerror}); name another") from None
-        if path is not None:
-            os.chmod(path, 0o600)
+        os.chmod(path, 0o600)
         self._party, self._path = party, path
         self._poller.register(self._router, zmq.POLLIN)
 
-    def dial(self, address: str, server_key: bytes | None = None) -> Dealer:
-        """A way to a donor, whether it is there already or not, for `add`. Any thread. Raises ConfigError.
-
-        `server_key`: the donor's public key, over TCP.
-        """
+    def dial(self, address: str) -> Dealer:
+        """A way to a donor, whether it is there already or not, for `add`. Any thread. Raises ConfigError."""
         path = ipc_path(address)
-        if path is not None:
-            os.close(open_private_directory(path.parent, "lease directory", create=True))
-        elif self._keys is None or server_key is None:
-            raise ConfigError(f"lease address: {address} needs CURVE keys and the donor's public key; or use ipc://")
-        socket = self._socket(zmq.DEALER, local=path is not None)
+        os.close(open_private_directory(path.parent, "lease directory", create=True))
+        socket = self._socket(zmq.DEALER)
         # No letter waits for a donor that is not there: it would come too late to mean anything.
         socket.immediate = True
         socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MAX_MS
         try:
-            if self._keys is not None and server_key is not None:
-                socket.curve_serverkey = server_key
-                socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
             socket.connect(address)
         except zmq.ZMQError as error:
             socket.close(0)
             raise ConfigError(f"lease address: cannot use {address} ({error.strerror}); name another") from None
-        return Dealer(socket, local=path is not None)
+        return Dealer(socket)
 
     def add(self, donor: str, dealer: Dealer) -> None:
         """Talk to this donor from now on."""
@@ -222,8 +192,6 @@ class Wire:
         ready = dict(self._poller.poll(math.ceil(max(0.0, seconds) * 1000)))
         if self._waker.descriptor in ready:
             self._waker.clear()
-        if self._gate and self._gate.socket in ready:
-            self._gate.answer()
         events: list[Event] = []
         if self._router in ready:
             events += self._from_borrowers()
@@ -243,8 +211,6 @@ class Wire:
         self.keep(())
         if self._router is not None:
             self._router.close()
-        if self._gate is not None:
-            self._gate.socket.close(0)
         self._watch.close()
         self._context.term()
         self._waker.close()
@@ -253,22 +219,20 @@ class Wire:
         if self._lock is not None:
             os.close(self._lock)
 
-    def _socket(self, kind: int, *, local: bool) -> _Socket:
+    def _socket(self, kind: int) -> _Socket:
         socket = self._context.socket(kind)
         socket.linger = _LINGER_MS
         socket.sndhwm = socket.rcvhwm = QUEUED_LETTERS
         socket.maxmsgsize = MAX_FRAME_BYTES
-        if not local:
-            socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS
         return socket
 
     def _from_borrowers(self) -> Iterable[Event]:
         router = self._router
         assert router is not None
         for frames in _received(router):
-            peer = self._peer(frames[-1], local=self._path is not None)
+            process = _process(frames[-1])
             try:
-                letter = self._open(frames[1:], peer)
+                letter = self._open(frames[1:], process)
             except VersionError:
                 assert self._party is not None
                 answer = encode(Letter(self._party, 0, Refuse(0, Reason.VERSION)))
@@ -277,15 +241,15 @@ class Wire:
                 except zmq.ZMQError:
                     self.counters["dropped"] += 1
                 continue
-            if letter is None or peer is None:
+            if letter is None or process is None:
                 continue
             route = self._routes.get(letter.sender)
-            if route is not None and route.peer != peer:
+            if route is not None and route.process != process:
                 self.counters["strangers"] += 1
                 continue
-            if not self._watched(peer, BorrowerGone(letter.sender)):
+            if not self._watched(process, BorrowerGone(letter.sender)):
                 continue
-            self._routes[letter.sender] = _Route(frames[0].bytes, peer)
+            self._routes[letter.sender] = _Route(frames[0].bytes, process)
             self._routes.move_to_end(letter.sender)
             if len(self._routes) > MAX_ROUTES:
                 self.forget(next(iter(self._routes)))
@@ -293,20 +257,20 @@ class Wire:
 
     def _from_donor(self, donor: str, dealer: Dealer) -> Iterable[Event]:
         for frames in _received(dealer.socket):
-            peer = self._peer(frames[-1], local=dealer.local)
+            process = _process(frames[-1])
             try:
-                letter = self._open(frames, peer)
+                letter = self._open(frames, process)
             except VersionError as error:
                 yield DonorRefuses(donor, str(error))
                 continue
-            if letter is None or peer is None:
+            if letter is None or process is None:
                 continue
             if letter.sender.name != donor:
                 self.counters["strangers"] += 1
                 continue
             if letter.sender != dealer.party:
                 self._answers(dealer, letter.sender)
-            if self._watched(peer, DonorGone(letter.sender)):
+            if self._watched(process, DonorGone(letter.sender)):
                 yield FromDonor(letter)
 
     def _answers(self, dealer: Dealer, party: Party | None) -> None:
@@ -315,19 +279,9 @@ class Wire:
             self._unwatch(DonorGone(dealer.party))
         dealer.party = party
 
-    def _peer(self, frame: zmq.Frame, *, local: bool) -> _Peer | None:
-        """Who sent a frame; None for another user. A client that CURVE let in is known by its key."""
-        if not local:
-            return _Peer(0, _property(frame, "User-Id"))
-        # Of the kernel's making: `localhost:UID:GID:PID`.
-        words = _property(frame, "Peer-Address").rsplit(":", 3)
-        if len(words) != 4 or words[1] != str(os.geteuid()):
-            return None
-        return _Peer(int(words[3]), "")
-
-    def _open(self, frames: list[zmq.Frame], peer: _Peer | None) -> Letter | None:
+    def _open(self, frames: list[zmq.Frame], process: int | None) -> Letter | None:
         """The letter in these frames, or None and counted. Raises VersionError, counted as well."""
-        if peer is None:
+        if process is None:
             self.counters["strangers"] += 1
             return None
         if len(frames) != 1:
@@ -347,14 +301,14 @@ class Wire:
         self.counters["received"] += 1
         return letter
 
-    def _watched(self, peer: _Peer, end: BorrowerGone | DonorGone) -> bool:
+    def _watched(self, process: int, end: BorrowerGone | DonorGone) -> bool:
         """Whether the sender's process still lives; from now on its end is an event."""
         try:
-            self._watch.add(peer.process)
+            self._watch.add(process)
         except ProcessLookupError:
             return False
-        if peer.process:
-            self._parties.setdefault(peer.process, set()).add(end)
+        if process:  # 0: in another PID namespace
+            self._parties.setdefault(process, set()).add(end)
         return True
 
     def _unwatch(self, end: BorrowerGone | DonorGone) -> None:
@@ -373,8 +327,10 @@ def _received(socket: _Socket) -> Iterable[list[zmq.Frame]]:
             return
 
 
-def _property(frame: Any, name: str) -> str:
+def _process(frame: Any) -> int | None:
+    """Who sent a frame, by the word of the kernel; None for another user."""
     try:
-        return str(frame.get(name))
+        words = str(frame.get("Peer-Address")).rsplit(":", 3)  # `localhost:UID:GID:PID`
     except zmq.ZMQError:
-        return ""
+        return None
+    return int(words[3]) if len(words) == 4 and words[1] == str(os.geteuid()) else None

@@ -355,9 +355,8 @@ class PeerWorker:
         except ConfigError as error:
             logger.warning("swift-tiers: %s lends nothing here: %s", name, error)
             return
-        if path is not None:
-            self.neighbours[name] = Neighbour(name, address, path)
-            self.copier.meet(name)
+        self.neighbours[name] = Neighbour(name, address, path)
+        self.copier.meet(name)
 
     def _hear(self, neighbour: Neighbour) -> None:
         """Something has come from a donor."""
