@@ -8,27 +8,27 @@ from swift_tiers.radix_tiering.base.door import lazily
 
 if TYPE_CHECKING:
     from .app import ConsoleApp
-    from .feeds import Answers, Feed, LiveFeed, Look, Nature, Player, Question, RecordedFeed, RecordingFeed
+    from .feeds import Feed, LiveFeed, Look, Nature, Player, RecordedFeed, RecordingFeed, ViewAnswers, ViewQuestion
     from .session import Session
     from .views import VIEWS
-    from .views.parts import Offer, Scene, View
+    from .views.parts import ConsoleView, OfferedAction, Scene
 else:
     __getattr__ = lazily(__name__)
 
 __all__ = [
     "VIEWS",
-    "Answers",
     "ConsoleApp",
+    "ConsoleView",
     "Feed",
     "LiveFeed",
     "Look",
     "Nature",
-    "Offer",
+    "OfferedAction",
     "Player",
-    "Question",
     "RecordedFeed",
     "RecordingFeed",
     "Scene",
     "Session",
-    "View",
+    "ViewAnswers",
+    "ViewQuestion",
 ]

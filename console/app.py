@@ -17,8 +17,8 @@ from textual.message import Message
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
 from . import looker
-from .application import Command, Widgets
-from .feeds.feed import Feed, Question
+from .application import PaletteCommand, Widgets
+from .feeds.feed import Feed, ViewQuestion
 from .keys import BINDINGS, CommandsProvider, help_sections
 from .looker import Looker
 from .model.glyphs import ASCII, UNICODE
@@ -30,15 +30,15 @@ from .screens.commands import CommandsScreen
 from .screens.help import HelpScreen
 from .session import LAYOUTS, Reply, Session
 from .sifting import Sifting
-from .steering import Became, Steering
+from .steering import CommandAnswered, Steering
 from .typed import THEMES, Typed
 from .views import VIEWS
 from .widgets.entry import Entry
 from .widgets.grid import Grid
+from .widgets.notice import Notice
 from .widgets.panel import Panel
-from .widgets.said import Said
 from .widgets.scroll_bar import draw_plainly
-from .widgets.status import Line
+from .widgets.status import StatusLine
 
 #: Between two paintings of what only time changes (ages), seconds.
 TICK_SECONDS = 1.0
@@ -74,9 +74,15 @@ class ConsoleApp(App[None]):
         `rest` is called now and then while nobody presses a key, first when the first look has been painted."""
         super().__init__()
         self.widgets = Widgets(
-            Line(id="status"), Line(id="tabs"), Line(id="crumbs"), Panel(id="panel"), Grid(id="grid"), Said(id="said"),
-            Entry(id="entry"), Line(id="keys"),
-        )  # fmt: skip
+            StatusLine(id="status"),
+            StatusLine(id="tabs"),
+            StatusLine(id="crumbs"),
+            Panel(id="panel"),
+            Grid(id="grid"),
+            Notice(id="said"),
+            Entry(id="entry"),
+            StatusLine(id="keys"),
+        )
         self.grid, self.panel = self.widgets.grid, self.widgets.panel
         self.entry, self.said = self.widgets.entry, self.widgets.said
         self.session = Session(
@@ -130,7 +136,7 @@ class ConsoleApp(App[None]):
         """Everything anew."""
         self.painter.paint()
 
-    def ask(self, questions: tuple[Question, ...]) -> None:
+    def ask(self, questions: tuple[ViewQuestion, ...]) -> None:
         """What the view on the screen wants to know, from now on."""
         self._looker.set_questions(questions)
 
@@ -151,7 +157,7 @@ class ConsoleApp(App[None]):
             self._pressed_at = self._monotonic()
         await super().on_event(event)
 
-    def on_looked(self, event: looker.Looked) -> None:
+    def on_look_taken(self, event: looker.LookTaken) -> None:
         if self.session.looked_at is None:
             self.call_after_refresh(self._rest)
         self.session.take_look(event.look, event.at)
@@ -161,7 +167,7 @@ class ConsoleApp(App[None]):
         self.session.take_loss(event.reason)
         self._show()
 
-    def on_answered(self, event: looker.Answered) -> None:
+    def on_question_answered(self, event: looker.QuestionAnswered) -> None:
         if not self.is_open:
             return
         session = self.session
@@ -172,10 +178,10 @@ class ConsoleApp(App[None]):
         ):
             self.paint()
 
-    def on_said_changed(self) -> None:
+    def on_notice_changed(self) -> None:
         self.paint()
 
-    def on_became(self, event: Became) -> None:
+    def on_command_answered(self, event: CommandAnswered) -> None:
         if self.is_open:
             self.steering.show(event)
 
@@ -351,20 +357,22 @@ class ConsoleApp(App[None]):
                 self.steering.begin(offer)
                 return
 
-    def commands(self) -> Iterator[Command]:
+    def commands(self) -> Iterator[PaletteCommand]:
         """The views, the servers, what may be done here."""
         for view in VIEWS:
-            yield Command(f"View {view.TITLE}", view.QUESTION, partial(self.action_view, view.NAME))
+            yield PaletteCommand(f"View {view.TITLE}", view.QUESTION, partial(self.action_view, view.NAME))
         for state in self.session.moment.servers:
             name = state.server.server
-            yield Command(f"Server {text(name)}", "show this one only", partial(self.typed.line, f"server {name}"))
-        yield Command("All servers", "show all of them", partial(self.typed.line, "server all"))
+            yield PaletteCommand(
+                f"Server {text(name)}", "show this one only", partial(self.typed.line, f"server {name}")
+            )
+        yield PaletteCommand("All servers", "show all of them", partial(self.typed.line, "server all"))
         for offer in self.session.offers():
             what = text(offer.what[0].upper() + offer.what[1:])
-            yield Command(what, text(offer.effect), partial(self.steering.begin, offer))
+            yield PaletteCommand(what, text(offer.effect), partial(self.steering.begin, offer))
         for kind in ("csv", "json", "svg"):
-            yield Command(f"Export {kind}", "what is shown", partial(self.typed.line, f"export {kind}"))
-        yield Command("Keys", "those that live here", self.action_help)
-        yield Command("Pause", "stop the screen, or let it go on", self.action_pause)
-        yield Command("Theme", "dark or light", self.action_theme)
-        yield Command("Quit", "leave; servers do not notice", self.action_quit)
+            yield PaletteCommand(f"Export {kind}", "what is shown", partial(self.typed.line, f"export {kind}"))
+        yield PaletteCommand("Keys", "those that live here", self.action_help)
+        yield PaletteCommand("Pause", "stop the screen, or let it go on", self.action_pause)
+        yield PaletteCommand("Theme", "dark or light", self.action_theme)
+        yield PaletteCommand("Quit", "leave; servers do not notice", self.action_quit)

@@ -8,28 +8,28 @@ from typing import Any, NamedTuple, Protocol
 from textual.message import Message
 from textual.screen import Screen
 
-from .feeds.feed import Question
+from .feeds.feed import ViewQuestion
 from .widgets.entry import Entry
 from .widgets.grid import Grid
+from .widgets.notice import Notice
 from .widgets.panel import Panel
-from .widgets.said import Said
-from .widgets.status import Line
+from .widgets.status import StatusLine
 
 
 class Widgets(NamedTuple):
     """From the top of the screen to its bottom."""
 
-    status: Line
-    tabs: Line
-    crumbs: Line
+    status: StatusLine
+    tabs: StatusLine
+    crumbs: StatusLine
     panel: Panel
     grid: Grid
-    said: Said
+    said: Notice
     entry: Entry
-    keys: Line
+    keys: StatusLine
 
 
-class Command(NamedTuple):
+class PaletteCommand(NamedTuple):
     """One line of the palette."""
 
     name: str
@@ -58,7 +58,7 @@ class Application(Protocol):
     def tell(self, text: str, bad: bool = False, stays: bool = False) -> None:
         """Say something that goes away by itself, unless it stays until it is silenced."""
 
-    def ask(self, questions: tuple[Question, ...]) -> None:
+    def ask(self, questions: tuple[ViewQuestion, ...]) -> None:
         """Ask servers this from now on, again and again."""
 
     def look_soon(self) -> None:
@@ -75,7 +75,7 @@ class Application(Protocol):
     def do(self, action: str) -> None:
         """An action by its name, after what is being done."""
 
-    def commands(self) -> Iterator[Command]:
+    def commands(self) -> Iterator[PaletteCommand]:
         """What the palette offers here and now."""
 
     def push_screen(self, screen: Screen[Any], callback: Callable[[Any], None] | None = None, /) -> Any:

@@ -10,7 +10,7 @@ from textual.message import Message
 
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
 
-from .feeds.feed import Answers, Feed, Look, Question
+from .feeds.feed import Feed, Look, ViewAnswers, ViewQuestion
 
 #: Between two looks, seconds: bounds, and the default.
 SLOWEST, FASTEST, USUAL = 60.0, 0.1, 0.5
@@ -20,7 +20,7 @@ ASK_SECONDS = 1.0
 REQUESTS_SECONDS = 2.0
 
 
-class Looked(Message):
+class LookTaken(Message):
     """A look came, after a jump in a recording or not."""
 
     def __init__(self, look: Look, at: float) -> None:
@@ -37,10 +37,10 @@ class Lost(Message):
         self.reason = reason
 
 
-class Answered(Message):
+class QuestionAnswered(Message):
     """Servers were asked."""
 
-    def __init__(self, question: Question, answers: Answers, failed: str, at: float) -> None:
+    def __init__(self, question: ViewQuestion, answers: ViewAnswers, failed: str, at: float) -> None:
         super().__init__()
         self.question = question
         self.answers = answers
@@ -62,7 +62,7 @@ class Looker:
         self._post = post
         self._monotonic = monotonic
         self.interval = interval
-        self._questions: tuple[Question, ...] = ()
+        self._questions: tuple[ViewQuestion, ...] = ()
         self._ended = threading.Event()
         self._look_now = threading.Event()
         self._ask_now = threading.Event()
@@ -89,7 +89,7 @@ class Looker:
         self.interval = max(FASTEST, min(SLOWEST, seconds))
         self._look_now.set()
 
-    def set_questions(self, questions: tuple[Question, ...]) -> None:
+    def set_questions(self, questions: tuple[ViewQuestion, ...]) -> None:
         """What the view on the screen wants to know, from now on."""
         if questions != self._questions:
             self._questions = questions
@@ -105,21 +105,21 @@ class Looker:
             except Exception as error:  # noqa: BLE001 - a fault of ours is shown like a Redis that is lost; it may heal
                 self._say(Lost(f"{type(error).__name__}: {error}"))
             else:
-                self._say(Looked(look, self._monotonic()))
+                self._say(LookTaken(look, self._monotonic()))
             self._look_now.wait(max(0.0, self.interval - (self._monotonic() - started)))
             self._look_now.clear()
 
     def _run_questions(self) -> None:
         while not self._ended.is_set():
             for question in self._questions:
-                answers, failed = Answers(), ""
+                answers, failed = ViewAnswers(), ""
                 try:
                     answers = self._feed.ask(question)
                 except SwiftTiersError as error:
                     failed = str(error)
                 except Exception as error:  # noqa: BLE001 - likewise
                     failed = f"{type(error).__name__}: {error}"
-                self._say(Answered(question, answers, failed, self._monotonic()))
+                self._say(QuestionAnswered(question, answers, failed, self._monotonic()))
                 if self._ended.is_set():
                     return
             self._ask_now.wait(ASK_SECONDS)

@@ -14,7 +14,7 @@ from rich.text import Text
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
-from .feeds.feed import Answers, Feed, Look
+from .feeds.feed import Feed, Look, ViewAnswers
 from .feeds.watching import Watcher
 from .model.alarms import how_many
 from .model.moment import Moment
@@ -22,7 +22,7 @@ from .model.table import Row, Table, exported
 from .status import SIGNS
 from .views.events.event_rows import time_words
 from .views.parts.drawn import drawn
-from .views.parts.view import Answered, Scene, View
+from .views.parts.view import Answered, ConsoleView, Scene
 
 #: Rows that are printed, or given to programs, at most.
 MOST_ROWS, MOST_DATA_ROWS = 200, 10_000
@@ -42,7 +42,7 @@ def watch(feed: Feed, seconds: float, sleep: Callable[[float], object] = time.sl
     return Moment(look.snapshot, 0.0, "", watcher.history, alarms, watcher.events)
 
 
-def asked(view: View, scene: Scene, feed: Feed) -> Scene:
+def asked(view: ConsoleView, scene: Scene, feed: Feed) -> Scene:
     """The scene with the answers to what the view asks, and its first row selected."""
     for _ in range(ASKINGS):
         rows = view.table(scene).rows
@@ -55,7 +55,7 @@ def asked(view: View, scene: Scene, feed: Feed) -> Scene:
             try:
                 answers[question] = Answered(feed.ask(question), 0.0)
             except BusError as error:
-                answers[question] = Answered(Answers(), 0.0, str(error))
+                answers[question] = Answered(ViewAnswers(), 0.0, str(error))
         scene = replace(scene, answers=answers)
     return scene
 
@@ -74,7 +74,7 @@ class Plain(NamedTuple):
         return [*self.lines, *apart, *table, *([Text(), scene.line(self.windows)] if self.windows else [])]
 
 
-def plain(view: View, scene: Scene) -> Plain:
+def plain(view: ConsoleView, scene: Scene) -> Plain:
     return Plain(view.lines(scene), view.table(scene), view.windows(scene.place))
 
 
@@ -90,7 +90,7 @@ def heading(feed: Feed, scene: Scene) -> Text:
     )  # fmt: skip
 
 
-def data(feed: Feed, view: View, scene: Scene) -> dict[str, Any]:
+def data(feed: Feed, view: ConsoleView, scene: Scene) -> dict[str, Any]:
     """For programs: what is wrong, what the view shows, and everything that was seen. Only what JSON knows."""
     moment, shown = scene.moment, plain(view, scene)
     assert moment.snapshot is not None

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from rich.style import Style
 
-from .feeds.feed import Answers, Feed, Look, Question
+from .feeds.feed import Feed, Look, ViewAnswers, ViewQuestion
 from .feeds.watching import Watcher
 from .model.glyphs import Glyphs
 from .model.moment import Moment
@@ -18,7 +18,7 @@ from .model.navigation import Navigation
 from .model.palette import Palette
 from .model.table import Row, Table
 from .views import VIEWS
-from .views.parts.view import Answered, Offer, Scene, View
+from .views.parts.view import Answered, ConsoleView, OfferedAction, Scene
 
 #: What `m` goes through.
 LAYOUTS = {"both": "table", "table": "lines", "lines": "both"}
@@ -48,12 +48,12 @@ class ShownTable(Protocol):
 class Reply(NamedTuple):
     """What became of a question, and when by the console's clock."""
 
-    answers: Answers
+    answers: ViewAnswers
     at: float
     failed: str = ""
 
 
-def _views() -> dict[str, View]:
+def _views() -> dict[str, ConsoleView]:
     return {view.NAME: view() for view in VIEWS}
 
 
@@ -70,13 +70,13 @@ class Session:
     monotonic: Callable[[], float]  # the console's clock, for ages
     now: Callable[[], datetime]  # for what people read
     folder: Path | None = None  # where exports go; None: the current directory
-    views: dict[str, View] = field(default_factory=_views)
+    views: dict[str, ConsoleView] = field(default_factory=_views)
     width: int = 80  # cells of the whole screen
     height: int = 24
     layout: str = "both"
     paused: bool = False
     lost: str = ""  # why there is no newer look, also while the screen is paused
-    answers: dict[Question, Reply] = field(default_factory=dict)
+    answers: dict[ViewQuestion, Reply] = field(default_factory=dict)
     looked_at: float | None = None  # when the last look came; None: none has
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Session:
     # ---- what is on the screen ----
 
     @property
-    def view(self) -> View:
+    def view(self) -> ConsoleView:
         return self.views[self.navigation.place.view]
 
     @property
@@ -107,7 +107,7 @@ class Session:
             answers=answers, selected=self.shown.row,
         )  # fmt: skip
 
-    def offers(self) -> tuple[Offer, ...]:
+    def offers(self) -> tuple[OfferedAction, ...]:
         """What the operator may do here; nothing where nothing may be steered."""
         if self.readonly or self.moment.snapshot is None:
             return ()
@@ -136,7 +136,7 @@ class Session:
         """Ages grow while nothing comes."""
         self._show(replace(self.moment, age=self._age()))
 
-    def take_answers(self, question: Question, reply: Reply) -> Reply | None:
+    def take_answers(self, question: ViewQuestion, reply: Reply) -> Reply | None:
         """Keep the reply, and forget those that the view does not ask for any more; the former reply.
 
         What was answered before stays where servers fail to answer again.

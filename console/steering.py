@@ -9,7 +9,7 @@ import msgspec
 from textual.message import Message
 
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
-from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, AnyCommand, CommandError
+from swift_tiers.radix_tiering.bus.contract.commands import COMMANDS, AnyCommand, CommandRefusedError
 from swift_tiers.radix_tiering.bus.contract.views import CommandView
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command, name_of, usage
 
@@ -19,11 +19,11 @@ from .screens.ask import AskScreen
 from .screens.confirm import ConfirmScreen
 from .screens.outcome import OutcomeScreen
 from .session import Session
-from .views.parts.view import Offer
-from .widgets.said import Said
+from .views.parts.view import OfferedAction
+from .widgets.notice import Notice
 
 
-class Became(Message):
+class CommandAnswered(Message):
     """A command has been answered, or could not be sent."""
 
     def __init__(self, what: str, outcome: CommandView | None, problem: str) -> None:
@@ -36,12 +36,12 @@ class Became(Message):
 class Steering:
     """One of each console. On the app's thread but for sending."""
 
-    def __init__(self, session: Session, app: Application, said: Said) -> None:
+    def __init__(self, session: Session, app: Application, said: Notice) -> None:
         self._session = session
         self._app = app
         self._said = said
 
-    def begin(self, offer: Offer) -> None:
+    def begin(self, offer: OfferedAction) -> None:
         """Ask for what it lacks, then for a yes."""
         if self._session.readonly:
             self._app.tell("readonly: nothing is steered from here", bad=True)
@@ -51,7 +51,7 @@ class Steering:
         else:
             self._confirm(offer, "")
 
-    def _ask(self, offer: Offer, value: str, problem: str) -> None:
+    def _ask(self, offer: OfferedAction, value: str, problem: str) -> None:
         """For what the offer lacks; again, with what was wrong with it, until it can be understood."""
 
         def typed(said: str | None) -> None:
@@ -77,20 +77,20 @@ class Steering:
             raise ActionError(f"control: usage: control [SERVER] COMMAND; servers: {', '.join(servers)}")
         try:
             command = make_command(words[0], words[1:])
-        except CommandError as error:
+        except CommandRefusedError as error:
             raise ActionError(str(error)) from None
         what = f"{' '.join(words)} at {server}"
-        self._confirm(Offer("", "", server, what, (type(command).__doc__ or "").strip(), lambda _: command), "")
+        self._confirm(OfferedAction("", "", server, what, (type(command).__doc__ or "").strip(), lambda _: command), "")
 
     def lines(self, servers: Sequence[str]) -> list[str]:
         """How commands are written, for suggestions."""
         spelled = [usage(kind) for kind in COMMANDS]
         return [*spelled, *(f"{server} {line}" for server in servers for line in spelled)]
 
-    def _confirm(self, offer: Offer, typed: str) -> None:
+    def _confirm(self, offer: OfferedAction, typed: str) -> None:
         try:
             command = offer.make(typed)
-        except (CommandError, ValueError) as error:
+        except (CommandRefusedError, ValueError) as error:
             if offer.prompt:
                 self._ask(offer, typed, str(error))
             else:
@@ -105,7 +105,7 @@ class Steering:
         value = f" {typed}" if typed else ""
         self._app.push_screen(ConfirmScreen(f"{offer.what}{value}", offer.effect, words), answered)
 
-    def _send(self, offer: Offer, command: AnyCommand) -> None:
+    def _send(self, offer: OfferedAction, command: AnyCommand) -> None:
         self._app.tell(f"sent: {offer.what}")
 
         def send() -> None:
@@ -116,11 +116,11 @@ class Steering:
                 problem = str(error)
             except Exception as error:  # noqa: BLE001 - the operator must hear of it, whatever it was
                 problem = f"{type(error).__name__}: {error}"
-            self._app.post_message(Became(offer.what, outcome, problem))
+            self._app.post_message(CommandAnswered(offer.what, outcome, problem))
 
         threading.Thread(target=send, name="console-command", daemon=True).start()
 
-    def show(self, became: Became) -> None:
+    def show(self, became: CommandAnswered) -> None:
         """What was acknowledged in full is a word; what was not stays on the screen until it was read."""
         self._said.silence()  # that it was sent
         outcome = became.outcome

@@ -8,7 +8,7 @@ from .application import Application
 from .export import Export, ExportError, begin, content
 from .looker import FASTEST, SLOWEST
 from .model.actions import Action, ActionError, read_action
-from .model.place import Place, Step
+from .model.place import Place, PlaceStep
 from .model.sieve import FilterError, Sieve
 from .model.table import Sorting
 from .screens.ask import AskScreen
@@ -56,9 +56,9 @@ class Typed:
         elif name == "control":
             self._steering.typed(words)
         elif name == "page":
-            self._session.navigation.enter(Place("blocks", (Step("page", words[0].lower()),)))
+            self._session.navigation.enter(Place("blocks", (PlaceStep("page", words[0].lower()),)))
         elif name == "request":
-            self._session.navigation.enter(Place("restores", (Step("request", words[0]),)))
+            self._session.navigation.enter(Place("restores", (PlaceStep("request", words[0]),)))
         elif name in ("seek", "speed"):
             self._play(name, words[0])
         else:

@@ -20,7 +20,7 @@ from .piece_copy import copy_pieces
 from .pool_planes import PoolPlanes
 
 
-class Mark(Protocol):
+class QueueMark(Protocol):
     """A point in a queue; as torch's events are."""
 
     def wait(self) -> None:
@@ -75,7 +75,7 @@ class CopyQueue(ABC):
         in its turn, and is waited for."""
 
     @abstractmethod
-    def mark(self) -> Mark:
+    def mark(self) -> QueueMark:
         """The end of what is queued so far."""
 
 
@@ -89,7 +89,7 @@ class Accelerator(ABC):
         """A queue of its own, beside all others."""
 
     @abstractmethod
-    def mark_here(self) -> Mark:
+    def mark_here(self) -> QueueMark:
         """The end of what the caller has asked of the device so far, on its current stream."""
 
     @abstractmethod
@@ -116,7 +116,7 @@ class CudaAccelerator(Accelerator):
         torch.cuda.set_device(self.device)  # of the calling thread, which is the one that will queue
         return _CudaQueue(torch.cuda.Stream(self.device), self._runtime)
 
-    def mark_here(self) -> Mark:
+    def mark_here(self) -> QueueMark:
         with torch.cuda.device(self.device):
             return _marked(torch.cuda.current_stream())
 
@@ -180,11 +180,11 @@ class _CudaQueue(CopyQueue):
         with torch.cuda.stream(self._stream):
             return digest_bytes(page_digests(slab, slots, nbytes))
 
-    def mark(self) -> Mark:
+    def mark(self) -> QueueMark:
         return _marked(self._stream)
 
 
-def _marked(stream: torch.cuda.Stream) -> Mark:
+def _marked(stream: torch.cuda.Stream) -> QueueMark:
     # Whoever waits for it on the host sleeps: it has a thread of its own, and the cores are others' too.
     event = torch.cuda.Event(blocking=True)
     event.record(stream)

@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(_fail(f"{message} (see `{self.prog} --help`)", USAGE, verbose=False))
 
 
-class _Version(argparse.Action):
+class _VersionAction(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
 
@@ -90,7 +90,7 @@ class _Version(argparse.Action):
 def make_parser() -> argparse.ArgumentParser:
     """The parser of everything behind `swift-tiers`."""
     parser = Parser(prog="swift-tiers", description="Memory tiers beneath SGLang's prefix tree: the tools around them.")
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    parser.add_argument("--version", action=_VersionAction, nargs=0, help="show the version and exit")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from swift_tiers.radix_tiering.base.door import lazily
 
 if TYPE_CHECKING:
-    from .feed import Answers, Feed, Look, Nature, Player, Question
+    from .feed import Feed, Look, Nature, Player, ViewAnswers, ViewQuestion
     from .live import LiveFeed
     from .recorded import RecordedFeed
     from .recording import RecordingFeed
@@ -16,14 +16,14 @@ else:
     __getattr__ = lazily(__name__)
 
 __all__ = [
-    "Answers",
     "Feed",
     "LiveFeed",
     "Look",
     "Nature",
     "Player",
-    "Question",
     "RecordedFeed",
     "RecordingFeed",
+    "ViewAnswers",
+    "ViewQuestion",
     "Watcher",
 ]

@@ -10,7 +10,7 @@ import msgspec
 
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 from swift_tiers.radix_tiering.bus.contract.views import CommandView, Snapshot
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 
 
 class Nature(Enum):
@@ -29,12 +29,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     snapshot: Snapshot
-    items: tuple[Event | Gap, ...] = ()
+    items: tuple[StreamEvent | Gap, ...] = ()
     anew: bool = False
     passed: tuple[Snapshot, ...] = ()
 
 
-class Question(NamedTuple):
+class ViewQuestion(NamedTuple):
     """Something that servers tell only when they are asked. `what`: the key of a page, a tier, or how many nodes."""
 
     kind: Literal["page", "map", "prefix", "nodes"]
@@ -42,7 +42,7 @@ class Question(NamedTuple):
     server: str | None = None  # None: every one that is alive
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True):
+class ViewAnswers(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks said: views of the question's kind. `silent`: server and rank that did not answer in time."""
 
     views: tuple[Any, ...] = ()
@@ -103,7 +103,7 @@ class Feed(ABC):
         """Everything as it is now."""
 
     @abstractmethod
-    def ask(self, question: Question) -> Answers:
+    def ask(self, question: ViewQuestion) -> ViewAnswers:
         """Wait for the answers, a few seconds at most."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.redis.connection import address_of
 
-from .feed import Answers, Feed, Look, Question
+from .feed import Feed, Look, ViewAnswers, ViewQuestion
 
 #: How old lists of requests that have ended may be, seconds: they are read in every so many looks only.
 ENDED_SECONDS = 2.0
@@ -47,8 +47,8 @@ class LiveFeed(Feed):
         items = self._tail.read(reader, [state.server.server for state in snapshot.servers])
         return Look(snapshot=snapshot, items=tuple(items))
 
-    def ask(self, question: Question) -> Answers:
-        def put(reader: BusReader) -> Answers:
+    def ask(self, question: ViewQuestion) -> ViewAnswers:
+        def put(reader: BusReader) -> ViewAnswers:
             said: Any
             if question.kind == "page":
                 said = reader.page(question.what, question.server)
@@ -58,7 +58,7 @@ class LiveFeed(Feed):
                 said = reader.prefix(question.what, question.server)
             else:
                 said = reader.nodes(int(question.what), question.server)
-            return Answers(views=said.answers, silent=said.silent)
+            return ViewAnswers(views=said.answers, silent=said.silent)
 
         return self._with(put)
 

@@ -34,7 +34,7 @@ class RecordingError(SwiftTiersError):
     """A recording that cannot be written, or not be read; the message says why."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Of a frame."""
 
     HEAD = 1  # the first one: `Head`
@@ -54,7 +54,7 @@ class Head(msgspec.Struct, frozen=True):
     version: str  # of swift-tiers
 
 
-class Frame(NamedTuple):
+class FramePlace(NamedTuple):
     """Where one is."""
 
     kind: int
@@ -76,9 +76,9 @@ class Writer:
         except OSError as error:
             raise RecordingError(f"{path}: {error.strerror}") from None
         self._put(BEGINNING + str(VERSION).encode() + b"\n")
-        self.append(Kind.HEAD, 0.0, head)
+        self.append(FrameKind.HEAD, 0.0, head)
 
-    def append(self, kind: Kind, at: float, content: Any) -> None:
+    def append(self, kind: FrameKind, at: float, content: Any) -> None:
         """Raises OSError; then what was written of the frame is taken back."""
         packed = zlib.compress(msgspec.msgpack.encode(content), 6)
         header = _HEADER.pack(kind, len(packed), at)
@@ -110,7 +110,7 @@ class Reader:
         try:
             self.cut = False  # whether its end is missing
             self.frames = self._scan(self._first())
-            if not self.frames or self.frames[0].kind != Kind.HEAD:
+            if not self.frames or self.frames[0].kind != FrameKind.HEAD:
                 raise RecordingError(f"{path}: is cut at its beginning: nothing of it can be read")
             self.head = self.read(self.frames[0], Head)
         except BaseException:
@@ -126,7 +126,7 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def read(self, frame: Frame, kind: type[Content]) -> Content:
+    def read(self, frame: FramePlace, kind: type[Content]) -> Content:
         """What is in a frame. Raises RecordingError if it is not what it says."""
         try:
             unpacker = zlib.decompressobj()
@@ -148,8 +148,8 @@ class Reader:
             raise RecordingError(f"{self.path}: is of version {said!r}; this swift-tiers reads version {VERSION}")
         return len(line) + 1
 
-    def _scan(self, offset: int) -> list[Frame]:
-        frames: list[Frame] = []
+    def _scan(self, offset: int) -> list[FramePlace]:
+        frames: list[FramePlace] = []
         while offset < len(self._data):
             frame = self._frame(offset)
             if frame is None:
@@ -161,7 +161,7 @@ class Reader:
             offset = frame.offset + frame.length
         return frames
 
-    def _frame(self, offset: int) -> Frame | None:
+    def _frame(self, offset: int) -> FramePlace | None:
         """None: it is not there as a whole, as when the process or the machine has ended while it was written."""
         begins = offset + _HEADER.size + _CHECKSUM.size
         header = self._data[offset : offset + _HEADER.size]
@@ -175,7 +175,7 @@ class Reader:
             return None
         if zlib.crc32(self._data[begins : begins + length], zlib.crc32(header)) != wanted:
             raise RecordingError(f"{self.path}: damaged at byte {offset}: the checksum does not fit")
-        return Frame(kind, at, begins, length)
+        return FramePlace(kind, at, begins, length)
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.bus.contract.views import CommandView
 
 from ..model.events import KEPT
 from ..model.history import LOOKS
-from .feed import Answers, Feed, Look, Nature, Player, Question
+from .feed import Feed, Look, Nature, Player, ViewAnswers, ViewQuestion
 from .tape import Tape
 
 SLOWEST, FASTEST = 1 / 16, 64.0
@@ -124,7 +124,7 @@ class RecordedFeed(Feed):
         self._shown = number
         return look
 
-    def ask(self, question: Question) -> Answers:
+    def ask(self, question: ViewQuestion) -> ViewAnswers:
         with self._lock:
             found = self._tape.answers(question, self.player.position)
         if found is None:
@@ -134,7 +134,7 @@ class RecordedFeed(Feed):
             msgspec.structs.replace(view, age_seconds=None if view.age_seconds is None else view.age_seconds + age)
             for view in answers.views
         )
-        return Answers(views=views, silent=answers.silent)
+        return ViewAnswers(views=views, silent=answers.silent)
 
     def command(self, server: str, command: AnyCommand) -> CommandView:
         raise BusError("a recording cannot be steered")

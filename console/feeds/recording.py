@@ -16,8 +16,8 @@ from swift_tiers.radix_tiering.bus.contract.views import CommandView
 from swift_tiers.radix_tiering.bus.hear.figures import size
 
 from . import entries
-from .feed import Answers, Feed, Look, Question
-from .record_file import Head, Kind, Writer
+from .feed import Feed, Look, ViewAnswers, ViewQuestion
+from .record_file import FrameKind, Head, Writer
 
 #: A look is written as a whole after so many seconds: who plays begins there.
 WHOLE_SECONDS = 20.0
@@ -25,10 +25,10 @@ WHOLE_SECONDS = 20.0
 MOST_BYTES = 2 << 30
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RecordedAnswer(msgspec.Struct, frozen=True):
     """What was asked, and what was answered: views of the question's kind."""
 
-    question: Question
+    question: ViewQuestion
     views: tuple[Any, ...] = ()
     silent: tuple[tuple[str, str], ...] = ()
 
@@ -58,7 +58,7 @@ class RecordingFeed(Feed):
         self._before: dict[entries.Path, entries.Fields] | None = None
         self._whole_at = 0.0
         self._lost = ""
-        self._answers: dict[Question, list[Any]] = {}  # as they were written last, without what time alone changes
+        self._answers: dict[ViewQuestion, list[Any]] = {}  # as they were written last, without what time alone changes
         self._writer: Writer | None = Writer(path, Head(feed.name, feed.nature.value, wall(), version))
 
     def look(self) -> Look:
@@ -68,20 +68,20 @@ class RecordingFeed(Feed):
             with self._lock:
                 if str(error) != self._lost:
                     self._lost = str(error)
-                    self._write((Kind.LOST, self._lost))
+                    self._write((FrameKind.LOST, self._lost))
             raise
         with self._lock:
             self._lost = ""
             self._write_look(look)
         return look
 
-    def ask(self, question: Question) -> Answers:
+    def ask(self, question: ViewQuestion) -> ViewAnswers:
         answers = self._feed.ask(question)
         with self._lock:
             said = [_timeless(view) for view in answers.views]
             if self._answers.get(question) != said:
                 self._answers[question] = said
-                self._write((Kind.ANSWERS, Asked(question, answers.views, answers.silent)))
+                self._write((FrameKind.ANSWERS, RecordedAnswer(question, answers.views, answers.silent)))
         return answers
 
     def command(self, server: str, command: AnyCommand) -> CommandView:
@@ -96,13 +96,13 @@ class RecordingFeed(Feed):
         found, now = entries.entries_of(look.snapshot), self._at()
         if self._before is None or now - self._whole_at >= WHOLE_SECONDS:
             self._whole_at = now
-            frame = (Kind.WHOLE, entries.changes({}, found, look.snapshot.time))
+            frame = (FrameKind.WHOLE, entries.changes({}, found, look.snapshot.time))
         else:
-            frame = (Kind.CHANGES, entries.changes(self._before, found, look.snapshot.time))
+            frame = (FrameKind.CHANGES, entries.changes(self._before, found, look.snapshot.time))
         self._before = found
-        self._write(frame, *([(Kind.EVENTS, look.items)] if look.items else []))
+        self._write(frame, *([(FrameKind.EVENTS, look.items)] if look.items else []))
 
-    def _write(self, *frames: tuple[Kind, Any]) -> None:
+    def _write(self, *frames: tuple[FrameKind, Any]) -> None:
         """All of them are of now. A disk that is full must not take the console from the operator."""
         now = self._at()
         for kind, content in frames:

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from swift_tiers.radix_tiering.bus.contract.views import MapView, NodesView, PageView, PrefixView, Snapshot
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 
 from .entries import Entries, State, check_numbers
-from .feed import Answers, Question
-from .record_file import Frame, Kind, Reader, RecordingError
-from .recording import Asked
+from .feed import ViewAnswers, ViewQuestion
+from .record_file import FrameKind, FramePlace, Reader, RecordingError
+from .recording import RecordedAnswer
 
 ANSWERS: dict[str, Any] = {
     "page": tuple[PageView, ...], "map": tuple[MapView, ...], "prefix": tuple[PrefixView, ...],
@@ -34,17 +34,17 @@ class Tape:
         try:
             self.head, self.cut = self._reader.head, self._reader.cut
             frames = self._reader.frames
-            looks = [frame for frame in frames if frame.kind in (Kind.WHOLE, Kind.CHANGES)]
-            if not looks or looks[0].kind != Kind.WHOLE:
+            looks = [frame for frame in frames if frame.kind in (FrameKind.WHOLE, FrameKind.CHANGES)]
+            if not looks or looks[0].kind != FrameKind.WHOLE:
                 raise RecordingError(f"{path}: holds no look: Redis was not reached while it was recorded")
             self._looks = looks
             self.times = [frame.at for frame in looks]
-            self._events = [frame for frame in frames if frame.kind == Kind.EVENTS]
-            self._answers = [frame for frame in frames if frame.kind == Kind.ANSWERS]
-            self._losses = [frame for frame in frames if frame.kind == Kind.LOST]
+            self._events = [frame for frame in frames if frame.kind == FrameKind.EVENTS]
+            self._answers = [frame for frame in frames if frame.kind == FrameKind.ANSWERS]
+            self._losses = [frame for frame in frames if frame.kind == FrameKind.LOST]
             self.length = frames[-1].at
             self._state, self._at = State(), -1
-            self._asked: dict[int, Asked] = {}  # by the number of the answer
+            self._asked: dict[int, RecordedAnswer] = {}  # by the number of the answer
             self.snapshot(0)
         except BaseException:
             self._reader.close()
@@ -62,13 +62,13 @@ class Tape:
     def snapshot(self, number: int) -> Snapshot:
         """As it was then, wherever the tape stood before."""
         start = number
-        while self._looks[start].kind != Kind.WHOLE:
+        while self._looks[start].kind != FrameKind.WHOLE:
             start -= 1
         if not start <= self._at <= number:
             self._begin(start)
         while self._at < number:
             self._at += 1
-            if self._looks[self._at].kind == Kind.WHOLE:
+            if self._looks[self._at].kind == FrameKind.WHOLE:
                 self._begin(self._at)
             else:
                 self._change(self._looks[self._at], whole=False)
@@ -81,7 +81,7 @@ class Tape:
         self._change(self._looks[number], whole=True)
         self._at = number
 
-    def _change(self, frame: Frame, whole: bool) -> None:
+    def _change(self, frame: FramePlace, whole: bool) -> None:
         entries = self._reader.read(frame, Entries)
         try:
             (self._state.begin if whole else self._state.change)(entries)
@@ -100,13 +100,13 @@ class Tape:
 
     # ---- events ----
 
-    def items(self, after: int | None, number: int, most: int) -> tuple[Event | Gap, ...]:
+    def items(self, after: int | None, number: int, most: int) -> tuple[StreamEvent | Gap, ...]:
         """What was told by look `number` and not by look `after`, oldest first, at most the newest so many."""
-        found: deque[Event | Gap] = deque()
+        found: deque[StreamEvent | Gap] = deque()
         for frame in self._told(after, number):
-            items = self._reader.read(frame, tuple[Event | Gap, ...])
+            items = self._reader.read(frame, tuple[StreamEvent | Gap, ...])
             try:
-                check_numbers([one.happened for one in items if isinstance(one, Event)])
+                check_numbers([one.happened for one in items if isinstance(one, StreamEvent)])
             except msgspec.ValidationError as error:
                 raise self._unreadable(frame, error) from None
             found.extendleft(reversed(items))
@@ -114,7 +114,7 @@ class Tape:
                 break
         return tuple(found)[-most:]
 
-    def _told(self, after: int | None, number: int) -> Iterator[Frame]:
+    def _told(self, after: int | None, number: int) -> Iterator[FramePlace]:
         """The newest first. Events are written behind their look, at the same time."""
         since = -1.0 if after is None else self.times[after]
         for frame in reversed(self._events[: bisect_right(self._events, self.times[number], key=lambda one: one.at)]):
@@ -124,7 +124,7 @@ class Tape:
 
     # ---- answers ----
 
-    def answers(self, question: Question, seconds: float) -> tuple[Answers, float] | None:
+    def answers(self, question: ViewQuestion, seconds: float) -> tuple[ViewAnswers, float] | None:
         """What was answered last by then, and how many seconds before."""
         before = bisect_right(self._answers, seconds, key=lambda one: one.at)
         for number in range(before - 1, -1, -1):
@@ -135,17 +135,17 @@ class Tape:
                     views = msgspec.convert(asked.views, ANSWERS[question.kind])
                 except msgspec.MsgspecError as error:
                     raise self._unreadable(frame, error) from None
-                return Answers(views=views, silent=asked.silent), seconds - frame.at
+                return ViewAnswers(views=views, silent=asked.silent), seconds - frame.at
         return None
 
-    def _asked_then(self, number: int) -> Asked:
+    def _asked_then(self, number: int) -> RecordedAnswer:
         asked = self._asked.pop(number, None)
         if asked is None:
-            asked = self._reader.read(self._answers[number], Asked)
+            asked = self._reader.read(self._answers[number], RecordedAnswer)
         self._asked[number] = asked
         while len(self._asked) > REMEMBERED:
             del self._asked[next(iter(self._asked))]
         return asked
 
-    def _unreadable(self, frame: Frame, error: Exception) -> RecordingError:
+    def _unreadable(self, frame: FramePlace, error: Exception) -> RecordingError:
         return RecordingError(f"{self._reader.path}: byte {frame.offset}: is no recording of the bus: {error}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..model.alarms import Alarm, Alarms
-from ..model.events import EventLog
+from ..model.events import EventHistory
 from ..model.history import History
 from .feed import Look
 
@@ -18,7 +18,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self.history = History()
-        self.events = EventLog()
+        self.events = EventHistory()
         self._alarms = Alarms()
         self._time: float | None = None
 

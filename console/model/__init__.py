@@ -9,14 +9,14 @@ from swift_tiers.radix_tiering.base.door import lazily
 if TYPE_CHECKING:
     from .actions import Action, ActionError, read_action
     from .alarms import Alarm, Alarms
-    from .charts import Drawn, Series
-    from .events import EventLog
+    from .charts import ChartSeries, Drawn
+    from .events import EventHistory
     from .glyphs import ASCII, UNICODE, Glyphs
     from .history import History
     from .moment import Moment
     from .navigation import Navigation
     from .palette import MARKS, Palette
-    from .place import Place, Step
+    from .place import Place, PlaceStep
     from .sieve import FilterError, Sieve
     from .table import Cell, Column, Row, Sorting, Table, as_csv, as_json, ordered
 else:
@@ -31,9 +31,10 @@ __all__ = [
     "Alarm",
     "Alarms",
     "Cell",
+    "ChartSeries",
     "Column",
     "Drawn",
-    "EventLog",
+    "EventHistory",
     "FilterError",
     "Glyphs",
     "History",
@@ -41,11 +42,10 @@ __all__ = [
     "Navigation",
     "Palette",
     "Place",
+    "PlaceStep",
     "Row",
-    "Series",
     "Sieve",
     "Sorting",
-    "Step",
     "Table",
     "as_csv",
     "as_json",

@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.bus.hear.troubles import LONG_WAIT, Mark, Trouble
 
 from .departures import Departure, Departures, Going
 from .history import History
-from .place import Place, Step
+from .place import Place, PlaceStep
 
 #: From the one that is read first to the one beneath which there is nothing: what leaves one may lie in the next.
 BENEATH = {
@@ -52,7 +52,7 @@ class Alarm(NamedTuple):
     counted: bool = False  # it tells of what has happened since a start, which stays true for ever
 
 
-class _Known(NamedTuple):
+class _KnownAlarm(NamedTuple):
     """An alarm that was there before: since when, and since when its figures are what they are."""
 
     since: float
@@ -64,7 +64,7 @@ class Alarms:
     """Finds alarms, and remembers since when each is there. One thread at a time."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], _Known] = {}
+        self._known: dict[tuple[str, str], _KnownAlarm] = {}
         self._departures = Departures()
 
     def of(self, snapshot: Snapshot, history: History) -> tuple[Alarm, ...]:
@@ -73,9 +73,9 @@ class Alarms:
         now, known, found = snapshot.time, {}, []
         for alarm in _alarms(snapshot, history, departed):
             key = _key(alarm)
-            former = self._known.get(key, _Known(now, alarm.what, now))
+            former = self._known.get(key, _KnownAlarm(now, alarm.what, now))
             same_since = former.same_since if former.what == alarm.what else now
-            known[key] = _Known(former.since, alarm.what, same_since)
+            known[key] = _KnownAlarm(former.since, alarm.what, same_since)
             alarm = alarm._replace(since=former.since)
             if alarm.counted and now - same_since >= SILENT_SECONDS:
                 what = f"{alarm.what}; none in the last {seconds(SILENT_SECONDS)}"
@@ -168,9 +168,9 @@ def _lent(departure: Departure) -> str:
 
 def target(view: View) -> Place:
     """Where a trouble of this view is looked into."""
-    server = Step("server", view.server)
+    server = PlaceStep("server", view.server)
     if isinstance(view, DeviceView):
-        return Place("stripes", (server, Step("device", f"{view.rank}:{view.number}")))
+        return Place("stripes", (server, PlaceStep("device", f"{view.rank}:{view.number}")))
     if isinstance(view, StripeSetView):
         return Place("stripes", (server,))
     if isinstance(view, GpuView):
@@ -178,7 +178,7 @@ def target(view: View) -> Place:
     if isinstance(view, LeasesView):
         return Place("leases", (server,))
     if isinstance(view, RequestView):
-        return Place("restores", (server, Step("request", view.rid)))
+        return Place("restores", (server, PlaceStep("request", view.rid)))
     return Place("overview", (server,))
 
 

@@ -16,7 +16,7 @@ AXIS = 11
 Drawn = list[tuple[str, str] | str]
 
 
-class Series(NamedTuple):
+class ChartSeries(NamedTuple):
     """What one chart shows."""
 
     title: str
@@ -66,7 +66,7 @@ def _level(value: float, top: float, highest: int) -> int:
     return max(1, min(highest, round(value / top * highest)))
 
 
-def chart(glyphs: Glyphs, series: Series, width: int, height: int, top: float | None = None) -> list[Drawn]:
+def chart(glyphs: Glyphs, series: ChartSeries, width: int, height: int, top: float | None = None) -> list[Drawn]:
     """Lines of (text, meaning), each exactly `width` cells wide: a title with the value of now, then `height` lines
     with the scale at their left. `top` is that of the scale; None: the largest value."""
     room = max(1, width - AXIS - 1)
@@ -83,13 +83,13 @@ def chart(glyphs: Glyphs, series: Series, width: int, height: int, top: float | 
     return drawn
 
 
-def _now(series: Series) -> str:
+def _now(series: ChartSeries) -> str:
     newest = series.values[-1] if series.values else None
     now = newest if series.now is None else series.now
     return "?" if now is None else series.figure(now)
 
 
-def lane(glyphs: Glyphs, series: Series, width: int, top: float) -> Drawn:
+def lane(glyphs: Glyphs, series: ChartSeries, width: int, top: float) -> Drawn:
     """The same in one line of exactly `width` cells, where there is no room for a chart; the scale ends at `top`."""
     now = _now(series)
     title = glyphs.cut(series.title, max(1, width - len(now) - LEAST_SPARK - 2))

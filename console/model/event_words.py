@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.bus.hear.figures import count, seconds, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 
-class Kind(NamedTuple):
+class EventMeaning(NamedTuple):
     """How bad it is, and what it means."""
 
     mark: Mark
@@ -20,53 +20,61 @@ class Kind(NamedTuple):
 
 #: Every kind that servers of this release tell (a test holds it to their code).
 KINDS = {
-    "bus.fault": Kind(Mark.WARNING, "a part of reporting failed and goes on"),
-    "bus.lost": Kind(Mark.WARNING, "the server could not reach Redis; it went on serving"),
-    "bus.name_taken": Kind(Mark.WRONG, "another server uses the same name on this bus"),
-    "bus.returned": Kind(Mark.OK, "the server reached Redis again, and said everything anew"),
-    "borrowed.ended": Kind(Mark.NOTE, "a lease is over: its pages can no longer be read there"),
-    "borrowed.recalled": Kind(Mark.NOTE, "a donor wants a lease back: what would be lost is saved as far as it can be"),
-    "command.accepted": Kind(Mark.NOTE, "a command of an operator is being carried out"),
-    "command.done": Kind(Mark.OK, "a command of an operator was carried out"),
-    "command.expired": Kind(Mark.WARNING, "a command came too late and was not carried out"),
-    "command.partly": Kind(Mark.WARNING, "a command was carried out by some ranks only"),
-    "command.refused": Kind(Mark.WARNING, "a command was not carried out"),
-    "device.added": Kind(Mark.OK, "the stripe set has one more device"),
-    "device.draining": Kind(Mark.NOTE, "a device gets no new pages"),
-    "device.left_out": Kind(Mark.WRONG, "a device of the stripe set was not there at the start"),
-    "device.out": Kind(Mark.WRONG, "a device was taken out of service: its pages are misses"),
-    "device.pages_lost": Kind(Mark.NOTE, "the pages of a device that is out were forgotten"),
-    "lease.pinned": Kind(Mark.NOTE, "an operator wants this lease recalled last"),
-    "lease.recalled": Kind(Mark.NOTE, "an operator has recalled leases"),
-    "lease.unpinned": Kind(Mark.NOTE, "a lease is recalled like others again"),
-    "lending.capped": Kind(Mark.NOTE, "an operator has limited what is lent"),
-    "lending.sized": Kind(Mark.NOTE, "the donor has decided how much it keeps, by its demand within the window"),
-    "lending.taken_back": Kind(Mark.NOTE, "the donor needed lent memory for its own requests, and has it again"),
-    "linker.error": Kind(Mark.WRONG, "a call from SGLang failed: the request was computed without the tiers"),
-    "load.failed": Kind(Mark.WRONG, "a copy to the device failed: its requests were answered with 503"),
-    "namespace.changed": Kind(Mark.NOTE, "the weights changed: pages of before are of another namespace"),
-    "offload.failed": Kind(Mark.WARNING, "pages could not be copied from the device"),
-    "offload.given_up": Kind(Mark.WARNING, "copies from the device were not awaited any longer"),
-    "offload.paused": Kind(Mark.WARNING, "the weights changed without a flush: no page is kept until /flush_cache"),
-    "offload.resumed": Kind(Mark.OK, "the device was flushed: pages are kept again"),
-    "page.corrupt": Kind(Mark.WRONG, "a page was not what was written: dropped, never served"),
-    "page.unreadable": Kind(Mark.WARNING, "a page could not be read: it is a miss"),
-    "policy.changed": Kind(Mark.NOTE, "an operator has changed a value"),
-    "prefix.dropped": Kind(Mark.NOTE, "an operator has dropped a page and what follows it"),
-    "prefix.pinned": Kind(Mark.NOTE, "an operator has pinned a page and its prefix"),
-    "prefix.unpinned": Kind(Mark.NOTE, "a pinned prefix may be evicted again"),
-    "reporting.failed": Kind(Mark.WARNING, "a part of reporting could not be started"),
-    "restore.behind": Kind(Mark.WARNING, "a restore fell behind its estimate: what had not come was computed"),
-    "restore.error": Kind(Mark.WRONG, "an error in a restore: the request was computed"),
-    "restore.expired": Kind(Mark.WARNING, "a restore passed its deadline: the rest was computed"),
-    "restore.pages_lost": Kind(Mark.WARNING, "pages that were found did not come, and were computed"),
-    "ssd.namespace_refused": Kind(Mark.WARNING, "the stripe set takes no pages of these weights"),
-    "ssd.not_all_written": Kind(Mark.WARNING, "the server ended before all pages were written"),
-    "ssd.recovered": Kind(Mark.OK, "the pages on the devices were found again at the start"),
-    "ssd.write_failed": Kind(Mark.WARNING, "a page could not be written: it stays in memory only"),
-    "thread.restarted": Kind(Mark.WARNING, "a thread had died and was started again"),
-    "tier.capped": Kind(Mark.NOTE, "an operator has limited a tier"),
-    "tiers.flushed": Kind(Mark.NOTE, "pages of this server's namespace were forgotten"),
+    "bus.fault": EventMeaning(Mark.WARNING, "a part of reporting failed and goes on"),
+    "bus.lost": EventMeaning(Mark.WARNING, "the server could not reach Redis; it went on serving"),
+    "bus.name_taken": EventMeaning(Mark.WRONG, "another server uses the same name on this bus"),
+    "bus.returned": EventMeaning(Mark.OK, "the server reached Redis again, and said everything anew"),
+    "borrowed.ended": EventMeaning(Mark.NOTE, "a lease is over: its pages can no longer be read there"),
+    "borrowed.recalled": EventMeaning(
+        Mark.NOTE, "a donor wants a lease back: what would be lost is saved as far as it can be"
+    ),
+    "command.accepted": EventMeaning(Mark.NOTE, "a command of an operator is being carried out"),
+    "command.done": EventMeaning(Mark.OK, "a command of an operator was carried out"),
+    "command.expired": EventMeaning(Mark.WARNING, "a command came too late and was not carried out"),
+    "command.partly": EventMeaning(Mark.WARNING, "a command was carried out by some ranks only"),
+    "command.refused": EventMeaning(Mark.WARNING, "a command was not carried out"),
+    "device.added": EventMeaning(Mark.OK, "the stripe set has one more device"),
+    "device.draining": EventMeaning(Mark.NOTE, "a device gets no new pages"),
+    "device.left_out": EventMeaning(Mark.WRONG, "a device of the stripe set was not there at the start"),
+    "device.out": EventMeaning(Mark.WRONG, "a device was taken out of service: its pages are misses"),
+    "device.pages_lost": EventMeaning(Mark.NOTE, "the pages of a device that is out were forgotten"),
+    "lease.pinned": EventMeaning(Mark.NOTE, "an operator wants this lease recalled last"),
+    "lease.recalled": EventMeaning(Mark.NOTE, "an operator has recalled leases"),
+    "lease.unpinned": EventMeaning(Mark.NOTE, "a lease is recalled like others again"),
+    "lending.capped": EventMeaning(Mark.NOTE, "an operator has limited what is lent"),
+    "lending.sized": EventMeaning(
+        Mark.NOTE, "the donor has decided how much it keeps, by its demand within the window"
+    ),
+    "lending.taken_back": EventMeaning(
+        Mark.NOTE, "the donor needed lent memory for its own requests, and has it again"
+    ),
+    "linker.error": EventMeaning(Mark.WRONG, "a call from SGLang failed: the request was computed without the tiers"),
+    "load.failed": EventMeaning(Mark.WRONG, "a copy to the device failed: its requests were answered with 503"),
+    "namespace.changed": EventMeaning(Mark.NOTE, "the weights changed: pages of before are of another namespace"),
+    "offload.failed": EventMeaning(Mark.WARNING, "pages could not be copied from the device"),
+    "offload.given_up": EventMeaning(Mark.WARNING, "copies from the device were not awaited any longer"),
+    "offload.paused": EventMeaning(
+        Mark.WARNING, "the weights changed without a flush: no page is kept until /flush_cache"
+    ),
+    "offload.resumed": EventMeaning(Mark.OK, "the device was flushed: pages are kept again"),
+    "page.corrupt": EventMeaning(Mark.WRONG, "a page was not what was written: dropped, never served"),
+    "page.unreadable": EventMeaning(Mark.WARNING, "a page could not be read: it is a miss"),
+    "policy.changed": EventMeaning(Mark.NOTE, "an operator has changed a value"),
+    "prefix.dropped": EventMeaning(Mark.NOTE, "an operator has dropped a page and what follows it"),
+    "prefix.pinned": EventMeaning(Mark.NOTE, "an operator has pinned a page and its prefix"),
+    "prefix.unpinned": EventMeaning(Mark.NOTE, "a pinned prefix may be evicted again"),
+    "reporting.failed": EventMeaning(Mark.WARNING, "a part of reporting could not be started"),
+    "restore.behind": EventMeaning(Mark.WARNING, "a restore fell behind its estimate: what had not come was computed"),
+    "restore.error": EventMeaning(Mark.WRONG, "an error in a restore: the request was computed"),
+    "restore.expired": EventMeaning(Mark.WARNING, "a restore passed its deadline: the rest was computed"),
+    "restore.pages_lost": EventMeaning(Mark.WARNING, "pages that were found did not come, and were computed"),
+    "ssd.namespace_refused": EventMeaning(Mark.WARNING, "the stripe set takes no pages of these weights"),
+    "ssd.not_all_written": EventMeaning(Mark.WARNING, "the server ended before all pages were written"),
+    "ssd.recovered": EventMeaning(Mark.OK, "the pages on the devices were found again at the start"),
+    "ssd.write_failed": EventMeaning(Mark.WARNING, "a page could not be written: it stays in memory only"),
+    "thread.restarted": EventMeaning(Mark.WARNING, "a thread had died and was started again"),
+    "tier.capped": EventMeaning(Mark.NOTE, "an operator has limited a tier"),
+    "tiers.flushed": EventMeaning(Mark.NOTE, "pages of this server's namespace were forgotten"),
 }
 #: Of kinds that another release tells: by the last word.
 _SUSPECT = {"error": Mark.WRONG, "corrupt": Mark.WRONG, "failed": Mark.WARNING, "lost": Mark.WARNING}
@@ -74,9 +82,9 @@ _SUSPECT = {"error": Mark.WRONG, "corrupt": Mark.WRONG, "failed": Mark.WARNING, 
 LONG = 40
 
 
-def kind_of(event: Event) -> Kind:
+def kind_of(event: StreamEvent) -> EventMeaning:
     """An unknown kind is judged by its name."""
-    return KINDS.get(event.kind) or Kind(mark_of(event.kind), "")
+    return KINDS.get(event.kind) or EventMeaning(mark_of(event.kind), "")
 
 
 def mark_of(kind: str) -> Mark:
@@ -84,7 +92,7 @@ def mark_of(kind: str) -> Mark:
     return _SUSPECT.get(kind.rpartition(".")[2].rpartition("_")[2], Mark.NOTE) if known is None else known.mark
 
 
-def words(event: Event, leave_out: Iterable[str] = ()) -> str:
+def words(event: StreamEvent, leave_out: Iterable[str] = ()) -> str:
     """`device /ssd2 reason write failed pages 12`: each field without its unit, with its value as people read it."""
     left_out = set(leave_out)
     said = [f"{text(label(name))} {value_words(name, value)}" for name, value in _fields(event) if name not in left_out]
@@ -115,5 +123,5 @@ def value_words(name: str, value: Any, long: int = LONG) -> str:
     return f"{said[:12]}.." if len(said) > long and " " not in said and "/" not in said else said
 
 
-def _fields(event: Event) -> Iterable[tuple[str, Any]]:
+def _fields(event: StreamEvent) -> Iterable[tuple[str, Any]]:
     return ((str(name), value) for name, value in event.fields.items())

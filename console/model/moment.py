@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, Snapshot, View
 
 from .alarms import Alarm
-from .events import EventLog
+from .events import EventHistory
 from .history import History
 
 #: What a server said is old after so many of its intervals, and so many seconds.
@@ -23,7 +23,7 @@ class Moment:
     lost: str  # why there is no newer look; empty if there was no such error
     history: History
     alarms: tuple[Alarm, ...]
-    events: EventLog
+    events: EventHistory
 
     @property
     def servers(self) -> tuple[ServerState, ...]:

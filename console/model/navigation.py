@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .place import Place, Step
+from .place import Place, PlaceStep
 from .sieve import Sieve
 from .table import Sorting
 
@@ -90,4 +90,4 @@ class Navigation:
     @property
     def _level(self) -> Place:
         """Places of the same kind are sifted alike: the requests of one server as those of another."""
-        return Place(self.place.view, tuple(Step(step.kind, "") for step in self.place.steps))
+        return Place(self.place.view, tuple(PlaceStep(step.kind, "") for step in self.place.steps))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Step(NamedTuple):
-    """One thing that was entered: `Step("server", "alpha")`."""
+class PlaceStep(NamedTuple):
+    """One thing that was entered: `PlaceStep("server", "alpha")`."""
 
     kind: str  # server, rank, tier, device, request, page, donor, ...
     name: str
@@ -16,9 +16,9 @@ class Place(NamedTuple):
     """A view and the steps taken in it, outermost first. Without steps: everything that the view shows."""
 
     view: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PlaceStep, ...] = ()
 
-    def enter(self, *steps: Step) -> Place:
+    def enter(self, *steps: PlaceStep) -> Place:
         return self._replace(steps=(*self.steps, *steps))
 
     @property
@@ -31,5 +31,5 @@ class Place(NamedTuple):
         return next((step.name for step in reversed(self.steps) if step.kind == kind), None)
 
     @property
-    def last(self) -> Step | None:
+    def last(self) -> PlaceStep | None:
         return self.steps[-1] if self.steps else None

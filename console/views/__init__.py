@@ -5,11 +5,22 @@ from .events import Events
 from .leases import Leases
 from .links import Links
 from .overview import Overview
-from .parts import View
+from .parts import ConsoleView
 from .restores import Restores
 from .stripes import Stripes
 from .tree import TreeShape
 
-__all__ = ["VIEWS", "Blocks", "Events", "Leases", "Links", "Overview", "Restores", "Stripes", "TreeShape", "View"]
+__all__ = [
+    "VIEWS",
+    "Blocks",
+    "ConsoleView",
+    "Events",
+    "Leases",
+    "Links",
+    "Overview",
+    "Restores",
+    "Stripes",
+    "TreeShape",
+]
 
-VIEWS: tuple[type[View], ...] = (Overview, Blocks, Links, Stripes, Restores, Leases, TreeShape, Events)
+VIEWS: tuple[type[ConsoleView], ...] = (Overview, Blocks, Links, Stripes, Restores, Leases, TreeShape, Events)

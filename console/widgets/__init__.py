@@ -2,8 +2,8 @@
 
 from .entry import Entry
 from .grid import Grid
+from .notice import Notice
 from .panel import Panel
-from .said import Said
-from .status import Line
+from .status import StatusLine
 
-__all__ = ["Entry", "Grid", "Line", "Panel", "Said"]
+__all__ = ["Entry", "Grid", "Notice", "Panel", "StatusLine"]

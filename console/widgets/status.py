@@ -6,7 +6,7 @@ from rich.text import Text
 from textual.widget import Widget
 
 
-class Line(Widget):
+class StatusLine(Widget):
     """One line of text, cut at the right where there is no room."""
 
     auto_links = False  # what can be clicked has the style that its meaning gives it

@@ -13,7 +13,7 @@ from ..base.errors import USAGE, CommandError
 
 if TYPE_CHECKING:
     from swift_tiers.console.feeds.feed import Feed
-    from swift_tiers.console.views.parts.view import View
+    from swift_tiers.console.views.parts.view import ConsoleView
 
 #: Columns where it goes to no terminal and nobody ($COLUMNS) says; lines that a view may take to tell its things.
 WIDTH, HEIGHT = 160, 60
@@ -56,7 +56,7 @@ def print_once(feed: Feed, options: argparse.Namespace) -> int:
     return 0
 
 
-def view_named(name: str) -> type[View]:
+def view_named(name: str) -> type[ConsoleView]:
     """By its name, or the beginning of it. Raises CommandError."""
     from swift_tiers.console.views import VIEWS
 

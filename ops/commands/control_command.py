@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 def make_command(name: str, values: list[str]) -> AnyCommand:
     """The command from its words. Raises CommandError (usage)."""
-    from swift_tiers.radix_tiering.bus.contract.commands import CommandError as BusCommandError
+    from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError as BusCommandError
     from swift_tiers.radix_tiering.bus.hear import command_words
 
     try:

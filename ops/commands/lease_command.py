@@ -27,7 +27,7 @@ SUMMARY = "see and steer what servers lend each other"
 ACTIONS = {"list": "", "recall": "LEASE|all", "pin": "LEASE", "unpin": "LEASE", "cap": "LIMIT|none"}
 
 
-class Donor(NamedTuple):
+class CommandedDonor(NamedTuple):
     """Who is commanded."""
 
     server: str
@@ -92,14 +92,14 @@ def _command(options: argparse.Namespace) -> int:
     return 0 if outcome.state == "done" else FAILURE
 
 
-def find_donor(reader: BusReader, name: str) -> Donor:
+def find_donor(reader: BusReader, name: str) -> CommandedDonor:
     """The server of this name, or the rank. Raises CommandError, BusError."""
     servers = {one.server: one for one in reader.servers()}
     if name in servers:
-        return Donor(name, None)
+        return CommandedDonor(name, None)
     server, _, rank = name.rpartition(".")
     if server in servers and rank in servers[server].ranks:
-        return Donor(server, rank)
+        return CommandedDonor(server, rank)
     known = ", ".join(sorted(servers)) or "none"
     raise CommandError(f"lease: there is no server or rank {name[:80]!r} on this bus; there are: {known}")
 

@@ -21,7 +21,7 @@ class BusError(SwiftTiersError):
     """The bus cannot be used just now. Serving goes on without it; the message names the remedy."""
 
 
-class CommandError(SwiftTiersError):
+class CommandRefusedError(SwiftTiersError):
     """A command of an operator that is not carried out. The message says why, and what would be."""
 
 

@@ -121,8 +121,8 @@ class Obeyed(NamedTuple):
     events: Sequence[tuple[str, dict[str, Any]]] = ()
 
 
-#: Carries out an operator's order, whose argument it is given, and may wait for devices. Raises CommandError where it
-#: does not, which says why, or another SwiftTiersError.
+#: Carries out an operator's order, whose argument it is given, and may wait for devices. Raises CommandRefusedError,
+#: which says why it does not, or another SwiftTiersError.
 TierOrder = Callable[[str], Obeyed]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_serving
 
 from swift_tiers.radix_tiering.base.config import BusConfig, dump_config
-from swift_tiers.radix_tiering.bus.contract.commands import CommandError, Order, SetPolicy
+from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError, Order, SetPolicy
 from swift_tiers.radix_tiering.bus.contract.policy_values import section_of
 from swift_tiers.radix_tiering.bus.contract.records import ServerInfo
 from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
@@ -97,7 +97,7 @@ class RankPublisher:
         """Say the last. Idempotent."""
         self._publisher.close()
 
-    def _told(self, order: Order, outcome: str | CommandError, *, for_group: bool = False) -> None:
+    def _told(self, order: Order, outcome: str | CommandRefusedError, *, for_group: bool = False) -> None:
         if isinstance(order.command, SetPolicy):
             section, _ = section_of(order.command.field)
             self._configuration[section] = dump_config(self._stack.config)[section]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from swift_tiers.radix_tiering.lending.donation.used_paths import Part, UsedPaths
+from swift_tiers.radix_tiering.lending.donation.used_paths import PathNode, UsedPaths
 
 from ..tell.guard import never_raises
 
@@ -108,9 +108,9 @@ class KeptPrefixes:
         """The tree is empty."""
         self._paths.clear()
 
-    def _path(self, node: int) -> Sequence[Part]:
+    def _path(self, node: int) -> Sequence[PathNode]:
         try:
             (path,) = self._cache.tree_core.collect_path_info((node,))
         except KeyError:  # it has left
             return ()
-        return [Part(info.node_id, info.parent_id, info.path_start, info.path_end) for info in path]
+        return [PathNode(info.node_id, info.parent_id, info.path_start, info.path_end) for info in path]

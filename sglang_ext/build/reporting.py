@@ -10,7 +10,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from swift_tiers.radix_tiering.gpus.sampler import GpuSampler
 
-from ..tell.answers import Answers
+from ..tell.answers import RankAnswerer
 from ..tell.gpu_sampling import gpu_sampler
 from ..tell.orders import Orders, install
 from ..tell.sampler import Sampler
@@ -35,7 +35,7 @@ class Reporting:
         self._stack = linker.stack
         sampler = self._try(self._sample)
         self.telemetry = SchedulerTelemetry(self._stack, sampler)
-        self.answers = Answers(self._stack, sampler)
+        self.answers = RankAnswerer(self._stack, sampler)
         self.gpu: GpuSampler | None = self._try(self._look_at_gpu)
         self.metrics: MetricsUpdater | None = self._try(self._update_metrics)
         self.orders: Orders | None = self._try(self._take_orders)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerator, Mark
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerator, QueueMark
 from swift_tiers.kernels.page_copy import runs
 from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
@@ -177,7 +177,7 @@ class AcceleratorPool(DevicePool):
             yield whole, pages, slots, True
             return
         part = slice(layers.start * self.geometry.layer_bytes, layers.stop * self.geometry.layer_bytes)
-        used: list[Mark | None] = [None, None]
+        used: list[QueueMark | None] = [None, None]
         for number, start in enumerate(range(0, len(pages), side.rows)):
             half, before = side.locked[number % 2], used[number % 2]
             if before is not None:
@@ -210,7 +210,7 @@ class AcceleratorPool(DevicePool):
 
     def _store_staged(self, side: _Side, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> None:
         """Through both halves of the staging memory on the device: one is filled while the other is emptied."""
-        emptied: list[Mark | None] = [None, None]
+        emptied: list[QueueMark | None] = [None, None]
         for number, start in enumerate(range(0, len(pages), side.rows)):
             half, before = side.staging[number % 2], emptied[number % 2]
             if before is not None:
@@ -226,7 +226,7 @@ class AcceleratorPool(DevicePool):
     def _store_unlocked(self, side: _Side, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
         """Through both page-locked halves: a piece is on its way while this thread copies the one before it."""
         nbytes = self.geometry.page_bytes
-        under_way: deque[tuple[Mark, torch.Tensor, np.ndarray]] = deque()
+        under_way: deque[tuple[QueueMark, torch.Tensor, np.ndarray]] = deque()
 
         def take() -> None:
             mark, half, targets = under_way.popleft()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swift_tiers.kernels.copy_queue import Accelerator, Mark
+from swift_tiers.kernels.copy_queue import Accelerator, QueueMark
 from swift_tiers.kernels.page_copy import copy_in, copy_out
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.base.page import PageGeometry
 from .supported import PLAIN_WINDOWS
 
 #: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
-LayerDone = Callable[[int, Mark | None], None]
+LayerDone = Callable[[int, QueueMark | None], None]
 
 
 def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:

@@ -68,7 +68,7 @@ class Reading(Generic[Read]):
         yield
 
 
-class Answers:
+class RankAnswerer:
     """The engine's `Answerer`, for one publisher's thread."""
 
     def __init__(self, stack: TierStack, sampler: Sampler | None) -> None:
@@ -135,7 +135,7 @@ class _Scheduler:
         self._core = sampler.scheduler.tree_cache.tree_core
         self._walk = False
         self._captured = Reading(self._errands, self._capture)
-        self._map: tuple[device_map.Captured, TierMap] | None = None
+        self._map: tuple[device_map.CapturedMap, TierMap] | None = None
         self._tree = Reading(self._errands, self._copy_tree)
         self._children: tuple[TreeCopy, Children] | None = None
         self._nodes: tuple[TreeCopy, TreeNodes] | None = None
@@ -144,7 +144,7 @@ class _Scheduler:
 
     # ---- the device's pool ----
 
-    def _capture(self) -> device_map.Captured:
+    def _capture(self) -> device_map.CapturedMap:
         return device_map.capture(self._sampler.scheduler, self._sampler.linker, walk=self._walk)
 
     def device_map(self) -> TierMap:

@@ -16,7 +16,7 @@ MOST_PAGES = 131_072
 Table = tuple[int, ...]
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One request's row of `req_to_token`."""
 
     number: int
@@ -54,7 +54,7 @@ class TablesOnTheWay:
         return [tuple(runs[cut:next_cut]) for cut, next_cut in pairwise(cuts)]
 
 
-def read_tables(req_to_token: torch.Tensor, rows: Sequence[Row], page_size: int) -> TablesOnTheWay:
+def read_tables(req_to_token: torch.Tensor, rows: Sequence[TableRow], page_size: int) -> TablesOnTheWay:
     """Queue a read of `rows`, those in front first. One that `MOST_PAGES` have no room for gets an empty table.
 
     Scheduler's thread, on its stream: what it has queued before is seen, what it queues afterwards is not. On an

@@ -29,7 +29,7 @@ MOST_ROW_PAGES = 262_144
 MOST_WALKED_TOKENS = 65_536
 
 
-class Stretch(NamedTuple):
+class RowStretch(NamedTuple):
     """Pages `[first, end)` of a request's row of `req_to_token`, and what they are."""
 
     row: int
@@ -38,7 +38,7 @@ class Stretch(NamedTuple):
     state: SlotState
 
 
-class Captured(NamedTuple):
+class CapturedMap(NamedTuple):
     """What was read on the scheduler's thread in one turn."""
 
     time: float
@@ -66,7 +66,7 @@ class Captured(NamedTuple):
         return all(part.ready() for part in parts)
 
 
-def capture(scheduler: Any, linker: Any, *, walk: bool = False) -> Captured:
+def capture(scheduler: Any, linker: Any, *, walk: bool = False) -> CapturedMap:
     """Scheduler's thread, between two batches. `walk`: through the whole tree."""
     cache = scheduler.tree_cache
     allocator, core, page_size = cache.token_to_kv_pool_allocator, cache.tree_core, cache.page_size
@@ -75,7 +75,7 @@ def capture(scheduler: Any, linker: Any, *, walk: bool = False) -> Captured:
     in_tree, locked = cache.full_evictable_size() + cache.full_protected_size(), cache.full_protected_size()
     lent = allocator.lent_pages() if isinstance(allocator, LendingAllocator) else np.zeros(0, np.int64)
     loading = linker.loader.pages_under_way()
-    return Captured(
+    return CapturedMap(
         time=time.time(),
         pages=allocator.size // page_size,
         page_size=page_size,
@@ -97,7 +97,7 @@ def capture(scheduler: Any, linker: Any, *, walk: bool = False) -> Captured:
     )
 
 
-def completed(found: Captured) -> TierMap:
+def completed(found: CapturedMap) -> TierMap:
     """The map, once all of it is `ready`. Any thread. Raises NoAnswer where it does not add up."""
     page = found.page_size
     states = np.full(found.pages + 1, SlotState.CACHED, np.uint8)  # SGLang keeps page 0 for itself
@@ -126,10 +126,10 @@ def completed(found: Captured) -> TierMap:
     return TierMap(time=found.time, slot_bytes=found.page_bytes, states=states[1:], first_slot=1)
 
 
-def _stretches(scheduler: Any, page_size: int) -> tuple[list[Stretch], bool]:
+def _stretches(scheduler: Any, page_size: int) -> tuple[list[RowStretch], bool]:
     """Of all rows that requests and sessions hold; whether some were left out, for there are too many."""
     wrapper = scheduler.tree_cache.linker
-    found: list[Stretch] = []
+    found: list[RowStretch] = []
     seen: set[int] = set()
     shared: set[Any] = set()
     room = MOST_ROW_PAGES
@@ -141,11 +141,11 @@ def _stretches(scheduler: Any, page_size: int) -> tuple[list[Stretch], bool]:
         end = -(-kv.kv_allocated_len // page_size)
         # Requests that end at the same node of the tree hold the same pages of it.
         if req is None or (req.last_node, inside) not in shared:
-            found.append(Stretch(row, 0, inside, SlotState.PINNED))
+            found.append(RowStretch(row, 0, inside, SlotState.PINNED))
             room -= inside
             if req is not None:
                 shared.add((req.last_node, inside))
-        found.append(Stretch(row, inside, end, SlotState.PRIVATE))
+        found.append(RowStretch(row, inside, end, SlotState.PRIVATE))
         on_course = wrapper.on_course(req) if req is not None else None
         if on_course is not None and on_course.restore is not None:
             found += _computed_now(on_course, row, inside, end)
@@ -163,15 +163,15 @@ def _holders(scheduler: Any) -> Iterator[tuple[Any, Any]]:
     yield from ((None, kv) for kv in scheduler.tree_cache.session_records().values())
 
 
-def _computed_now(request: Any, row: int, first: int, end: int) -> Iterator[Stretch]:
+def _computed_now(request: Any, row: int, first: int, end: int) -> Iterator[RowStretch]:
     """The pages of a request's own that are computed although they were found below the device."""
     computing = np.flatnonzero(np.frombuffer(request.restore.flight.states(), np.uint8) == Unit.COMPUTING)
     pages = request.device_pages + computing[computing < request.pages]
     for page in pages[(pages >= first) & (pages < end)].tolist():
-        yield Stretch(row, page, page + 1, SlotState.RECOMPUTING)
+        yield RowStretch(row, page, page + 1, SlotState.RECOMPUTING)
 
 
-def _first_slots(req_to_token: torch.Tensor, stretches: list[Stretch], page_size: int) -> torch.Tensor:
+def _first_slots(req_to_token: torch.Tensor, stretches: list[RowStretch], page_size: int) -> torch.Tensor:
     """Of each page of the stretches, in order."""
     counts = np.array([one.end - one.first for one in stretches], np.int64)
     starts = np.cumsum(counts) - counts

@@ -21,18 +21,18 @@ from sglang.srt.managers.scheduler_components.idle_sleeper import IdleSleeper
 from sglang.utils import TypeBasedDispatcher
 
 from swift_tiers.radix_tiering.base.errand_thread import ENDING
-from swift_tiers.radix_tiering.bus.contract.commands import CommandError, Order, read_order
+from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError, Order, read_order
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.stack import TierStack
 
 logger = logging.getLogger(__name__)
 
 
-class Told(Protocol):
+class OrderOutcome(Protocol):
     """What became of an order: a result in words, or why it was refused, at this rank, or at all ranks that this one
     leads. Short; called on any thread."""
 
-    def __call__(self, order: Order, outcome: str | CommandError, *, for_group: bool = False) -> None: ...
+    def __call__(self, order: Order, outcome: str | CommandRefusedError, *, for_group: bool = False) -> None: ...
 
 
 class OrderMessage(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Orders:
         Before the first order, `told` and `redis_time` are set.
         """
         self.leads = leads
-        self.told: Told = _nobody
+        self.told: OrderOutcome = _nobody
         self.redis_time: Callable[[], float | None] = lambda: None  # what deadlines are by; waits for nothing
         self._stack = stack
         self._waiting: deque[dict[str, str]] = deque()
@@ -118,16 +118,16 @@ class Orders:
             logger.exception("swift-tiers: an order cannot be carried out: %s", message.entry)
 
     def _turn_away(self, order: Order, reason: str) -> None:
-        self._tell(order, CommandError(reason), for_group=True)
+        self._tell(order, CommandRefusedError(reason), for_group=True)
 
-    def _tell(self, order: Order, outcome: str | CommandError, *, for_group: bool = False) -> None:
+    def _tell(self, order: Order, outcome: str | CommandRefusedError, *, for_group: bool = False) -> None:
         try:
             self.told(order, outcome, for_group=for_group)
         except Exception:
             logger.exception("swift-tiers: nobody can be told what became of order %s: %s", order.id, outcome)
 
 
-def _nobody(order: Order, outcome: str | CommandError, *, for_group: bool = False) -> None:
+def _nobody(order: Order, outcome: str | CommandRefusedError, *, for_group: bool = False) -> None:
     """Nobody listens."""
 
 

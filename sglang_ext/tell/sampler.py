@@ -24,11 +24,11 @@ from swift_tiers.radix_tiering.figures.telemetry import (
 )
 from swift_tiers.radix_tiering.restore.storyteller import Storyteller
 
-from .block_tables import Row, TablesOnTheWay, read_tables
+from .block_tables import TableRow, TablesOnTheWay, read_tables
 from .errands import Errands
 from .guard import never_raises
 from .request_facts import RequestFacts, Runs, shown_rid
-from .tree_shape import TreeShape
+from .tree_shape import TreeSummer
 
 #: Requests of one sample: those being computed, then those that wait, in their order. The counts are of all.
 MOST_REQUESTS = 512
@@ -47,7 +47,7 @@ class Captured(NamedTuple):
     stories: tuple[Storyteller | None, ...]  # of each request, told when somebody wants to know
 
 
-class Ended(NamedTuple):
+class EndedRequest(NamedTuple):
     """A request that has ended, without its story: the forward that gave its last token is still to be told there."""
 
     request: RequestSample
@@ -60,9 +60,9 @@ class Sampler:
     def __init__(self, scheduler: Any, linker: Any, interval: float) -> None:
         self.stack = linker.stack
         self.newest: Captured | None = None
-        self.ended: deque[Ended] = deque(maxlen=MOST_ENDED)
+        self.ended: deque[EndedRequest] = deque(maxlen=MOST_ENDED)
         self.seconds = 0.0
-        self.shape = TreeShape(scheduler.tree_cache.tree_core)
+        self.shape = TreeSummer(scheduler.tree_cache.tree_core)
         self.errands = Errands()
         self.scheduler = self._scheduler = scheduler
         self.linker = self._linker = linker
@@ -119,7 +119,7 @@ class Sampler:
         reason = req.finished_reason
         aborted = reason is None or reason.to_json()["type"] == "abort"
         state = RequestState.ABORTED if aborted else RequestState.FINISHED
-        self.ended.append(Ended(self._request(req, state, ended=time.time()), facts.story))
+        self.ended.append(EndedRequest(self._request(req, state, ended=time.time()), facts.story))
         self.seconds += time.perf_counter() - started
 
     # ---- one sampling ----
@@ -131,12 +131,12 @@ class Sampler:
         waiting = self._waiting()
         requests: list[RequestSample] = []
         stories: list[Storyteller | None] = []
-        rows: list[Row] = []
+        rows: list[TableRow] = []
         with_table: list[int] = []
         for req in islice(running, MOST_REQUESTS):
             if req.kv.holds_kv:
                 with_table.append(len(requests))
-                rows.append(Row(req.kv.req_pool_idx, req.kv.kv_allocated_len))
+                rows.append(TableRow(req.kv.req_pool_idx, req.kv.kv_allocated_len))
             requests.append(self._request(req, RequestState.RUNNING))
             stories.append(RequestFacts.of(req).story)
         for req in islice(waiting, MOST_REQUESTS - len(requests)):

@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     complete: bool  # every path has been read
 
 
-class TreeShape:
+class TreeSummer:
     """Scheduler's thread."""
 
     def __init__(self, core: Any) -> None:

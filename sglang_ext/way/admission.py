@@ -14,7 +14,7 @@ import torch
 
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
-from .request import Stage, TieredRequest
+from .request import TieredRequest, TieringStage
 
 AllReduce = Callable[[torch.Tensor, Any], None]
 
@@ -35,7 +35,7 @@ class Admission:
         """Find out, for all waiting requests at once, which of them have nothing to wait for on any rank: one
         collective in a round, if anybody waits."""
         self._awaited = 0
-        waiting = [one for one in self._requests.values() if one.stage is Stage.WAITING and not one.agreed]
+        waiting = [one for one in self._requests.values() if one.stage is TieringStage.WAITING and not one.agreed]
         if waiting:
             self._agree(waiting, [Readiness.READY if one.settled() else Readiness.WAIT for one in waiting])
 

@@ -25,7 +25,7 @@ from .admission import Admission, least
 from .keeping_cache import KeepingRadixCache
 from .layer_wise import LayerWise
 from .linker import NodeTransfer, SwiftLinker, kv_transfer
-from .request import Stage, TieredRequest, why_whole
+from .request import TieredRequest, TieringStage, why_whole
 
 #: How often a waiting request may begin anew because the device evicted pages that it had counted on.
 MAX_RESTARTS = 3
@@ -132,7 +132,7 @@ class SwiftLinkerWrapper(UnifiedCacheLinkerWrapper):
     def on_course(self, req: Any) -> TieredRequest | None:
         """An admitted request that is being computed while its pages come up."""
         request = self.of(req)
-        return request if request is not None and request.stage is Stage.ON_COURSE else None
+        return request if request is not None and request.stage is TieringStage.ON_COURSE else None
 
     def agree(self, request: TieredRequest, front: int) -> Step:
         """The next step that every rank can take, of which the device has the first `front` pages."""

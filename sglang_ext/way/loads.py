@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter
 
-from swift_tiers.kernels.copy_queue import Mark
+from swift_tiers.kernels.copy_queue import QueueMark
 from swift_tiers.radix_tiering.base.runner import Runner, Thread
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
 from swift_tiers.radix_tiering.stack import TierStack
@@ -46,7 +46,7 @@ class WatchedLoadCounter(LayerWiseLoadCounter):
         self._over[index] = Future()
         return index
 
-    def complete(self, index: int, layer: int, mark: Mark | None = None) -> None:
+    def complete(self, index: int, layer: int, mark: QueueMark | None = None) -> None:
         """The layer may be read, if there is a mark by whatever begins after it."""
         with self._changed:
             self.futures[index][layer].set_result(mark)
@@ -195,7 +195,7 @@ class Loader:
             raise RuntimeError("one of its requests could not be queued")
         started = self._runner.monotonic()
 
-        def layer_done(layer: int, mark: Mark | None) -> None:
+        def layer_done(layer: int, mark: QueueMark | None) -> None:
             self.counter.complete(index, layer, mark)
 
         pool_pages = np.concatenate([load.pool_pages for load in loads])

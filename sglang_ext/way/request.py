@@ -28,7 +28,7 @@ from ..tell.request_facts import RequestFacts, Runs, runs_of
 logger = logging.getLogger(__name__)
 
 
-class Stage(Enum):
+class TieringStage(Enum):
     """How far a request has come."""
 
     WAITING = auto()
@@ -93,7 +93,7 @@ class TieredRequest:
         self.restarts = restarts  # how often it began anew
         self.tail: Sequence[str] = ()  # page hashes behind its prefix on the device, when it arrived
         self.tails: dict[tuple[int, int], Sequence[str]] = {}  # (device length, key length) -> page hashes
-        self.stage = Stage.WAITING
+        self.stage = TieringStage.WAITING
         self.agreed = False  # every rank has settled its restore
         self.computes = False  # it may be admitted with a part of its pages, and compute what is missing
         self.by_layers = False  # every rank would compute it layer by layer
@@ -180,7 +180,7 @@ class TieredRequest:
     def copied(self) -> None:
         """A load of it has ended, or was withdrawn."""
         self._copies -= 1
-        if self.stage is not Stage.ON_COURSE:
+        if self.stage is not TieringStage.ON_COURSE:
             self._give_back()
 
     def take_runs(self) -> Runs:
@@ -203,7 +203,7 @@ class TieredRequest:
 
     def admit(self) -> None:
         """It was admitted with a part of its pages."""
-        self.stage = Stage.ON_COURSE
+        self.stage = TieringStage.ON_COURSE
 
     def take(self, step: Step) -> None:
         """The device takes `step`, which may be the last."""
@@ -213,7 +213,7 @@ class TieredRequest:
         except Exception as error:  # noqa: BLE001 - must not end the server
             self._went_wrong(error)
         if step.end == self.pages:
-            self.stage = Stage.TAKEN
+            self.stage = TieringStage.TAKEN
             self._take_all()
 
     @never_raises(lambda: None)
@@ -247,9 +247,9 @@ class TieredRequest:
 
     def end(self) -> None:
         """It has been admitted with all that it waits for, or is gone. Ending twice is ending once."""
-        if self.stage is Stage.ENDED:
+        if self.stage is TieringStage.ENDED:
             return
-        self.stage = Stage.ENDED
+        self.stage = TieringStage.ENDED
         if self._among.get(self.rid) is self:
             del self._among[self.rid]
         self.give_up()
@@ -258,7 +258,7 @@ class TieredRequest:
     @never_raises(lambda: None)
     def give_up(self) -> None:
         """Nothing below the device is to be used for it any more, but what it computes or copies already."""
-        if self.stage is not Stage.ON_COURSE:
+        if self.stage is not TieringStage.ON_COURSE:
             self._give_back()
 
     def _give_back(self) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from swift_tiers.console import Answers, ConsoleApp, Question
+from swift_tiers.console import ConsoleApp, ViewAnswers, ViewQuestion
 from swift_tiers.console.feeds.feed import Nature
 from swift_tiers.console.feeds.recorded import RecordedFeed
 from swift_tiers.console.feeds.recording import RecordingFeed
-from swift_tiers.console.looker import Answered, Looked, Lost
+from swift_tiers.console.looker import LookTaken, Lost, QuestionAnswered
 from swift_tiers.console.screens.help import HelpScreen
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.widgets.grid import Grid
@@ -386,8 +386,8 @@ async def test_what_comes_while_the_console_is_left_is_let_go() -> None:
     async with app.run_test(size=SIZE) as pilot:
         await ready(pilot)
     # Its threads may post until they have seen that it ended.
-    app.on_answered(Answered(Question("map", "host"), Answers(), "", 0.0))
-    app.on_looked(Looked(WorldFeed().look(), 0.0))
+    app.on_question_answered(QuestionAnswered(ViewQuestion("map", "host"), ViewAnswers(), "", 0.0))
+    app.on_look_taken(LookTaken(WorldFeed().look(), 0.0))
     app.on_lost(Lost("gone"))
     app._tick()
 

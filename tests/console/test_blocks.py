@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from swift_tiers.console.feeds.feed import Answers, Question
+from swift_tiers.console.feeds.feed import ViewAnswers, ViewQuestion
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.model.table import Sorting, Table, ordered
 from swift_tiers.console.views.blocks.view import Blocks
 from swift_tiers.console.views.parts.view import Answered, Scene
@@ -30,14 +30,14 @@ from support.console_answers import (
 )
 from support.console_world import World, scene_of
 
-ALPHA = (Step("server", "alpha"), Step("rank", "dp0-tp0"))
-DEVICE = Question("map", "device", "alpha")
+ALPHA = (PlaceStep("server", "alpha"), PlaceStep("rank", "dp0-tp0"))
+DEVICE = ViewQuestion("map", "device", "alpha")
 REQUEST = f"0decode{'0' * 25}"
 BLOCKS = Blocks()
 
 
-def tier(name: str, *more: Step) -> Place:
-    return Place("blocks", (*ALPHA, Step("tier", name), *more))
+def tier(name: str, *more: PlaceStep) -> Place:
+    return Place("blocks", (*ALPHA, PlaceStep("tier", name), *more))
 
 
 def with_answers(scene: Scene, **failed: str) -> Scene:
@@ -46,8 +46,8 @@ def with_answers(scene: Scene, **failed: str) -> Scene:
     return replace(scene, answers=said)
 
 
-def replied(scene: Scene, question: Question, *views: Any, silent: tuple[tuple[str, str], ...] = ()) -> Scene:
-    return replace(scene, answers={question: Answered(Answers(views=views, silent=silent), 0.5)})
+def replied(scene: Scene, question: ViewQuestion, *views: Any, silent: tuple[tuple[str, str], ...] = ()) -> Scene:
+    return replace(scene, answers={question: Answered(ViewAnswers(views=views, silent=silent), 0.5)})
 
 
 def words(scene: Scene) -> str:
@@ -73,7 +73,7 @@ def test_the_top_lists_tiers_and_requests_and_asks_for_one_rank_only() -> None:
     assert {question.server for question in BLOCKS.questions(scene)} == {"alpha"}
     beta = row_with(table, "beta", "host")
     asked = BLOCKS.questions(replace(scene, selected=beta))
-    assert asked == tuple(Question("map", name, "beta") for name in ("device", "peer", "host", "ssd"))
+    assert asked == tuple(ViewQuestion("map", name, "beta") for name in ("device", "peer", "host", "ssd"))
 
 
 def test_maps_of_the_rank_under_the_cursor_stand_above() -> None:
@@ -108,7 +108,7 @@ def test_one_server_only(place: Place, only: str | None) -> None:
 
 
 def test_a_server_that_is_gone_has_nothing() -> None:
-    table = BLOCKS.table(scene_of(Place("blocks", (Step("server", "gamma"),))))
+    table = BLOCKS.table(scene_of(Place("blocks", (PlaceStep("server", "gamma"),))))
     assert not table.rows
     assert "not on the bus any more" in table.empty
 
@@ -124,7 +124,7 @@ def test_a_tier_shows_every_slot_and_who_holds_it() -> None:
     held = table.rows[16]  # slot 17, the first of the decoding request
     assert [cell.text for cell in held.cells] == ["17", "█ private", REQUEST, "1", "-"]
     assert table.rows[199].cells[3].text == "65", "the 65th page is the first of the second run"
-    assert held.place == Place("blocks", (*ALPHA, Step("request", REQUEST)))
+    assert held.place == Place("blocks", (*ALPHA, PlaceStep("request", REQUEST)))
     assert "lent 5000" in words(scene)
     assert "46,605 slots of 360KiB" in words(scene)
 
@@ -165,7 +165,7 @@ def test_cells_of_many_slots_say_so() -> None:
 def test_more_parts_than_lines_are_shown_around_the_cursor() -> None:
     parts = tuple(MapPart(f"alpha.dp0-tp0/{number}", 10) for number in range(100))
     view = map_view("alpha", "peer", (("borrowed", 1000),), parts=parts)
-    scene = replied(scene_of(tier("peer")), Question("map", "peer", "alpha"), view)
+    scene = replied(scene_of(tier("peer")), ViewQuestion("map", "peer", "alpha"), view)
     at_end = replace(scene, selected=BLOCKS.table(scene).rows[-1])
     assert "alpha.dp0-tp0/0 " in words(scene)
     assert "of 100 parts shown" in words(scene)
@@ -175,22 +175,22 @@ def test_more_parts_than_lines_are_shown_around_the_cursor() -> None:
 
 def test_a_rank_that_cannot_answer_says_why_and_a_silent_one_is_named() -> None:
     cannot = MapView(server="alpha", rank="dp0-tp0", tier="ssd", reason="there is no ssd tier")
-    question = Question("map", "ssd", "alpha")
+    question = ViewQuestion("map", "ssd", "alpha")
     scene = replied(scene_of(tier("ssd")), question, cannot, silent=(("alpha", "dp0-tp1"),))
     assert "there is no ssd tier" in words(scene)
     assert "no answer from alpha dp0-tp1" in words(scene)
     assert not BLOCKS.table(scene).columns
-    failed = replace(scene, answers={question: Answered(Answers(), 0.1, "connection refused")})
+    failed = replace(scene, answers={question: Answered(ViewAnswers(), 0.1, "connection refused")})
     assert "connection refused" in words(failed)
 
 
 def test_the_cursor_begins_at_the_slot_that_the_place_names() -> None:
-    table = BLOCKS.table(with_answers(scene_of(tier("device", Step("slot", "17")))))
+    table = BLOCKS.table(with_answers(scene_of(tier("device", PlaceStep("slot", "17")))))
     assert table.start == "16"
-    unit = BLOCKS.table(with_answers(scene_of(tier("ssd", Step("slot", "1:428")))))
+    unit = BLOCKS.table(with_answers(scene_of(tier("ssd", PlaceStep("slot", "1:428")))))
     assert unit.rows[int(unit.start)].cells[0].text == "256-511"
     assert unit.rows[int(unit.start)].cells[-1].text == "device 1"
-    gone = with_answers(scene_of(tier("device", Step("slot", "999999"))))
+    gone = with_answers(scene_of(tier("device", PlaceStep("slot", "999999"))))
     assert BLOCKS.table(gone).start == ""
     assert "slot 999999 is not there" in words(gone)
 
@@ -219,9 +219,9 @@ def test_old_answers_are_greyed() -> None:
 
 
 def test_a_request_shows_where_each_page_lies() -> None:
-    scene = with_answers(scene_of(Place("blocks", (*ALPHA, Step("request", REQUEST)))))
+    scene = with_answers(scene_of(Place("blocks", (*ALPHA, PlaceStep("request", REQUEST)))))
     table = BLOCKS.table(scene)
-    assert BLOCKS.questions(scene) == (Question("prefix", KEY, "alpha"),)
+    assert BLOCKS.questions(scene) == (ViewQuestion("prefix", KEY, "alpha"),)
     assert len(table.rows) == 133
     by_column = {column.name: cell.text for column, cell in zip(table.columns, table.rows[64].cells, strict=True)}
     assert by_column["device"] == "200"
@@ -234,18 +234,18 @@ def test_a_request_shows_where_each_page_lies() -> None:
 
 
 def test_pages_lead_to_their_lives() -> None:
-    rows = BLOCKS.table(with_answers(scene_of(Place("blocks", (*ALPHA, Step("request", REQUEST)))))).rows
+    rows = BLOCKS.table(with_answers(scene_of(Place("blocks", (*ALPHA, PlaceStep("request", REQUEST)))))).rows
     assert rows[127].place is not None
-    assert rows[127].place.last == Step("page", KEY)
+    assert rows[127].place.last == PlaceStep("page", KEY)
     assert rows[9].place is not None
-    assert rows[9].place.last == Step("page", rows[9].cells[9].text), "its first digits will do"
+    assert rows[9].place.last == PlaceStep("page", rows[9].cells[9].text), "its first digits will do"
     assert len(rows[9].place.last.name) == 16
     assert rows[132].place is None
 
 
 def test_a_request_that_has_ended_shows_what_is_left_of_it() -> None:
     rid = f"0done0{'0' * 26}"
-    scene = with_answers(scene_of(Place("blocks", (*ALPHA, Step("request", rid)))))
+    scene = with_answers(scene_of(Place("blocks", (*ALPHA, PlaceStep("request", rid)))))
     said = words(scene)
     assert "nowhere 3" in said
     assert "not told 136" in said
@@ -254,7 +254,7 @@ def test_a_request_that_has_ended_shows_what_is_left_of_it() -> None:
 
 
 def test_a_request_that_is_gone() -> None:
-    scene = scene_of(Place("blocks", (*ALPHA, Step("request", "nobody"))))
+    scene = scene_of(Place("blocks", (*ALPHA, PlaceStep("request", "nobody"))))
     assert "is not on the bus any more" in words(scene)
     assert not BLOCKS.table(scene).columns
     assert BLOCKS.questions(scene) == ()
@@ -262,8 +262,10 @@ def test_a_request_that_is_gone() -> None:
 
 
 def test_of_a_long_sequence_the_last_pages_are_told() -> None:
-    place = Place("blocks", (*ALPHA, Step("prefix", KEY)))
-    scene = replied(scene_of(place), Question("prefix", KEY, "alpha"), prefix_view("alpha", pages=5000, listed=4096))
+    place = Place("blocks", (*ALPHA, PlaceStep("prefix", KEY)))
+    scene = replied(
+        scene_of(place), ViewQuestion("prefix", KEY, "alpha"), prefix_view("alpha", pages=5000, listed=4096)
+    )
     table = BLOCKS.table(scene)
     assert len(table.rows) == 5000
     assert "the last 4096 of 5000 pages are told" in words(scene)
@@ -274,8 +276,8 @@ def test_of_a_long_sequence_the_last_pages_are_told() -> None:
 # ---- a page ----
 
 
-def page(key: str = KEY, *before: Step) -> Scene:
-    return with_answers(scene_of(Place("blocks", (*before, Step("page", key))), width=118))
+def page(key: str = KEY, *before: PlaceStep) -> Scene:
+    return with_answers(scene_of(Place("blocks", (*before, PlaceStep("page", key))), width=118))
 
 
 def test_a_pages_life_at_all_who_hold_it() -> None:
@@ -284,25 +286,25 @@ def test_a_pages_life_at_all_who_hold_it() -> None:
     for fact in ("computed here", "used 12 times", "last 4.7 s ago", "pins 1", "9f9f", "page 128, 1 behind it"):
         assert fact in said
     table = BLOCKS.table(scene)
-    assert BLOCKS.questions(scene) == (Question("page", KEY, None),)
+    assert BLOCKS.questions(scene) == (ViewQuestion("page", KEY, None),)
     assert set(cells(table, "server")) == {"alpha", "beta"}
-    assert row_with(table, "alpha", "unit 1 of 2: device 1, slot 428").place == tier("ssd", Step("slot", "1:428"))
-    assert row_with(table, "alpha", "device", "slot 144").place == tier("device", Step("slot", "144"))
-    assert row_with(table, "lease 12 slot 5").place == tier("peer", Step("slot", "alpha.dp0-tp0/12:5"))
-    assert row_with(table, "page before").place == Place("blocks", (Step("page", PARENT),))
-    assert row_with(table, "request", REQUEST).place == Place("blocks", (*ALPHA, Step("request", REQUEST)))
+    assert row_with(table, "alpha", "unit 1 of 2: device 1, slot 428").place == tier("ssd", PlaceStep("slot", "1:428"))
+    assert row_with(table, "alpha", "device", "slot 144").place == tier("device", PlaceStep("slot", "144"))
+    assert row_with(table, "lease 12 slot 5").place == tier("peer", PlaceStep("slot", "alpha.dp0-tp0/12:5"))
+    assert row_with(table, "page before").place == Place("blocks", (PlaceStep("page", PARENT),))
+    assert row_with(table, "request", REQUEST).place == Place("blocks", (*ALPHA, PlaceStep("request", REQUEST)))
 
 
 def test_many_who_hold_a_page_are_all_in_the_table() -> None:
     views = [page_view(f"server-{number}") for number in range(40)]
-    scene = replied(scene_of(Place("blocks", (Step("page", KEY),))), Question("page", KEY, None), *views)
+    scene = replied(scene_of(Place("blocks", (PlaceStep("page", KEY),))), ViewQuestion("page", KEY, None), *views)
     assert len(BLOCKS.lines(scene)) <= 20 * BLOCKS.LINES_SHARE
     assert re.search(r"and \d+ more ranks", words(scene))
     assert len(set(cells(BLOCKS.table(scene), "server"))) == 42, "and those of the requests that end with it"
 
 
 def test_a_page_may_be_named_by_its_beginning() -> None:
-    assert BLOCKS.questions(page("5e5e")) == (Question("page", KEY, None),)
+    assert BLOCKS.questions(page("5e5e")) == (ViewQuestion("page", KEY, None),)
     assert BLOCKS.questions(page("77")) == ()
     assert "first 16 digits" in words(page("77"))
     assert "first 16 digits" in words(page("x" * 64))
@@ -310,19 +312,21 @@ def test_a_page_may_be_named_by_its_beginning() -> None:
 
 def test_a_page_is_asked_for_by_its_first_digits_and_known_by_the_answer() -> None:
     begin, whole = "ab" * 8, "ab" * 32
-    assert BLOCKS.questions(page(begin + "a")) == (Question("page", begin, None),), "whole bytes of it"
-    unanswered = scene_of(Place("blocks", (Step("page", begin),)))
+    assert BLOCKS.questions(page(begin + "a")) == (ViewQuestion("page", begin, None),), "whole bytes of it"
+    unanswered = scene_of(Place("blocks", (PlaceStep("page", begin),)))
     assert "asking" in words(unanswered)
     assert not offered(unanswered), "nothing can be done about a page whose key is not known"
     view = page_view("alpha", begin, whole_key=whole)
-    scene = replied(scene_of(Place("blocks", (Step("page", begin),))), Question("page", begin, None), view)
+    scene = replied(scene_of(Place("blocks", (PlaceStep("page", begin),))), ViewQuestion("page", begin, None), view)
     assert whole in words(replace(scene, width=120))
     assert offered(scene)["pin"].make("") == Pin(page=whole)
     sequence = row_with(BLOCKS.table(scene), "sequence").place
     assert sequence is not None
-    assert sequence.last == Step("prefix", whole)
+    assert sequence.last == PlaceStep("prefix", whole)
     other = page_view("beta", begin, whole_key="abab" * 15 + "cdcd")
-    both = replied(scene_of(Place("blocks", (Step("page", begin),))), Question("page", begin, None), view, other)
+    both = replied(
+        scene_of(Place("blocks", (PlaceStep("page", begin),))), ViewQuestion("page", begin, None), view, other
+    )
     assert not offered(both), "two pages begin so"
 
 
@@ -334,14 +338,14 @@ def test_a_page_that_nobody_holds() -> None:
 
 def test_pages_that_were_computed_apart_have_other_bytes() -> None:
     views = [page_view("alpha"), page_view("beta", checksum="01" * 16)]
-    scene = replied(scene_of(Place("blocks", (Step("page", KEY),))), Question("page", KEY, None), *views)
+    scene = replied(scene_of(Place("blocks", (PlaceStep("page", KEY),))), ViewQuestion("page", KEY, None), *views)
     assert "checksums differ" in words(scene)
     assert "checksums differ" not in words(page())
 
 
 def test_a_page_on_the_device_only() -> None:
     view = PageView(server="alpha", rank="dp0-tp0", key=KEY, held=False, device_slot=40, age_seconds=0.1)
-    scene = replied(scene_of(Place("blocks", (Step("page", KEY),))), Question("page", KEY, None), view)
+    scene = replied(scene_of(Place("blocks", (PlaceStep("page", KEY),))), ViewQuestion("page", KEY, None), view)
     assert "on the device only" in words(scene)
     assert "nobody holds it" not in words(scene)
     assert "slot 40" in cells(BLOCKS.table(scene), "where")
@@ -385,30 +389,32 @@ def test_nothing_is_offered_at_servers_that_obey_nothing() -> None:
 
 def test_names_from_outside_cannot_move_the_cursor() -> None:
     world = World()
-    place = Place("blocks", (Step("server", "al\x1bpha"), Step("rank", "dp\x07"), Step("tier", "ho\nst")))
+    place = Place(
+        "blocks", (PlaceStep("server", "al\x1bpha"), PlaceStep("rank", "dp\x07"), PlaceStep("tier", "ho\nst"))
+    )
     for shown in (
         place,
-        Place("blocks", (Step("page", "\x1b[2J"),)),
-        Place("blocks", (*ALPHA, Step("request", "\x1b"))),
+        Place("blocks", (PlaceStep("page", "\x1b[2J"),)),
+        Place("blocks", (*ALPHA, PlaceStep("request", "\x1b"))),
     ):
         assert all(line.plain.isprintable() for line in BLOCKS.lines(scene_of(shown, world)))
 
 
 def test_a_copy_in_borrowed_memory_leads_to_its_lease() -> None:
     view = page_view("beta", peer="alpha.dp0-tp0 lease 12 slot 99")
-    scene = replied(scene_of(Place("blocks", (Step("page", KEY),))), Question("page", KEY, None), view)
+    scene = replied(scene_of(Place("blocks", (PlaceStep("page", KEY),))), ViewQuestion("page", KEY, None), view)
     row = row_with(BLOCKS.table(scene), "beta", "alpha.dp0-tp0 lease 12 slot 99")
     assert row.place is not None
-    assert row.place.last == Step("slot", "alpha.dp0-tp0/12:99")
+    assert row.place.last == PlaceStep("slot", "alpha.dp0-tp0/12:99")
     there = with_answers(scene_of(row.place))
     table = BLOCKS.table(there)
     assert table.rows[int(table.start)].cells[0].text == "99"
-    assert table.rows[0].place == Place("leases", (Step("server", "beta"),))
+    assert table.rows[0].place == Place("leases", (PlaceStep("server", "beta"),))
 
 
 def test_a_slot_on_ssd_leads_to_its_device() -> None:
     rows = BLOCKS.table(with_answers(scene_of(tier("ssd")))).rows
-    assert rows[-1].place == Place("stripes", (Step("server", "alpha"), Step("device", "dp0-tp0:3")))
+    assert rows[-1].place == Place("stripes", (PlaceStep("server", "alpha"), PlaceStep("device", "dp0-tp0:3")))
 
 
 def test_requests_that_have_ended_do_not_grow_old() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.console.feeds.feed import Question
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.feeds.feed import ViewQuestion
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.radix_tiering.bus.contract.commands import Pin
 
 from support.console_screen import SIZE, console, screen_text, shows, until
@@ -14,7 +14,7 @@ from support.console_world import WorldFeed
 pytestmark = pytest.mark.anyio
 
 KEY = "5e" * 32
-DEVICE = Place("blocks", (Step("server", "alpha"), Step("rank", "dp0-tp0"), Step("tier", "device")))
+DEVICE = Place("blocks", (PlaceStep("server", "alpha"), PlaceStep("rank", "dp0-tp0"), PlaceStep("tier", "device")))
 
 
 async def test_a_click_in_the_map_moves_the_cursor_and_the_map_follows_it() -> None:
@@ -69,10 +69,10 @@ async def test_maps_are_asked_of_the_server_under_the_cursor() -> None:
     app = console(feed)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("2")
-        await until(pilot, lambda: Question("map", "device", "alpha") in feed.asked)
+        await until(pilot, lambda: ViewQuestion("map", "device", "alpha") in feed.asked)
         assert not [question for question in feed.asked if question.server == "beta"]
         app.grid.select("beta dp0-tp0 host")
-        await until(pilot, lambda: Question("map", "ssd", "beta") in feed.asked)
+        await until(pilot, lambda: ViewQuestion("map", "ssd", "beta") in feed.asked)
         await shows(pilot, "beta dp0-tp0  answered")
 
 

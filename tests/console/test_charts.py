@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.console.model.charts import Series, beside, chart, columns, condensed
+from swift_tiers.console.model.charts import ChartSeries, beside, chart, columns, condensed
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
 
 VALUES = st.lists(st.none() | st.floats(0, 1e12), max_size=300)
@@ -50,7 +50,7 @@ def test_a_larger_value_is_never_drawn_lower(glyphs, values, height) -> None:
 
 @given(VALUES, st.integers(14, 200), st.integers(1, 10))
 def test_every_line_of_a_chart_has_its_width(values: list[float | None], width: int, height: int) -> None:
-    drawn = chart(UNICODE, Series("read", "ssd", values, lambda value: f"{value:.3g}"), width, height)
+    drawn = chart(UNICODE, ChartSeries("read", "ssd", values, lambda value: f"{value:.3g}"), width, height)
     assert len(drawn) == height + 1
     for line in [*drawn, *beside(drawn, drawn)]:
         length = sum(len(part if isinstance(part, str) else part[0]) for part in line)

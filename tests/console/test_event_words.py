@@ -9,12 +9,12 @@ from pathlib import Path
 import swift_tiers.radix_tiering
 import swift_tiers.sglang_ext
 from swift_tiers.console.model.event_words import KINDS, kind_of, words
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 
-def event(kind: str = "device.out", **fields: object) -> Event:
-    return Event(
+def event(kind: str = "device.out", **fields: object) -> StreamEvent:
+    return StreamEvent(
         server="alpha", rank="dp0-tp0", entry="1-0", sequence=1, time=1.0, happened=1.0, age_seconds=0.0, kind=kind,
         fields=fields,
     )  # fmt: skip

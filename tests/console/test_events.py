@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from swift_tiers.console.app import ConsoleApp
 from swift_tiers.console.feeds.feed import Look
-from swift_tiers.console.model.events import EventLog
+from swift_tiers.console.model.events import EventHistory
 from swift_tiers.console.model.glyphs import ASCII
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Row
 from swift_tiers.console.views.events.view import Events
 from swift_tiers.console.views.parts.view import Scene
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 
 from support.console_screen import until
 from support.console_world import KEY, START, World, WorldFeed, moment_of
@@ -27,20 +27,20 @@ from support.console_world import KEY, START, World, WorldFeed, moment_of
 TOP = Place("events")
 
 
-def event(number: int, server: str = "alpha", kind: str = "restore.behind", **fields: Any) -> Event:
-    return Event(
+def event(number: int, server: str = "alpha", kind: str = "restore.behind", **fields: Any) -> StreamEvent:
+    return StreamEvent(
         server=server, rank="dp0-tp0", entry=f"{number}-0", sequence=number, time=START, happened=START - 100 + number,
         age_seconds=0.0, kind=kind, fields=fields or {"pages": number},
     )  # fmt: skip
 
 
-def log_of(*items: Event | Gap, kept: int = 100) -> EventLog:
-    log = EventLog(kept)
+def log_of(*items: StreamEvent | Gap, kept: int = 100) -> EventHistory:
+    log = EventHistory(kept)
     log.add(items)
     return log
 
 
-def scene_of(log: EventLog, place: Place = TOP, **changes: Any) -> Scene:
+def scene_of(log: EventHistory, place: Place = TOP, **changes: Any) -> Scene:
     return replace(Scene(replace(moment_of(World()), events=log), place), **changes)
 
 
@@ -96,7 +96,7 @@ def test_only_rows_that_are_asked_for_are_made() -> None:
 def test_one_server_has_its_own() -> None:
     log = log_of(event(1), event(1, "beta"), event(2))
     assert numbers(Events().table(scene_of(log, only="alpha")).rows) == [2, 1]
-    assert len(Events().table(scene_of(log, TOP.enter(Step("server", "beta")))).rows) == 1
+    assert len(Events().table(scene_of(log, TOP.enter(PlaceStep("server", "beta")))).rows) == 1
 
 
 def test_a_filter_tests_only_what_is_new() -> None:
@@ -134,7 +134,7 @@ def test_a_log_that_is_begun_anew_is_not_taken_for_the_former_one() -> None:
 def test_what_is_sifted_step_by_step_is_what_a_whole_walk_finds(
     batches: list[list[int]], kept: int, only: str | None
 ) -> None:
-    log, view, sieve = EventLog(kept), Events(), Sieve("kind:even")
+    log, view, sieve = EventHistory(kept), Events(), Sieve("kind:even")
     for batch in batches:
         log.add(event(one, ("alpha", "beta")[one % 3 == 0], "odd" if one % 2 else "even") for one in batch)
         table = view.table(scene_of(log, only=only))
@@ -167,23 +167,23 @@ def test_what_happened_lately_is_counted_by_mark_and_kind() -> None:
 
 def test_one_event_is_shown_in_full_and_leads_on() -> None:
     log = log_of(event(1, kind="page.corrupt", tier="ssd", key=KEY, reason="checksum"))
-    place = TOP.enter(Step("event", "0"))
+    place = TOP.enter(PlaceStep("event", "0"))
     assert "a page was not what was written" in said(scene_of(log, place))
     rows = Events().table(scene_of(log, place)).rows
     assert [(row.cells[0].text, row.cells[1].text) for row in rows][1] == ("key", KEY)
-    assert rows[1].place == Place("blocks", (Step("page", KEY),))
+    assert rows[1].place == Place("blocks", (PlaceStep("page", KEY),))
 
 
 @pytest.mark.parametrize("number", ["7", "-1", "x", "99999999999999999999"])
 def test_an_event_that_is_not_kept_is_said_not_to_be(number: str) -> None:
-    assert "kept no more" in said(scene_of(log_of(event(1)), TOP.enter(Step("event", number))))
-    assert not Events().table(scene_of(log_of(event(1)), TOP.enter(Step("event", number)))).rows
+    assert "kept no more" in said(scene_of(log_of(event(1)), TOP.enter(PlaceStep("event", number))))
+    assert not Events().table(scene_of(log_of(event(1)), TOP.enter(PlaceStep("event", number)))).rows
 
 
 @pytest.mark.parametrize("width", [78, 198])
 def test_ascii_terminals_get_ascii(width: int) -> None:
     log = log_of(event(1, **{"na\x1bme": "\x1b[2J"}), Gap(server="alpha", rank="dp0-tp0", first=None, last=4))
-    for place in (TOP, TOP.enter(Step("event", "0")), TOP.enter(Step("event", "1"))):
+    for place in (TOP, TOP.enter(PlaceStep("event", "0")), TOP.enter(PlaceStep("event", "1"))):
         scene = scene_of(log, place, glyphs=ASCII, width=width)
         assert said(scene).replace("\n", "").isprintable()
         assert said(scene).isascii()

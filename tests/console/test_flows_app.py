@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.console.feeds.feed import Question
+from swift_tiers.console.feeds.feed import ViewQuestion
 from swift_tiers.radix_tiering.bus.contract.commands import AddDevice, DrainDevice
 
 from support.console_screen import SIZE, console, screen_text, shows, until
@@ -24,7 +24,7 @@ async def test_from_a_lane_to_a_request_to_where_its_units_lie_and_back() -> Non
         await shows(pilot, "device 0 in service", "requests in flight", "enter shows where its units lie")
         await pilot.press("enter")
         await shows(pilot, "stripe units of the prefix", "slots")
-        await until(pilot, lambda: Question("prefix", KEY, "alpha") in feed.asked)
+        await until(pilot, lambda: ViewQuestion("prefix", KEY, "alpha") in feed.asked)
         await pilot.press("enter")
         await shows(pilot, "device 0 in service")
         for _ in range(4):

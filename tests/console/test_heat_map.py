@@ -9,7 +9,7 @@ from rich.style import Style
 
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.place import Place
-from swift_tiers.console.views.parts.heat_map import Layout, Stretch, draw, layout, strongest_of
+from swift_tiers.console.views.parts.heat_map import MapLayout, Stretch, draw, layout, strongest_of
 
 from support.console_world import World, scene_of
 
@@ -43,7 +43,7 @@ def test_of_too_many_stretches_those_around_the_cursor_are_shown(number: int, he
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=200), st.integers(1, 30), st.integers(1, 9))
 def test_signs_are_what_most_of_their_cells_are(codes: list[int], width: int, step: int) -> None:
-    plan = Layout(step, width, (Stretch(0, len(codes)),))
+    plan = MapLayout(step, width, (Stretch(0, len(codes)),))
     lines = draw(SCENE, plan, NAMES, strongest_of(np.array(codes), 3), gutter=2)
     signs = "".join(line.plain[2:] for line in lines)
     groups = [codes[at : at + step] for at in range(0, len(codes), step)]
@@ -56,7 +56,7 @@ def test_signs_are_what_most_of_their_cells_are(codes: list[int], width: int, st
 def test_the_cursor_and_what_is_marked_are_seen_without_colour() -> None:
     codes = np.array([1] * 20)
     lines = draw(
-        scene_of(Place("blocks"), glyphs=ASCII), Layout(1, 10, (Stretch(0, 20),)), NAMES, strongest_of(codes, 3),
+        scene_of(Place("blocks"), glyphs=ASCII), MapLayout(1, 10, (Stretch(0, 20),)), NAMES, strongest_of(codes, 3),
         cursor=13, marked=[(2, 4)],
     )  # fmt: skip
     assert [line.plain for line in lines] == ["cc@@@ccccc", "ccc@cccccc"]
@@ -65,12 +65,14 @@ def test_the_cursor_and_what_is_marked_are_seen_without_colour() -> None:
 
 
 def test_a_click_finds_the_first_cell_of_its_sign() -> None:
-    lines = draw(SCENE, Layout(7, 10, (Stretch(30, 140),)), NAMES, lambda edges: np.ones(len(edges) - 1, int), gutter=4)
+    lines = draw(
+        SCENE, MapLayout(7, 10, (Stretch(30, 140),)), NAMES, lambda edges: np.ones(len(edges) - 1, int), gutter=4
+    )
     metas = [line.style.meta["cells"] for line in lines if isinstance(line.style, Style)]
     assert metas == [(4, 30, 7), (4, 100, 7)]
 
 
 def test_states_of_another_release_have_a_sign() -> None:
     codes = np.array([0, 1])
-    (line,) = draw(SCENE, Layout(1, 10, (Stretch(0, 2),)), ("free", "hidden"), strongest_of(codes, 2))
+    (line,) = draw(SCENE, MapLayout(1, 10, (Stretch(0, 2),)), ("free", "hidden"), strongest_of(codes, 2))
     assert line.plain == SCENE.glyphs.signs["free"] + "?"

@@ -9,17 +9,23 @@ import msgspec
 import pytest
 
 from swift_tiers.console.model.glyphs import ASCII
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.views.leases.view import Leases, lending_table
 from swift_tiers.console.views.parts.view import Scene
-from swift_tiers.radix_tiering.bus.contract.commands import CapLending, CommandError, PinLease, RecallLeases, UnpinLease
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.contract.commands import (
+    CapLending,
+    CommandRefusedError,
+    PinLease,
+    RecallLeases,
+    UnpinLease,
+)
+from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 
 from support.console_world import GIB, MIB, START, World, moment_of, scene_of
 
 TOP = Place("leases")
 DONOR, BORROWER = "alpha.dp0-tp0", "beta.dp0-tp0"
-PAIR = TOP.enter(Step("donor", DONOR), Step("borrower", BORROWER))
+PAIR = TOP.enter(PlaceStep("donor", DONOR), PlaceStep("borrower", BORROWER))
 view = Leases()
 
 
@@ -27,8 +33,8 @@ def said(scene: Scene) -> str:
     return "\n".join(line.plain for line in view.lines(scene))
 
 
-def told(kind: str, server: str = "alpha", **fields: Any) -> Event:
-    return Event(
+def told(kind: str, server: str = "alpha", **fields: Any) -> StreamEvent:
+    return StreamEvent(
         server=server, rank="dp0-tp0", entry="9-0", sequence=9, time=START, happened=START, age_seconds=0.0, kind=kind,
         fields=fields,
     )  # fmt: skip
@@ -91,7 +97,7 @@ def test_leases_of_a_pair_have_both_states_and_their_ends() -> None:
 
 
 def test_a_lease_that_has_ended_is_said_to_have_with_its_history() -> None:
-    text = said(scene_of(PAIR.enter(Step("lease", "11"))))
+    text = said(scene_of(PAIR.enter(PlaceStep("lease", "11"))))
     assert "lease 11 has ended" in text
     assert "borrowed.recalled" in text
     assert "pages 700" in text
@@ -99,16 +105,16 @@ def test_a_lease_that_has_ended_is_said_to_have_with_its_history() -> None:
 
 
 def test_a_pair_that_is_gone_is_said_to_be() -> None:
-    place = TOP.enter(Step("donor", "x.dp0-tp0"), Step("borrower", BORROWER))
+    place = TOP.enter(PlaceStep("donor", "x.dp0-tp0"), PlaceStep("borrower", BORROWER))
     assert "have no leases any more" in said(scene_of(place))
     assert view.table(scene_of(place)).rows == []
 
 
 @pytest.mark.parametrize("server", ["alpha", "beta"])
 def test_one_server_shows_its_pairs_from_either_side(server: str) -> None:
-    assert len(view.table(scene_of(TOP.enter(Step("server", server)))).rows) == 1
+    assert len(view.table(scene_of(TOP.enter(PlaceStep("server", server)))).rows) == 1
     assert len(view.table(scene_of(TOP, only=server)).rows) == 1
-    assert DONOR in said(scene_of(TOP.enter(Step("server", server))))
+    assert DONOR in said(scene_of(TOP.enter(PlaceStep("server", server))))
 
 
 def test_a_server_without_leases_has_none() -> None:
@@ -140,7 +146,7 @@ def test_lending_is_capped_in_units_or_not_at_all() -> None:
     assert set(offers) == {"A", "C"}
     assert offers["C"].make("8GiB") == CapLending(limit=8 * GIB, rank="dp0-tp0")
     assert offers["C"].make("none") == CapLending(limit=None, rank="dp0-tp0")
-    with pytest.raises(CommandError, match="cap lending"):
+    with pytest.raises(CommandRefusedError, match="cap lending"):
         offers["C"].make("much")
 
 
@@ -158,7 +164,9 @@ def test_a_donor_that_obeys_no_commands_gets_none() -> None:
 # ---- how it looks ----
 
 
-@pytest.mark.parametrize("place", [TOP, PAIR, PAIR.enter(Step("lease", "12")), TOP.enter(Step("server", "beta"))])
+@pytest.mark.parametrize(
+    "place", [TOP, PAIR, PAIR.enter(PlaceStep("lease", "12")), TOP.enter(PlaceStep("server", "beta"))]
+)
 @pytest.mark.parametrize("size", [(78, 20), (198, 56)])
 def test_ascii_terminals_get_ascii_and_lines_leave_room_for_the_table(place: Place, size: tuple[int, int]) -> None:
     scene = scene_of(place, glyphs=ASCII, width=size[0], height=size[1])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from swift_tiers.console.model.glyphs import ASCII
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.views.links.view import Links
 from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.console.views.parts.ways import Way, flows, way_of
@@ -91,7 +91,7 @@ def test_the_matrix_has_the_rate_of_each_way_in_its_row_and_column() -> None:
 def test_a_way_leads_to_its_ranks_and_these_to_their_charts() -> None:
     scene = scene_of(TOP)
     row = next(row for row in VIEW.table(scene).rows if row.key == "ssd-host")
-    assert row.place == Place("links", (Step("link", "ssd-host"),))
+    assert row.place == Place("links", (PlaceStep("link", "ssd-host"),))
     inner = scene_of(row.place)
     assert "read for restores" in plain(inner)
     rows = VIEW.table(inner).rows
@@ -102,8 +102,10 @@ def test_a_way_leads_to_its_ranks_and_these_to_their_charts() -> None:
 
 
 @pytest.mark.parametrize("size_of_screen", [(78, 20), (118, 36), (198, 56), (30, 8)])
-@pytest.mark.parametrize("steps", [(), (Step("link", "host-ssd"),), (Step("link", "host-ssd"), Step("server", "beta"))])
-def test_no_line_is_wider_than_the_screen(size_of_screen: tuple[int, int], steps: tuple[Step, ...]) -> None:
+@pytest.mark.parametrize(
+    "steps", [(), (PlaceStep("link", "host-ssd"),), (PlaceStep("link", "host-ssd"), PlaceStep("server", "beta"))]
+)
+def test_no_line_is_wider_than_the_screen(size_of_screen: tuple[int, int], steps: tuple[PlaceStep, ...]) -> None:
     width, height = size_of_screen
     scene = scene_of(Place("links", steps), width=width, height=height)
     if width >= 78:
@@ -112,7 +114,7 @@ def test_no_line_is_wider_than_the_screen(size_of_screen: tuple[int, int], steps
 
 
 def test_without_unicode_nothing_else_is_drawn() -> None:
-    for place in (TOP, Place("links", (Step("link", "host-ssd"),))):
+    for place in (TOP, Place("links", (PlaceStep("link", "host-ssd"),))):
         scene = scene_of(place, glyphs=ASCII)
         assert plain(scene).isascii()
         assert all(cell.text.isascii() for row in VIEW.table(scene).rows for cell in row.cells)
@@ -120,7 +122,7 @@ def test_without_unicode_nothing_else_is_drawn() -> None:
 
 def test_what_is_gone_and_what_was_never_said_is_told() -> None:
     assert "gamma is gone" in VIEW.table(scene_of(TOP, only="gamma")).empty
-    assert "not on the bus any more" in plain(scene_of(Place("links", (Step("link", "host-moon"),))))
+    assert "not on the bus any more" in plain(scene_of(Place("links", (PlaceStep("link", "host-moon"),))))
 
 
 def test_a_server_that_was_just_found_has_no_rates_and_its_own_figure_of_them() -> None:
@@ -144,7 +146,7 @@ def test_one_rate_has_one_value_on_the_screen() -> None:
     way = Way("ssd", "host")
     rate = rows["ssd-host"]["rate/s"]
     assert f"{way.source} to {way.destination}  {size(rate)}/s" in text
-    scene = bursting(scene_of(Place("links", (Step("link", "ssd-host"),)), width=158, height=60))
+    scene = bursting(scene_of(Place("links", (PlaceStep("link", "ssd-host"),)), width=158, height=60))
     assert re.search(rf"bytes, the last [^/]*  {re.escape(size(rate))}/s", plain(scene))
 
 

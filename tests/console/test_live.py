@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from swift_tiers.console.feeds.live import LiveFeed
-from swift_tiers.console.model.events import EventLog
+from swift_tiers.console.model.events import EventHistory
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.radix_tiering.base.config import parse_config
@@ -52,7 +52,7 @@ def test_requests_are_only_as_old_as_is_wanted_and_their_ages_tell(server: RealR
     feed.look()
     feed.requests_seconds = 1e6
     alpha.request("new", ago=0.0)
-    history, events = History(), EventLog()
+    history, events = History(), EventHistory()
 
     def moment() -> Moment:
         return Moment(feed.look().snapshot, 0.25, "", history, (), events)

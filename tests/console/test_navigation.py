@@ -6,17 +6,17 @@ import pytest
 
 from swift_tiers.console.model.actions import ActionError, read_action
 from swift_tiers.console.model.navigation import Navigation
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Sorting
 
 VIEWS = ("overview", "blocks", "events")
-ALPHA = Place("overview", (Step("server", "alpha"),))
+ALPHA = Place("overview", (PlaceStep("server", "alpha"),))
 
 
 def test_in_and_back_out_again() -> None:
     navigation = Navigation(VIEWS)
-    tier = Place("blocks", (Step("server", "alpha"), Step("tier", "host")))
+    tier = Place("blocks", (PlaceStep("server", "alpha"), PlaceStep("tier", "host")))
     navigation.enter(ALPHA)
     navigation.enter(tier)
     assert [name for name, _ in navigation.crumbs] == ["alpha", "host"]
@@ -30,8 +30,10 @@ def test_in_and_back_out_again() -> None:
 
 def test_a_crumb_leads_to_its_level() -> None:
     navigation = Navigation(VIEWS)
-    navigation.enter(Place("blocks", (Step("server", "alpha"), Step("tier", "host"), Step("page", "ab"))))
-    assert navigation.crumbs[1] == ("host", Place("blocks", (Step("server", "alpha"), Step("tier", "host"))))
+    navigation.enter(
+        Place("blocks", (PlaceStep("server", "alpha"), PlaceStep("tier", "host"), PlaceStep("page", "ab")))
+    )
+    assert navigation.crumbs[1] == ("host", Place("blocks", (PlaceStep("server", "alpha"), PlaceStep("tier", "host"))))
 
 
 def test_a_view_keeps_its_place() -> None:
@@ -50,7 +52,7 @@ def test_places_of_one_kind_are_sifted_alike() -> None:
     navigation = Navigation(VIEWS)
     navigation.enter(ALPHA)
     navigation.sieve, navigation.sorting = Sieve("ssd"), Sorting("used")
-    navigation.enter(Place("overview", (Step("server", "beta"),)))
+    navigation.enter(Place("overview", (PlaceStep("server", "beta"),)))
     assert navigation.sieve.text == "ssd"
     assert navigation.sorting == Sorting("used")
     navigation.turn("overview")

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from swift_tiers.console.feeds import record_file
 from swift_tiers.console.feeds.entries import Entries, State, changes, entries_of
-from swift_tiers.console.feeds.feed import Answers, Look, Nature, Question
-from swift_tiers.console.feeds.record_file import Kind, Reader, RecordingError
+from swift_tiers.console.feeds.feed import Look, Nature, ViewAnswers, ViewQuestion
+from swift_tiers.console.feeds.record_file import FrameKind, Reader, RecordingError
 from swift_tiers.console.feeds.recorded import RecordedFeed
 from swift_tiers.console.feeds.recording import WHOLE_SECONDS, RecordingFeed
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.bus.contract.commands import Flush
 from swift_tiers.radix_tiering.bus.contract.views import MapView, RequestView, ServerState, Snapshot
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 
 from support.console_world import World, WorldFeed
 from support.examples import examples
@@ -47,7 +47,7 @@ class ChangingFeed(WorldFeed):
     def look(self) -> Look:
         look = super().look()
         number = self.looks
-        event = Event(
+        event = StreamEvent(
             server="alpha", rank="dp0-tp0", entry=f"{number}-0", sequence=number, time=look.snapshot.time,
             happened=look.snapshot.time, age_seconds=0.0, kind="bus.returned", fields={"failures": number},
         )  # fmt: skip
@@ -157,9 +157,9 @@ def test_what_stays_as_it_is_costs_little(tmp_path: Path) -> None:
     feed = WorldFeed(ticks=0)
     record(tmp_path / "a.rec", 200, feed, each=0.1)
     with Reader(tmp_path / "a.rec") as reader:
-        sizes = {kind: [one.length for one in reader.frames if one.kind == kind] for kind in Kind}
-    assert len(sizes[Kind.WHOLE]) == 1 + int(199 * 0.1 / WHOLE_SECONDS)
-    assert max(sizes[Kind.CHANGES]) < 50
+        sizes = {kind: [one.length for one in reader.frames if one.kind == kind] for kind in FrameKind}
+    assert len(sizes[FrameKind.WHOLE]) == 1 + int(199 * 0.1 / WHOLE_SECONDS)
+    assert max(sizes[FrameKind.CHANGES]) < 50
 
 
 Said = list[tuple[str, list[tuple[str, int, float | None]]]]  # servers, their requests: id, pages, age
@@ -204,7 +204,7 @@ def _server(state: ServerState, time: float, those: list[tuple[str, int, float |
 
 
 def test_answers_are_written_when_they_change_and_age_while_they_are_played(tmp_path: Path) -> None:
-    question, other = Question("map", "host"), Question("map", "ssd", "alpha")
+    question, other = ViewQuestion("map", "host"), ViewQuestion("map", "ssd", "alpha")
     world, clock = WorldFeed(), Clock()
     recording = RecordingFeed(world, tmp_path / "a.rec", "0.1.0", monotonic=clock)
 
@@ -212,7 +212,7 @@ def test_answers_are_written_when_they_change_and_age_while_they_are_played(tmp_
         view = MapView(
             server="alpha", rank="dp0-tp0", tier="host", slots=9, cells=(("free", used),), time=time, age_seconds=0.5
         )  # fmt: skip
-        world.replies[question] = Answers(views=(view,), silent=(("beta", "dp0-tp0"),))
+        world.replies[question] = ViewAnswers(views=(view,), silent=(("beta", "dp0-tp0"),))
 
     for second, used in enumerate((1, 1, 2, 2, 2)):
         recording.look()
@@ -222,7 +222,7 @@ def test_answers_are_written_when_they_change_and_age_while_they_are_played(tmp_
     recording.look()
     recording.close()
     with Reader(tmp_path / "a.rec") as reader:
-        assert [frame.at for frame in reader.frames if frame.kind == Kind.ANSWERS] == [0.0, 2.0]
+        assert [frame.at for frame in reader.frames if frame.kind == FrameKind.ANSWERS] == [0.0, 2.0]
     feed = RecordedFeed(tmp_path / "a.rec", Clock())
     for seconds, used, age in ((0.0, 1, 0.5), (1.5, 1, 2.0), (4.0, 2, 2.5), (0.5, 1, 1.0)):
         feed.player.seek(seconds)
@@ -404,7 +404,7 @@ def test_what_was_made_up_is_refused_with_a_line(
 def test_events_at_no_time_are_refused_when_they_are_played(tmp_path: Path) -> None:
     made_up = msgspec.msgpack.encode(
         [
-            Event(
+            StreamEvent(
                 server="a", rank="r", entry="1-0", sequence=1, time=None, happened=math.nan, age_seconds=0.0, kind="x",
                 fields={},
             )

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.views.parts.measures import seconds_cell
 from swift_tiers.console.views.parts.view import Scene
-from swift_tiers.console.views.restores.restore_bar import Course, Stretch, bar, course, divided, letters
+from swift_tiers.console.views.restores.restore_bar import BarStretch, RestoreCourse, bar, course, divided, letters
 from swift_tiers.console.views.restores.restored import Restored, find, grouped, restores, saved, verdict
 from swift_tiers.console.views.restores.view import MOVING, Restores
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, ServerView, Snapshot
@@ -56,7 +56,7 @@ def cells(scene: Scene) -> dict[str, dict[str, str]]:
     return {row.key: dict(zip(names, (cell.text for cell in row.cells), strict=True)) for row in table.rows}
 
 
-def drawn(shown: Course, width: int = 40) -> str:
+def drawn(shown: RestoreCourse, width: int = 40) -> str:
     return "".join(part if isinstance(part, str) else part[0] for part in bar(ASCII, shown, width))
 
 
@@ -249,7 +249,7 @@ def test_an_unknown_strategy_and_tier_are_shown_as_they_are() -> None:
     told = over(strategy="by-telepathy", why="it can", runs=(("tape", 30), ("compute", 50)), meeting_pages=80)
     world = OneRequest(view(told))
     assert next(iter(cells(scene_of(TOP, world)).values()))["strategy"] == "by-telepathy"
-    text = plain(scene_of(Place("restores", (Step("request", "r1"),)), world))
+    text = plain(scene_of(Place("restores", (PlaceStep("request", "r1"),)), world))
     assert "by-telepathy, since it can" in text
     assert "30 tape" in text
 
@@ -273,7 +273,7 @@ def test_nothing_restored_and_a_server_that_is_gone() -> None:
 
 
 def test_a_request_is_found_with_its_server_and_without() -> None:
-    for steps in ((Step("request", DONE),), (Step("server", "alpha"), Step("request", DONE))):
+    for steps in ((PlaceStep("request", DONE),), (PlaceStep("server", "alpha"), PlaceStep("request", DONE))):
         text = " ".join(plain(scene_of(Place("restores", steps))).split())
         assert "computing and loading met behind page 123, planned was page 128" in text
         assert "it fell behind: ssd fell behind; 12 pages were left to be computed" in text
@@ -281,26 +281,28 @@ def test_a_request_is_found_with_its_server_and_without() -> None:
 
 
 def test_from_a_story_to_its_pages_and_their_stripe_units() -> None:
-    rows = {row.key: row for row in VIEW.table(scene_of(Place("restores", (Step("request", DONE),)))).rows}
-    assert rows["last page: its life"].place == Place("blocks", (Step("page", KEY),))
-    assert rows["where its stripe units lie"].place == Place("stripes", (Step("server", "alpha"), Step("page", KEY)))
+    rows = {row.key: row for row in VIEW.table(scene_of(Place("restores", (PlaceStep("request", DONE),)))).rows}
+    assert rows["last page: its life"].place == Place("blocks", (PlaceStep("page", KEY),))
+    assert rows["where its stripe units lie"].place == Place(
+        "stripes", (PlaceStep("server", "alpha"), PlaceStep("page", KEY))
+    )
 
 
 def test_a_request_that_nobody_knows_is_said_to_be_unknown() -> None:
-    scene = scene_of(Place("restores", (Step("request", "moon\x1b[2J"),)))
+    scene = scene_of(Place("restores", (PlaceStep("request", "moon\x1b[2J"),)))
     assert "no server knows request moon\\x1b[2J" in plain(scene)
     assert not VIEW.table(scene).columns
 
 
 def test_a_request_without_a_story_has_not_had_its_turn() -> None:
-    scene = scene_of(Place("restores", (Step("request", "r1"),)), OneRequest(view(None, state="waiting")))
+    scene = scene_of(Place("restores", (PlaceStep("request", "r1"),)), OneRequest(view(None, state="waiting")))
     said = " ".join(plain(scene).split())
     assert "its prompt has no whole page, or it has not had its turn yet" in said
 
 
 @pytest.mark.parametrize("size_of_screen", [(78, 20), (118, 36), (198, 56)])
-@pytest.mark.parametrize("steps", [(), (Step("request", DONE),)])
-def test_lines_fit_and_need_no_unicode(steps: tuple[Step, ...], size_of_screen: tuple[int, int]) -> None:
+@pytest.mark.parametrize("steps", [(), (PlaceStep("request", DONE),)])
+def test_lines_fit_and_need_no_unicode(steps: tuple[PlaceStep, ...], size_of_screen: tuple[int, int]) -> None:
     width, height = size_of_screen
     scene = scene_of(Place("restores", steps), width=width, height=height, glyphs=ASCII)
     assert max(len(line.plain) for line in VIEW.lines(scene)) <= width
@@ -319,8 +321,8 @@ def test_many_running_ones_leave_room_for_the_table() -> None:
 
 
 def test_stretches_are_named_by_what_they_are() -> None:
-    assert Stretch("tape", 3).style == "tape"
-    assert Stretch("tape", 3).sign(ASCII) == ASCII.arrived
+    assert BarStretch("tape", 3).style == "tape"
+    assert BarStretch("tape", 3).sign(ASCII) == ASCII.arrived
 
 
 @given(st.floats(1e-4, 1e7) | st.just(0.0) | st.none())
@@ -332,6 +334,6 @@ def test_what_goes_on_of_a_restore_that_is_over_is_written_with_the_signs_that_a
 
 def test_no_line_of_a_restore_has_a_sign_that_stands_alone() -> None:
     """A sign between two meanings is drawn apart from the words before it."""
-    for place in (Place("restores"), Place("restores", (Step("server", "alpha"),))):
+    for place in (Place("restores"), Place("restores", (PlaceStep("server", "alpha"),))):
         for line in Restores().lines(scene_of(place, width=158, height=44)):
             assert not [span for span in line.spans if line.plain[span.start : span.end].strip() in (";", ",", ":")]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from swift_tiers.console.feeds.feed import Answers, Question
+from swift_tiers.console.feeds.feed import ViewAnswers, ViewQuestion
 from swift_tiers.console.model.glyphs import UNICODE
 from swift_tiers.console.model.palette import Palette
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.session import Reply, Session
 from swift_tiers.console.widgets.grid import Grid
 
@@ -62,17 +62,19 @@ def test_an_answer_stays_where_servers_fail_to_answer_again() -> None:
     feed, clock = WorldFeed(), Clock()
     one = session(feed, clock)
     one.take_look(feed.look(), clock.now)
-    one.navigation.enter(Place("blocks", (Step("server", "alpha"), Step("rank", "dp0-tp0"), Step("tier", "device"))))
+    one.navigation.enter(
+        Place("blocks", (PlaceStep("server", "alpha"), PlaceStep("rank", "dp0-tp0"), PlaceStep("tier", "device")))
+    )
     (question,) = one.view.questions(one.scene())
     answers = feed.ask(question)
     assert one.take_answers(question, Reply(answers, clock.now)) is None
     clock.now += 3.0
-    former = one.take_answers(question, Reply(Answers(), clock.now, "nobody answers"))
+    former = one.take_answers(question, Reply(ViewAnswers(), clock.now, "nobody answers"))
     assert former == Reply(answers, 100.0)
     assert one.answers == {question: Reply(answers, 100.0, "nobody answers")}
     assert one.scene().answers[question].age == 3.0
-    other = Question("page", "00", None)
-    one.take_answers(other, Reply(Answers(), clock.now))
+    other = ViewQuestion("page", "00", None)
+    one.take_answers(other, Reply(ViewAnswers(), clock.now))
     assert other not in one.answers, "the view does not ask for it"
 
 
@@ -82,7 +84,7 @@ def test_nothing_is_offered_to_who_only_reads() -> None:
     for feed in (WorldFeed(), WorldFeed(steers=False)):
         one = session(feed, clock)
         one.take_look(feed.look(), clock.now)
-        one.navigation.enter(Place("overview", (Step("server", "alpha"),)))
+        one.navigation.enter(Place("overview", (PlaceStep("server", "alpha"),)))
         offered.append([offer.key for offer in one.offers()])
     assert offered[0]
     assert not offered[1]

@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from swift_tiers.console.model.glyphs import ASCII, UNICODE
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.overview.view import Overview
-from swift_tiers.console.views.parts.view import View
+from swift_tiers.console.views.parts.view import ConsoleView
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 from support.console_world import KEY, World, scene_of
 from support.examples import examples
 
-SERVER = Step("server", "beta")
+SERVER = PlaceStep("server", "beta")
 #: Of each view, what can be entered there; also what is not there.
-STEPS: dict[str, tuple[tuple[Step, ...], ...]] = {
-    "links": ((Step("link", "ssd-host"),), (Step("link", "ssd-host"), SERVER, Step("rank", "dp0-tp0"))),
-    "stripes": ((SERVER,), (SERVER, Step("device", "dp0-tp0:1")), (Step("page", KEY),)),
-    "restores": ((SERVER,), (Step("request", f"1restore{'0' * 24}"),), (SERVER, Step("request", "nobody"))),
+STEPS: dict[str, tuple[tuple[PlaceStep, ...], ...]] = {
+    "links": ((PlaceStep("link", "ssd-host"),), (PlaceStep("link", "ssd-host"), SERVER, PlaceStep("rank", "dp0-tp0"))),
+    "stripes": ((SERVER,), (SERVER, PlaceStep("device", "dp0-tp0:1")), (PlaceStep("page", KEY),)),
+    "restores": ((SERVER,), (PlaceStep("request", f"1restore{'0' * 24}"),), (SERVER, PlaceStep("request", "nobody"))),
 }
 PLACES = [Place(view.NAME, steps) for view in VIEWS for steps in ((), *STEPS.get(view.NAME, ()))]
-VIEW: dict[str, View] = {view.NAME: view() for view in VIEWS}
+VIEW: dict[str, ConsoleView] = {view.NAME: view() for view in VIEWS}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_remedies_are_whole_on_a_narrow_terminal() -> None:
     shown = joined(Overview().lines(top))
     assert worst
     assert all(alarm.what in shown and alarm.remedy in shown for alarm in worst)
-    inside = scene_of(Place("overview", (Step("server", "alpha"),)), world, width=78, height=20)
+    inside = scene_of(Place("overview", (PlaceStep("server", "alpha"),)), world, width=78, height=20)
     of_it = [alarm for alarm in inside.moment.alarms if alarm.target.name("server") == "alpha"]
     shown = joined(Overview().lines(inside))
     assert any(len(alarm.remedy) > 30 for alarm in of_it)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Cell, Column, Row, Table
 from swift_tiers.console.views.blocks.block_holders import HeldCells, Holders
-from swift_tiers.console.views.blocks.slot_map import FEW, RARE, STATES, SlotMap
+from swift_tiers.console.views.blocks.slot_map import FEW, RARE, STATES, SlotCells
 from swift_tiers.console.views.blocks.slot_rows import SlotRows
 from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap, write_cells
 from swift_tiers.radix_tiering.bus.contract.records import map_record
@@ -34,7 +34,7 @@ def told(runs: list[tuple[str, int]]) -> list[str]:
 @given(RUNS, st.lists(st.integers(0, 400), min_size=2, max_size=12))
 def test_a_stretch_has_the_state_of_most_of_its_cells_or_a_rare_one(runs: list[tuple[str, int]], at: list[int]) -> None:
     cells = told(runs)
-    slots = SlotMap(map_view("alpha", "host", tuple(runs)))
+    slots = SlotCells(map_view("alpha", "host", tuple(runs)))
     edges = np.minimum(np.array(sorted(at)), len(cells))
     found = slots.strongest(edges).tolist()
     groups = [cells[first:end] for first, end in pairwise(edges)]
@@ -49,16 +49,16 @@ def test_a_stretch_has_the_state_of_most_of_its_cells_or_a_rare_one(runs: list[t
 
 
 def test_a_burst_of_loading_does_not_hide_what_else_there_is() -> None:
-    slots = SlotMap(map_view("alpha", "device", (("cached", 9), ("loading", 1)) * 100))
+    slots = SlotCells(map_view("alpha", "device", (("cached", 9), ("loading", 1)) * 100))
     assert {slots.states[code] for code in slots.strongest(np.arange(0, 1001, 10))} == {"cached"}
-    calm = SlotMap(map_view("alpha", "device", (("cached", 900), ("loading", 1), ("cached", 99))))
+    calm = SlotCells(map_view("alpha", "device", (("cached", 900), ("loading", 1), ("cached", 99))))
     assert [slots.states[code] for code in calm.strongest(np.arange(0, 1001, 100))].count("loading") == 1
 
 
 @given(RUNS, st.integers(0, 5))
 def test_each_cell_and_each_slot_is_found(runs: list[tuple[str, int]], base: int) -> None:
     cells = told(runs)
-    slots = SlotMap(map_view("alpha", "device", tuple(runs), first_slot=base))
+    slots = SlotCells(map_view("alpha", "device", tuple(runs), first_slot=base))
     assert [slots.state(cell) for cell in range(slots.cells)] == cells
     assert all(slots.cell_of(base + cell) == cell for cell in range(len(cells)))
     assert slots.cell_of(base - 1) is None
@@ -72,7 +72,7 @@ def test_parts_begin_with_a_cell_of_their_own(sizes: list[int], per_cell: int) -
     in_parts = [-(-size // per_cell) for size in sizes]
     parts = tuple(MapPart(f"lease-{number}", size) for number, size in enumerate(sizes))
     runs = tuple(("cached" if number % 2 else "free", cells) for number, cells in enumerate(in_parts))
-    slots = SlotMap(map_view("alpha", "peer", runs, parts=parts, slots=sum(sizes), slots_per_cell=per_cell))
+    slots = SlotCells(map_view("alpha", "peer", runs, parts=parts, slots=sum(sizes), slots_per_cell=per_cell))
     assert not slots.one_piece
     for number, size in enumerate(sizes):
         covered = [slots.slots_of(cell) for cell in range(slots.cells) if slots.part(cell) == number]
@@ -84,14 +84,14 @@ def test_parts_begin_with_a_cell_of_their_own(sizes: list[int], per_cell: int) -
 
 
 def test_parts_that_do_not_fit_the_cells_are_not_believed() -> None:
-    slots = SlotMap(map_view("alpha", "ssd", (("free", 10),), parts=(MapPart("0", 4), MapPart("1", 4))))
+    slots = SlotCells(map_view("alpha", "ssd", (("free", 10),), parts=(MapPart("0", 4), MapPart("1", 4))))
     assert slots.one_piece
     assert slots.slots_of(9) == (9, 9)
 
 
 @pytest.mark.parametrize("cells", [(), (("free", 0),)])
 def test_a_tier_without_slots_has_none(cells: tuple[tuple[str, int], ...]) -> None:
-    slots = SlotMap(map_view("alpha", "host", cells))
+    slots = SlotCells(map_view("alpha", "host", cells))
     assert slots.cells == 0
     assert slots.cell_of(0) is None
     assert slots.counts == {}
@@ -104,7 +104,7 @@ def held_by(requests: list[list[tuple[int, int]]]) -> HeldCells:
 
 
 def rows_of(runs: list[tuple[str, int]], requests: list[list[tuple[int, int]]]) -> SlotRows:
-    slots = SlotMap(map_view("alpha", "device", tuple(runs)))
+    slots = SlotCells(map_view("alpha", "device", tuple(runs)))
     return SlotRows(slots, lambda cell: Row(str(cell), (Cell(slots.state(cell)),)), held=lambda: held_by(requests))
 
 
@@ -127,7 +127,7 @@ def test_every_order_has_every_slot_once_and_knows_where(runs: list[tuple[str, i
 
 def test_a_slice_makes_only_its_rows() -> None:
     made: list[int] = []
-    slots = SlotMap(map_view("alpha", "device", (("free", 10_000_000), ("cached", 5))))
+    slots = SlotCells(map_view("alpha", "device", (("free", 10_000_000), ("cached", 5))))
 
     def make(cell: int) -> Row:
         made.append(cell)
@@ -155,7 +155,7 @@ def test_a_slice_makes_only_its_rows() -> None:
 def test_a_filter_keeps_what_it_would_of_rows_that_are_made(
     runs: list[tuple[str, int]], first: str, second: str, column: str, down: bool
 ) -> None:
-    slots = SlotMap(map_view("alpha", "device", tuple(runs)))
+    slots = SlotCells(map_view("alpha", "device", tuple(runs)))
     names = ("slot", "state", "request", "its page")
     held = held_by([[(2, 4), (9, 9)], [(3, 5)]] if slots.cells > 12 else [])
     said = {cell: tuple(alike[at] for alike in held.alike.values()) for at, cell in enumerate(held.cells.tolist())}
@@ -181,7 +181,7 @@ def test_a_filter_keeps_what_it_would_of_rows_that_are_made(
 def test_a_filter_of_several_parts(sizes: list[int], per_cell: int, words: str) -> None:
     parts = tuple(MapPart(str(number), size) for number, size in enumerate(sizes))
     runs = tuple(("cached" if number % 2 else "free", -(-size // per_cell)) for number, size in enumerate(sizes))
-    slots = SlotMap(map_view("alpha", "ssd", runs, parts=parts, slots=sum(sizes), slots_per_cell=per_cell))
+    slots = SlotCells(map_view("alpha", "ssd", runs, parts=parts, slots=sum(sizes), slots_per_cell=per_cell))
 
     def make(cell: int) -> Row:
         first, last = slots.slots_of(cell)
@@ -196,7 +196,7 @@ def test_a_filter_of_several_parts(sizes: list[int], per_cell: int, words: str) 
 
 
 def test_of_very_many_slots_one_is_found_by_its_whole_number() -> None:
-    slots = SlotMap(map_view("alpha", "host", (("free", 5_000_000), ("loading", 3))))
+    slots = SlotCells(map_view("alpha", "host", (("free", 5_000_000), ("loading", 3))))
     made: list[int] = []
 
     def make(cell: int) -> Row:
@@ -222,7 +222,7 @@ def test_what_servers_write_is_what_is_shown(sizes: list[int], chance: Random, m
         assume(len(pieces) < 3)
         cells = write_cells(TierMap(time=5.0, slot_bytes=4096, states=states, pieces=pieces), most_bytes)
         record = {**record, "cells": cells.text, "slots_per_cell": str(cells.slots_per_cell)}
-    slots = SlotMap(read_view(MapView, record, server="alpha", rank="dp0-tp0", tier="peer"))
+    slots = SlotCells(read_view(MapView, record, server="alpha", rank="dp0-tp0", tier="peer"))
     assert not slots.one_piece
     at = 0
     for piece in pieces:
@@ -256,4 +256,4 @@ def test_slots_of_a_map_whose_cells_stand_for_several() -> None:
         server="a", rank="r", tier="ssd", slots=20, slots_per_cell=2, parts=(MapPart("0", 9), MapPart("1", 11)),
         cells=(("cached", 4), ("free", 2), ("out", 5)),
     )  # fmt: skip
-    assert SlotMap(view).counts == {"cached": 8, "free": 3, "out": 9}
+    assert SlotCells(view).counts == {"cached": 8, "free": 3, "out": 9}

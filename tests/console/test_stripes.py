@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.console.feeds.feed import Answers, Question
+from swift_tiers.console.feeds.feed import ViewAnswers, ViewQuestion
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.history import History
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.views.parts.lanes import sets_of
 from swift_tiers.console.views.parts.sums import imbalance
 from swift_tiers.console.views.parts.view import Answered, Scene
@@ -27,8 +27,8 @@ from support.console_world import KEY, World, scene_of
 
 VIEW = Stripes()
 TOP = Place("stripes")
-DEVICE = Place("stripes", (Step("server", "alpha"), Step("device", "dp0-tp0:2")))
-PAGE = Place("stripes", (Step("page", KEY),))
+DEVICE = Place("stripes", (PlaceStep("server", "alpha"), PlaceStep("device", "dp0-tp0:2")))
+PAGE = Place("stripes", (PlaceStep("page", KEY),))
 
 
 def plain(scene: Scene) -> str:
@@ -57,7 +57,7 @@ def prefix(server: str = "alpha", **changes: object) -> PrefixView:
 def asked(place: Place, *views: PrefixView, **changes: object) -> Scene:
     scene = scene_of(place, **changes)
     return scene_of(
-        place, answers={one: Answered(Answers(views=views), 0.1) for one in VIEW.questions(scene)}, **changes
+        place, answers={one: Answered(ViewAnswers(views=views), 0.1) for one in VIEW.questions(scene)}, **changes
     )  # fmt: skip
 
 
@@ -126,12 +126,12 @@ def test_a_device_says_what_is_wrong_and_leads_to_prefixes() -> None:
     assert "Input/output error" in plain(scene)
     assert "requests in flight" in plain(scene)
     request = VIEW.table(scene).rows[0]
-    assert request.place == Place("stripes", (Step("server", "alpha"), Step("page", KEY)))
+    assert request.place == Place("stripes", (PlaceStep("server", "alpha"), PlaceStep("page", KEY)))
 
 
 def test_a_device_that_is_gone_is_said_to_be() -> None:
     for name in ("dp0-tp0:9", "dp7-tp0:1", "nonsense"):
-        scene = scene_of(Place("stripes", (Step("server", "alpha"), Step("device", name))))
+        scene = scene_of(Place("stripes", (PlaceStep("server", "alpha"), PlaceStep("device", name))))
         assert "is not on the bus" in plain(scene)
         assert not VIEW.table(scene).columns
 
@@ -140,9 +140,9 @@ def test_a_device_that_is_gone_is_said_to_be() -> None:
 
 
 def test_a_place_of_a_page_asks_for_its_prefix() -> None:
-    assert VIEW.questions(scene_of(PAGE)) == (Question("prefix", KEY, None),)
-    narrow = Place("stripes", (Step("server", "beta"), Step("page", KEY)))
-    assert VIEW.questions(scene_of(narrow)) == (Question("prefix", KEY, "beta"),)
+    assert VIEW.questions(scene_of(PAGE)) == (ViewQuestion("prefix", KEY, None),)
+    narrow = Place("stripes", (PlaceStep("server", "beta"), PlaceStep("page", KEY)))
+    assert VIEW.questions(scene_of(narrow)) == (ViewQuestion("prefix", KEY, "beta"),)
     assert not VIEW.questions(scene_of(TOP))
 
 
@@ -164,7 +164,7 @@ def test_who_does_not_know_the_page_and_who_was_silent_is_said() -> None:
     text = plain(asked(PAGE, prefix(), prefix("beta", pages=0, listed=0, table=())))
     assert "beta dp0-tp0 does not know this page" in text
     scene = scene_of(PAGE)
-    silent = Answered(Answers(silent=(("beta", "dp0-tp0"),)), 0.1)
+    silent = Answered(ViewAnswers(silent=(("beta", "dp0-tp0"),)), 0.1)
     assert "no answer from beta dp0-tp0" in plain(scene_of(PAGE, answers={VIEW.questions(scene)[0]: silent}))
     assert "asking" in plain(scene)
 

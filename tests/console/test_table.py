@@ -14,7 +14,7 @@ from swift_tiers.console.model.glyphs import ASCII, UNICODE
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.model.table import Cell, Column, Row, Sorting, Table, as_csv, as_json, ordered
 from swift_tiers.console.views.parts.lazy_rows import LazyRows
-from swift_tiers.console.views.parts.settled import MOST, Cells, Settled
+from swift_tiers.console.views.parts.settled import MOST, Settled, SettledCells
 
 TABLE = Table(
     (Column("name"), Column("size", unit="B"), Column("state", words=True)),
@@ -101,7 +101,7 @@ def test_rows_that_are_made_late_are_sorted_as_others_are(
     sorting = Sorting(column, descending)
     memory = Settled()
 
-    def settled(one: tuple[int, str]) -> Cells | None:
+    def settled(one: tuple[int, str]) -> SettledCells | None:
         """Those with an even number; their words go on."""
         return None if one[0] % 2 else memory.of(one, lambda: (cells[0](one), Cell("never")))
 
@@ -134,7 +134,7 @@ def test_cells_of_what_is_settled_are_made_once() -> None:
     made: list[int] = []
     memory = Settled()
 
-    def cells(number: int) -> Cells:
+    def cells(number: int) -> SettledCells:
         def make() -> tuple[Cell, ...]:
             made.append(number)
             return (Cell(str(number)), Cell("Other"))

@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.console.feeds.feed import Answers, Question
+from swift_tiers.console.feeds.feed import ViewAnswers, ViewQuestion
 from swift_tiers.console.model.glyphs import ASCII
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.model.table import Sorting, Table, ordered
 from swift_tiers.console.views.parts.view import Answered, Scene
 from swift_tiers.console.views.tree.tree_nodes import ORDERS, Tree
@@ -29,7 +29,7 @@ TREE = TreeShape()
 def scene(place: Place | None = None, *views: NodesView, only: str | None = "alpha", **changes: Any) -> Scene:
     """Of one server, or of several; answered half a second ago."""
     made = scene_of(place or Place("tree"), only=only, **changes)
-    said = Answered(Answers(views=views or (nodes_view("alpha"),)), 0.5)
+    said = Answered(ViewAnswers(views=views or (nodes_view("alpha"),)), 0.5)
     return replace(made, answers=dict.fromkeys(TREE.questions(made), said))
 
 
@@ -82,17 +82,17 @@ def test_every_node_is_drawn_once_whatever_is_said_of_parents(nodes: list[tuple[
 def test_a_node_leads_to_the_life_of_its_last_page_where_its_key_is_known() -> None:
     rows = TREE.table(scene()).rows
     by_node = {row.subject.node.node: row for row in rows}
-    assert by_node[33].place == Place("blocks", (Step("page", KEY),))
+    assert by_node[33].place == Place("blocks", (PlaceStep("page", KEY),))
     begun = by_node[17].subject.node.key
     assert len(begun) < len(KEY)
-    assert by_node[17].place == Place("blocks", (Step("page", begun),)), "its beginning is enough to ask for it"
+    assert by_node[17].place == Place("blocks", (PlaceStep("page", begun),)), "its beginning is enough to ask for it"
 
 
 def test_a_node_without_a_key_is_shown_by_itself() -> None:
     table = (NodeEntry(5, None, 64, 64, 1, 0, 0.5, ""),)
     (row,) = TREE.table(scene(None, nodes_view("alpha", table))).rows
-    home = (Step("server", "alpha"), Step("rank", "dp0-tp0"))
-    assert row.place == Place("tree", (*home, Step("node", "5")))
+    home = (PlaceStep("server", "alpha"), PlaceStep("rank", "dp0-tp0"))
+    assert row.place == Place("tree", (*home, PlaceStep("node", "5")))
 
 
 def test_a_parent_that_is_not_listed_is_named() -> None:
@@ -101,7 +101,7 @@ def test_a_parent_that_is_not_listed_is_named() -> None:
 
 
 def test_one_node_and_what_is_behind_it() -> None:
-    place = Place("tree", (Step("server", "alpha"), Step("rank", "dp0-tp0"), Step("node", "17")))
+    place = Place("tree", (PlaceStep("server", "alpha"), PlaceStep("rank", "dp0-tp0"), PlaceStep("node", "17")))
     shown = scene(place, glyphs=ASCII)
     said = words(shown)
     assert "8192 tokens, from 2048 to 10240 of a prompt" in said
@@ -111,7 +111,7 @@ def test_one_node_and_what_is_behind_it() -> None:
 
 
 def test_a_node_that_is_gone() -> None:
-    place = Place("tree", (Step("server", "alpha"), Step("rank", "dp0-tp0"), Step("node", "99")))
+    place = Place("tree", (PlaceStep("server", "alpha"), PlaceStep("rank", "dp0-tp0"), PlaceStep("node", "99")))
     assert "it is not listed any more" in words(scene(place))
     assert not TREE.table(scene(place)).rows
 
@@ -128,7 +128,7 @@ def test_sums_with_the_rate_of_reuse() -> None:
 
 def test_several_servers_are_told_apart() -> None:
     shown = scene(None, nodes_view("alpha"), nodes_view("beta"), only=None)
-    assert TREE.questions(shown) == (Question("nodes", str(ASKED), None),)
+    assert TREE.questions(shown) == (ViewQuestion("nodes", str(ASKED), None),)
     assert sorted(set(column(TREE.table(shown), "server"))) == ["alpha", "beta"]
     assert re.search("beta +dp0-tp0", words(shown))
 

@@ -11,10 +11,10 @@ import pytest
 from swift_tiers.console.model.alarms import Alarms
 from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.history import History
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.views.links.gpu_tables import way_words
 from swift_tiers.console.views.links.view import Links
-from swift_tiers.console.views.links.wires import NVLINK, PCIE, Both, Wire, wires
+from swift_tiers.console.views.links.wires import NVLINK, PCIE, Both, WireTraffic, wires
 from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
 from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState
@@ -53,7 +53,7 @@ class OnGpus(World):
         return self.change(number, super()._rank(number))
 
 
-def found(world: World, server: str | None = None) -> dict[str, Wire]:
+def found(world: World, server: str | None = None) -> dict[str, WireTraffic]:
     return {wire.name: wire for wire in wires(moment_of(world, ticks=40), server)}
 
 
@@ -236,16 +236,18 @@ def test_many_gpus_are_counted() -> None:
 
 
 def test_in_a_way_its_wire_is_told() -> None:
-    inner = Place("links", (Step("link", "device-host"),))
+    inner = Place("links", (PlaceStep("link", "device-host"),))
     assert "sent by GPUs over PCIe, by NVML ~24MiB/s  engine's 20MiB/s  difference ~+4MiB/s" in plain(
         scene(OnGpus(), inner)
     )
-    alone = Place("links", (Step("link", "host-device"), Step("server", "beta"), Step("rank", "dp0-tp0")))
+    alone = Place(
+        "links", (PlaceStep("link", "host-device"), PlaceStep("server", "beta"), PlaceStep("rank", "dp0-tp0"))
+    )
     assert "received by GPUs over PCIe, by NVML ~19MiB/s  engine's 20MiB/s  difference ~-1MiB/s" in plain(
         scene(OnGpus(), alone)
     )
     for name in ("host-ssd", "peer-host"):
-        assert "NVML" not in plain(scene(OnGpus(), Place("links", (Step("link", name),))))
+        assert "NVML" not in plain(scene(OnGpus(), Place("links", (PlaceStep("link", name),))))
 
 
 def test_without_unicode_nothing_else_is_drawn() -> None:
@@ -266,7 +268,7 @@ def test_a_lost_gpu_is_an_alarm_that_leads_to_the_links() -> None:
     assert [(one.place, one.what) for one in alarms] == [
         ("beta dp0-tp0 GPU 1", "its driver has no figures of it: GPU is lost")
     ]
-    assert alarms[0].target == Place("links", (Step("server", "beta"),))
+    assert alarms[0].target == Place("links", (PlaceStep("server", "beta"),))
     hanging = OnGpus(of_gpu(0, age_seconds=60.0)).snapshot()
     assert [one.what for one in Alarms().of(hanging, History()) if "GPU" in one.place] == [
         "its driver has not answered for 1 min"

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from swift_tiers.console.feeds.live import LiveFeed
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.radix_tiering.base.config import parse_config
 
 from support.command_line import run_command
@@ -310,7 +310,7 @@ async def test_the_console_shows_the_truth(site, server, bus, answers):
         await until_true(pilot, overview_is_true)
 
         # Every slot of host memory, as the server itself has it.
-        steps = (Step("server", NAME), Step("rank", RANKS[0]), Step("tier", "host"))
+        steps = (PlaceStep("server", NAME), PlaceStep("rank", RANKS[0]), PlaceStep("tier", "host"))
         app.enter(Place("blocks", steps))
         await until_true(pilot, lambda: len(app.grid.rows) > 1)
 

@@ -13,7 +13,7 @@ import pytest
 from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.cli import main as command
 from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
@@ -47,13 +47,13 @@ class Neighbours:
         self.donor = site.server("donor", tiers=self.tiers["donor"], **shape)
         self.borrower = site.server("borrower", "--page-size", "16", tiers=self.tiers["borrower"])
 
-    def events(self, server: str, kind: str) -> list[Event]:
+    def events(self, server: str, kind: str) -> list[StreamEvent]:
         """What a server says has happened, of this kind."""
         with BusReader.open(BusConfig(directory=str(self.site.bus)), "test") as reader:
             return [
                 event
                 for event in reader.newest_events(server, 1000).items
-                if isinstance(event, Event) and event.kind == kind
+                if isinstance(event, StreamEvent) and event.kind == kind
             ]
 
     def lease_command(self, capsys, *words: str) -> tuple[int, str]:

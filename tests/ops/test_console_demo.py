@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.console import plain
-from swift_tiers.console.feeds.feed import Look, Nature, Question
+from swift_tiers.console.feeds.feed import Look, Nature, ViewQuestion
 from swift_tiers.console.feeds.recorded import RecordedFeed
 from swift_tiers.console.feeds.recording import RecordingFeed
 from swift_tiers.console.feeds.watching import Watcher
@@ -230,26 +230,26 @@ def test_two_demos_go_the_same_way() -> None:
 def test_questions_are_answered_from_the_same_books(round_of_it: Demo) -> None:
     feed = round_of_it.feed
     for tier, pages in (("device", 768), ("host", 2048)):
-        (view,) = feed.ask(Question("map", tier, "beta")).views
+        (view,) = feed.ask(ViewQuestion("map", tier, "beta")).views
         assert view.slots == sum(count for _, count in view.cells) == pages
-    (ssd,) = feed.ask(Question("map", "ssd", "beta")).views
+    (ssd,) = feed.ask(ViewQuestion("map", "ssd", "beta")).views
     assert sum(part.slots for part in ssd.parts) == ssd.slots
     assert ("out", ssd.parts[2].slots) in ssd.cells
-    (none,) = feed.ask(Question("map", "ssd", "alpha")).views
+    (none,) = feed.ask(ViewQuestion("map", "ssd", "alpha")).views
     assert none.slots is None
     assert "no ssd tier" in none.reason
-    (nodes,) = feed.ask(Question("nodes", "20", "alpha")).views
+    (nodes,) = feed.ask(ViewQuestion("nodes", "20", "alpha")).views
     assert nodes.nodes is not None
     assert len(nodes.table) == min(20, nodes.nodes)
-    roots = [node for node in feed.ask(Question("nodes", "1000", "alpha")).views[0].table if node.parent is None]
+    roots = [node for node in feed.ask(ViewQuestion("nodes", "1000", "alpha")).views[0].table if node.parent is None]
     cached = len(list(round_of_it.servers["alpha"].tiers.device.all_pages())) * 64
     assert sum(node.subtree_tokens for node in roots) == cached
     key = next(page for page in round_of_it.servers["beta"].tiers.table.all_pages() if page.depth == 20).key.hex()
-    (page,) = feed.ask(Question("page", key, "beta")).views
+    (page,) = feed.ask(ViewQuestion("page", key, "beta")).views
     assert (page.held, page.depth) == (True, 20)
-    (prefix,) = feed.ask(Question("prefix", key, "beta")).views
+    (prefix,) = feed.ask(ViewQuestion("prefix", key, "beta")).views
     assert [one.depth for one in prefix.table] == list(range(1, 21))
-    (other,) = feed.ask(Question("page", key, "gamma")).views
+    (other,) = feed.ask(ViewQuestion("page", key, "gamma")).views
     assert other.held is False
 
 
@@ -278,7 +278,7 @@ def test_a_demo_is_recorded_like_any_other_bus_and_says_so_when_it_is_played(tmp
     seen = []
     for _ in range(30):
         seen.append(feed.look())
-        feed.ask(Question("map", "host", "beta"))
+        feed.ask(ViewQuestion("map", "host", "beta"))
         now += 2.0
     feed.close()
     tape = RecordedFeed(tmp_path / "demo.rec", monotonic=lambda: 0.0)
@@ -288,7 +288,7 @@ def test_a_demo_is_recorded_like_any_other_bus_and_says_so_when_it_is_played(tmp
         tape.player.seek(2.0 * number)
         look = tape.look()
         assert look.snapshot == seen[number].snapshot
-        assert tape.ask(Question("map", "host", "beta")).views[0].slots == 2048
+        assert tape.ask(ViewQuestion("map", "host", "beta")).views[0].slots == 2048
 
 
 # ---- commands ----

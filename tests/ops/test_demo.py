@@ -17,15 +17,15 @@ from rich.console import Console
 from swift_tiers.ops import cli
 from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.commands.demo import procedure, workload
-from swift_tiers.ops.commands.demo.replay import Answer
+from swift_tiers.ops.commands.demo.replay import TurnAnswer
 from swift_tiers.ops.commands.demo.report import DemoReport, TurnReport, judge, make_turn, show, summarise
 from swift_tiers.ops.commands.demo.workload import (
     DATA,
     MAX_TURNS,
     SESSIONS,
+    DemoSizes,
+    DemoTurn,
     ModelShape,
-    Sizes,
-    Turn,
     choose_sizes,
     load_sessions,
     make_plan,
@@ -143,13 +143,15 @@ def test_the_shape_of_a_model(tmp_path: Path) -> None:
 # ---- report ----
 
 
-def answer(ttft: float = 0.2, *, device: int = 0, host: int = 0, ssd: int = 0, ids: Sequence[int] = (1, 2)) -> Answer:
-    return Answer(
+def answer(
+    ttft: float = 0.2, *, device: int = 0, host: int = 0, ssd: int = 0, ids: Sequence[int] = (1, 2)
+) -> TurnAnswer:
+    return TurnAnswer(
         ttft_seconds=ttft, total_seconds=1, prompt_tokens=1000, device=device, host=host, ssd=ssd, token_ids=tuple(ids)
     )
 
 
-def seen(tiers: Answer) -> RequestView:
+def seen(tiers: TurnAnswer) -> RequestView:
     """What the bus says of a turn with this answer."""
     return RequestView(
         server="demo",
@@ -168,7 +170,7 @@ def turns(*, host: int = 900, ssd: int = 800, late_ssd: int = 960, ids: Sequence
     return [
         make_turn(
             number,
-            Turn(number % 2, (number + 1) // 2, "text"),
+            DemoTurn(number % 2, (number + 1) // 2, "text"),
             after_restart=number > 3,
             asked_first="tiers",
             tiers=tiers,
@@ -211,13 +213,13 @@ def life(count: int = 1) -> RankState:
     )
 
 
-SIZES = Sizes(
+SIZES = DemoSizes(
     prompt_tokens_max=1, device_tokens=1, host_bytes=1, ssd_devices=2, ssd_bytes_per_device=1, stripe_unit_bytes=1
 )
 
 
 def report(some: list[TurnReport]) -> DemoReport:
-    outcome = procedure.Replay(some, [life(1), life(2)], stop_seconds=3, restart_seconds=30)
+    outcome = procedure.DemoReplay(some, [life(1), life(2)], stop_seconds=3, restart_seconds=30)
     return procedure.make_report(outcome, "model", SIZES, start_seconds=40, seconds=99)
 
 

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from swift_tiers.ops import cli
 from swift_tiers.ops.commands.doctor import accelerators, command, machine, software
-from swift_tiers.ops.commands.doctor.accelerators import Accelerators, Gpu
-from swift_tiers.ops.commands.doctor.command import Line, describe, examine, show, sound, verdict
+from swift_tiers.ops.commands.doctor.accelerators import Accelerators, CudaDevice
+from swift_tiers.ops.commands.doctor.command import FindingLine, describe, examine, show, sound, verdict
 from swift_tiers.ops.commands.doctor.finding import Check, Finding, combined, note, ok, warning, wrong
 from swift_tiers.ops.commands.doctor.isolation import run_checks
 from swift_tiers.ops.commands.doctor.machine import Memory
@@ -164,24 +164,24 @@ def await_end(pid: int) -> None:
 
 
 @pytest.fixture
-def lines() -> list[Line]:
+def lines() -> list[FindingLine]:
     return [
-        Line("software", "Python", ok("3.11.7")),
-        Line("software", "compiler", note("none")),
-        Line("machine", "memory", warning("little", "add some [bold]")),
+        FindingLine("software", "Python", ok("3.11.7")),
+        FindingLine("software", "compiler", note("none")),
+        FindingLine("machine", "memory", warning("little", "add some [bold]")),
     ]
 
 
-def test_the_verdict_counts(lines: list[Line]) -> None:
+def test_the_verdict_counts(lines: list[FindingLine]) -> None:
     assert sound(lines)
     assert verdict(lines) == "nothing is wrong; 1 warning"
-    lines.append(Line("bus", "Redis", wrong("away", "start it")))
+    lines.append(FindingLine("bus", "Redis", wrong("away", "start it")))
     assert not sound(lines)
     assert verdict(lines) == "1 of 4 checks found something WRONG; 1 warning"
 
 
-def test_the_table_can_be_read_without_colour(lines: list[Line]) -> None:
-    lines.append(Line("bus", "Redis", wrong("away", "start it")))
+def test_the_table_can_be_read_without_colour(lines: list[FindingLine]) -> None:
+    lines.append(FindingLine("bus", "Redis", wrong("away", "start it")))
     console = Console(width=80, record=True, file=open(os.devnull, "w"), markup=False)  # noqa: SIM115
     show(lines, console)
     text = console.export_text()
@@ -197,13 +197,13 @@ def test_the_table_can_be_read_without_colour(lines: list[Line]) -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
-def test_the_shape_of_json(lines: list[Line]) -> None:
+def test_the_shape_of_json(lines: list[FindingLine]) -> None:
     content = describe(lines)
     assert content["ok"] is True
     checks = content["checks"]
     assert isinstance(checks, list)
     assert checks[2] == {"name": "memory", "status": "warning", "found": "little", "remedy": "add some [bold]"}
-    assert describe([*lines, Line("bus", "Redis", wrong("away", "start it"))])["ok"] is False
+    assert describe([*lines, FindingLine("bus", "Redis", wrong("away", "start it"))])["ok"] is False
 
 
 def test_combined_findings() -> None:
@@ -490,8 +490,8 @@ def test_shared_memory(tmp_path: Path) -> None:
 
 # ---- accelerators ----
 
-H200 = Gpu("NVIDIA H200", 130 * GIB, 140 * GIB)
-MIG = Gpu("NVIDIA H200 MIG 1g.18gb", 17 * GIB, 18 * GIB)
+H200 = CudaDevice("NVIDIA H200", 130 * GIB, 140 * GIB)
+MIG = CudaDevice("NVIDIA H200 MIG 1g.18gb", 17 * GIB, 18 * GIB)
 LISTED = "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)\n"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from swift_tiers.ops.commands.doctor import gpus as doctor_gpus
 from swift_tiers.ops.commands.doctor.finding import note
-from swift_tiers.ops.commands.doctor.gpus import Seen, checks, corrected, gpus, see, told_by_cuda, ways
+from swift_tiers.ops.commands.doctor.gpus import GpusFound, checks, corrected, gpus, see, told_by_cuda, ways
 from swift_tiers.ops.commands.doctor.isolation import run_checks
 from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.gpus import nvml as nvml_module
@@ -20,7 +20,7 @@ ALONE, LENDING = PeerConfig(), PeerConfig(donate=True)
 READ, WRITE = 0, 1
 
 
-def seen(library: FakeNvml) -> Seen:
+def seen(library: FakeNvml) -> GpusFound:
     with Nvml(library) as nvml:
         return see(nvml)
 

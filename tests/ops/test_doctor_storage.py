@@ -16,7 +16,7 @@ import pytest
 from swift_tiers.ops.commands.doctor import storage, stripe_sets
 from swift_tiers.ops.commands.doctor.finding import Check, Finding, ok
 from swift_tiers.ops.commands.doctor.isolation import run_checks
-from swift_tiers.ops.commands.doctor.places import Disk, Mount, Place, disks_of, mount_of, place_of, read_mounts
+from swift_tiers.ops.commands.doctor.places import Disk, Mount, RealPlace, disks_of, mount_of, place_of, read_mounts
 from swift_tiers.ops.commands.doctor.stripe_sets import device_files, read_content, stripe_set
 from swift_tiers.radix_tiering.base.config import SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
@@ -55,8 +55,8 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def place(path: str, kind: str, device: int = 1, disks: tuple[Disk, ...] = ()) -> Place:
-    return Place(path, Mount("/", kind, "/dev/some", frozenset()), device, disks)
+def place(path: str, kind: str, device: int = 1, disks: tuple[Disk, ...] = ()) -> RealPlace:
+    return RealPlace(path, Mount("/", kind, "/dev/some", frozenset()), device, disks)
 
 
 # ---- directories ----

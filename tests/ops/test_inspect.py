@@ -20,7 +20,7 @@ import pytest
 
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 from swift_tiers.radix_tiering.bus.hear import figures as units
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 from swift_tiers.radix_tiering.bus.hear.event_tail import merged
 from swift_tiers.radix_tiering.bus.hear.request_words import explain_request
 
@@ -875,8 +875,8 @@ def test_shares() -> None:
     assert [units.share(1, 4), units.share(0, 0), units.share(None, 4)] == ["25%", "-", "?"]
 
 
-def event(server: str, happened: float) -> Event:
-    return Event(
+def event(server: str, happened: float) -> StreamEvent:
+    return StreamEvent(
         server=server, rank="r", entry="0-0", sequence=1, time=happened, happened=happened, age_seconds=0.0, kind="k",
         fields={},
     )  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.commands.bench import multiturn, multiturn_hicache
 from swift_tiers.ops.commands.bench.multiturn_hicache import DiskBytes, ThrottledDisk, announce, disk_bytes
-from swift_tiers.ops.commands.bench.multiturn_replay import Answer, Replayed, read_answer, replay
+from swift_tiers.ops.commands.bench.multiturn_replay import Replayed, TurnOutcome, read_answer, replay
 from swift_tiers.ops.commands.bench.multiturn_report import (
     Round,
     different_answers,
@@ -36,10 +36,16 @@ from swift_tiers.ops.commands.bench.multiturn_systems import (
     choose_sizes,
     make_system,
 )
-from swift_tiers.ops.commands.bench.multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
+from swift_tiers.ops.commands.bench.multiturn_workload import (
+    BenchTurn,
+    RoundShape,
+    distinct_tokens,
+    make_round,
+    read_trace,
+)
 from swift_tiers.radix_tiering.base.config import parse_config
 
-SHAPE = Shape(agents=5, turns=4, longest=600)
+SHAPE = RoundShape(agents=5, turns=4, longest=600)
 VOCABULARY = 1000
 PAGE = 4
 
@@ -348,17 +354,17 @@ def event(**more: Any) -> dict[str, Any]:
 
 
 def test_an_answer_says_where_its_tokens_came_from() -> None:
-    answer = read_answer(Turn(1, 2, [5, 5, 5, 5]), 0.5, event())
+    answer = read_answer(BenchTurn(1, 2, [5, 5, 5, 5]), 0.5, event())
     assert (answer.device, answer.host, answer.disk, answer.computed) == (1, 0, 2, 1)
     assert answer.token_ids == (7, 8)
-    without = read_answer(Turn(1, 2, [5, 5, 5, 5]), 0.5, event(cached_tokens_details=None))
+    without = read_answer(BenchTurn(1, 2, [5, 5, 5, 5]), 0.5, event(cached_tokens_details=None))
     assert (without.device, without.computed) == (3, 1)
 
 
 @pytest.mark.parametrize("more", [{"cached_tokens": 2}, {"prompt_tokens": 5}, {"cached_tokens": None}])
 def test_figures_that_do_not_add_up_are_an_error(more: dict[str, Any]) -> None:
     with pytest.raises(CommandError, match="do not add up"):
-        read_answer(Turn(0, 0, [5, 5, 5, 5]), 0.5, event(**more))
+        read_answer(BenchTurn(0, 0, [5, 5, 5, 5]), 0.5, event(**more))
 
 
 class Desk:
@@ -400,7 +406,7 @@ def make_handler(desk: Desk) -> type[BaseHTTPRequestHandler]:
 
 
 def test_turns_are_asked_side_by_side_but_those_of_an_agent_one_after_the_other() -> None:
-    turns = [Turn(agent, turn, [agent, turn]) for turn in range(4) for agent in range(2)]
+    turns = [BenchTurn(agent, turn, [agent, turn]) for turn in range(4) for agent in range(2)]
     desk = Desk(len(turns))
     with ThreadingHTTPServer(("127.0.0.1", 0), make_handler(desk)) as server:
         threading.Thread(target=server.serve_forever).start()
@@ -416,18 +422,18 @@ def test_turns_are_asked_side_by_side_but_those_of_an_agent_one_after_the_other(
 
 def test_no_server_is_one_error() -> None:
     with pytest.raises(CommandError, match="no answer from the server"):
-        replay(1, [Turn(0, 0, [1]), Turn(1, 0, [1])], together=2, new_tokens=1)
+        replay(1, [BenchTurn(0, 0, [1]), BenchTurn(1, 0, [1])], together=2, new_tokens=1)
 
 
 # --- what is made of it ---
 
 
-def make_answer(ttft: float, ids: tuple[int, ...] = (1,), **tokens: int) -> Answer:
+def make_answer(ttft: float, ids: tuple[int, ...] = (1,), **tokens: int) -> TurnOutcome:
     counted = {"device": 0, "host": 0, "disk": 0, **tokens}
-    return Answer(agent=0, turn=0, ttft_seconds=ttft, prompt_tokens=100, token_ids=ids, **counted)
+    return TurnOutcome(agent=0, turn=0, ttft_seconds=ttft, prompt_tokens=100, token_ids=ids, **counted)
 
 
-def make_test_round(system: str, answers: list[Answer], rate: float = 1.0, number: int = 0) -> Round:
+def make_test_round(system: str, answers: list[TurnOutcome], rate: float = 1.0, number: int = 0) -> Round:
     replayed = Replayed(seconds=10.0, answers=tuple(answers))
     return Round(
         rate=rate, number=number, system=system, replayed=replayed, disk=DiskBytes(300, 100), disk_seconds=20.0

@@ -17,7 +17,7 @@ from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.commands.profile.measure import Measurement
 from swift_tiers.ops.commands.profile.procedure import make_profile
 from swift_tiers.ops.commands.profile.report import show
-from swift_tiers.ops.commands.profile.session import Answer, Served
+from swift_tiers.ops.commands.profile.session import PromptTiming, ServedModel
 from swift_tiers.ops.commands.profile.setting import LONGEST_PREFIX, Setting, model_directory, prepare
 from swift_tiers.radix_tiering.base.config import load_config, parse_config
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
@@ -34,7 +34,7 @@ SOURCES = {
     "ssd": SourceCost(latency_seconds=0.003, bytes_per_second=5e8),
     "peer": SourceCost(latency_seconds=0.001, bytes_per_second=2e9),
 }
-SERVED = Served(
+SERVED = ServedModel(
     model=ModelIdentity(
         model="m", dtype="float32", quantization="", tensor_size=1, layers=4, page_tokens=PAGE, page_bytes=PAGE * 46080
     ),
@@ -52,12 +52,12 @@ class ModelServer:
         self.forward, self._room, self.lends, self.loses = forward, room, lends, loses
         self.held: dict[str, set[tuple[int, ...]]] = {tier: set() for tier in ("device", "host", "peer", "ssd")}
         self.copied = 0.0
-        self.asked: list[Answer] = []
+        self.asked: list[PromptTiming] = []
         self.restored: dict[str, float] = {}
         self.longest_prompt = 0
         self.host_bytes = 2**30
 
-    def served(self) -> Served:
+    def served(self) -> ServedModel:
         return SERVED
 
     def chunk(self) -> int:
@@ -66,7 +66,7 @@ class ModelServer:
     def room(self) -> int:
         return self._room
 
-    def ask(self, prompt: list[int]) -> Answer:
+    def ask(self, prompt: list[int]) -> PromptTiming:
         self.longest_prompt = max(self.longest_prompt, len(prompt))
         tiers, at = dict.fromkeys(self.held, 0), 0
         while at + PAGE < len(prompt):
@@ -79,7 +79,7 @@ class ModelServer:
         seconds = 0.0
         for start in range(at, len(prompt), self.forward):
             seconds += COMPUTE.seconds(start, min(start + self.forward, len(prompt)))
-        answer = Answer(f"rid-{len(self.asked)}", tiers, len(prompt) - at, seconds)
+        answer = PromptTiming(f"rid-{len(self.asked)}", tiers, len(prompt) - at, seconds)
         self.restored[answer.rid] = (
             sum(SOURCES[tier].seconds(tiers[tier] * 46080) for tier in SOURCES) or 1e-11 * tiers["host"] * 46080
         )  # verified
@@ -92,7 +92,7 @@ class ModelServer:
         self.asked.append(answer)
         return answer
 
-    def restore_seconds(self, answer: Answer) -> float:
+    def restore_seconds(self, answer: PromptTiming) -> float:
         return self.restored[answer.rid]
 
     def copy_seconds(self) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swift_tiers.ops.commands.bench import ssd_raw
-from swift_tiers.ops.commands.bench.ssd_raw import Comparison, Scaling, Speed, Workload
+from swift_tiers.ops.commands.bench.ssd_raw import Comparison, RawReads, Scaling, Speed
 
 FIO_OUTPUT = """fio: a warning
 {"jobs": [{"error": 0, "read": {"bw_bytes": 2000000000}, "usr_cpu": 3.0, "sys_cpu": 7.0}]}
@@ -36,7 +36,7 @@ def test_files_are_written_whole_and_read_through_an_array(tmp_path: Path) -> No
     assert [path.stat().st_size for path in paths] == [size, size]
     assert all(any(path.read_bytes()[-4096:]) for path in paths)
     for pattern in ("random", "sequential"):
-        with_pattern = Workload(payload_bytes=64 << 10, depth=8, seconds=0.1, pattern=pattern)  # type: ignore[arg-type]
+        with_pattern = RawReads(payload_bytes=64 << 10, depth=8, seconds=0.1, pattern=pattern)  # type: ignore[arg-type]
         array = ssd_raw.open_array(paths)
         assert ssd_raw.run_array(array, with_pattern).bytes_per_second > 1e6
         array.close()

@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.base.page import ROOT_KEY, page_digest
 from swift_tiers.radix_tiering.bus.contract.commands import (
     AddDevice,
     CapTier,
-    CommandError,
+    CommandRefusedError,
     DrainDevice,
     Drop,
     Pin,
@@ -194,7 +194,7 @@ class StackMachine(RuleBasedStateMachine):
     def pin(self, number):
         key = self.some_page(number)
         outcome = obey(self.stack, Pin(page=key.hex()))
-        if isinstance(outcome, CommandError):
+        if isinstance(outcome, CommandRefusedError):
             assert "not held" in str(outcome) or "more pages would be pinned" in str(outcome)
         elif key not in self.pinned:
             pages = list(prefix_of(self.stack.table.find(self.stack.digest, key)))
@@ -221,7 +221,7 @@ class StackMachine(RuleBasedStateMachine):
     @rule(tier=st.sampled_from(["host", "ssd"]), pages=st.none() | st.integers(0, 12))
     def cap(self, tier, pages):
         outcome = obey(self.stack, CapTier(tier=tier, limit=None if pages is None else pages * 4096))
-        if isinstance(outcome, CommandError):
+        if isinstance(outcome, CommandRefusedError):
             assert "that are pinned" in str(outcome) or (tier == "ssd" and self.array is None), outcome
             return
         self.limits.pop(tier, None)

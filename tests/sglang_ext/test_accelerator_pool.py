@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.kernels.copy_queue import Mark
+from swift_tiers.kernels.copy_queue import QueueMark
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
 from swift_tiers.sglang_ext.pools import accelerator_pool
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, split_runs
@@ -117,7 +117,7 @@ def test_a_forward_reads_each_layer_as_it_comes(locked, data):
     seen: dict[int, list[bytes]] = {}
     reached: list[int] = []
 
-    def layer_done(layer: int, mark: Mark | None) -> None:
+    def layer_done(layer: int, mark: QueueMark | None) -> None:
         assert mark is not None
         reached.append(layer)
         mark.wait()
@@ -177,7 +177,7 @@ def test_nothing_is_under_way_when_a_copy_fails(locked, monkeypatch):
     slab = np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8)
     everything = np.arange(8, dtype=np.int64)
 
-    def layer_done(layer: int, mark: Mark | None) -> None:
+    def layer_done(layer: int, mark: QueueMark | None) -> None:
         if layer == 1:
             raise OSError("the second layer")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swift_tiers.sglang_ext.tell import block_tables
-from swift_tiers.sglang_ext.tell.block_tables import Row, read_tables
+from swift_tiers.sglang_ext.tell.block_tables import TableRow, read_tables
 
 
 def pages_of(table: tuple[int, ...]) -> list[int]:
@@ -31,7 +31,7 @@ def test_tables_are_what_the_rows_hold(page_size):
         slots = [page * page_size + token for page in pages for token in range(page_size)]
         tokens = max(0, len(slots) - generator.randrange(page_size))
         req_to_token[number, : len(slots)] = torch.tensor(slots, dtype=torch.int32)
-        rows.append(Row(number, tokens))
+        rows.append(TableRow(number, tokens))
         expected.append(pages)
     read = read_tables(req_to_token, rows, page_size)
     assert read.ready()
@@ -52,5 +52,5 @@ def test_no_rows_give_no_tables():
 def test_what_is_read_at_one_time_is_bounded(monkeypatch):
     monkeypatch.setattr(block_tables, "MOST_PAGES", 10)
     req_to_token = torch.arange(4 * 64, dtype=torch.int32).reshape(4, 64)
-    tables = read_tables(req_to_token, [Row(1, 96 // 16 * 8), Row(2, 64), Row(3, 16)], 8).tables()
+    tables = read_tables(req_to_token, [TableRow(1, 96 // 16 * 8), TableRow(2, 64), TableRow(3, 16)], 8).tables()
     assert [len(pages_of(table)) for table in tables] == [6, 0, 2]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
-from swift_tiers.sglang_ext.way.request import Stage, TieredRequest
+from swift_tiers.sglang_ext.way.request import TieredRequest, TieringStage
 
 HASHES = [f"{page:02x}" for page in range(4)]
 
@@ -74,7 +74,7 @@ def test_what_is_being_copied_stays_pinned_although_another_one_of_its_id_has_co
     first = waiting(stack, among)
     first.copies(0, 2)
     second = waiting(stack, among)
-    assert first.stage is Stage.ENDED
+    assert first.stage is TieringStage.ENDED
     assert among == {"r": second}
     assert stack.held == [first.restore, second.restore]
     first.copied()
@@ -94,7 +94,7 @@ def test_a_course_keeps_its_pages_until_the_last_is_taken_and_copied() -> None:
     assert stack.held == [request.restore]
     request.copies(2, 2)
     request.take(Step(4, 4))
-    assert (request.stage, stack.split) == (Stage.TAKEN, [request.restore])
+    assert (request.stage, stack.split) == (TieringStage.TAKEN, [request.restore])
     assert stack.held, "a copy is under way"
     request.copied()
     assert not stack.held
@@ -109,7 +109,7 @@ def test_an_error_of_ours_ends_nothing_but_the_restore(broken: str) -> None:
     request.admit()
     assert request.next_step(0) == Step(0, 4 if broken == "step" else 1)
     request.take(Step(0, 4))
-    assert request.stage is Stage.TAKEN
+    assert request.stage is TieringStage.TAKEN
     assert stack.told == ["linker.error"]
     request.end()
     assert not stack.held
@@ -133,11 +133,11 @@ def test_whatever_happens_to_it_nothing_is_kept_in_the_end_and_nothing_is_given_
     copying: list[TieredRequest] = []
     for word in words:
         request = every[-1]
-        if word == "admit" and request.stage is Stage.WAITING:
+        if word == "admit" and request.stage is TieringStage.WAITING:
             request.admit()
-        elif word in ("part", "last") and request.stage is Stage.ON_COURSE:
+        elif word in ("part", "last") and request.stage is TieringStage.ON_COURSE:
             request.take(Step(0, 1 if word == "part" else 4))
-        elif word == "copies" and request.restore is not None and request.stage is not Stage.ENDED:
+        elif word == "copies" and request.restore is not None and request.stage is not TieringStage.ENDED:
             request.copies(0, 1)
             copying.append(request)
         elif word == "copied" and copying:

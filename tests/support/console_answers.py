@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from swift_tiers.console.feeds.feed import Answers, Question
+from swift_tiers.console.feeds.feed import ViewAnswers, ViewQuestion
 from swift_tiers.radix_tiering.bus.contract.views import (
     MapPart,
     MapView,
@@ -141,7 +141,7 @@ _ANSWERS: dict[str, Callable[[str, str], Any]] = {
 }
 
 
-def answers_of(servers: tuple[str, ...], question: Question) -> Answers:
+def answers_of(servers: tuple[str, ...], question: ViewQuestion) -> ViewAnswers:
     """Of those that are asked, among those that are alive."""
     asked = [server for server in servers if question.server in (None, server)]
-    return Answers(views=tuple(_ANSWERS[question.kind](server, question.what) for server in asked))
+    return ViewAnswers(views=tuple(_ANSWERS[question.kind](server, question.what) for server in asked))

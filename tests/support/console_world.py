@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from swift_tiers.console.feeds.feed import Answers, Feed, Look, Question
+from swift_tiers.console.feeds.feed import Feed, Look, ViewAnswers, ViewQuestion
 from swift_tiers.console.model.alarms import Alarm, Alarms
-from swift_tiers.console.model.events import EventLog
+from swift_tiers.console.model.events import EventHistory
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.moment import Moment
 from swift_tiers.console.model.place import Place
@@ -37,7 +37,7 @@ from swift_tiers.radix_tiering.bus.contract.views import (
     TierView,
     TreeView,
 )
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 from support.console_answers import answers_of
@@ -261,7 +261,7 @@ class World:
             last_page=KEY,
         )  # fmt: skip
 
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[StreamEvent, ...]:
         """Those of the first look."""
         said = (
             ("alpha", "ssd.recovered", {"pages": 20_000, "seconds": 1.2}),
@@ -273,7 +273,7 @@ class World:
             ("alpha", "lending.taken_back", {"pages": 700, "seconds": 0.018}),
         )
         return tuple(
-            Event(
+            StreamEvent(
                 server=server, rank="dp0-tp0", entry=f"{1000 + at}-0", sequence=at + 1, time=START - 30 + at,
                 happened=START - 30 + at, age_seconds=30.0 - at, kind=kind, fields=fields,
             )
@@ -301,8 +301,8 @@ class WorldFeed(Feed):
         self.ticks = ticks
         self.lost = ""  # why looks fail
         self.looks = 0
-        self.asked: list[Question] = []
-        self.replies: dict[Question, Answers] = {}
+        self.asked: list[ViewQuestion] = []
+        self.replies: dict[ViewQuestion, ViewAnswers] = {}
         self.sent: list[tuple[str, AnyCommand]] = []
         self.outcome = CommandView(server="", id="c-1", state="done", ranks={"dp0-tp0": "done"})
 
@@ -315,7 +315,7 @@ class WorldFeed(Feed):
         self.world.tick(self.ticks)
         return look
 
-    def ask(self, question: Question) -> Answers:
+    def ask(self, question: ViewQuestion) -> ViewAnswers:
         self.asked.append(question)
         alive = tuple(server for server in self.world.servers if server not in self.world.gone)
         return self.replies[question] if question in self.replies else answers_of(alive, question)
@@ -327,7 +327,7 @@ class WorldFeed(Feed):
 
 def moment_of(world: World, ticks: int = 20, lost: str = "", age: float = 0.1) -> Moment:
     """What the console knows after it has watched the world for so many ticks."""
-    history, events, alarms = History(), EventLog(), Alarms()
+    history, events, alarms = History(), EventHistory(), Alarms()
     events.add(world.events())
     found: tuple[Alarm, ...] = ()
     snapshot = world.snapshot()

@@ -14,7 +14,7 @@ from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
 from swift_tiers.radix_tiering.base.runner import THREADS, Runner, ThreadRunner
 from swift_tiers.radix_tiering.base.slot_map import SlotState
-from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandError
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandRefusedError
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import HOST, Copy, Page
@@ -310,12 +310,12 @@ def check_maps(stack: TierStack) -> None:
             ]
 
 
-def obey(stack: TierStack, command: AnyCommand) -> str | CommandError:
+def obey(stack: TierStack, command: AnyCommand) -> str | CommandRefusedError:
     """Carry out an operator's command and wait for its outcome, which must come exactly once."""
-    outcomes: list[str | CommandError] = []
+    outcomes: list[str | CommandRefusedError] = []
     told = stack.runner.flag()
 
-    def done(outcome: str | CommandError) -> None:
+    def done(outcome: str | CommandRefusedError) -> None:
         outcomes.append(outcome)
         told.set()
 
@@ -328,5 +328,5 @@ def obey(stack: TierStack, command: AnyCommand) -> str | CommandError:
 def refusal(stack: TierStack, command: AnyCommand) -> str:
     """Why a command is not carried out."""
     outcome = obey(stack, command)
-    assert isinstance(outcome, CommandError), outcome
+    assert isinstance(outcome, CommandRefusedError), outcome
     return str(outcome)

@@ -22,7 +22,7 @@ sys.path[0] = str(Path(__file__).parent.parent)
 import numpy as np  # noqa: E402
 
 from swift_tiers.radix_tiering.base.page import page_digest  # noqa: E402
-from swift_tiers.radix_tiering.lending.donation.pace import Pace  # noqa: E402
+from swift_tiers.radix_tiering.lending.donation.pace import MovePace  # noqa: E402
 from swift_tiers.radix_tiering.lending.leases import LeaseKey, Timing  # noqa: E402
 from swift_tiers.radix_tiering.lending.leases.effects import Reclaimed  # noqa: E402
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace  # noqa: E402
@@ -98,7 +98,7 @@ class BorrowerChild:
     def impolite(self) -> None:
         """Keep to no donor's bandwidth any more."""
         for one in self.borrowing.tier._worker.neighbours.values():
-            one.pace = Pace(None)
+            one.pace = MovePace(None)
         say("impolite")
 
     def begin(self, pages: str) -> None:

@@ -10,8 +10,8 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.views import PageView, RankedView, RequestView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, seconds, size, text
 
-from ...feeds.feed import Question
-from ...model.place import Place, Step
+from ...feeds.feed import ViewQuestion
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.asked import (
     KEY_DIGITS,
@@ -23,7 +23,7 @@ from ..parts.asked import (
     whole_keys,
 )
 from ..parts.blocks_offers import page_offers
-from ..parts.view import Offer, Scene, View
+from ..parts.view import ConsoleView, OfferedAction, Scene
 from .blocks_tier import SHARE, slot_place
 
 #: Both ways in which answers name a slot of borrowed memory.
@@ -38,7 +38,7 @@ COLUMNS = (
 )
 
 
-class PageLevel(View):
+class PageLevel(ConsoleView):
     """A page by its key, at all servers; the first 16 digits will do, and fewer where the whole key was seen."""
 
     NAME = "blocks"
@@ -84,14 +84,14 @@ class PageLevel(View):
     def table(self, scene: Scene) -> Table:
         key = page_key(scene)
         if key is None or _question(scene, key) not in scene.answers:
-            return View.EMPTY
+            return ConsoleView.EMPTY
         views: list[PageView] = list(views_of(scene, _question(scene, key)))
         stale = is_stale(scene, _question(scene, key))
         rows = [row._replace(stale=stale) for view in views for row in _copies(scene, view)]
         rows += [_user_row(scene, one) for one in _users(scene, _whole(scene, key) or key)]
         return Table(COLUMNS, rows, empty="nobody has told of it")
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         key = page_key(scene)
         if key is None:
             return ()
@@ -102,7 +102,7 @@ class PageLevel(View):
             server = holders[0] if holders else None
         return page_offers(scene, server, _whole(scene, key) or "")
 
-    def questions(self, scene: Scene) -> tuple[Question, ...]:
+    def questions(self, scene: Scene) -> tuple[ViewQuestion, ...]:
         key = page_key(scene)
         return (_question(scene, key),) if key is not None else ()
 
@@ -129,9 +129,9 @@ def _whole(scene: Scene, key: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _question(scene: Scene, key: str) -> Question:
+def _question(scene: Scene, key: str) -> ViewQuestion:
     """Asked of all servers, to be compared."""
-    return Question("page", key, scene.only)
+    return ViewQuestion("page", key, scene.only)
 
 
 def _users(scene: Scene, key: str) -> list[RequestView]:
@@ -169,13 +169,13 @@ def _copies(scene: Scene, view: PageView) -> Iterator[Row]:
         yield _row(scene, view, "nothing", "not known here" if view.held is False else "not told", None, "")
         return
     yield from _places(scene, view, view.device_slot, view.host_slot, view.peer, view.ssd_placement)
-    home = (Step("server", view.server), Step("rank", view.rank))
+    home = (PlaceStep("server", view.server), PlaceStep("rank", view.rank))
     if view.held:
-        steps = (*home, Step("prefix", view.whole_key or view.key))
+        steps = (*home, PlaceStep("prefix", view.whole_key or view.key))
         yield _row(
             scene, view, "sequence", f"{count(view.depth)} pages up to this one", Place("blocks", steps), "its pages"
         )
-        parent = Place("blocks", (Step("page", view.parent),)) if view.parent else None
+        parent = Place("blocks", (PlaceStep("page", view.parent),)) if view.parent else None
         where = scene.glyphs.cut(text(view.parent), 40) if view.parent else "none: it is the first"
         yield _row(scene, view, "page before", where, parent, "that page's life")
 
@@ -207,7 +207,7 @@ def _row(scene: Scene, view: RankedView, what: str, where: str, place: Place | N
 
 
 def _user_row(scene: Scene, request: RequestView) -> Row:
-    steps = (Step("server", request.server), Step("rank", request.rank), Step("request", request.rid))
+    steps = (PlaceStep("server", request.server), PlaceStep("rank", request.rank), PlaceStep("request", request.rid))
     where = f"{text(request.rid)}  {text(request.state)}"
     row = _row(scene, request, "request", where, Place("blocks", steps), "its pages")
     return row._replace(stale=scene.moment.is_old(request))

@@ -14,8 +14,8 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView, RequestView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, text
 
-from ...feeds.feed import Question
-from ...model.place import Place, Step
+from ...feeds.feed import ViewQuestion
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.asked import (
     KEY_DIGITS,
@@ -30,7 +30,7 @@ from ..parts.blocks_offers import page_offers
 from ..parts.heat_map import Stretch, draw, layout, strongest_of
 from ..parts.lazy_rows import LazyRows
 from ..parts.remembered import Remembered
-from ..parts.view import Offer, Scene, View
+from ..parts.view import ConsoleView, OfferedAction, Scene
 from .blocks_tier import SHARE
 
 #: Where a page is, from the fastest; the last one: nothing is known of it.
@@ -54,7 +54,7 @@ COLUMNS = (
 )
 
 
-class SequenceLevel(View):
+class SequenceLevel(ConsoleView):
     """Logical page -> tier, device, slot. The place names a request, or the last page of a sequence."""
 
     NAME = "blocks"
@@ -90,18 +90,18 @@ class SequenceLevel(View):
     def table(self, scene: Scene) -> Table:
         here = _Sequence(scene)
         if here.gone:
-            return View.EMPTY
+            return ConsoleView.EMPTY
         keys = whole_keys(scene)
         rows = LazyRows(range(len(here)), str, lambda at: here.row(at, keys), COLUMNS)
         return Table(COLUMNS, rows, empty="nothing is known of its pages yet")
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         here = _Sequence(scene)
         subject = scene.selected.subject if scene.selected is not None else None
         key = whole_keys(scene).get(subject.key, "") if isinstance(subject, PrefixPage) else ""
         return page_offers(scene, here.server, key or here.last_page)
 
-    def questions(self, scene: Scene) -> tuple[Question, ...]:
+    def questions(self, scene: Scene) -> tuple[ViewQuestion, ...]:
         here = _Sequence(scene)
         return (here.question,) if here.question is not None else ()
 
@@ -121,9 +121,9 @@ class _Sequence:
         self.last_page = (self.request.last_page if self.request is not None else scene.place.name("prefix")) or ""
         self.answer: PrefixView | None = None
         self.stale = bool(scene.moment.lost)
-        self.question: Question | None = None
+        self.question: ViewQuestion | None = None
         if len(self.last_page) == KEY_DIGITS:
-            self.question = Question("prefix", self.last_page, self.server)
+            self.question = ViewQuestion("prefix", self.last_page, self.server)
             self.stale = is_stale(scene, self.question)
             self.answer = answer_of(scene, self.question, self.server, self.rank)
         self.runs = self.request.tiers if self.request is not None else ()
@@ -212,7 +212,7 @@ class _Sequence:
 
     def _place(self, key: str, at: int, keys: Mapping[str, str]) -> Place | None:
         """Its life."""
-        return self.scene.place.enter(Step("page", keys.get(key, key))) if key else None
+        return self.scene.place.enter(PlaceStep("page", keys.get(key, key))) if key else None
 
     def title(self) -> Text:
         scene = self.scene

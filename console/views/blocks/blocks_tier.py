@@ -11,15 +11,15 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.views import MapView, RankState
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, size, text
 
-from ...feeds.feed import Question
-from ...model.place import Place, Step
+from ...feeds.feed import ViewQuestion
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.asked import answer_line, answer_of, flowing, is_stale
 from ..parts.blocks_offers import page_offers, tier_offers
 from ..parts.heat_map import Stretch, draw, layout
-from ..parts.view import Offer, Scene, View
+from ..parts.view import ConsoleView, OfferedAction, Scene
 from .block_holders import HeldCells, Holding, holders, no_one
-from .slot_map import RARE, STATES, SlotMap, slot_map
+from .slot_map import RARE, STATES, SlotCells, slot_map
 from .slot_rows import SlotRows
 
 #: Cells before a line of signs: the number of its first slot, or the name of its part.
@@ -37,7 +37,7 @@ HOLDER = (
 PART = (Column("part", widest=40, rank=8),)
 
 
-class TierLevel(View):
+class TierLevel(ConsoleView):
     """Its table has a row for each cell of the answer: for each slot, unless there are millions."""
 
     NAME = "blocks"
@@ -73,20 +73,20 @@ class TierLevel(View):
         here = _Here.of(scene)
         slots = here.slots
         if slots is None:
-            return View.EMPTY
+            return ConsoleView.EMPTY
         wanted, stale = _wanted_cell(scene, slots), is_stale(scene, here.question)
         columns = (SLOT, STATE, *(HOLDER if here.has_holders(slots) else ()), *(() if slots.one_piece else PART))
         names = [column.name for column in columns]
         rows = SlotRows(slots, lambda cell: here.row(scene, slots, cell, stale), names, lambda: here.held_cells(slots))
         return Table(columns, rows, empty="it has no slots", start="" if wanted is None else str(wanted))
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         here = _Here.of(scene)
         holding = scene.selected.subject if scene.selected is not None else None
         key = holding.request.last_page if isinstance(holding, Holding) else ""
         return (*page_offers(scene, here.server, key), *tier_offers(scene, here.server, here.tier))
 
-    def questions(self, scene: Scene) -> tuple[Question, ...]:
+    def questions(self, scene: Scene) -> tuple[ViewQuestion, ...]:
         return (_Here.of(scene).question,)
 
 
@@ -102,27 +102,27 @@ class _Here(NamedTuple):
     @classmethod
     def of(cls, scene: Scene) -> _Here:
         server, rank, tier = (scene.place.name(kind) or "" for kind in ("server", "rank", "tier"))
-        view = answer_of(scene, Question("map", tier, server), server, rank)
+        view = answer_of(scene, ViewQuestion("map", tier, server), server, rank)
         return cls(server, rank, tier, scene.moment.rank(server, rank), view)
 
     @property
-    def question(self) -> Question:
-        return Question("map", self.tier, self.server)
+    def question(self) -> ViewQuestion:
+        return ViewQuestion("map", self.tier, self.server)
 
     @property
-    def slots(self) -> SlotMap | None:
+    def slots(self) -> SlotCells | None:
         return slot_map(self.view) if self.view is not None and self.view.slots is not None else None
 
-    def has_holders(self, slots: SlotMap) -> bool:
+    def has_holders(self, slots: SlotCells) -> bool:
         """Block tables are of the device. Where a cell stands for several slots nobody is named."""
         return self.tier == "device" and slots.per_cell == 1
 
-    def holdings(self, slots: SlotMap, cell: int) -> list[Holding]:
+    def holdings(self, slots: SlotCells, cell: int) -> list[Holding]:
         if not self.has_holders(slots) or self.state is None:
             return []
         return holders(self.state.requests).of(slots.slots_of(cell)[0])
 
-    def held_cells(self, slots: SlotMap) -> HeldCells:
+    def held_cells(self, slots: SlotCells) -> HeldCells:
         """Those that requests hold."""
         if not self.has_holders(slots) or self.state is None:
             return no_one()
@@ -131,17 +131,17 @@ class _Here(NamedTuple):
         there = (cells >= 0) & (cells < slots.cells)
         return HeldCells(cells[there], {name: alike[there] for name, alike in held.alike.items()})
 
-    def row(self, scene: Scene, slots: SlotMap, cell: int, stale: bool) -> Row:
+    def row(self, scene: Scene, slots: SlotCells, cell: int, stale: bool) -> Row:
         first, last = slots.slots_of(cell)
         state = slots.state(cell)
         held = self.holdings(slots, cell)
-        server = Step("server", self.server)
+        server = PlaceStep("server", self.server)
         place = None
         if held:
-            place = Place("blocks", (server, Step("rank", self.rank), Step("request", held[0].request.rid)))
+            place = Place("blocks", (server, PlaceStep("rank", self.rank), PlaceStep("request", held[0].request.rid)))
         elif self.tier == "ssd" and not slots.one_piece:
             number = slots.parts[slots.part(cell)].name
-            place = Place("stripes", (server, Step("device", f"{self.rank}:{number}")))
+            place = Place("stripes", (server, PlaceStep("device", f"{self.rank}:{number}")))
         elif self.tier == "peer":
             place = Place("leases", (server,))
         cells = [
@@ -158,7 +158,7 @@ class _Here(NamedTuple):
         return Row(str(cell), tuple(cells), place, held[0] if held else None, stale)
 
 
-def stretches(slots: SlotMap) -> list[Stretch]:
+def stretches(slots: SlotCells) -> list[Stretch]:
     """A part each."""
     bounds = slots.starts.tolist()
     return [Stretch(first, end - first, slots.name(part)) for part, (first, end) in enumerate(pairwise(bounds))]
@@ -169,7 +169,7 @@ def _word_style(state: str) -> str:
     return "muted" if state == "free" else state
 
 
-def cell_under_cursor(scene: Scene, slots: SlotMap) -> int | None:
+def cell_under_cursor(scene: Scene, slots: SlotCells) -> int | None:
     key = scene.selected.key if scene.selected is not None else ""
     return int(key) if key.isdecimal() and int(key) < slots.cells else None
 
@@ -190,10 +190,13 @@ def legend(scene: Scene, counts: Mapping[str, int | None], *, about: bool = Fals
 def slot_place(server: str, rank: str, tier: str, slot: int, part: str = "") -> Place:
     """Where a tier is shown with the cursor on this slot."""
     name = f"{part}:{slot}" if part else str(slot)
-    return Place("blocks", (Step("server", server), Step("rank", rank), Step("tier", tier), Step("slot", name)))
+    return Place(
+        "blocks",
+        (PlaceStep("server", server), PlaceStep("rank", rank), PlaceStep("tier", tier), PlaceStep("slot", name)),
+    )
 
 
-def _wanted_cell(scene: Scene, slots: SlotMap) -> int | None:
+def _wanted_cell(scene: Scene, slots: SlotCells) -> int | None:
     """The cell of the slot that the place names."""
     part, _, slot = (scene.place.name("slot") or "").rpartition(":")
     return slots.cell_of(int(slot), part) if slot.isdecimal() else None

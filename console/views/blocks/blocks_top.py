@@ -11,16 +11,16 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, TierView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, share, size, text
 
-from ...feeds.feed import Question
-from ...model.place import Place, Step
+from ...feeds.feed import ViewQuestion
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.asked import answer_line, answer_of
 from ..parts.blocks_offers import page_offers, tier_offers
 from ..parts.heat_map import Stretch, draw, layout
 from ..parts.lazy_rows import LazyRows
 from ..parts.measures import TIERS, fill, share_cell
-from ..parts.settled import Cells, Settled, request_key
-from ..parts.view import Offer, Scene, View
+from ..parts.settled import Settled, SettledCells, request_key
+from ..parts.view import ConsoleView, OfferedAction, Scene
 from .blocks_tier import SHARE, legend, stretches
 from .slot_map import slot_map
 
@@ -33,7 +33,7 @@ STRIP = 12
 OTHERS = 66
 
 
-class TopLevel(View):
+class TopLevel(ConsoleView):
     """Everything, or what is of one server or rank. Maps are asked of the rank under the cursor: no one looks at
     others."""
 
@@ -55,7 +55,7 @@ class TopLevel(View):
             empty = "this server or rank is not on the bus any more, or says nothing of its tiers"
         return Table(columns, rows, empty=empty)
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         subject = scene.selected.subject if scene.selected is not None else None
         if not isinstance(subject, _Subject):
             return ()
@@ -63,11 +63,11 @@ class TopLevel(View):
             return tier_offers(scene, subject.of.server, subject.of.tier)
         return page_offers(scene, subject.of.server, subject.of.last_page)
 
-    def questions(self, scene: Scene) -> tuple[Question, ...]:
+    def questions(self, scene: Scene) -> tuple[ViewQuestion, ...]:
         rank = _looked_at(scene)
         if rank is None:
             return ()
-        return tuple(Question("map", tier.tier, tier.server) for tier in rank.tiers if tier.tier in TIERS)
+        return tuple(ViewQuestion("map", tier.tier, tier.server) for tier in rank.tiers if tier.tier in TIERS)
 
 
 def _columns(scene: Scene) -> tuple[Column, ...]:
@@ -115,8 +115,8 @@ def _key(subject: _Subject) -> str:
 
 def _row(scene: Scene, subject: _Subject) -> Row:
     of = subject.of
-    steps = (Step("server", of.server), Step("rank", of.rank))
-    step = Step("tier", of.tier) if isinstance(of, TierView) else Step("request", of.rid)
+    steps = (PlaceStep("server", of.server), PlaceStep("rank", of.rank))
+    step = PlaceStep("tier", of.tier) if isinstance(of, TierView) else PlaceStep("request", of.rid)
     cells = tuple(cell(scene, subject) for cell in CELLS)
     # What is over does not get old: it is not said again.
     over = isinstance(of, RequestView) and not of.live
@@ -155,7 +155,7 @@ def _where(scene: Scene, subject: _Subject) -> Cell:
     of = subject.of
     if isinstance(of, RequestView):
         return Cell(", ".join(f"{text(tier)} {pages}" for tier, pages in of.tiers) or NONE)
-    view = answer_of(scene, Question("map", of.tier, of.server), of.server, of.rank)
+    view = answer_of(scene, ViewQuestion("map", of.tier, of.server), of.server, of.rank)
     if view is not None and view.slots is not None:
         counts = slot_map(view).counts
         about = "~" if (view.slots_per_cell or 1) > 1 else ""
@@ -175,7 +175,7 @@ CELLS: tuple[Callable[[Scene, _Subject], Cell], ...] = (
 _SETTLED = Settled()
 
 
-def _settled(scene: Scene, subject: _Subject) -> Cells | None:
+def _settled(scene: Scene, subject: _Subject) -> SettledCells | None:
     """Requests that have ended; the app's thread only."""
     of = subject.of
     if isinstance(of, TierView) or of.live:
@@ -216,10 +216,10 @@ def _maps(scene: Scene, rank: RankState) -> list[Text]:
     if first is None:
         return []
     title = scene.line((f"{text(first.server)} {text(first.rank)}  ", "title"))
-    title.append_text(answer_line(scene, Question("map", first.tier, first.server), "what is in its slots"))
+    title.append_text(answer_line(scene, ViewQuestion("map", first.tier, first.server), "what is in its slots"))
     states: dict[str, None] = {}
     for tier in rank.tiers:
-        view = answer_of(scene, Question("map", tier.tier, tier.server), tier.server, tier.rank)
+        view = answer_of(scene, ViewQuestion("map", tier.tier, tier.server), tier.server, tier.rank)
         if view is not None and view.slots is not None:
             states.update(dict.fromkeys(slot_map(view).counts))
     if request is not None and request.block_table:
@@ -235,7 +235,7 @@ def _maps(scene: Scene, rank: RankState) -> list[Text]:
 def _map(scene: Scene, tier: TierView, room: int, request: RequestView | None) -> Iterator[Text]:
     width = scene.width - GUTTER
     name = f"{text(tier.tier)[:7]:<7} {share(fill(tier), 1.0):>4} "
-    view = answer_of(scene, Question("map", tier.tier, tier.server), tier.server, tier.rank)
+    view = answer_of(scene, ViewQuestion("map", tier.tier, tier.server), tier.server, tier.rank)
     if view is None:
         yield scene.line((name, tier.tier), (scene.glyphs.bar(fill(tier), width), "stale"))
     elif view.slots is None:
@@ -259,7 +259,7 @@ def _map(scene: Scene, tier: TierView, room: int, request: RequestView | None) -
 
 
 def _drawn(scene: Scene, tier: TierView) -> bool:
-    view = answer_of(scene, Question("map", tier.tier, tier.server), tier.server, tier.rank)
+    view = answer_of(scene, ViewQuestion("map", tier.tier, tier.server), tier.server, tier.rank)
     return view is not None and view.slots is not None
 
 

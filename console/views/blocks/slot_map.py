@@ -23,7 +23,7 @@ RARE = ("recomputing", "loading", "out")
 FEW = 0.1
 
 
-class SlotMap:
+class SlotCells:
     """One answer. Cells are numbered from 0; a part's first cell stands for its slot 0.
 
     Where the tier is of one piece there is one part without a name, and its first slot is `first_slot`.
@@ -130,9 +130,9 @@ class SlotMap:
         return {state: int(slots) for state, slots in zip(self.states, counts, strict=True) if slots > 0}
 
 
-_MAPS: Remembered[MapView, SlotMap] = Remembered(SlotMap)
+_MAPS: Remembered[MapView, SlotCells] = Remembered(SlotCells)
 
 
-def slot_map(view: MapView) -> SlotMap:
+def slot_map(view: MapView) -> SlotCells:
     """The map of an answer whose `slots` are known. The app's thread only."""
     return _MAPS.of(view)

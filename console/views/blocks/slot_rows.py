@@ -10,7 +10,7 @@ import numpy as np
 from ...model.sieve import Tests
 from ...model.table import Row
 from .block_holders import HeldCells, no_one
-from .slot_map import SlotMap
+from .slot_map import SlotCells
 from .slot_sieve import Cells, sieved
 
 
@@ -18,7 +18,7 @@ class SlotRows(Sequence[Row]):
     """A row for each cell of a map, made when it is drawn. Orders are orders of stretches of cells."""
 
     def __init__(
-        self, slots: SlotMap, make: Callable[[int], Row], columns: Sequence[str] = ("slot", "state"),
+        self, slots: SlotCells, make: Callable[[int], Row], columns: Sequence[str] = ("slot", "state"),
         held: Callable[[], HeldCells] = no_one, *, stretches: tuple[Cells, Cells] | None = None,
         backwards: bool = False,
     ) -> None:  # fmt: skip

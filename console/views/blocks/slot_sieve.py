@@ -12,7 +12,7 @@ from swift_tiers.radix_tiering.bus.hear.figures import NONE
 from ...model.sieve import Test, Tests
 from ...model.table import Cell, Row
 from .block_holders import HeldCells
-from .slot_map import SlotMap
+from .slot_map import SlotCells
 
 #: Where there are more cells, a slot is found by its whole number only, and not by a regular expression.
 MOST_NUMBERS = 300_000
@@ -22,7 +22,7 @@ Kept = NDArray[np.bool_]
 
 
 def sieved(
-    slots: SlotMap, tests: Tests, columns: Sequence[str], held: HeldCells, make: Callable[[int], Row]
+    slots: SlotCells, tests: Tests, columns: Sequence[str], held: HeldCells, make: Callable[[int], Row]
 ) -> tuple[Cells, Kept]:
     """Edges of cells from 0 to their end, and whether what is between two of them passes."""
     numbers = [_numbers(slots, test) if test.column in (None, 0) else np.zeros(0, np.int64) for test in tests]
@@ -60,7 +60,7 @@ def sieved(
     return edges, kept
 
 
-def _numbers(slots: SlotMap, test: Test) -> Cells:
+def _numbers(slots: SlotCells, test: Test) -> Cells:
     """Where the cells whose number passes begin and end, in turns."""
     if test.between is not None:
         return _between(slots, *test.between)
@@ -71,7 +71,7 @@ def _numbers(slots: SlotMap, test: Test) -> Cells:
     return slots.searched[test.term]
 
 
-def _searched(slots: SlotMap, test: Test) -> Cells:
+def _searched(slots: SlotCells, test: Test) -> Cells:
     if slots.cells > MOST_NUMBERS:
         slot = int(test.word) if test.word.isdecimal() else -1
         found = [slots.cell_of(slot, part.name) for part in slots.parts]
@@ -89,7 +89,7 @@ def _searched(slots: SlotMap, test: Test) -> Cells:
     return np.flatnonzero(np.diff(passes)).astype(np.int64)
 
 
-def _between(slots: SlotMap, low: float, high: float) -> Cells:
+def _between(slots: SlotCells, low: float, high: float) -> Cells:
     """Cells whose first slot lies between these, part by part."""
     edges: list[int] = []
     for number in range(len(slots.parts)):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ...feeds.feed import Question
+from ...feeds.feed import ViewQuestion
 from ...model.table import Table
-from ..parts.view import Offer, Scene, View
+from ..parts.view import ConsoleView, OfferedAction, Scene
 from .blocks_page import PageLevel
 from .blocks_sequence import SequenceLevel
 from .blocks_tier import SHARE, TierLevel
 from .blocks_top import TopLevel
 
 #: What is shown, by the innermost step of the place.
-LEVELS: dict[str, View] = {
+LEVELS: dict[str, ConsoleView] = {
     "server": TopLevel(),
     "rank": TopLevel(),
     "tier": TierLevel(),
@@ -24,7 +24,7 @@ LEVELS: dict[str, View] = {
 }
 
 
-class Blocks(View):
+class Blocks(ConsoleView):
     """Top: tiers and requests. In a tier: its slots. In a request: its pages. In a page: its life."""
 
     NAME = "blocks"
@@ -40,13 +40,13 @@ class Blocks(View):
     def table(self, scene: Scene) -> Table:
         return _level(scene).table(scene)
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         return _level(scene).offers(scene)
 
-    def questions(self, scene: Scene) -> tuple[Question, ...]:
+    def questions(self, scene: Scene) -> tuple[ViewQuestion, ...]:
         return _level(scene).questions(scene)
 
 
-def _level(scene: Scene) -> View:
+def _level(scene: Scene) -> ConsoleView:
     last = scene.place.last
     return LEVELS["server"] if last is None else LEVELS.get(last.kind, LEVELS["server"])

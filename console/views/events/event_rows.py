@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple, overload
 
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 from swift_tiers.radix_tiering.bus.hear.event_tail import gap_words
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, text
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 from ...model import event_words
-from ...model.events import EventLog
+from ...model.events import EventHistory
 from ...model.palette import MARKS
-from ...model.place import Place, Step
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Sorting, Table, ordered
 
 LOST = "LOST"
@@ -25,9 +25,9 @@ SELECTIONS = 4
 Test = Callable[[Row], bool]
 
 
-def make_row(number: int, item: Event | Gap, whole_date: bool) -> Row:
+def make_row(number: int, item: StreamEvent | Gap, whole_date: bool) -> Row:
     """`number`: of the item in its log."""
-    place = Place("events", (Step("event", str(number)),))
+    place = Place("events", (PlaceStep("event", str(number)),))
     who = Cell(text(item.server), style="title"), Cell(text(item.rank))
     if isinstance(item, Gap):
         head = Cell(NONE), Cell(LOST, int(Mark.WARNING), "warning")
@@ -60,19 +60,19 @@ class _Selection(NamedTuple):
 
     numbers: list[int]
     upto: int
-    last: Event | Gap | None  # the item before `upto`: if that is another one, the log has been begun anew
+    last: StreamEvent | Gap | None  # the item before `upto`: if that is another one, the log has been begun anew
 
 
 class Shelf:
     """Rows that were made, and what passed tests. All of it follows from the log, so it may be thrown away."""
 
     def __init__(self) -> None:
-        self.log = EventLog()
+        self.log = EventHistory()
         self._whole_date = False
         self._rows: dict[int, Row] = {}
         self._selections: dict[tuple[str, ...], _Selection] = {}
 
-    def use(self, log: EventLog, whole_date: bool) -> None:
+    def use(self, log: EventHistory, whole_date: bool) -> None:
         """From now on."""
         if log is not self.log or whole_date != self._whole_date:
             self._rows.clear()

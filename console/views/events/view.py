@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 from swift_tiers.radix_tiering.bus.hear.event_tail import gap_words
 from swift_tiers.radix_tiering.bus.hear.figures import UNKNOWN, ago, count, text
 from swift_tiers.radix_tiering.bus.hear.troubles import SKEW_SECONDS, Mark
@@ -15,9 +15,9 @@ from swift_tiers.radix_tiering.bus.hear.troubles import SKEW_SECONDS, Mark
 from ...model import event_words
 from ...model.charts import Drawn, fitting
 from ...model.palette import MARKS
-from ...model.place import Place, Step
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
-from ..parts.view import Scene, View
+from ..parts.view import ConsoleView, Scene
 from .event_rows import LOST, EventRows, Shelf, time_words
 
 #: From this width on there are dates and milliseconds, ranks and numbers.
@@ -40,7 +40,7 @@ FIELDS = (
 LATELY, PARTS = 300.0, 30
 
 
-class Events(View):
+class Events(ConsoleView):
     """The stream of all servers, the newest first; a cursor on the first row follows it. Enter: all of one event."""
 
     NAME = "events"
@@ -60,8 +60,10 @@ class Events(View):
         number = scene.place.name("event")
         if number is not None:
             item = _item(scene, number)
-            rows = [] if not isinstance(item, Event) else [_field_row(item, *field) for field in item.fields.items()]
-            return Table(FIELDS, rows, empty="it has no fields") if isinstance(item, Event) else self.EMPTY
+            rows = (
+                [] if not isinstance(item, StreamEvent) else [_field_row(item, *field) for field in item.fields.items()]
+            )
+            return Table(FIELDS, rows, empty="it has no fields") if isinstance(item, StreamEvent) else self.EMPTY
         wide = scene.width >= WIDE
         self._shelf.use(scene.moment.events, wide)
         empty = "nothing has been told" if scene.server is None else f"{text(scene.server)} has told nothing"
@@ -124,7 +126,7 @@ def _mark(kind: str) -> Mark:
 # ---- one event ----
 
 
-def _item(scene: Scene, number: str) -> Event | Gap | None:
+def _item(scene: Scene, number: str) -> StreamEvent | Gap | None:
     try:
         return scene.moment.events[int(number)]
     except (IndexError, ValueError):
@@ -155,7 +157,7 @@ def _about(scene: Scene, number: str) -> list[Text]:
     ]  # fmt: skip
 
 
-def _field_row(event: Event, name: str, value: object) -> Row:
+def _field_row(event: StreamEvent, name: str, value: object) -> Row:
     place = _target(event, str(name), value)
     cells = (
         Cell(text(event_words.label(str(name))), style="title"),
@@ -165,13 +167,13 @@ def _field_row(event: Event, name: str, value: object) -> Row:
     return Row(str(name), cells, place)
 
 
-def _target(event: Event, name: str, value: object) -> Place | None:
+def _target(event: StreamEvent, name: str, value: object) -> Place | None:
     """Where this is looked into."""
-    server, said = Step("server", event.server), str(value)
+    server, said = PlaceStep("server", event.server), str(value)
     if name in ("key", "page") and len(said) == 64:
-        return Place("blocks", (Step("page", said),))
+        return Place("blocks", (PlaceStep("page", said),))
     if name == "rid":
-        return Place("restores", (server, Step("request", said)))
+        return Place("restores", (server, PlaceStep("request", said)))
     if name in ("lease", "leases", "donor", "borrower"):
         return Place("leases", (server,))
     if name == "device" or (name == "tier" and said == "ssd"):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 from swift_tiers.radix_tiering.bus.hear.figures import ago, seconds, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
@@ -25,24 +25,24 @@ KINDS = ("lease.", "lending.", "borrowed.")
 SORTED = 200
 
 
-class Told(NamedTuple):
+class LeaseEvent(NamedTuple):
     """An event of a donor or a borrower, with the lease name of who tells it."""
 
     name: str
-    event: Event
+    event: StreamEvent
 
 
-def told(scene: Scene) -> Iterator[Told]:
+def told(scene: Scene) -> Iterator[LeaseEvent]:
     """From the newest to the oldest."""
     server = scene.server
     for item in scene.moment.events.newest():
-        if isinstance(item, Event) and item.kind.startswith(KINDS):
+        if isinstance(item, StreamEvent) and item.kind.startswith(KINDS):
             donor = str(item.fields.get("donor", ""))
             if server is None or server in (item.server, donor.rpartition(".")[0]):
-                yield Told(lease_name(item.server, item.rank), item)
+                yield LeaseEvent(lease_name(item.server, item.rank), item)
 
 
-def of_pair(events: Iterable[Told], donor: str, borrower: str, number: str | None = None) -> Iterator[Told]:
+def of_pair(events: Iterable[LeaseEvent], donor: str, borrower: str, number: str | None = None) -> Iterator[LeaseEvent]:
     """What concerns these two, or one of their leases."""
     for one in events:
         fields = one.event.fields
@@ -61,7 +61,7 @@ def recalls(scene: Scene) -> Counter[tuple[str, str]]:
     )
 
 
-def history(scene: Scene, events: Iterable[Told], room: int) -> list[Text]:
+def history(scene: Scene, events: Iterable[LeaseEvent], room: int) -> list[Text]:
     """The newest first, under a heading."""
     lines: list[Text] = []
     # They were read server by server: what was read last need not have happened last.
@@ -77,12 +77,12 @@ def history(scene: Scene, events: Iterable[Told], room: int) -> list[Text]:
     return [scene.line(("what has happened", "title")), *lines] if lines else []
 
 
-def _ago(scene: Scene, event: Event) -> str:
+def _ago(scene: Scene, event: StreamEvent) -> str:
     assert scene.moment.snapshot is not None
     return ago(max(0.0, scene.moment.snapshot.time - event.happened + scene.moment.age))
 
 
-def _what(scene: Scene, event: Event, mark: Mark) -> list[tuple[str, str]]:
+def _what(scene: Scene, event: StreamEvent, mark: Mark) -> list[tuple[str, str]]:
     """A decision says what was decided and by which window; other events what they are and their fields."""
     fields = event.fields
     if event.kind == "lending.sized":
@@ -96,7 +96,7 @@ def _what(scene: Scene, event: Event, mark: Mark) -> list[tuple[str, str]]:
 _DECIDED = ("decision", "from_bytes", "to_bytes", "peak_bytes")
 
 
-def _decision(scene: Scene, event: Event) -> list[tuple[str, str]]:
+def _decision(scene: Scene, event: StreamEvent) -> list[tuple[str, str]]:
     """In the words of the paper: a donor that scales up takes memory back. The window is the donor's of now."""
     fields = event.fields
     before, after = fields.get("from_bytes"), fields.get("to_bytes")

@@ -6,15 +6,15 @@ from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.bus.contract.commands import (
     AnyCommand,
     CapLending,
-    CommandError,
+    CommandRefusedError,
     PinLease,
     RecallLeases,
     UnpinLease,
 )
 from swift_tiers.radix_tiering.bus.hear.figures import size, text
-from swift_tiers.radix_tiering.bus.hear.lease_pairs import Lease, Pair
+from swift_tiers.radix_tiering.bus.hear.lease_pairs import Pair, PairedLease
 
-from ..parts.view import Offer, Scene
+from ..parts.view import OfferedAction, Scene
 
 _BACK = (
     "Its borrower saves what would be lost as far as it can, and returns it at once; at the latest its term ends it. "
@@ -22,7 +22,7 @@ _BACK = (
 _AGAIN = "What comes back may be lent again; a cap keeps it."
 
 
-def offers_for(scene: Scene, pair: Pair, lease: Lease | None) -> tuple[Offer, ...]:
+def offers_for(scene: Scene, pair: Pair, lease: PairedLease | None) -> tuple[OfferedAction, ...]:
     """About a pair, and one of its leases; nothing where the donor obeys no commands, or is gone."""
     server, _, rank = pair.donor.rpartition(".")
     state = scene.moment.server(server)
@@ -31,12 +31,12 @@ def offers_for(scene: Scene, pair: Pair, lease: Lease | None) -> tuple[Offer, ..
     donor, borrower = text(pair.donor), text(pair.borrower)
     return (
         *(() if lease is None else _of_lease(lease, server, rank)),
-        Offer(
+        OfferedAction(
             "A", "recall all", server, f"recall all that {donor} lends to {borrower}",
             f"{_lent(pair)} come back. {_BACK}{_AGAIN}",
             lambda _: RecallLeases(leases="all", borrower=pair.borrower, rank=rank),
         ),
-        Offer(
+        OfferedAction(
             "C", "cap lending", server, f"limit what {donor} lends",
             "What is beyond the limit is recalled, pinned leases last; without a limit it lends as it decides itself.",
             lambda typed: CapLending(limit=_limit(typed), rank=rank), "a limit as 8GiB, or none",
@@ -44,9 +44,9 @@ def offers_for(scene: Scene, pair: Pair, lease: Lease | None) -> tuple[Offer, ..
     )  # fmt: skip
 
 
-def _of_lease(lease: Lease, server: str, rank: str) -> tuple[Offer, ...]:
+def _of_lease(lease: PairedLease, server: str, rank: str) -> tuple[OfferedAction, ...]:
     number = lease.number
-    recall = Offer(
+    recall = OfferedAction(
         "R", "recall", server, f"recall lease {number} ({size(lease.entry.bytes)})", _BACK + _AGAIN,
         lambda _: RecallLeases(leases=number, borrower=lease.pair.borrower, rank=rank),
     )  # fmt: skip
@@ -60,7 +60,7 @@ def _of_lease(lease: Lease, server: str, rank: str) -> tuple[Offer, ...]:
     def command(_: str) -> AnyCommand:
         return make(lease=number, rank=rank)
 
-    return recall, Offer(key, label, server, f"{label} lease {number}", effect, command)
+    return recall, OfferedAction(key, label, server, f"{label} lease {number}", effect, command)
 
 
 def _lent(pair: Pair) -> str:
@@ -70,8 +70,8 @@ def _lent(pair: Pair) -> str:
 
 
 def _limit(typed: str) -> int | None:
-    """Bytes. Raises CommandError."""
+    """Bytes. Raises CommandRefusedError."""
     try:
         return None if typed == "none" else int(Size.parse(typed))
     except ValueError as error:
-        raise CommandError(f"cap lending: {error}, or none") from None
+        raise CommandRefusedError(f"cap lending: {error}, or none") from None

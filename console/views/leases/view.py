@@ -10,8 +10,8 @@ from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.contract.views import LeaseEntry, LeasesView, RankState, RankView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, ago, count, epoch, seconds, size, text
 from swift_tiers.radix_tiering.bus.hear.lease_pairs import (
-    Lease,
     Pair,
+    PairedLease,
     difference,
     differences,
     leases_of,
@@ -20,13 +20,13 @@ from swift_tiers.radix_tiering.bus.hear.lease_pairs import (
 )
 from swift_tiers.radix_tiering.bus.hear.troubles import Trouble, lease_troubles, rank_troubles
 
-from ...model.charts import Series, beside, chart
+from ...model.charts import ChartSeries, beside, chart
 from ...model.palette import MARKS
-from ...model.place import Step
+from ...model.place import PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.drawn import drawn
-from ..parts.rank_table import Field, mark_cell, rank_table, sized
-from ..parts.view import Offer, Scene, View
+from ..parts.rank_table import RankColumn, mark_cell, rank_table, sized
+from ..parts.view import ConsoleView, OfferedAction, Scene
 from .lease_history import history, of_pair, recalls, told
 from .lease_offers import offers_for
 
@@ -61,7 +61,7 @@ BAR, SPARK = 10, 12
 WIDE, TALL, CHARTS, CHART = 130, 36, 4, 4
 
 
-class Leases(View):
+class Leases(ConsoleView):
     """Top: who lends and borrows, why so much, and each pair. In a pair: its leases, and what became of them."""
 
     NAME = "leases"
@@ -97,12 +97,12 @@ class Leases(View):
             return Table(LEASES, rows, empty="no lease is listed")
         return pair_table(scene)
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         pair, lease = _pair(scene), None
         if pair is None and scene.selected is not None and isinstance(scene.selected.subject, Pair):
             pair = scene.selected.subject
         if pair is not None and scene.place.name("borrower") is not None:
-            if scene.selected is not None and isinstance(scene.selected.subject, Lease):
+            if scene.selected is not None and isinstance(scene.selected.subject, PairedLease):
                 lease = scene.selected.subject
             elif scene.place.name("lease") is not None:
                 lease = _lease(pair, scene.place.name("lease"))
@@ -149,7 +149,7 @@ def _pair(scene: Scene) -> Pair | None:
     return next((pair for pair in _pairs(scene) if (pair.donor, pair.borrower) == (donor, borrower)), None)
 
 
-def _lease(pair: Pair, number: str | None) -> Lease | None:
+def _lease(pair: Pair, number: str | None) -> PairedLease | None:
     return next((lease for lease in leases_of(pair) if str(lease.number) == number), None)
 
 
@@ -169,24 +169,24 @@ def _name(state: RankState) -> str:
 def lending_table(scene: Scene) -> Table:
     """What each rank lends, of how much, and the window that decides that; then what it borrows."""
 
-    def spark(name: str, field: str, style: str) -> Field:
-        return Field(
+    def spark(name: str, field: str, style: str) -> RankColumn:
+        return RankColumn(
             Column(name, widest=60, rank=5, unit="B"),
             lambda rank: Cell(_spark(scene, rank, field, _disposal(rank) if style == "lent" else None), style=style),
         )
 
     fields = (
         sized("lends", "lent_bytes", 8),
-        Field(Column("full", rank=7, unit="share, 0 to 1"), lambda rank: _full(scene, rank)),
-        Field(Column("of", right=True, rank=7, unit="B"), lambda rank: _size(_disposal(rank))),
-        Field(Column("at most", right=True, rank=6, unit="B"), lambda rank: _size(rank.lend_limit_bytes, "note")),
-        Field(Column("needed", right=True, rank=7, unit="B"), lambda rank: _size(rank.lend_peak_bytes)),
-        Field(Column("within", right=True, rank=6, unit="s"), lambda rank: _left_cell(rank.lend_window_seconds)),
+        RankColumn(Column("full", rank=7, unit="share, 0 to 1"), lambda rank: _full(scene, rank)),
+        RankColumn(Column("of", right=True, rank=7, unit="B"), lambda rank: _size(_disposal(rank))),
+        RankColumn(Column("at most", right=True, rank=6, unit="B"), lambda rank: _size(rank.lend_limit_bytes, "note")),
+        RankColumn(Column("needed", right=True, rank=7, unit="B"), lambda rank: _size(rank.lend_peak_bytes)),
+        RankColumn(Column("within", right=True, rank=6, unit="s"), lambda rank: _left_cell(rank.lend_window_seconds)),
         spark("lends over time", "lent_bytes", "lent"),
         sized("borrows", "borrowed_bytes", 8),
         spark("borrows over time", "borrowed_bytes", "borrowed"),
-        Field(Column("lends to", widest=48, rank=2), lambda rank: _all(rank.lends_to)),
-        Field(Column("borrows from", widest=48, rank=3), lambda rank: _all(rank.borrows_from)),
+        RankColumn(Column("lends to", widest=48, rank=2), lambda rank: _all(rank.lends_to)),
+        RankColumn(Column("borrows from", widest=48, rank=3), lambda rank: _all(rank.borrows_from)),
     )
     ranks = [state.rank for state in _ranks(scene) if state.rank is not None]
     return rank_table(scene, ranks, fields, rank_troubles)
@@ -226,7 +226,7 @@ def _charts(scene: Scene, states: list[RankState]) -> list[Text]:
         for field, style, word in (("lent_bytes", "lent", "lends"), ("borrowed_bytes", "borrowed", "borrows")):
             values = scene.moment.history.values(rank, field)
             if any(values):
-                series = Series(f"{text(_name(state))} {word}", style, values, size)
+                series = ChartSeries(f"{text(_name(state))} {word}", style, values, size)
                 drawn.append(chart(scene.glyphs, series, (scene.width - 2) // 2, CHART))
     lines: list[Text] = []
     for left, right in zip_longest(drawn[0:CHARTS:2], drawn[1:CHARTS:2]):
@@ -324,7 +324,7 @@ def lease_table(scene: Scene) -> Table:
     return Table((*PAIRS[:3], *LEASES), [_named_lease_row(scene, lease) for lease in leases], empty="")
 
 
-def _named_lease_row(scene: Scene, lease: Lease) -> Row:
+def _named_lease_row(scene: Scene, lease: PairedLease) -> Row:
     row, pair = _lease_row(scene, lease), lease.pair
     names = tuple(Cell(text(name), style="title") for name in (pair.donor, pair.borrower))
     return row._replace(
@@ -357,12 +357,12 @@ def _pair_row(scene: Scene, pair: Pair, recalls: int) -> Row:
         Cell(epoch(view.epoch)),
     )
     base = scene.place if scene.place.name("donor") is None else scene.place._replace(steps=scene.place.steps[:-1])
-    place = base.enter(Step("donor", pair.donor), Step("borrower", pair.borrower))
+    place = base.enter(PlaceStep("donor", pair.donor), PlaceStep("borrower", pair.borrower))
     stale = any(scene.moment.is_old(one) for one in pair.views)
     return Row(f"{pair.donor} {pair.borrower}", cells, place, pair, stale)
 
 
-def _lease_row(scene: Scene, lease: Lease) -> Row:
+def _lease_row(scene: Scene, lease: PairedLease) -> Row:
     entry, pair = lease.entry, lease.pair
     odd = difference(lease)
     one_side = pair.lent is None or pair.borrowed is None
@@ -376,7 +376,7 @@ def _lease_row(scene: Scene, lease: Lease) -> Row:
         Cell("pinned" if entry.pinned else NONE, style="pinned" if entry.pinned else "muted"),
         Cell(odd or (NONE if one_side else "the same"), style="note" if odd else "muted" if one_side else "good"),
     )
-    place = scene.place.enter(Step("lease", str(lease.number)))
+    place = scene.place.enter(PlaceStep("lease", str(lease.number)))
     return Row(str(lease.number), cells, place, lease, any(scene.moment.is_old(one) for one in pair.views))
 
 

@@ -10,14 +10,14 @@ from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, way
 
 from ...model.table import Cell, Column, Table
 from ..parts.measures import share_cell
-from ..parts.rank_table import Field, counted, rank_table, sized
+from ..parts.rank_table import RankColumn, counted, rank_table, sized
 from ..parts.view import Scene
 
 _RATE, _SINCE = "B/s, by NVML", "B in all, by NVML"
 
 GPUS = (
-    Field(Column("GPU", right=True, rank=9), lambda gpu: Cell(UNKNOWN if gpu.index is None else str(gpu.index))),
-    Field(Column("name", widest=30, rank=6), lambda gpu: Cell(text(gpu.name))),
+    RankColumn(Column("GPU", right=True, rank=9), lambda gpu: Cell(UNKNOWN if gpu.index is None else str(gpu.index))),
+    RankColumn(Column("name", widest=30, rank=6), lambda gpu: Cell(text(gpu.name))),
     counted("NVLinks", "nvlinks", 5),
     sized("NVLink sent/s", "nvlink_sent_bytes_per_second", 8, _RATE),
     sized("received/s", "nvlink_received_bytes_per_second", 8, _RATE),
@@ -25,15 +25,17 @@ GPUS = (
     sized("received/s, about", "pcie_received_bytes_per_second", 7, _RATE),
     sized("memory", "memory_used_bytes", 4),
     sized("of", "memory_total_bytes", 3),
-    Field(Column("busy", right=True, rank=4, unit="share, 0 to 1"), lambda gpu: _busy(gpu)),
+    RankColumn(Column("busy", right=True, rank=4, unit="share, 0 to 1"), lambda gpu: _busy(gpu)),
     sized("NVLink sent", "nvlink_sent_bytes", 2, _SINCE),
     sized("received", "nvlink_received_bytes", 2, _SINCE),
-    Field(Column("trouble", rank=6), lambda gpu: Cell(text(gpu.trouble) or NONE, style="wrong" if gpu.trouble else "")),
+    RankColumn(
+        Column("trouble", rank=6), lambda gpu: Cell(text(gpu.trouble) or NONE, style="wrong" if gpu.trouble else "")
+    ),
 )
 REACHES = (
-    Field(Column("reaches", widest=48, rank=9), lambda reach: Cell(f"{text(reach.name)} {short(reach.gpu)}")),
-    Field(Column("by", rank=9), lambda reach: Cell(way_words(reach))),
-    Field(Column("access", rank=8), lambda reach: _access(reach)),
+    RankColumn(Column("reaches", widest=48, rank=9), lambda reach: Cell(f"{text(reach.name)} {short(reach.gpu)}")),
+    RankColumn(Column("by", rank=9), lambda reach: Cell(way_words(reach))),
+    RankColumn(Column("access", rank=8), lambda reach: _access(reach)),
     sized("NVLink sent/s", "nvlink_sent_bytes_per_second", 7, _RATE),
     sized("received/s", "nvlink_received_bytes_per_second", 7, _RATE),
     sized("NVLink sent", "nvlink_sent_bytes", 5, _SINCE),

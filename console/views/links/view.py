@@ -9,14 +9,14 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.views import LinkView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, size, text
 
-from ...model.charts import Drawn, Series, beside, chart, fitting
-from ...model.place import Place, Step
+from ...model.charts import ChartSeries, Drawn, beside, chart, fitting
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.drawn import drawn
 from ..parts.measures import PERCENTILES, RATES, TIERS, seconds_cell, sum_of
 from ..parts.rank_table import HOME, SAID, said_cell
 from ..parts.sums import added
-from ..parts.view import Scene, View
+from ..parts.view import ConsoleView, Scene
 from ..parts.ways import Flow, flow, flows, way_of
 from .gpu_tables import gpu_table, reach_table
 from .wires import carried_line, gpu_lines, wire_lines, wires
@@ -53,7 +53,7 @@ PLACES = (*HOME, *_FIGURES, SAID)
 LINKS = (*HOME, *_ENDS, *_FIGURES, SAID)
 
 
-class Links(View):
+class Links(ConsoleView):
     """Top: the matrix, and every way. In a way: its history, and each rank that copies over it; in
     a rank of it, what its GPU does and whom it reaches."""
 
@@ -193,7 +193,7 @@ def _histories(scene: Scene, found: Sequence[Flow], rates: _Rates, room: int) ->
     lines = []
     for first in range(0, len(ways), across):
         row = [
-            Series(
+            ChartSeries(
                 f"{text(one.way.source)} to {text(one.way.destination)}", _style(one.way.source),
                 rates[one.name], _rate, one.bytes_per_second,
             )
@@ -218,13 +218,15 @@ def _way_row(scene: Scene, one: Flow) -> Row:
         Cell(count(len(one.links)), len(one.links)),
     )
     stale = all(scene.moment.is_old(link) for link in one.links)
-    return Row(one.name, cells, scene.place.enter(Step("link", one.name)), one.links, stale)
+    return Row(one.name, cells, scene.place.enter(PlaceStep("link", one.name)), one.links, stale)
 
 
 def _place_row(scene: Scene, one: Flow) -> Row:
     link = one.links[0]
     cells = (*_home(link), *_figures(scene, one), said_cell(scene, link))
-    place = Place("links", (Step("link", one.name), Step("server", link.server), Step("rank", link.rank)))
+    place = Place(
+        "links", (PlaceStep("link", one.name), PlaceStep("server", link.server), PlaceStep("rank", link.rank))
+    )
     return Row(f"{link.server} {link.rank}", cells, place, link, scene.moment.is_old(link))
 
 
@@ -301,18 +303,18 @@ def _details(scene: Scene, name: str) -> list[Text]:
         lines += drawn(scene, gpu, 1, whole=False)
     history = scene.moment.history
     span = history.span(links[0])
-    big = Series(
+    big = ChartSeries(
         f"bytes, the last {seconds(span)}", _style(way.source), one.rates(history, "bytes"), _rate, one.bytes_per_second
     )
     small = (
-        Series(
+        ChartSeries(
             "copies/s",
             "note",
             one.rates(history, "transfers"),
             lambda value: count(round(value, 1)),
             one.transfers_per_second,
         ),
-        Series("busy, s/s", "good", one.rates(history, "seconds"), _busy, one.busy),
+        ChartSeries("busy, s/s", "good", one.rates(history, "seconds"), _busy, one.busy),
     )
     below = scene.room(Links.LINES_SHARE, len(reach_table(scene).rows)) if alone else scene.room(Links.LINES_SHARE)
     room = below - len(lines)

@@ -42,7 +42,7 @@ class Both(NamedTuple):
         return None if self.hardware is None or self.engine is None else self.hardware - self.engine
 
 
-class Wire(NamedTuple):
+class WireTraffic(NamedTuple):
     """One kind of wire, of one GPU or of several together."""
 
     name: str
@@ -55,12 +55,12 @@ class Wire(NamedTuple):
         return self.name == PCIE
 
 
-def wires(moment: Moment, server: str | None, rank: str | None = None) -> list[Wire]:
+def wires(moment: Moment, server: str | None, rank: str | None = None) -> list[WireTraffic]:
     """Those that NVML says something of. Of each, GPUs of which it says nothing are left out on both sides."""
     homes = _homes(moment)
     ranks = [one for one in moment.ranks(server) if rank in (None, one.name) and not _silent(moment, one.gpu)]
     found = [
-        Wire(name, *(_both(name, outward, ranks, homes, moment.history) for outward in (True, False)))
+        WireTraffic(name, *(_both(name, outward, ranks, homes, moment.history) for outward in (True, False)))
         for name in (NVLINK, PCIE)
     ]
     return [wire for wire in found if wire.sent.hardware is not None or wire.received.hardware is not None]
@@ -135,7 +135,7 @@ def _carried_by(link: LinkView, rank: RankState, homes: dict[str, str]) -> tuple
 # ---- drawn ----
 
 
-def wire_lines(scene: Scene, found: Sequence[Wire]) -> list[Text]:
+def wire_lines(scene: Scene, found: Sequence[WireTraffic]) -> list[Text]:
     """A small table: a line for each wire."""
     if not found:
         return []
@@ -155,7 +155,7 @@ def wire_lines(scene: Scene, found: Sequence[Wire]) -> list[Text]:
     return lines
 
 
-def _narrow(scene: Scene, found: Sequence[Wire]) -> list[Text]:
+def _narrow(scene: Scene, found: Sequence[WireTraffic]) -> list[Text]:
     return [
         scene.line(*fitting(
             scene.width,

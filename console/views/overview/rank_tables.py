@@ -6,10 +6,10 @@ from swift_tiers.radix_tiering.bus.contract.views import TierView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, count, text
 from swift_tiers.radix_tiering.bus.hear.troubles import rank_troubles, tier_troubles
 
-from ...model.place import Place, Step
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Table
 from ..parts.measures import fill, seconds_cell, share_cell
-from ..parts.rank_table import Field, count_cell, counted, rank_table, size_cell, sized
+from ..parts.rank_table import RankColumn, count_cell, counted, rank_table, size_cell, sized
 from ..parts.sums import NOW_SECONDS
 from ..parts.view import Scene
 
@@ -28,8 +28,8 @@ ENGINE = (
     counted("to write", "write_queue_pages", 5, "pages"),
     counted("events", "events", 2, _SINCE),
     counted("lost", "events_lost", 4, "events " + _SINCE),
-    Field(Column("publishing", right=True, rank=3, unit="s"), lambda rank: seconds_cell(rank.publish_seconds)),
-    Field(Column("engine", rank=1), lambda rank: Cell(text(rank.io_engine) or NONE)),
+    RankColumn(Column("publishing", right=True, rank=3, unit="s"), lambda rank: seconds_cell(rank.publish_seconds)),
+    RankColumn(Column("engine", rank=1), lambda rank: Cell(text(rank.io_engine) or NONE)),
 )
 DIRECTORY = (
     counted("below the device", "pages", 8, "pages"),
@@ -59,25 +59,25 @@ def tier_table(scene: Scene) -> Table:
     """Every tier of every rank; each leads to its blocks."""
     history = scene.moment.history
 
-    def rate(name: str, counter: str, unit: str, rank: int) -> Field:
+    def rate(name: str, counter: str, unit: str, rank: int) -> RankColumn:
         make = size_cell if unit == "B" else _rounded
         column = Column(name, right=True, rank=rank, unit=f"{unit}/s, last 2 s")
-        return Field(column, lambda tier: make(history.rate(tier, counter, seconds=NOW_SECONDS)))
+        return RankColumn(column, lambda tier: make(history.rate(tier, counter, seconds=NOW_SECONDS)))
 
     fields = (
-        Field(Column("tier", rank=9), lambda tier: Cell(text(tier.tier), style=tier.tier)),
-        Field(
+        RankColumn(Column("tier", rank=9), lambda tier: Cell(text(tier.tier), style=tier.tier)),
+        RankColumn(
             Column("fill", rank=3, unit="share, 0 to 1"),
             lambda tier: Cell(scene.glyphs.bar(fill(tier), 12), fill(tier), tier.tier),
         ),
-        Field(Column("full", right=True, rank=8, unit="share, 0 to 1"), lambda tier: share_cell(fill(tier))),
+        RankColumn(Column("full", right=True, rank=8, unit="share, 0 to 1"), lambda tier: share_cell(fill(tier))),
         sized("used", "used_bytes", 6),
-        Field(
+        RankColumn(
             Column("limit", right=True, rank=6, unit="B"),
             lambda tier: size_cell(tier.limit_bytes or tier.capacity_bytes),
         ),
         sized("of", "capacity_bytes"),
-        Field(Column("hit", right=True, rank=7, unit=f"share, 0 to 1, {_SINCE}"), _hit_share),
+        RankColumn(Column("hit", right=True, rank=7, unit=f"share, 0 to 1, {_SINCE}"), _hit_share),
         counted("hits", "hits", 6, "pages " + _SINCE),
         counted("misses", "misses", 5, "pages " + _SINCE),
         counted("pages", "pages", 5),
@@ -85,26 +85,28 @@ def tier_table(scene: Scene) -> Table:
         rate("read/s", "bytes_read", "B", 6),
         rate("written/s", "bytes_written", "B", 6),
         rate("evicted/s", "evictions", "pages", 5),
-        Field(
+        RankColumn(
             Column("p50", right=True, rank=3, unit="s of a restore, last 60 s"),
             lambda tier: seconds_cell(tier.recent_p50_seconds),
         ),
-        Field(
+        RankColumn(
             Column("p99", right=True, rank=4, unit="s of a restore, last 60 s"),
             lambda tier: seconds_cell(tier.recent_p99_seconds),
         ),
-        Field(Column("damaged", right=True, rank=4, unit="pages " + _SINCE), _damaged),
+        RankColumn(Column("damaged", right=True, rank=4, unit="pages " + _SINCE), _damaged),
         counted("evicted", "evictions", 2, "pages " + _SINCE),
         sized("written", "bytes_written", 2, "B " + _SINCE),
         sized("read", "bytes_read", 2, "B " + _SINCE),
-        Field(Column("refused", widest=30, rank=1), _refused),
+        RankColumn(Column("refused", widest=30, rank=1), _refused),
     )
     tiers = [tier for rank in scene.moment.ranks(scene.server) for tier in rank.tiers]
     return rank_table(scene, tiers, fields, tier_troubles, _blocks, "it says nothing of its tiers")
 
 
 def _blocks(tier: TierView) -> Place:
-    return Place("blocks", (Step("server", tier.server), Step("rank", tier.rank), Step("tier", tier.tier)))
+    return Place(
+        "blocks", (PlaceStep("server", tier.server), PlaceStep("rank", tier.rank), PlaceStep("tier", tier.tier))
+    )
 
 
 def _hit_share(tier: TierView) -> Cell:

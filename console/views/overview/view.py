@@ -10,9 +10,9 @@ from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, sec
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 from ...model.alarms import Alarm
-from ...model.charts import Series, beside, chart
+from ...model.charts import ChartSeries, beside, chart
 from ...model.palette import MARKS
-from ...model.place import Place, Step
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ...model.wrapping import wrapped
 from ..parts.drawn import drawn
@@ -33,7 +33,7 @@ from ..parts.measures import (
     total_now,
 )
 from ..parts.policy_words import policy_prompt
-from ..parts.view import Offer, Scene, View
+from ..parts.view import ConsoleView, OfferedAction, Scene
 from .alarm_lines import alarm_lines
 from .rank_tables import directory_table, engine_table, tier_table
 
@@ -77,7 +77,7 @@ SERVERS = (
 )
 
 
-class Overview(View):
+class Overview(ConsoleView):
     """Top: alarms and servers. In a server: what it is, its alarms, its tiers; Enter on a tier shows its blocks."""
 
     NAME = "overview"
@@ -118,7 +118,7 @@ class Overview(View):
             return self.EMPTY
         return Table(SERVERS, rows, empty=f"{text(scene.only or '')} is not on this bus")
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         server = scene.place.name("server")
         if server is None and scene.selected is not None:
             server = scene.selected.key
@@ -126,19 +126,19 @@ class Overview(View):
         if server is None or state is None or not state.server.control:
             return ()
         return (
-            Offer(
+            OfferedAction(
                 "F", "flush", server, f"flush the pages of {server}",
                 "It forgets the pages of its namespace below the device: `host`, or `all` tiers. Requests recompute "
                 "what they would have found; no answer changes.",
                 lambda typed: make_command("flush", [typed or "host"]), "host or all",
             ),
-            Offer(
+            OfferedAction(
                 "P", "policy", server, f"change a policy value of {server}",
                 "It holds until the server ends; no answer changes.",
                 lambda typed: make_command("set-policy", typed.split(None, 1)),
                 policy_prompt(state.server, scene.height),
             ),
-            Offer(
+            OfferedAction(
                 "C", "cap tier", server, f"limit a tier of {server}",
                 "What is beyond the limit is evicted; without a limit it may use its whole capacity again.",
                 lambda typed: make_command("cap-tier", typed.split()), "host or ssd, and a limit as 8GiB, or none",
@@ -196,10 +196,10 @@ def _charts(scene: Scene, room: int) -> list[Text]:
 def _large_charts(scene: Scene, room: int) -> list[Text]:
     moment, server = scene.moment, scene.server
     series = [
-        Series("requests running", "compute", gauges(moment, "running_requests", server), _whole),
-        Series("requests waiting", "waiting", gauges(moment, "waiting_requests", server), _whole),
+        ChartSeries("requests running", "compute", gauges(moment, "running_requests", server), _whole),
+        ChartSeries("requests waiting", "waiting", gauges(moment, "waiting_requests", server), _whole),
         *(
-            Series(
+            ChartSeries(
                 title, style, total(moment, of="tiers", fields=(field,), server=server), _per_s,
                 total_now(moment, field, server=server),
             )
@@ -253,7 +253,7 @@ def _server_row(scene: Scene, state: ServerState, mark: Mark) -> Row:
         Cell(text(server.host)),
         *_circumstances(scene, server),
     )
-    place = Place("overview", (Step("server", server.server),))
+    place = Place("overview", (PlaceStep("server", server.server),))
     return Row(server.server, cells, place, state, stale=not server.alive or scene.moment.is_old(server))
 
 

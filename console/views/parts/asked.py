@@ -10,7 +10,7 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.views import PageView, PrefixView
 from swift_tiers.radix_tiering.bus.hear.figures import seconds, text
 
-from ...feeds.feed import Question
+from ...feeds.feed import ViewQuestion
 from .view import Scene
 
 #: Hexadecimal digits of a whole key of a page, and of those that stand in lists.
@@ -21,24 +21,24 @@ OLD_SECONDS = 10.0
 NAMED = 4
 
 
-def views_of(scene: Scene, question: Question) -> tuple[Any, ...]:
+def views_of(scene: Scene, question: ViewQuestion) -> tuple[Any, ...]:
     """The answers that there are."""
     said = scene.answers.get(question)
     return () if said is None else said.answers.views
 
 
-def answer_of(scene: Scene, question: Question, server: str, rank: str) -> Any | None:
+def answer_of(scene: Scene, question: ViewQuestion, server: str, rank: str) -> Any | None:
     """That of one rank."""
     return next((view for view in views_of(scene, question) if (view.server, view.rank) == (server, rank)), None)
 
 
-def is_stale(scene: Scene, question: Question) -> bool:
+def is_stale(scene: Scene, question: ViewQuestion) -> bool:
     """Whether what was answered may no longer be so."""
     said = scene.answers.get(question)
     return bool(scene.moment.lost) or (said is not None and said.age > OLD_SECONDS)
 
 
-def answer_line(scene: Scene, question: Question, what: str) -> Text:
+def answer_line(scene: Scene, question: ViewQuestion, what: str) -> Text:
     """Whether there is an answer, how old it is, and who was silent. `what` is asked for: `where page 5e5e is`."""
     said = scene.answers.get(question)
     if said is None:

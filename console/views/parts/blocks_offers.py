@@ -5,7 +5,7 @@ from __future__ import annotations
 from swift_tiers.radix_tiering.bus.hear.command_words import make_command
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
-from .view import Offer, Scene
+from .view import OfferedAction, Scene
 
 _PINNED = "They are not evicted from where they are until they are unpinned; a flush takes them, too."
 _UNPINNED = "They may be evicted again. Pins of other operators, and those of requests, stay."
@@ -24,32 +24,32 @@ def obeys(scene: Scene, server: str | None) -> bool:
     return state is not None and state.server.alive and bool(state.server.control)
 
 
-def page_offers(scene: Scene, server: str | None, key: str) -> tuple[Offer, ...]:
+def page_offers(scene: Scene, server: str | None, key: str) -> tuple[OfferedAction, ...]:
     """About a page with its prefix. `key`: whole."""
     if server is None or not key or not obeys(scene, server):
         return ()
     page = f"page {key[:16]} and its prefix at {text(server)}"
     return (
-        Offer("p", "pin", server, f"pin {page}", _PINNED, lambda _: make_command("pin", [key])),
-        Offer("u", "unpin", server, f"unpin {page}", _UNPINNED, lambda _: make_command("unpin", [key])),
-        Offer(
+        OfferedAction("p", "pin", server, f"pin {page}", _PINNED, lambda _: make_command("pin", [key])),
+        OfferedAction("u", "unpin", server, f"unpin {page}", _UNPINNED, lambda _: make_command("unpin", [key])),
+        OfferedAction(
             "d", "drop", server, f"drop page {key[:16]} and what follows it at {text(server)}", _DROPPED,
             lambda _: make_command("drop", [key]),
         ),
     )  # fmt: skip
 
 
-def tier_offers(scene: Scene, server: str | None, tier: str) -> tuple[Offer, ...]:
+def tier_offers(scene: Scene, server: str | None, tier: str) -> tuple[OfferedAction, ...]:
     """About a tier. The device belongs to SGLang, and borrowed memory to its donor."""
     if server is None or tier not in ("host", "ssd") or not obeys(scene, server):
         return ()
     asked = "host" if tier == "host" else "all"
     return (
-        Offer(
+        OfferedAction(
             "F", "flush", server, f"flush the pages of {text(server)}", _FLUSHED,
             lambda typed: make_command("flush", [typed or asked]), f"host or all; Enter: {asked}",
         ),
-        Offer(
+        OfferedAction(
             "C", "cap", server, f"limit {tier} of {text(server)}",
             "What is beyond the limit is evicted; without a limit it may use its whole capacity again.",
             lambda typed: make_command("cap-tier", [tier, *([typed] if typed and typed != "none" else [])]),

@@ -22,7 +22,7 @@ class Stretch(NamedTuple):
     label: str = ""
 
 
-class Layout(NamedTuple):
+class MapLayout(NamedTuple):
     """Where the signs are. A stretch begins on a line of its own."""
 
     step: int  # cells of one sign; the last of a stretch may stand for fewer
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
         return sum(_lines(stretch.cells, self.step, self.width) for stretch in self.stretches)
 
 
-def layout(stretches: Sequence[Stretch], width: int, height: int, near: int = 0) -> Layout:
+def layout(stretches: Sequence[Stretch], width: int, height: int, near: int = 0) -> MapLayout:
     """The smallest step at which everything fits `width` x `height`.
 
     Where there are more stretches than lines, those around the cell `near` are shown, a line each.
@@ -52,7 +52,7 @@ def layout(stretches: Sequence[Stretch], width: int, height: int, near: int = 0)
             high = step
         else:
             low = step + 1
-    return Layout(low, width, tuple(shown))
+    return MapLayout(low, width, tuple(shown))
 
 
 def _lines(cells: int, step: int, width: int) -> int:
@@ -75,7 +75,7 @@ def strongest_of(codes: NDArray[np.int64], names: int) -> Strongest:
 
 
 def draw(
-    scene: Scene, plan: Layout, names: Sequence[str], strongest: Strongest, *, gutter: int = 0,
+    scene: Scene, plan: MapLayout, names: Sequence[str], strongest: Strongest, *, gutter: int = 0,
     label: Label = lambda stretch, cell: stretch.label if cell == stretch.first else "",
     cursor: int | None = None, marked: Sequence[tuple[int, int]] = (), click: str = "",
 ) -> list[Text]:  # fmt: skip

@@ -10,7 +10,7 @@ from swift_tiers.radix_tiering.bus.hear.troubles import Mark, device_troubles, s
 
 from ...model.history import History
 from ...model.moment import Moment
-from ...model.place import Place, Step
+from ...model.place import Place, PlaceStep
 from .measures import sum_of
 from .sums import NOW_SECONDS, imbalance
 
@@ -82,7 +82,7 @@ def serves(device: DeviceView) -> bool:
 
 
 def device_place(server: str, rank: str, number: int) -> Place:
-    return Place("stripes", (Step("server", server), Step("device", f"{rank}:{number}")))
+    return Place("stripes", (PlaceStep("server", server), PlaceStep("device", f"{rank}:{number}")))
 
 
 def lane_of(device: DeviceView, peers: Sequence[DeviceView], history: History, seconds: float = NOW_SECONDS) -> Lane:

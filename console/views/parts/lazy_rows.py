@@ -8,7 +8,7 @@ from typing import Generic, TypeVar, overload
 
 from ...model.sieve import Test, Tests
 from ...model.table import Cell, Column, Row, arranged
-from .settled import Cells
+from .settled import SettledCells
 
 Subject = TypeVar("Subject")
 NOTHING: Mapping[int, frozenset[str]] = MappingProxyType({})
@@ -25,7 +25,7 @@ class LazyRows(Sequence[Row], Generic[Subject]):
         make: Callable[[Subject], Row],
         columns: Sequence[Column] = (),
         cells: Sequence[Callable[[Subject], Cell]] = (),
-        settled: Callable[[Subject], Cells | None] = lambda subject: None,
+        settled: Callable[[Subject], SettledCells | None] = lambda subject: None,
         moving: Mapping[int, frozenset[str]] = NOTHING,
     ) -> None:
         """`columns`: what it can be sorted by. `cells`: how each cell of a row is made by itself; where that is not
@@ -71,7 +71,7 @@ class LazyRows(Sequence[Row], Generic[Subject]):
         def has(test: Test, subject: Subject, numbers: Sequence[int]) -> bool:
             return any(test.passes(self._cell(subject, at)) for at in numbers)
 
-        def found(test: Test, subject: Subject, known: Cells | None) -> bool:
+        def found(test: Test, subject: Subject, known: SettledCells | None) -> bool:
             if known is None or test.column in self._moving:
                 return has(test, subject, every if test.column is None else (test.column,))
             if test.column is not None:

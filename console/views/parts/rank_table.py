@@ -22,7 +22,7 @@ HOME = (Column("server", widest=24, rank=9), Column("rank", rank=9))
 SAID = Column("said", right=True, rank=0, unit="s ago")
 
 
-class Field(NamedTuple):
+class RankColumn(NamedTuple):
     """One column of such a table, and how its cell is made of what a rank says."""
 
     column: Column
@@ -32,7 +32,7 @@ class Field(NamedTuple):
 def rank_table(
     scene: Scene,
     views: Iterable[Ranked],
-    fields: Sequence[Field],
+    fields: Sequence[RankColumn],
     troubles: Callable[[Ranked], Iterable[Trouble]] = lambda view: (),
     place: Callable[[Ranked], Place | None] = lambda view: None,
     empty: str = "nothing here",
@@ -70,11 +70,11 @@ def size_cell(value: float | None) -> Cell:
     return Cell(size(value), value)
 
 
-def counted(name: str, field: str, rank: int = 1, unit: str = "") -> Field:
+def counted(name: str, field: str, rank: int = 1, unit: str = "") -> RankColumn:
     """A field of the view that counts something."""
-    return Field(Column(name, right=True, rank=rank, unit=unit), lambda view: count_cell(getattr(view, field)))
+    return RankColumn(Column(name, right=True, rank=rank, unit=unit), lambda view: count_cell(getattr(view, field)))
 
 
-def sized(name: str, field: str, rank: int = 1, unit: str = "B") -> Field:
+def sized(name: str, field: str, rank: int = 1, unit: str = "B") -> RankColumn:
     """A field of the view that is of bytes."""
-    return Field(Column(name, right=True, rank=rank, unit=unit), lambda view: size_cell(getattr(view, field)))
+    return RankColumn(Column(name, right=True, rank=rank, unit=unit), lambda view: size_cell(getattr(view, field)))

@@ -13,7 +13,7 @@ from ...model.table import Cell
 MOST = 10_000
 
 
-class Cells(NamedTuple):
+class SettledCells(NamedTuple):
     """Those of one subject. `said`: all that they say, in one text for words to be looked for."""
 
     cells: tuple[Cell, ...]
@@ -24,14 +24,14 @@ class Settled:
     """One thread."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, Cells] = {}
+        self._kept: dict[Hashable, SettledCells] = {}
 
-    def of(self, key: Hashable, make: Callable[[], tuple[Cell, ...]]) -> Cells:
+    def of(self, key: Hashable, make: Callable[[], tuple[Cell, ...]]) -> SettledCells:
         """What was made for this key before."""
         kept = self._kept.get(key)
         if kept is None:
             cells = make()
-            kept = Cells(cells, "\n".join(cell.text for cell in cells).casefold())
+            kept = SettledCells(cells, "\n".join(cell.text for cell in cells).casefold())
             while len(self._kept) >= MOST:
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = kept

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
 
-from ...feeds.feed import Answers, Question
+from ...feeds.feed import ViewAnswers, ViewQuestion
 from ...model.glyphs import UNICODE, Glyphs
 from ...model.moment import Moment
 from ...model.palette import Palette
@@ -25,7 +25,7 @@ HEADING = 2
 class Answered(NamedTuple):
     """What became of a question: the answers, or why there are none. `age`, seconds: since they came."""
 
-    answers: Answers
+    answers: ViewAnswers
     age: float
     failed: str = ""
 
@@ -42,7 +42,7 @@ class Scene:
     alone: bool = False  # the operator wants the lines without the table
     palette: Palette = field(default_factory=Palette)
     glyphs: Glyphs = UNICODE
-    answers: Mapping[Question, Answered] = field(default_factory=dict)
+    answers: Mapping[ViewQuestion, Answered] = field(default_factory=dict)
     selected: Row | None = None  # the row under the cursor
 
     @property
@@ -70,7 +70,7 @@ class Scene:
         return line
 
 
-class Offer(NamedTuple):
+class OfferedAction(NamedTuple):
     """Something that the operator may do here, at a key. It is confirmed before it is done."""
 
     key: str
@@ -78,11 +78,11 @@ class Offer(NamedTuple):
     server: str
     what: str  # `drain device 2 (/ssd2) of alpha`
     effect: str  # what will happen, and what will not
-    make: Callable[[str], AnyCommand]  # from what was typed in; raises CommandError
+    make: Callable[[str], AnyCommand]  # from what was typed in; raises CommandRefusedError
     prompt: str = ""  # what is asked for before; empty: nothing, and `make` gets an empty text
 
 
-class View(ABC):
+class ConsoleView(ABC):
     """One view. It keeps nothing: what it shows follows from the scene."""
 
     NAME: ClassVar[str]  # in places and on the command line
@@ -109,10 +109,10 @@ class View(ABC):
         """The table; one without columns: there is none at this place."""
         return self.EMPTY
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         """What may be done about the row under the cursor, or about the place."""
         return ()
 
-    def questions(self, scene: Scene) -> tuple[Question, ...]:
+    def questions(self, scene: Scene) -> tuple[ViewQuestion, ...]:
         """What must be asked of servers, again and again, while somebody looks at this place."""
         return ()

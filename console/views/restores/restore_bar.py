@@ -25,7 +25,7 @@ _STYLES = {COMPUTED: "compute", ON_DEVICE: "device", ARRIVED: "host", LOADING: "
 LETTERS = {COMPUTED: "C", ON_DEVICE: "D", "host": "H", "peer": "P", "ssd": "S", ARRIVED: "a", LOADING: "l", OPEN: "."}
 
 
-class Stretch(NamedTuple):
+class BarStretch(NamedTuple):
     """Pages beside each other that came in the same way, or have come equally far."""
 
     kind: str
@@ -40,33 +40,35 @@ class Stretch(NamedTuple):
         return signs.get(self.kind, glyphs.arrived)
 
 
-class Course(NamedTuple):
+class RestoreCourse(NamedTuple):
     """How far a restore has come. Layers, where lower layers are computed and upper ones copied; else pages."""
 
     unit: str
     whole: int
-    stretches: tuple[Stretch, ...]  # from the left; together they are the whole
+    stretches: tuple[BarStretch, ...]  # from the left; together they are the whole
     planned: int | None  # behind so many, all were to be loaded
     met: int | None  # behind so many, all were loaded; None while it is not over, or one side did it all
 
 
-def course(story: RestoreStory) -> Course:
+def course(story: RestoreStory) -> RestoreCourse:
     """What the bar shows."""
     if story.layers and story.met_layer is not None:
-        sides = (Stretch(COMPUTED, story.met_layer), Stretch("host", story.layers - story.met_layer))
-        return Course("layers", story.layers, _some(sides), story.planned_layer, _inner(story.met_layer, story.layers))
+        sides = (BarStretch(COMPUTED, story.met_layer), BarStretch("host", story.layers - story.met_layer))
+        return RestoreCourse(
+            "layers", story.layers, _some(sides), story.planned_layer, _inner(story.met_layer, story.layers)
+        )
     whole = story.found
-    came = [Stretch(how, pages) for how, pages in story.runs]
+    came = [BarStretch(how, pages) for how, pages in story.runs]
     left = max(0, whole - story.covered)
     # Which pages have arrived is not told, only how many: loading comes from the back.
     arrived = min(left, story.arrived_pages or 0)
     loading = min(left - arrived, story.loading_pages or 0)
-    rest = (Stretch(OPEN, left - arrived - loading), Stretch(LOADING, loading), Stretch(ARRIVED, arrived))
+    rest = (BarStretch(OPEN, left - arrived - loading), BarStretch(LOADING, loading), BarStretch(ARRIVED, arrived))
     planned = _inner(story.planned_meeting_pages, whole)
-    return Course("pages", whole, _some((*came, *rest)), planned, _inner(story.meeting_pages, whole))
+    return RestoreCourse("pages", whole, _some((*came, *rest)), planned, _inner(story.meeting_pages, whole))
 
 
-def _some(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
+def _some(stretches: Sequence[BarStretch]) -> tuple[BarStretch, ...]:
     return tuple(one for one in stretches if one.pages > 0)
 
 
@@ -94,7 +96,7 @@ def divided(parts: Sequence[int], width: int) -> list[int]:
     return cells
 
 
-def bar(glyphs: Glyphs, shown: Course, width: int) -> Drawn:
+def bar(glyphs: Glyphs, shown: RestoreCourse, width: int) -> Drawn:
     """`width` cells, with the planned meeting point and the real one marked."""
     cells: list[tuple[str, str]] = []
     room = divided([one.pages for one in shown.stretches], width)
@@ -108,13 +110,13 @@ def bar(glyphs: Glyphs, shown: Course, width: int) -> Drawn:
     return _joined(cells)
 
 
-def letters(shown: Course, width: int) -> str:
+def letters(shown: RestoreCourse, width: int) -> str:
     """Beneath a bar: a letter for each of its cells."""
     room = divided([one.pages for one in shown.stretches], width)
     return "".join(LETTERS.get(one.kind, "?") * share for one, share in zip(shown.stretches, room, strict=True))
 
 
-def _sides(shown: Course) -> int:
+def _sides(shown: RestoreCourse) -> int:
     """How many stretches lie before the meeting point: computing left the last one of them behind."""
     done = 0
     for number, one in enumerate(shown.stretches):
@@ -140,14 +142,14 @@ def _joined(cells: Sequence[tuple[str, str]]) -> Drawn:
     return [*parts, (words, meaning)] if words else parts
 
 
-def legend(glyphs: Glyphs, shown: Course) -> list[Drawn]:
+def legend(glyphs: Glyphs, shown: RestoreCourse) -> list[Drawn]:
     """How many of each kind there are, as parts of a line: first those that the bar begins with."""
     sums: dict[str, int] = {}
     for one in shown.stretches:
         sums[one.kind] = sums.get(one.kind, 0) + one.pages
     parts: list[Drawn] = []
     for kind, pages in sums.items():
-        one = Stretch(kind, pages)
+        one = BarStretch(kind, pages)
         parts.append([(one.sign(glyphs), one.style), f" {count(pages)} {NAMES.get(kind, text(kind))}  "])
     return parts
 
@@ -156,6 +158,6 @@ def key(glyphs: Glyphs) -> list[Drawn]:
     """What the signs mean."""
     kinds = ((COMPUTED, "computed"), (ARRIVED, "loaded"), (LOADING, "on the way"), (OPEN, "open"))
     parts: list[Drawn] = [
-        [(Stretch(kind, 1).sign(glyphs), Stretch(kind, 1).style), f" {what}  "] for kind, what in kinds
+        [(BarStretch(kind, 1).sign(glyphs), BarStretch(kind, 1).style), f" {what}  "] for kind, what in kinds
     ]
     return [*parts, [(glyphs.planned, "title"), " to meet  "], [(glyphs.met, "title"), " met"]]

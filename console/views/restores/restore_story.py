@@ -22,7 +22,7 @@ from swift_tiers.radix_tiering.figures.story import RestoreStory
 
 from ...model.charts import fitting
 from ...model.palette import MARKS
-from ...model.place import Place, Step
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.view import Scene
 from ..stripes.stripe_device import prefix_place
@@ -174,7 +174,7 @@ def _facts(one: Restored) -> list[_Line]:
     if page:
         key = tuple(text(page)[:DIGITS] if view.last_page else NONE for view in one.views)
         shown += [
-            _Line("last page: its life", NONE, key, Place("blocks", (Step("page", page),))),
+            _Line("last page: its life", NONE, key, Place("blocks", (PlaceStep("page", page),))),
             _Line("where its stripe units lie", NONE, key, prefix_place(one.worst.server, page)),
         ]
     # Where its pages lead comes first: the rest is read, not entered.

@@ -13,7 +13,7 @@ from ...model.moment import Moment
 from ..parts.remembered import Remembered
 
 
-class Verdict(NamedTuple):
+class RestoreVerdict(NamedTuple):
     """What became of a restore, in a word or two; the worse, the larger `badness`."""
 
     word: str
@@ -21,18 +21,18 @@ class Verdict(NamedTuple):
     badness: int
 
 
-RUNNING = Verdict("running", "note", 0)
-ALL_THERE = Verdict("all there", "note", 0)
-IN_TIME = Verdict("in time", "good", 1)
-DONE = Verdict("done", "good", 1)  # nothing was estimated
-LATE = Verdict("late", "warning", 3)
-CUT_SHORT = Verdict("cut short", "warning", 4)
-OUT_OF_TIME = Verdict("out of time", "wrong", 5)
-CANCELLED = Verdict("cancelled", "muted", 2)
-NOTHING = Verdict("nothing found", "muted", 0)
+RUNNING = RestoreVerdict("running", "note", 0)
+ALL_THERE = RestoreVerdict("all there", "note", 0)
+IN_TIME = RestoreVerdict("in time", "good", 1)
+DONE = RestoreVerdict("done", "good", 1)  # nothing was estimated
+LATE = RestoreVerdict("late", "warning", 3)
+CUT_SHORT = RestoreVerdict("cut short", "warning", 4)
+OUT_OF_TIME = RestoreVerdict("out of time", "wrong", 5)
+CANCELLED = RestoreVerdict("cancelled", "muted", 2)
+NOTHING = RestoreVerdict("nothing found", "muted", 0)
 
 
-def verdict(view: RequestView) -> Verdict:
+def verdict(view: RequestView) -> RestoreVerdict:
     story = view.restore_story
     if view.restore == "expired":
         return OUT_OF_TIME
@@ -70,7 +70,7 @@ class Restored(NamedTuple):
         return self.worst.restore_story or RestoreStory()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RestoreVerdict:
         return verdict(self.worst)
 
     @property

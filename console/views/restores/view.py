@@ -11,14 +11,14 @@ from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, sec
 from swift_tiers.radix_tiering.figures.story import COMPUTED
 
 from ...model.charts import fitting
-from ...model.place import Place, Step
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.lazy_rows import LazyRows
 from ..parts.measures import seconds_cell
-from ..parts.settled import Cells, Settled, request_key
-from ..parts.view import Scene, View
+from ..parts.settled import Settled, SettledCells, request_key
+from ..parts.view import ConsoleView, Scene
 from . import restore_story
-from .restore_bar import ARRIVED, LOADING, Course, bar, course, key
+from .restore_bar import ARRIVED, LOADING, RestoreCourse, bar, course, key
 from .restored import Restored, restores, saved, since
 
 #: Cells left of a bar, and right of it; of a bar, at most.
@@ -48,7 +48,7 @@ RESTORES = (
 )
 
 
-class Restores(View):
+class Restores(ConsoleView):
     """Top: a bar for each restore that runs and for the last ones, and all of them. In one: its story."""
 
     NAME = "restores"
@@ -137,7 +137,7 @@ def _why_line(scene: Scene, one: Restored) -> Text:
     return line
 
 
-def _met(shown: Course) -> str:
+def _met(shown: RestoreCourse) -> str:
     if shown.met is None:
         return ""
     planned = f", planned {count(shown.planned)}" if shown.planned is not None else ""
@@ -179,7 +179,7 @@ MOVING = {number: frozenset("0123456789. mshdin-") for number, column in enumera
 _SETTLED = Settled()
 
 
-def _settled(scene: Scene, one: Restored) -> Cells | None:
+def _settled(scene: Scene, one: Restored) -> SettledCells | None:
     """Restores of requests that have ended; the app's thread only."""
     if any(view.live for view in one.views):
         return None
@@ -194,7 +194,7 @@ def _share_cell(lasts: float | None, estimated: float | None) -> Cell:
     return Cell(NONE if share is None else f"{share:.0%}", share)
 
 
-def _met_cell(shown: Course, where: int | None) -> Cell:
+def _met_cell(shown: RestoreCourse, where: int | None) -> Cell:
     unit = "L" if shown.unit == "layers" else ""
     return Cell(NONE if where is None else f"{unit}{count(where)}", where)
 
@@ -210,7 +210,7 @@ def _lost_cell(lost: int) -> Cell:
 def _row(scene: Scene, one: Restored) -> Row:
     view = one.worst
     cells = tuple(cell(scene, one) for cell in CELLS)
-    place = Place("restores", (Step("server", view.server), Step("request", view.rid)))
+    place = Place("restores", (PlaceStep("server", view.server), PlaceStep("request", view.rid)))
     # What is over does not get old: it is not said again.
     stale = bool(scene.moment.lost) or (view.live and scene.moment.is_old(view))
     return Row(one.key, cells, place, view, stale)

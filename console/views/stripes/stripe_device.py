@@ -8,9 +8,9 @@ from swift_tiers.radix_tiering.bus.contract.views import DeviceView, RequestView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import device_troubles
 
-from ...model.charts import Series, beside, chart, fitting
+from ...model.charts import ChartSeries, beside, chart, fitting
 from ...model.palette import MARKS
-from ...model.place import Place, Step
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.lanes import find_device, lane_of, serves
 from ..parts.view import Scene
@@ -62,10 +62,14 @@ def lines(scene: Scene, name: str) -> list[Text]:
 def _charts(scene: Scene, device: DeviceView, room: int) -> list[Text]:
     history = scene.moment.history
     four = (
-        Series(f"read, the last {seconds(history.span(device))}", "ssd", history.rates(device, "bytes_read"), _rate),
-        Series("written", "host", history.rates(device, "bytes_written"), _rate),
-        Series("requests in flight", "note", history.values(device, "in_flight"), lambda value: count(round(value, 1))),
-        Series("p99 of the last minute", "waiting", history.values(device, "recent_p99_seconds"), seconds),
+        ChartSeries(
+            f"read, the last {seconds(history.span(device))}", "ssd", history.rates(device, "bytes_read"), _rate
+        ),
+        ChartSeries("written", "host", history.rates(device, "bytes_written"), _rate),
+        ChartSeries(
+            "requests in flight", "note", history.values(device, "in_flight"), lambda value: count(round(value, 1))
+        ),
+        ChartSeries("p99 of the last minute", "waiting", history.values(device, "recent_p99_seconds"), seconds),
     )
     across = 4 if scene.width >= 170 else 2
     height = max(1, min(12, room // (len(four) // across) - 1))
@@ -104,7 +108,7 @@ def _row(scene: Scene, one: RequestView) -> Row:
 
 def prefix_place(server: str, page: str) -> Place:
     """Where the units of the sequence that this page ends are shown, as the ranks of one server have them."""
-    return Place("stripes", (Step("server", server), Step("page", page)))
+    return Place("stripes", (PlaceStep("server", server), PlaceStep("page", page)))
 
 
 def _rate(value: float) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from swift_tiers.radix_tiering.bus.contract.views import PrefixPage, PrefixView
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, text
 
-from ...feeds.feed import Question
+from ...feeds.feed import ViewQuestion
 from ...model.table import Cell, Column, Row, Table
 from ..parts.asked import answer_line, views_of
 from ..parts.lanes import device_place
@@ -75,8 +75,8 @@ def slot_runs(slots: Sequence[int], room: int) -> str:
         shown -= 1
 
 
-def question(scene: Scene, page: str) -> Question:
-    return Question("prefix", page, scene.server)
+def question(scene: Scene, page: str) -> ViewQuestion:
+    return ViewQuestion("prefix", page, scene.server)
 
 
 def lines(scene: Scene, page: str) -> list[Text]:

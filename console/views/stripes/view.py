@@ -9,8 +9,8 @@ from swift_tiers.radix_tiering.bus.hear.command_words import make_command
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, size, text
 from swift_tiers.radix_tiering.bus.hear.troubles import Mark, Trouble, device_troubles, stripe_set_troubles
 
-from ...feeds.feed import Question
-from ...model.charts import Drawn, Series, beside, chart, fitting
+from ...feeds.feed import ViewQuestion
+from ...model.charts import ChartSeries, Drawn, beside, chart, fitting
 from ...model.charts import lane as draw_lane
 from ...model.palette import MARKS
 from ...model.place import Place
@@ -18,8 +18,8 @@ from ...model.table import Cell, Column, Row, Table
 from ..parts.drawn import drawn
 from ..parts.lanes import EVEN_SECONDS, Lane, Lanes, find_device, sets_of
 from ..parts.measures import PERCENTILES, RATES, seconds_cell
-from ..parts.rank_table import SAID, Field, count_cell, counted, rank_table, said_cell, size_cell, sized
-from ..parts.view import Offer, Scene, View
+from ..parts.rank_table import SAID, RankColumn, count_cell, counted, rank_table, said_cell, size_cell, sized
+from ..parts.view import ConsoleView, OfferedAction, Scene
 from . import stripe_device, stripe_prefix
 
 #: Cells of a queue's history, and of a bar that says how full a device is.
@@ -60,7 +60,7 @@ LANES = (
 )
 
 
-class Stripes(View):
+class Stripes(ConsoleView):
     """Top: every device of every stripe set. In a device: its charts. At a page: where the units of its prefix lie."""
 
     NAME = "stripes"
@@ -96,11 +96,11 @@ class Stripes(View):
             return stripe_prefix.table(scene, step.name)
         return lane_table(scene)
 
-    def questions(self, scene: Scene) -> tuple[Question, ...]:
+    def questions(self, scene: Scene) -> tuple[ViewQuestion, ...]:
         step = scene.place.last
         return (stripe_prefix.question(scene, step.name),) if step is not None and step.kind == "page" else ()
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         """About the device that this place is of, or the one under the cursor; to add one, about its server."""
         step, subject = scene.place.last, scene.selected.subject if scene.selected is not None else None
         if step is not None and step.kind == "device":
@@ -114,10 +114,10 @@ class Stripes(View):
         return (*drain, _add(name)) if any(rank.stripe_set is not None for rank in state.ranks) else drain
 
 
-def _drain(device: DeviceView, ranks: int) -> Offer:
+def _drain(device: DeviceView, ranks: int) -> OfferedAction:
     number, server = device.number, device.server
     of = f" Each of its {ranks} ranks has a device {number}: all of them." if ranks > 1 else ""
-    return Offer(
+    return OfferedAction(
         "D", "drain", server, f"drain device {number} of {server}",
         "It gets no new pages any more; those that it has are served until they are evicted. It cannot be taken back "
         f"until the server is restarted.{of}",
@@ -125,8 +125,8 @@ def _drain(device: DeviceView, ranks: int) -> Offer:
     )  # fmt: skip
 
 
-def _add(server: str) -> Offer:
-    return Offer(
+def _add(server: str) -> OfferedAction:
+    return OfferedAction(
         "A", "add device", server, f"add a device to the stripe set of {server}",
         "A file is made in this directory of the server's machine, if there is none, and new pages are striped over "
         "it, too. Each rank makes one of its own. Name it under ssd.directories before the server is started again.",
@@ -159,25 +159,29 @@ def set_table(scene: Scene) -> Table:
         of_devices = [trouble for device in devices for trouble in device_troubles(device, devices)]
         return [*stripe_set_troubles(stripe_set), *of_devices]
 
-    def in_service(word: str, style: str) -> Field:
+    def in_service(word: str, style: str) -> RankColumn:
         def cell(stripe_set: StripeSetView) -> Cell:
             return _bad(sum(lane.device.service == word for lane in lanes(stripe_set).lanes), style)
 
-        return Field(Column(word, right=True, rank=7, unit="devices"), cell)
+        return RankColumn(Column(word, right=True, rank=7, unit="devices"), cell)
 
     fields = (
         counted("devices", "devices", 8),
         in_service("out", "wrong"),
         in_service("draining", "note"),
-        Field(Column("missing", right=True, rank=7, unit="devices"), lambda view: _bad(view.missing)),
-        Field(Column("uneven reads", right=True, rank=6, unit=_UNEVEN), lambda view: _ratio(lanes(view).uneven_reads)),
-        Field(Column("uneven fill", right=True, rank=6, unit=_UNEVEN), lambda view: _ratio(lanes(view).uneven_fill)),
+        RankColumn(Column("missing", right=True, rank=7, unit="devices"), lambda view: _bad(view.missing)),
+        RankColumn(
+            Column("uneven reads", right=True, rank=6, unit=_UNEVEN), lambda view: _ratio(lanes(view).uneven_reads)
+        ),
+        RankColumn(
+            Column("uneven fill", right=True, rank=6, unit=_UNEVEN), lambda view: _ratio(lanes(view).uneven_fill)
+        ),
         counted("queued", "queued", 5, "requests"),
         counted("free units", "free_units", 5),
         counted("of", "capacity_units", 3, "units"),
         sized("unit", "unit_bytes", 3),
-        Field(Column("reads", widest=60, rank=4, unit="pages since the start"), _reads),
-        Field(Column("set", rank=1), lambda view: Cell(scene.glyphs.cut(text(view.set), 13))),
+        RankColumn(Column("reads", widest=60, rank=4, unit="pages since the start"), _reads),
+        RankColumn(Column("set", rank=1), lambda view: Cell(scene.glyphs.cut(text(view.set), 13))),
     )
     found = sorted((one for one in sets if one.stripe_set is not None), key=_worse)
     return rank_table(scene, [one.stripe_set for one in found if one.stripe_set is not None], fields, troubles)
@@ -233,7 +237,7 @@ def _charts(scene: Scene, lanes: list[Lane], room: int) -> list[Text]:
     rates = {lane.key: scene.moment.history.rates(lane.device, "bytes_read") for lane in lanes}
     top = max((value for values in rates.values() for value in values if value is not None), default=0.0)
     series = [
-        Series(f"{text(lane.device.server)} {lane.device.number}", "ssd", rates[lane.key], _rate, lane.read)
+        ChartSeries(f"{text(lane.device.server)} {lane.device.number}", "ssd", rates[lane.key], _rate, lane.read)
         for lane in lanes
     ]
     down, across, width = _grid(scene.width, len(lanes), CHART)

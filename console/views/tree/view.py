@@ -10,15 +10,15 @@ from swift_tiers.radix_tiering.bus.contract.views import NodeEntry, NodesView, T
 from swift_tiers.radix_tiering.bus.hear.figures import NONE, UNKNOWN, count, seconds, share, text
 from swift_tiers.radix_tiering.bus.hear.troubles import tree_troubles
 
-from ...feeds.feed import Question
-from ...model.place import Place, Step
+from ...feeds.feed import ViewQuestion
+from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.asked import answer_line, answer_of, is_stale, views_of, whole_keys
 from ..parts.blocks_offers import page_offers
 from ..parts.drawn import drawn
 from ..parts.measures import seconds_cell, share_cell
-from ..parts.rank_table import HOME, Field, count_cell, counted, rank_table
-from ..parts.view import Offer, Scene, View
+from ..parts.rank_table import HOME, RankColumn, count_cell, counted, rank_table
+from ..parts.view import ConsoleView, OfferedAction, Scene
 from .tree_nodes import Branch, NodeRows, Tree, node_key, tree_of
 
 #: Nodes that each rank is asked for: what an operator scrolls through; a server would list 1000.
@@ -45,7 +45,7 @@ COLUMNS = (
 )
 
 
-class TreeShape(View):
+class TreeShape(ConsoleView):
     """Top: sums of each rank, and the largest subtrees. In a node: where it hangs, and what is behind it."""
 
     NAME = "tree"
@@ -87,18 +87,18 @@ class TreeShape(View):
         rows = NodeRows(trees, lambda branch: _row(scene, branch, keys, stale, len(trees) > 1), root)
         return Table((*HOME, *COLUMNS) if len(trees) > 1 else COLUMNS, rows, empty=empty)
 
-    def offers(self, scene: Scene) -> tuple[Offer, ...]:
+    def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         branch = scene.selected.subject if scene.selected is not None else None
         if not isinstance(branch, Branch) or not branch.node.key:
             return ()
         return page_offers(scene, branch.view.server, whole_keys(scene).get(branch.node.key, ""))
 
-    def questions(self, scene: Scene) -> tuple[Question, ...]:
+    def questions(self, scene: Scene) -> tuple[ViewQuestion, ...]:
         return (_question(scene),)
 
 
-def _question(scene: Scene) -> Question:
-    return Question("nodes", str(ASKED), scene.server)
+def _question(scene: Scene) -> ViewQuestion:
+    return ViewQuestion("nodes", str(ASKED), scene.server)
 
 
 def _views(scene: Scene) -> list[NodesView]:
@@ -115,15 +115,15 @@ def tree_table(scene: Scene) -> Table:
         reused, prompt = recent(tree, "reused_tokens"), recent(tree, "prompt_tokens")
         return share_cell(None if reused is None or not prompt else min(1.0, reused / prompt))
 
-    def part(name: str, unit: str, of: Callable[[TreeView], Cell], rank: int) -> Field:
-        return Field(Column(name, right=True, rank=rank, unit=unit), of)
+    def part(name: str, unit: str, of: Callable[[TreeView], Cell], rank: int) -> RankColumn:
+        return RankColumn(Column(name, right=True, rank=rank, unit=unit), of)
 
     width = SPARK if scene.width < WIDE else WIDE_BAR
     fields = (
         counted("tokens", "cached_tokens", 9),
         part("in use", "share, 0 to 1", lambda tree: _share(tree.protected_tokens, tree.cached_tokens), 7),
         part("reuse", f"share of prompt tokens, last {RECENT_SECONDS:g} s", reuse, 8),
-        Field(
+        RankColumn(
             Column("reuse over time", widest=WIDE_BAR, rank=5, unit="share of prompt tokens"),
             lambda tree: Cell(scene.glyphs.spark(_reuse(scene, tree, width), width, 1.0), style="good"),
         ),
@@ -219,10 +219,12 @@ def _row(scene: Scene, branch: Branch, keys: Mapping[str, str], stale: bool, sev
     part = node.subtree_tokens / tree.largest if tree.largest else None
     whole = keys.get(node.key) if node.key else None
     behind = len(tree.behind(node.node))
-    home = (Step("server", view.server), Step("rank", view.rank))
+    home = (PlaceStep("server", view.server), PlaceStep("rank", view.rank))
     # The beginning of a key is enough to ask for a page. A node without one is shown by itself.
     key = whole or node.key
-    place = Place("blocks", (Step("page", key),)) if key else Place("tree", (*home, Step("node", str(node.node))))
+    place = (
+        Place("blocks", (PlaceStep("page", key),)) if key else Place("tree", (*home, PlaceStep("node", str(node.node))))
+    )
     named = (Cell(text(view.server), style="title"), Cell(text(view.rank))) if several else ()
     # A parent that is not listed is not drawn.
     away = f" in {node.parent}" if node.parent is not None and node.parent not in tree.nodes else ""

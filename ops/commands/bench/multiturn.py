@@ -57,7 +57,7 @@ from .multiturn_systems import (
     choose_sizes,
     make_system,
 )
-from .multiturn_workload import Shape, Turn, distinct_tokens, make_round, read_trace
+from .multiturn_workload import BenchTurn, RoundShape, distinct_tokens, make_round, read_trace
 from .report import finish, parser
 from .two_servers import START_SECONDS
 
@@ -70,12 +70,12 @@ REST_SECONDS, LOOK_SECONDS = 60.0, 0.5
 TIMED = 3
 
 
-class Plan(NamedTuple):
+class RoundPlan(NamedTuple):
     """What is asked in one round."""
 
     rate: float  # of the disk, over that of recomputing
     number: int  # of the round at this rate, from 0
-    turns: list[Turn]
+    turns: list[BenchTurn]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,10 +134,10 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
     from ...base.model import demo_model
 
     model = (options.model_path or demo_model()).resolve()
-    shape = Shape(options.agents, options.turns, _longest(model, options))
+    shape = RoundShape(options.agents, options.turns, _longest(model, options))
     vocabulary = _vocabulary(model)
     plans = [
-        Plan(rate, number, _plan(options, shape, vocabulary, seed=place * options.rounds + number))
+        RoundPlan(rate, number, _plan(options, shape, vocabulary, seed=place * options.rounds + number))
         for place, rate in enumerate(options.rates)
         for number in range(options.rounds)
     ]
@@ -184,13 +184,13 @@ def _vocabulary(model: Path) -> int:
     return int(config.get("text_config", config)["vocab_size"])
 
 
-def _plan(options: argparse.Namespace, shape: Shape, vocabulary: int, seed: int) -> list[Turn]:
+def _plan(options: argparse.Namespace, shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]:
     if options.trace is not None:
         return read_trace(options.trace, shape, vocabulary, seed)
     return make_round(shape, vocabulary, seed)
 
 
-def _describe(options: argparse.Namespace, sizes: Sizes, plan: Sequence[Turn], working_set: int) -> None:
+def _describe(options: argparse.Namespace, sizes: Sizes, plan: Sequence[BenchTurn], working_set: int) -> None:
     tokens = sum(len(turn.prompt) for turn in plan)
     print(
         f"{options.rounds} rounds at each rate of {len(plan)} requests, {options.together} at a time: {tokens} tokens "
@@ -222,11 +222,11 @@ def _start(
 def _warm_up(system: System, sizes: Sizes, options: argparse.Namespace) -> None:
     """Compute a prompt, and bring it back from the disk."""
     prompt = random.Random(system.name).choices(range(100, 200), k=sizes.device_tokens // options.together // 2)
-    ask(system.port, Turn(0, 0, prompt), options.new_tokens)
+    ask(system.port, BenchTurn(0, 0, prompt), options.new_tokens)
     if system.name != OFF:
         _rest(system)
         _flush(system)
-        ask(system.port, Turn(0, 1, prompt), options.new_tokens)
+        ask(system.port, BenchTurn(0, 1, prompt), options.new_tokens)
         _rest(system)
 
 
@@ -244,19 +244,19 @@ def _flush(system: System) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def _recompute_speed(off: System, shape: Shape, vocabulary: int, new_tokens: int) -> float:
+def _recompute_speed(off: System, shape: RoundShape, vocabulary: int, new_tokens: int) -> float:
     """Tokens per second, of prompts of usual length that nobody has asked yet."""
     length = shape.longest * 2 // 3
     generator = random.Random("recompute")
     speeds = []
     for number in range(TIMED):
-        turn = Turn(0, number, generator.choices(range(vocabulary // 16, vocabulary * 3 // 4), k=length))
+        turn = BenchTurn(0, number, generator.choices(range(vocabulary // 16, vocabulary * 3 // 4), k=length))
         speeds.append(length / ask(off.port, turn, new_tokens).ttft_seconds)
     return statistics.median(speeds)
 
 
 def _at_rate(
-    plans: Sequence[Plan],
+    plans: Sequence[RoundPlan],
     order: Sequence[str],
     off: System,
     sizes: Sizes,
@@ -280,7 +280,7 @@ def _at_rate(
     return rounds
 
 
-def _ask_round(system: System, plan: Plan, options: argparse.Namespace) -> Round:
+def _ask_round(system: System, plan: RoundPlan, options: argparse.Namespace) -> Round:
     """One round of one system, which is awake for it and until its disk rests."""
     with system.server.awake():
         before, started = system.disk(), time.perf_counter()

@@ -12,10 +12,10 @@ import msgspec
 
 from ...base.errors import CommandError
 from ..demo.replay import stream
-from .multiturn_workload import Turn
+from .multiturn_workload import BenchTurn
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one turn. Prompt tokens: device + host + disk + computed."""
 
     agent: int
@@ -36,17 +36,17 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """One round of one server. Answers are in the order of the turns."""
 
     seconds: float
-    answers: tuple[Answer, ...]
+    answers: tuple[TurnOutcome, ...]
 
 
-def replay(port: int, turns: Sequence[Turn], together: int, new_tokens: int) -> Replayed:
+def replay(port: int, turns: Sequence[BenchTurn], together: int, new_tokens: int) -> Replayed:
     """Ask the turns in their order, `together` at a time; an agent asks when its turn before has been answered.
 
     Raises CommandError.
     """
     started = time.perf_counter()
-    last: dict[int, Future[Answer]] = {}
-    asked: list[Future[Answer]] = []
+    last: dict[int, Future[TurnOutcome]] = {}
+    asked: list[Future[TurnOutcome]] = []
     with ThreadPoolExecutor(together) as pool:
         for turn in turns:
             # One that waits holds a worker, but what it waits for was handed to a worker before it.
@@ -60,13 +60,13 @@ def replay(port: int, turns: Sequence[Turn], together: int, new_tokens: int) -> 
     return Replayed(seconds=time.perf_counter() - started, answers=answers)
 
 
-def _ask_after(before: Future[Answer] | None, port: int, turn: Turn, new_tokens: int) -> Answer:
+def _ask_after(before: Future[TurnOutcome] | None, port: int, turn: BenchTurn, new_tokens: int) -> TurnOutcome:
     if before is not None:
         before.result()
     return ask(port, turn, new_tokens)
 
 
-def ask(port: int, turn: Turn, new_tokens: int) -> Answer:
+def ask(port: int, turn: BenchTurn, new_tokens: int) -> TurnOutcome:
     """Ask one turn, greedily. Raises CommandError."""
     body = {
         "input_ids": turn.prompt,
@@ -81,7 +81,7 @@ def ask(port: int, turn: Turn, new_tokens: int) -> Answer:
     return read_answer(turn, first, last)
 
 
-def read_answer(turn: Turn, first: float, event: dict[str, Any]) -> Answer:
+def read_answer(turn: BenchTurn, first: float, event: dict[str, Any]) -> TurnOutcome:
     """Put an answer together from the last event of its stream. Raises CommandError."""
     try:
         about, token_ids = event["meta_info"], tuple(event["output_ids"])
@@ -92,7 +92,7 @@ def read_answer(turn: Turn, first: float, event: dict[str, Any]) -> Answer:
     device, host, disk = (details.get(tier, 0) for tier in ("device", "host", "storage"))
     if prompt != len(turn.prompt) or device + host + disk != cached or cached > prompt:
         raise CommandError(f"an answer whose figures do not add up: {json.dumps(about)[:400]}")
-    return Answer(
+    return TurnOutcome(
         agent=turn.agent,
         turn=turn.turn,
         ttft_seconds=first,

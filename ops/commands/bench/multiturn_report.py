@@ -28,7 +28,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     disk_seconds: float
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class SystemRow(msgspec.Struct, frozen=True, kw_only=True):
     """One system at one disk rate, over all its rounds."""
 
     rate: float
@@ -51,13 +51,13 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def make_row(rounds: Sequence[Round]) -> Row:
+def make_row(rounds: Sequence[Round]) -> SystemRow:
     """Of rounds of one system at one rate; at least one."""
     answers = [answer for one in rounds for answer in one.replayed.answers]
     ttfts = [answer.ttft_seconds for answer in answers]
     prompts = sum(answer.prompt_tokens for answer in answers)
     disk_seconds = sum(one.disk_seconds for one in rounds)
-    return Row(
+    return SystemRow(
         rate=rounds[0].rate,
         system=rounds[0].system,
         requests=len(answers),
@@ -74,7 +74,7 @@ def make_row(rounds: Sequence[Round]) -> Row:
     )
 
 
-def make_rows(rounds: Sequence[Round]) -> list[Row]:
+def make_rows(rounds: Sequence[Round]) -> list[SystemRow]:
     """By rate, in their order; a system that was not asked at a rate has no row there."""
     keys = sorted({one.rate for one in rounds})
     groups = [[one for one in rounds if one.rate == rate and one.system == name] for rate in keys for name in SYSTEMS]
@@ -97,7 +97,7 @@ def different_answers(rounds: Sequence[Round]) -> list[str]:
     return lines
 
 
-def figures(rows: Sequence[Row], different: int) -> list[Figure]:
+def figures(rows: Sequence[SystemRow], different: int) -> list[Figure]:
     """The bounds: at each rate, P99 below HiCache's; and everybody says the same."""
     result = []
     for rate in sorted({row.rate for row in rows}):
@@ -107,7 +107,7 @@ def figures(rows: Sequence[Row], different: int) -> list[Figure]:
     return [*result, Figure("different_answers", different, at_most=0)]
 
 
-def show(rows: Sequence[Row], bytes_per_second: float) -> None:
+def show(rows: Sequence[SystemRow], bytes_per_second: float) -> None:
     """The table of one rate, of which all rows are. Times are seconds to the first token."""
     rate, limit = rows[0].rate, bytes_per_second
     hicache = next(row for row in rows if row.system == HICACHE)
@@ -135,6 +135,6 @@ def show_different(different: Sequence[str]) -> None:
             print(f"  ... {len(different) - SHOWN} more")
 
 
-def _moved(row: Row, limit: float) -> str:
+def _moved(row: SystemRow, limit: float) -> str:
     total = row.read_rate + row.write_rate
     return f"{row.read_rate / 1e6:.1f} read + {row.write_rate / 1e6:.1f} written = {total / limit:.0%}"

@@ -27,7 +27,7 @@ SHARED_BLOCKS = 2
 TRACE_TAIL = 8
 
 
-class Shape(NamedTuple):
+class RoundShape(NamedTuple):
     """How much is asked in one round."""
 
     agents: int
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
     longest: int  # tokens that no prompt exceeds
 
 
-class Turn(NamedTuple):
+class BenchTurn(NamedTuple):
     """One request."""
 
     agent: int  # from 0
@@ -43,7 +43,7 @@ class Turn(NamedTuple):
     prompt: list[int]
 
 
-def make_round(shape: Shape, vocabulary: int, seed: int) -> list[Turn]:
+def make_round(shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]:
     """The turns of one round in the order in which they are asked.
 
     In laps: in each, every agent takes one turn, in an order of its own. So an agent comes back after a moment or after
@@ -56,17 +56,17 @@ def make_round(shape: Shape, vocabulary: int, seed: int) -> list[Turn]:
         for _ in range(shape.agents)
     ]
     room = [(shape.longest - len(history)) // max(1, shape.turns - 1) for history in histories]
-    order: list[Turn] = []
+    order: list[BenchTurn] = []
     for turn in range(shape.turns):
         for agent in generator.sample(range(shape.agents), shape.agents):
             if turn:
                 added = _tokens(generator, vocabulary, _draw(generator, room[agent], TURN_SHARES))
                 histories[agent] = histories[agent] + added
-            order.append(Turn(agent, turn, histories[agent]))
+            order.append(BenchTurn(agent, turn, histories[agent]))
     return order
 
 
-def read_trace(path: Path, shape: Shape, vocabulary: int, seed: int) -> list[Turn]:
+def read_trace(path: Path, shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]:
     """A round out of a Mooncake trace (`hash_ids` of blocks of tokens), or out of all `*.jsonl` of a directory.
 
     The first `shape.agents` conversations of at least two turns, `shape.turns` of each at most, in the trace's order. A
@@ -80,17 +80,17 @@ def read_trace(path: Path, shape: Shape, vocabulary: int, seed: int) -> list[Tur
     block = (shape.longest - TRACE_TAIL) // max(len(chains[number]) for number in chosen)
     if block < 1:
         raise CommandError(f"--trace: {path}: its prompts have more blocks than {shape.longest} tokens; use --longest")
-    turns: list[Turn] = []
+    turns: list[BenchTurn] = []
     seen: Counter[int] = Counter()
     for number, agent in sorted(chosen.items()):
         blocks = (_tokens(random.Random(f"{seed}/{name}"), vocabulary, block) for name in chains[number])
         tail = _tokens(random.Random(f"{seed}/{agent}/{seen[agent]}"), vocabulary, TRACE_TAIL)
-        turns.append(Turn(agent, seen[agent], [token for tokens in blocks for token in tokens] + tail))
+        turns.append(BenchTurn(agent, seen[agent], [token for tokens in blocks for token in tokens] + tail))
         seen[agent] += 1
     return turns
 
 
-def distinct_tokens(turns: Sequence[Turn]) -> int:
+def distinct_tokens(turns: Sequence[BenchTurn]) -> int:
     """How many tokens of KV a round makes that are not those of another of its prompts: its working set."""
     prefixes: set[int] = set()
     for turn in turns:

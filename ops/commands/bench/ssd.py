@@ -108,9 +108,9 @@ def _read_speed(paths: Sequence[Path], depth: int) -> float:
 
 def _fio_speed(paths: Sequence[Path], depth: int) -> float:
     """As `_read_speed`, by fio: its requests carry header and payload, as the tier's do, and only payload counts."""
-    from .ssd_raw import Workload, run_fio
+    from .ssd_raw import RawReads, run_fio
 
-    workload = Workload(UNIT, depth)
+    workload = RawReads(UNIT, depth)
     return run_fio(paths, workload).bytes_per_second * UNIT / workload.request_bytes
 
 
@@ -188,9 +188,9 @@ def _look_speed(paths: Sequence[Path], depth: int) -> float:
 
     from swift_tiers.radix_tiering.tiers.ssd.files import open_array
 
-    from .ssd_raw import Workload, run_array
+    from .ssd_raw import RawReads, run_array
 
-    workload = Workload(UNIT, depth)
+    workload = RawReads(UNIT, depth)
     array = open_array(paths)
     try:
         speed = run_array(array, workload, lambda block: block.view(np.uint64)[::8].sum())

@@ -47,7 +47,7 @@ Pattern = Literal["random", "sequential"]
 
 
 @dataclass(frozen=True)
-class Workload:
+class RawReads:
     """Direct reads, round robin over the files, `depth` requests in flight over all of them.
 
     Random by default, as slots of pages are read. Sequential requests of one batch are merged by the block layer into
@@ -122,7 +122,7 @@ def lay_out(folder: Path, count: int, size: int) -> list[Path]:
     return paths
 
 
-def run_fio(paths: Sequence[Path], workload: Workload) -> Speed:
+def run_fio(paths: Sequence[Path], workload: RawReads) -> Speed:
     """The same reads by fio (io_uring, direct). Raises FileNotFoundError without fio, RuntimeError if it fails."""
     command = [
         "fio",
@@ -158,7 +158,7 @@ def parse_fio(output: str) -> Speed:
 
 
 def run_array(
-    array: DeviceArray, workload: Workload, use: Callable[[np.ndarray], object] = lambda block: None
+    array: DeviceArray, workload: RawReads, use: Callable[[np.ndarray], object] = lambda block: None
 ) -> Speed:
     """Read through an array for a while: each request a 4 KiB header and a payload, as pages are stored.
 
@@ -212,7 +212,7 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def compare(paths: Sequence[Path], workload: Workload, *, rounds: int, engine: Engine = "auto") -> Comparison:
+def compare(paths: Sequence[Path], workload: RawReads, *, rounds: int, engine: Engine = "auto") -> Comparison:
     """fio and an array by turns."""
     array = open_array(paths, engine=engine)
     try:
@@ -224,7 +224,7 @@ def compare(paths: Sequence[Path], workload: Workload, *, rounds: int, engine: E
         array.close()
 
 
-def scale(paths: Sequence[Path], workload: Workload, *, rate: float, rounds: int) -> Scaling:
+def scale(paths: Sequence[Path], workload: RawReads, *, rate: float, rounds: int) -> Scaling:
     """1 to `len(paths)` devices of `rate` bytes per second each, by turns, 8 requests in flight on each."""
 
     def speed(count: int) -> float:
@@ -275,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(paths: Sequence[Path], options: argparse.Namespace) -> int:
-    workload = Workload(options.payload << 10, options.depth, options.seconds, options.pattern)
+    workload = RawReads(options.payload << 10, options.depth, options.seconds, options.pattern)
     figures: list[Figure] = []
     comparisons: list[Comparison] = []
     counts = [] if options.without_fio else sorted({min(count, len(paths)) for count in options.files})

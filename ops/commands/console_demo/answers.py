@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from swift_tiers.console.feeds.feed import Question
+from swift_tiers.console.feeds.feed import ViewQuestion
 from swift_tiers.radix_tiering.base.slot_map import TierMap
 from swift_tiers.radix_tiering.bus.contract.records import map_record, page_record, prefix_record
 from swift_tiers.radix_tiering.bus.contract.view_reading import read_view
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from swift_tiers.radix_tiering.stack import TierStack
 
 
-def answer(server: DemoServer, question: Question) -> Any:
+def answer(server: DemoServer, question: ViewQuestion) -> Any:
     """A view of the question's kind."""
     home: dict[str, Any] = {
         "server": server.plan.name,

@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from swift_tiers.console.feeds.feed import Answers, Feed, Look, Nature, Question
+from swift_tiers.console.feeds.feed import Feed, Look, Nature, ViewAnswers, ViewQuestion
 from swift_tiers.radix_tiering.base.errors import BusError
-from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandError
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandRefusedError
 from swift_tiers.radix_tiering.bus.contract.views import CommandView, ServerState, Snapshot
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event
+from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
 
 from ...base.devices.clock import Clock
 from .answers import answer
@@ -97,7 +97,7 @@ class DemoFeed(Feed):
                 states.append(remains(self._last.get(name), age) or gone(name, age))
         return Snapshot(time=self._wall(), servers=tuple(states))
 
-    def _events(self) -> list[Event]:
+    def _events(self) -> list[StreamEvent]:
         """Those since the last look, of all servers, by time."""
         found = []
         for name, server in self._running().servers.items():
@@ -106,7 +106,7 @@ class DemoFeed(Feed):
             for event in server.events.since(last):
                 last = event.sequence
                 found.append(
-                    Event(
+                    StreamEvent(
                         server=name, rank=server.rank, entry=f"{int(event.time * 1000)}-0", sequence=event.sequence,
                         time=event.time, happened=event.time, age_seconds=max(0.0, self._wall() - event.time),
                         kind=event.kind, fields=event.fields,
@@ -115,14 +115,14 @@ class DemoFeed(Feed):
             self._told[name] = server, last
         return sorted(found, key=lambda event: event.happened)
 
-    def ask(self, question: Question) -> Answers:
+    def ask(self, question: ViewQuestion) -> ViewAnswers:
         with self._lock:
             servers = [
                 server
                 for name, server in sorted(self._running().servers.items())
                 if server.alive and question.server in (None, name)
             ]
-            return Answers(views=tuple(answer(server, question) for server in servers))
+            return ViewAnswers(views=tuple(answer(server, question) for server in servers))
 
     def command(self, server: str, command: AnyCommand) -> CommandView:
         with self._lock:
@@ -134,7 +134,7 @@ class DemoFeed(Feed):
             try:
                 said = f"done: {carry_out(found, command)}"
                 state, reason = "done", ""
-            except CommandError as error:
+            except CommandRefusedError as error:
                 said, state, reason = f"refused: {error}", "refused", str(error)
             why = {"reason": reason} if reason else {}
             found.events.emit(f"command.{state}", id=identifier, author="demo", type=kind, **why)

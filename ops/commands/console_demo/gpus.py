@@ -11,7 +11,7 @@ from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED
 
 from ...base.devices.hardware import GPUS
 from .script import PLANS
-from .server import DemoServer, Plan
+from .server import DemoPlan, DemoServer
 
 #: Between two looks, as those of a server.
 LOOK_SECONDS = 2.0
@@ -70,15 +70,15 @@ class DemoGpu:
         )  # fmt: skip
 
 
-def _neighbours(plan: Plan) -> list[Plan]:
+def _neighbours(plan: DemoPlan) -> list[DemoPlan]:
     return [other for other in PLANS if other.host == plan.host and other is not plan]
 
 
-def _uuid(plan: Plan) -> str:
+def _uuid(plan: DemoPlan) -> str:
     return f"GPU-0000000{PLANS.index(plan)}-de30-de30-de30-000000000000"
 
 
-def _name(plan: Plan) -> str:
+def _name(plan: DemoPlan) -> str:
     return f"NVIDIA {plan.gpu}"
 
 

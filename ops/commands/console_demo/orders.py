@@ -12,7 +12,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
     AnyCommand,
     CapLending,
     CapTier,
-    CommandError,
+    CommandRefusedError,
     DrainDevice,
     Drop,
     Flush,
@@ -45,14 +45,16 @@ def carry_out(server: DemoServer, command: AnyCommand) -> str:
             return _drain(server, number)
         case AddDevice():
             if server.stripes is None:
-                raise CommandError("this server has no ssd tier")
+                raise CommandRefusedError("this server has no ssd tier")
             device = server.stripes.add()
             server.events.emit("device.added", device=device.path, number=device.number)
             return f"device {device.number}: {device.path}"
         case OrderTier(tier="ssd", order="drain", argument=number) if number.isdecimal():
             return _drain(server, int(number))
         case OrderTier(tier=tier):
-            raise CommandError(f"order: the demo simulates none of {tier} but `ssd drain NUMBER`; a real server obeys")
+            raise CommandRefusedError(
+                f"order: the demo simulates none of {tier} but `ssd drain NUMBER`; a real server obeys"
+            )
         case Flush(tiers=tiers):
             return _flush(server, everywhere=tiers == "all")
         case SetPolicy(field=field, value=value):
@@ -71,7 +73,7 @@ def _flush(server: DemoServer, *, everywhere: bool) -> str:
 
 def _set_policy(server: DemoServer, field: str, value: str | float) -> str:
     if field not in SIMULATED:
-        raise CommandError(f"{field}: the demo simulates {', '.join(SIMULATED)} only; a real server obeys")
+        raise CommandRefusedError(f"{field}: the demo simulates {', '.join(SIMULATED)} only; a real server obeys")
     new = policy_value(field, value)
     old = getattr(server.tiers.policy, field)
     if new == old:
@@ -88,7 +90,7 @@ def _size(limit: str | int | None) -> int | None:
 def _held(server: DemoServer, key: str) -> Page:
     page = server.tiers.table.find(server.tiers.digest, bytes.fromhex(key))
     if page is None or not page.complete:
-        raise CommandError(f"page: {key} is not held below the device here")
+        raise CommandRefusedError(f"page: {key} is not held below the device here")
     return page
 
 
@@ -109,7 +111,7 @@ def _page(server: DemoServer, command: Pin | Unpin | Drop, page: Page) -> str:
             events.emit("prefix.pinned", page=key, pages=page.depth)
             return f"{page.depth} pages pinned"
         if page not in pins.pinned:
-            raise CommandError(f"page: {key} is not pinned")
+            raise CommandRefusedError(f"page: {key} is not pinned")
         pins.pinned.discard(page)
         pins.let_go(page)
         events.emit("prefix.unpinned", page=key, reason="unpinned")
@@ -119,7 +121,7 @@ def _page(server: DemoServer, command: Pin | Unpin | Drop, page: Page) -> str:
 def _cap_tier(server: DemoServer, tier: str, limit: int | None) -> str:
     table, host = server.tiers.table, server.tiers.host
     if tier != host.name and tier not in server.tiers.tiers:
-        raise CommandError(f"this server has no {tier} tier")
+        raise CommandRefusedError(f"this server has no {tier} tier")
     with table.lock:
         if tier == host.name:
             host.limit_bytes = host.capacity_bytes if limit is None else limit
@@ -135,10 +137,10 @@ def _cap_tier(server: DemoServer, tier: str, limit: int | None) -> str:
 def _drain(server: DemoServer, number: int) -> str:
     stripes = server.stripes
     if stripes is None or number >= len(stripes.devices):
-        raise CommandError(f"device: there is no device {number} here")
+        raise CommandRefusedError(f"device: there is no device {number} here")
     device = stripes.devices[number]
     if device.service != IN_SERVICE:
-        raise CommandError(f"device: {device.path} is {device.service}")
+        raise CommandRefusedError(f"device: {device.path} is {device.service}")
     stripes.drain(number)
     server.events.emit("device.draining", device=device.path)
     return f"{device.path} gets no new pages"
@@ -147,18 +149,18 @@ def _drain(server: DemoServer, number: int) -> str:
 def _lease(server: DemoServer, command: RecallLeases | PinLease | UnpinLease | CapLending) -> str:
     donor = server.donor
     if donor is None:
-        raise CommandError("this server does not lend; set peer.donate and start it again")
+        raise CommandRefusedError("this server does not lend; set peer.donate and start it again")
     match command:
         case RecallLeases(leases=leases, borrower=borrower):
             recalled = donor.recall(None if leases == "all" else [leases], borrower or "")
             if not recalled and leases != "all":
-                raise CommandError(f"leases: {leases} is not lent here, or recalled already")
+                raise CommandRefusedError(f"leases: {leases} is not lent here, or recalled already")
             server.events.emit("lease.recalled", leases=recalled, borrower=borrower or "", reason="command")
             return f"{recalled} leases recalled"
         case PinLease(lease=lease) | UnpinLease(lease=lease):
             pinned = isinstance(command, PinLease)
             if not donor.machine.pin(lease, pinned):
-                raise CommandError(f"lease: {lease} is not lent here")
+                raise CommandRefusedError(f"lease: {lease} is not lent here")
             server.events.emit("lease.pinned" if pinned else "lease.unpinned", lease=lease)
             return "recalled last from now on" if pinned else "recalled like others from now on"
         case CapLending(limit=limit):

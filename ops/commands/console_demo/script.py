@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .lending import Post
-from .server import GIB, DemoServer, Plan
+from .server import GIB, DemoPlan, DemoServer
 from .stripes import IN_SERVICE
 from .work import Habit
 
@@ -15,7 +15,7 @@ ROUND = 300.0
 MOST_DEVICES = 6
 
 PLANS = (
-    Plan(
+    DemoPlan(
         name="alpha", host="node-1", model="Llama-3.1-8B", gpu="L40S", device_bytes=12 * GIB, host_bytes=12 * GIB,
         lends=True,
         habit=Habit(
@@ -23,7 +23,7 @@ PLANS = (
             conversations=60, new=0.3,
         ),
     ),
-    Plan(
+    DemoPlan(
         name="beta", host="node-1", model="Llama-3.1-8B", gpu="L4", device_bytes=6 * GIB, host_bytes=16 * GIB,
         devices=4, device_slots=4500, device_speed=0.25e9, borrows=True,
         habit=Habit(
@@ -31,7 +31,7 @@ PLANS = (
             conversations=40, new=0.12,
         ),
     ),
-    Plan(
+    DemoPlan(
         name="gamma", host="node-2", model="Qwen3-8B", gpu="L4", device_bytes=6 * GIB, host_bytes=8 * GIB,
         devices=4, device_slots=6000, device_speed=0.2e9,
         habit=Habit(
@@ -68,7 +68,7 @@ class Script:
 
         self._clock.after(at, happens)
 
-    def _start(self, plan: Plan) -> None:
+    def _start(self, plan: DemoPlan) -> None:
         self._lives += 1
         self.servers[plan.name] = DemoServer(plan, self._post, self._wall, seed=self._lives * 7919)
         self.gone.pop(plan.name, None)

@@ -29,8 +29,8 @@ from ...base.devices.setup import Setup, geometry
 from .lending import BorrowerSide, DemoLentMemory, DonorSide, Post
 from .restores import TellingServer
 from .stripes import DemoStripes
-from .tiers import PEER, SSD, Claim, DemoTiers
-from .work import Call, Habit, Work
+from .tiers import PEER, SSD, DemoClaim, DemoTiers
+from .work import Habit, PlannedRequest, RequestSource
 
 PAGE_TOKENS, CHUNK_TOKENS, LONGEST = 64, 1024, 131_072
 #: Tokens that a request gets in a second once it has its first one.
@@ -42,7 +42,7 @@ MOST_REQUESTS = 16
 GIB = 1 << 30
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is made of. Sizes in bytes, speeds in bytes per second."""
 
     name: str
@@ -59,10 +59,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     habit: Habit
 
 
-class Asked:
+class DemoRequest:
     """One request, from its arrival until it is forgotten."""
 
-    def __init__(self, rid: str, arrived: float, call: Call, claim: Claim) -> None:
+    def __init__(self, rid: str, arrived: float, call: PlannedRequest, claim: DemoClaim) -> None:
         self.rid = rid
         self.arrived = arrived  # all times by the virtual clock
         self.call = call
@@ -94,7 +94,7 @@ class Asked:
 class DemoServer:
     """One life of a server. It stops with `die`."""
 
-    def __init__(self, plan: Plan, post: Post, wall: Callable[[], float], seed: int) -> None:
+    def __init__(self, plan: DemoPlan, post: Post, wall: Callable[[], float], seed: int) -> None:
         """`wall`: seconds since 1970, by the virtual clock."""
         self.plan = plan
         self.clock = post.clock
@@ -103,8 +103,8 @@ class DemoServer:
         self.started = wall()
         self.pid = 4000 + seed % 1000
         self.counts: Counter[str] = Counter()
-        self.requests: dict[str, Asked] = {}
-        self.ended: deque[Asked] = deque(maxlen=ENDED)
+        self.requests: dict[str, DemoRequest] = {}
+        self.ended: deque[DemoRequest] = deque(maxlen=ENDED)
         self.alive = True
         self.events = EventLog(wall)
         self._random = Random(seed)
@@ -126,7 +126,7 @@ class DemoServer:
         )  # fmt: skip
         self.device = self._device(Curve(model=model, gpu=gpu))
         self.device.tell(self._loaded, self._computing)
-        self.work = Work(plan.habit, self._random, seed << 40)
+        self.work = RequestSource(plan.habit, self._random, seed << 40)
         self._fill()
         self.donor = (
             DonorSide(self.lease_name, post, self.tiers, self.events, self._random, self._demand)
@@ -183,7 +183,7 @@ class DemoServer:
         call = self.work.draw()
         claim = self.tiers.claim(call.keys)
         rid = f"{self._random.getrandbits(128):032x}"
-        asked = self.requests[rid] = Asked(rid, self.clock.now, call, claim)
+        asked = self.requests[rid] = DemoRequest(rid, self.clock.now, call, claim)
         start, prefix = asked.on_device * PAGE_TOKENS, len(claim.sources) * PAGE_TOKENS
         request = Request(arrival=self.clock.now, start=start, prefix=prefix, new=asked.prompt_tokens - start - prefix)
         if claim.sources:
@@ -192,7 +192,7 @@ class DemoServer:
         self.counts["prompt_tokens"] += asked.prompt_tokens
         self.counts["reused_tokens"] += start
 
-    def _asked(self, restoration: Restoration) -> Asked | None:
+    def _asked(self, restoration: Restoration) -> DemoRequest | None:
         return next((one for one in self.requests.values() if one.restoration is restoration), None)
 
     def _loaded(self, restoration: Restoration, source: str, unit: int, seconds: float) -> None:
@@ -210,7 +210,7 @@ class DemoServer:
         for at, slot in enumerate(asked.claim.slots[: step.end]):
             self.tiers.pool.mark(slot, SlotState.RECOMPUTING if at >= step.jump else SlotState.PRIVATE)
 
-    def _first_token(self, asked: Asked, restoration: Restoration) -> None:
+    def _first_token(self, asked: DemoRequest, restoration: Restoration) -> None:
         if not self.alive:
             return
         asked.first_token = self.clock.now
@@ -224,7 +224,7 @@ class DemoServer:
         asked.block_table = _runs(slots)
         self.clock.after(asked.call.answer_tokens / DECODED_PER_SECOND, lambda: self._end(asked))
 
-    def _count_restore(self, asked: Asked, restoration: Restoration) -> None:
+    def _count_restore(self, asked: DemoRequest, restoration: Restoration) -> None:
         if not asked.found:
             return
         story = self.device.story(restoration)
@@ -243,7 +243,7 @@ class DemoServer:
             if name in asked.found and took:
                 self.tiers.counters(name).read_latency.observe(took)
 
-    def _end(self, asked: Asked) -> None:
+    def _end(self, asked: DemoRequest) -> None:
         if not self.alive or asked.rid not in self.requests:
             return
         self.tiers.finish(asked.claim, self.work.answered(asked.call, PAGE_TOKENS))

@@ -33,7 +33,7 @@ from .stripes import DemoStripes
 PEER = "peer"
 
 
-class DevicePool(HostTier):
+class DemoPool(HostTier):
     """A device's pool of pages: slots that can also be taken in neighbouring spans, to lend them (`PagePool`)."""
 
     def __init__(self, geometry: PageGeometry, slots: int) -> None:
@@ -75,7 +75,7 @@ class DevicePool(HostTier):
         self.limit_slots = before
 
 
-class Claim:
+class DemoClaim:
     """What one request found and holds, from its arrival until its end."""
 
     def __init__(self, keys: tuple[bytes, ...]) -> None:
@@ -112,7 +112,7 @@ class DemoTiers:
         self.stripes = stripes
         self._copy_seconds = copy_seconds
         runner = ThreadRunner(lambda: clock.now)
-        self.pool = DevicePool(geometry, device_pages)
+        self.pool = DemoPool(geometry, device_pages)
         self.device = PageTable(self.pool, eviction_policy(policy), runner=runner)
         self.pool.table = self.device
         self.host = HostTier(geometry, host_pages * geometry.stride_bytes, allocate=_nothing)
@@ -133,7 +133,7 @@ class DemoTiers:
             )
             for tier in below
         }
-        reads: Reads[Claim] = Reads(
+        reads: Reads[DemoClaim] = Reads(
             self.table,
             self.host,
             below,
@@ -165,9 +165,9 @@ class DemoTiers:
 
     # ---- requests ----
 
-    def claim(self, keys: Sequence[bytes]) -> Claim:
+    def claim(self, keys: Sequence[bytes]) -> DemoClaim:
         """What there is of a prompt of these pages."""
-        claim = Claim(tuple(keys))
+        claim = DemoClaim(tuple(keys))
         with self.device.lock:
             now = self.device.tick()
             for key in keys:
@@ -197,7 +197,7 @@ class DemoTiers:
         self._count(claim, len(keys) - there)
         return claim
 
-    def seat(self, claim: Claim) -> None:
+    def seat(self, claim: DemoClaim) -> None:
         """Its turn has come: room on the device for what it lacks there, as far as there is any."""
         with self.device.lock:
             while len(claim.slots) < len(claim.keys) - len(claim.device):
@@ -206,14 +206,14 @@ class DemoTiers:
                     return
                 claim.slots.append(slot)
 
-    def _count(self, claim: Claim, asked: int) -> None:
+    def _count(self, claim: DemoClaim, asked: int) -> None:
         for copies in self.table.of:
             hits = claim.sources.count(copies.name)
             copies.counters.hits += hits
             copies.counters.misses += asked - hits
             asked -= hits
 
-    def _pin(self, claim: Claim, page: Page, now: int, reach: int) -> None:
+    def _pin(self, claim: DemoClaim, page: Page, now: int, reach: int) -> None:
         self.table.use(page, now, reach)
         self.table.pin(page)
         claim.below.append(page)
@@ -223,7 +223,7 @@ class DemoTiers:
                 self.table.begin(page, HOST, slot)
                 claim.filling.append(page)
 
-    def loaded(self, claim: Claim, source: str, at: int, seconds: float) -> None:
+    def loaded(self, claim: DemoClaim, source: str, at: int, seconds: float) -> None:
         """Page `at` behind those on the device has come up from there, and took so long."""
         self.counters(source).bytes_read += self.geometry.page_bytes
         if source == SSD:
@@ -234,7 +234,7 @@ class DemoTiers:
             with self.table.lock:
                 self.table.end(page, HOST, whole=True, digest=digest_of(page.key))
 
-    def settle(self, claim: Claim, copied: int) -> None:
+    def settle(self, claim: DemoClaim, copied: int) -> None:
         """The whole prompt is on the device, `copied` pages of it from host memory; what is new goes down."""
         if copied:
             nbytes = copied * self.geometry.page_bytes
@@ -257,7 +257,7 @@ class DemoTiers:
         claim.slots = []
         self._put(claim.keys)
 
-    def _land(self, claim: Claim, at: int, slot: int | None, now: int) -> bool:
+    def _land(self, claim: DemoClaim, at: int, slot: int | None, now: int) -> bool:
         """A page is in the device's tree, pinned for this request; somebody else may have been faster."""
         page = self.device.find(self.digest, claim.keys[at])
         if page is not None:
@@ -275,7 +275,7 @@ class DemoTiers:
         claim.device.append(page)
         return True
 
-    def finish(self, claim: Claim, answer: Sequence[bytes]) -> None:
+    def finish(self, claim: DemoClaim, answer: Sequence[bytes]) -> None:
         """It has ended; these pages of its answer are whole, and are kept."""
         keys = (*claim.keys, *answer)
         with self.device.lock:
@@ -294,7 +294,7 @@ class DemoTiers:
         claim.device = []
         self._put(keys)
 
-    def drop(self, claim: Claim) -> None:
+    def drop(self, claim: DemoClaim) -> None:
         """The server ends: nothing more is said of it."""
         claim.device, claim.below, claim.filling, claim.slots = [], [], [], []
 

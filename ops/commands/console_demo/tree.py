@@ -9,7 +9,7 @@ from swift_tiers.radix_tiering.bus.contract.views import NodeEntry
 from swift_tiers.radix_tiering.table.held_page import Page
 
 
-class Shape(NamedTuple):
+class DemoTreeShape(NamedTuple):
     """In sum; depths count nodes, `deepest` pages."""
 
     nodes: int
@@ -18,7 +18,7 @@ class Shape(NamedTuple):
     deepest: int
 
 
-class Node(NamedTuple):
+class DemoNode(NamedTuple):
     """A run of pages: its last one names it."""
 
     first: Page
@@ -27,7 +27,7 @@ class Node(NamedTuple):
     parent: Page | None  # the last page of the node before
 
 
-def nodes_of(pages: Iterable[Page]) -> list[Node]:
+def nodes_of(pages: Iterable[Page]) -> list[DemoNode]:
     """Parents before their children."""
     found = []
     for page in pages:
@@ -38,17 +38,17 @@ def nodes_of(pages: Iterable[Page]) -> list[Node]:
         while len(last.children) == 1:
             last = next(iter(last.children))
             length += 1
-        found.append(Node(page, last, length, page.parent))
+        found.append(DemoNode(page, last, length, page.parent))
     return found
 
 
-def shape_of(pages: Sequence[Page]) -> Shape:
+def shape_of(pages: Sequence[Page]) -> DemoTreeShape:
     nodes = nodes_of(pages)
     depths: dict[Page, int] = {}
     for node in sorted(nodes, key=lambda node: node.last.depth):
         depths[node.last] = 1 + (depths.get(node.parent, 0) if node.parent is not None else 0)
     leaves = sum(not node.last.children for node in nodes)
-    return Shape(
+    return DemoTreeShape(
         len(nodes), leaves, max(depths.values(), default=0), max((node.last.depth for node in nodes), default=0)
     )
 

@@ -30,9 +30,9 @@ from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.way.observing import tier_snapshots
 
 from .gpus import DemoGpu
-from .server import PAGE_TOKENS, Asked, DemoServer
+from .server import PAGE_TOKENS, DemoRequest, DemoServer
 from .stripes import OUT, Device
-from .tree import Shape, shape_of
+from .tree import DemoTreeShape, shape_of
 
 #: How old everything is that they say, seconds: servers speak twice a second.
 AGE = 0.2
@@ -43,7 +43,7 @@ class ServerViews:
 
     def __init__(self, server: DemoServer) -> None:
         self.server = server
-        self._shape = Shape(0, 0, 0, 0)
+        self._shape = DemoTreeShape(0, 0, 0, 0)
         self._shaped = float("-inf")
         self._gpu = DemoGpu(server, AGE)
         self._recent = RecentLatencies(lambda: server.clock.now)
@@ -185,7 +185,7 @@ class ServerViews:
         """What a reader of the bus would see."""
         return read_view(kind, said, **self._home(), **words)
 
-    def _request(self, one: Asked) -> RequestView:
+    def _request(self, one: DemoRequest) -> RequestView:
         server = self.server
         base = server.wall() - server.clock.now
         story = server.device.story(one.restoration) if one.restoration is not None else None
@@ -215,7 +215,7 @@ class ServerViews:
         )  # fmt: skip
 
 
-def _verdict(one: Asked, split: bool) -> str:
+def _verdict(one: DemoRequest, split: bool) -> str:
     if not one.found:
         return "none"
     if one.first_token is None:

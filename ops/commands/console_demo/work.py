@@ -26,7 +26,7 @@ class Habit(msgspec.Struct, frozen=True, kw_only=True):
     new: float = 0.1  # of the requests: those that begin a conversation
 
 
-class Call(NamedTuple):
+class PlannedRequest(NamedTuple):
     """One request: its prompt's whole pages, tokens behind them, and what its answer is going to be."""
 
     keys: tuple[bytes, ...]
@@ -35,7 +35,7 @@ class Call(NamedTuple):
     talk: list[int]
 
 
-class Work:
+class RequestSource:
     """Draws requests by a seed."""
 
     def __init__(self, habit: Habit, random: Random, first_block: int) -> None:
@@ -55,7 +55,7 @@ class Work:
         """Seconds until the next request."""
         return self._random.expovariate(self.habit.per_second)
 
-    def draw(self) -> Call:
+    def draw(self) -> PlannedRequest:
         habit, random = self.habit, self._random
         if self.strangers or len(self._talks) < habit.conversations // 4 or random.random() < habit.new:
             shared = [] if self.strangers else self._shared
@@ -69,9 +69,9 @@ class Work:
             talk = self._talks[-1 - at]
             talk += (self._new() for _ in range(random.randint(*habit.turn_pages)))
         answer = random.randint(*habit.answer_tokens)
-        return Call(tuple(map(page_key, talk)), random.randint(1, 60), answer, talk)
+        return PlannedRequest(tuple(map(page_key, talk)), random.randint(1, 60), answer, talk)
 
-    def answered(self, call: Call, page_tokens: int) -> tuple[bytes, ...]:
+    def answered(self, call: PlannedRequest, page_tokens: int) -> tuple[bytes, ...]:
         """The pages that its answer has made whole; the conversation goes on behind them."""
         made = [self._new() for _ in range((call.rest + call.answer_tokens) // page_tokens)]
         if tuple(map(page_key, call.talk)) == call.keys:  # nobody has asked on meanwhile

@@ -23,7 +23,7 @@ from ...base.interruptible import terminable
 from ...base.model import demo_model
 from ...base.progress import note, progress
 from .bus import SHOWN_LINES, DemoBus, Tried
-from .replay import Answer, ReplayError, ask
+from .replay import ReplayError, TurnAnswer, ask
 from .report import (
     DemoReport,
     TurnReport,
@@ -35,7 +35,7 @@ from .report import (
     summarise,
 )
 from .servers import LOG_LINES, Server, free_ports, log_tail
-from .workload import Plan, Sizes, Turn, choose_sizes, load_sessions, make_plan, read_shape
+from .workload import DemoSizes, DemoTurn, TurnPlan, choose_sizes, load_sessions, make_plan, read_shape
 from .workload import token_counter as make_token_counter
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ RESTORE_DEADLINE = "10s"
 WARM_UP = "Hello. " * 60
 
 
-class Replay(NamedTuple):
+class DemoReplay(NamedTuple):
     """What came out of asking all turns."""
 
     turns: list[TurnReport]
@@ -151,7 +151,7 @@ def find_model(path: Path | None) -> Path:
         return demo_model(progress=lambda text: bar.update(0, text=text))
 
 
-def common_arguments(model: Path, dtype: str, sizes: Sizes, more: list[str]) -> list[str]:
+def common_arguments(model: Path, dtype: str, sizes: DemoSizes, more: list[str]) -> list[str]:
     """The flags of both servers."""
     return [
         "--model-path", str(model),
@@ -165,7 +165,7 @@ def common_arguments(model: Path, dtype: str, sizes: Sizes, more: list[str]) -> 
     ]  # fmt: skip
 
 
-def tiers_config(work: Path, sizes: Sizes, bus: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
+def tiers_config(work: Path, sizes: DemoSizes, bus: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
     """The configuration of the server with tiers; makes the directories that act as SSDs."""
     directories = [work / f"ssd{number}" for number in range(1, sizes.ssd_devices + 1)]
     for directory in directories:
@@ -184,8 +184,8 @@ def tiers_config(work: Path, sizes: Sizes, bus: Mapping[str, object]) -> dict[st
 
 
 def replay_plan(
-    plan: Plan, tiers: Server, plain: Server, bus: DemoBus, max_tokens: int, start_timeout: float
-) -> Replay:
+    plan: TurnPlan, tiers: Server, plain: Server, bus: DemoBus, max_tokens: int, start_timeout: float
+) -> DemoReplay:
     """Ask every turn of both servers, and restart the one with tiers in between."""
     turns: list[TurnReport] = []
     warm_up(tiers, plain)
@@ -205,18 +205,18 @@ def replay_plan(
         for turn in plan.after:
             turns.append(ask_both(len(turns) + 1, turn, tiers, plain, bus, max_tokens, after_restart=True))
             bar.update(len(turns), text=f"asked {_last(turns)}")
-    return Replay(turns, [first_life, bus.settled()], stop_seconds, restart_seconds)
+    return DemoReplay(turns, [first_life, bus.settled()], stop_seconds, restart_seconds)
 
 
 def ask_both(
-    number: int, turn: Turn, tiers: Server, plain: Server, bus: DemoBus, max_tokens: int, *, after_restart: bool
+    number: int, turn: DemoTurn, tiers: Server, plain: Server, bus: DemoBus, max_tokens: int, *, after_restart: bool
 ) -> TurnReport:
     """Ask one turn of one server, then of the other.
 
     Who is first changes by the parity of the number's bits: simply alternating would have the same server first in
     every turn of one kind, since a plan repeats itself every four turns.
     """
-    answers: dict[str, Answer] = {}
+    answers: dict[str, TurnAnswer] = {}
     servers = {"tiers": tiers, "plain": plain}
     order = ["tiers", "plain"] if number.bit_count() % 2 else ["plain", "tiers"]
     for name in order:
@@ -249,7 +249,7 @@ def warm_up(*servers: Server) -> None:
         ask(server.port, WARM_UP, 4)
 
 
-def make_report(replay: Replay, model: str, sizes: Sizes, start_seconds: float, seconds: float) -> DemoReport:
+def make_report(replay: DemoReplay, model: str, sizes: DemoSizes, start_seconds: float, seconds: float) -> DemoReport:
     verdicts = judge(replay.turns)
     last = replay.lives[-1].rank
     assert last is not None, "a life is kept only with its rank"

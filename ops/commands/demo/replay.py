@@ -24,7 +24,7 @@ class ReplayError(CommandError):
     """A server's answer was an error, or not what this client understands."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TurnAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One server's answer to one turn. Prompt tokens: device + host + ssd + recomputed."""
 
     ttft_seconds: float
@@ -40,7 +40,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt_tokens - self.device - self.host - self.ssd
 
 
-def ask(port: int, text: str, max_tokens: int, rid: str | None = None) -> Answer:
+def ask(port: int, text: str, max_tokens: int, rid: str | None = None) -> TurnAnswer:
     """Send `text` as the user's message, greedily, and read the answer. Raises ReplayError.
 
     `rid`: what the request is called on the bus; the server finds a name where none is given.
@@ -95,7 +95,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(line[5:])
 
 
-def read_answer(first: float, total: float, usage: dict[str, Any], extension: dict[str, Any]) -> Answer:
+def read_answer(first: float, total: float, usage: dict[str, Any], extension: dict[str, Any]) -> TurnAnswer:
     """Put an answer together from the last events of its stream. Raises ReplayError."""
     try:
         prompt = usage["prompt_tokens"]
@@ -109,7 +109,7 @@ def read_answer(first: float, total: float, usage: dict[str, Any], extension: di
     ssd = details.get("ssd", cached - device - host)
     if not first or device + host + ssd != cached or cached > prompt:
         raise ReplayError(f"an answer whose figures do not add up: {usage} {details}")
-    return Answer(
+    return TurnAnswer(
         ttft_seconds=first,
         total_seconds=total,
         prompt_tokens=prompt,

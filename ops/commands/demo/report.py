@@ -11,8 +11,8 @@ import msgspec
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView
 
-from .replay import Answer
-from .workload import Sizes, Turn
+from .replay import TurnAnswer
+from .workload import DemoSizes, DemoTurn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     checksum_failures: int  # pages
 
 
-class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
+class DemoDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One device of the stripe set, over both lives of the server with tiers."""
 
     path: str
@@ -77,7 +77,7 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     errors: int
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class DemoVerdict(msgspec.Struct, frozen=True):
     """One thing that the demo claims."""
 
     claim: str
@@ -100,17 +100,17 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `--json` writes. Sizes in bytes, times in seconds."""
 
     ok: bool
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[DemoVerdict, ...]
     model: str
     versions: dict[str, str]  # of packages
-    sizes: Sizes
+    sizes: DemoSizes
     io_engine: str
     page_bytes: int
     tokens_per_page: int
     turns: tuple[TurnReport, ...]
     with_reuse: Summary | None  # None: no turn had any
     tiers: tuple[TierReport, ...]
-    devices: tuple[DeviceReport, ...]
+    devices: tuple[DemoDevice, ...]
     start_seconds: float  # until both servers answered
     restart_seconds: float  # from SIGTERM until it answered again
     stop_seconds: float  # of these, until it had ended
@@ -118,7 +118,14 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_turn(
-    number: int, turn: Turn, *, after_restart: bool, asked_first: str, tiers: Answer, seen: RequestView, plain: Answer
+    number: int,
+    turn: DemoTurn,
+    *,
+    after_restart: bool,
+    asked_first: str,
+    tiers: TurnAnswer,
+    seen: RequestView,
+    plain: TurnAnswer,
 ) -> TurnReport:
     """`seen`: the request of the server with tiers, as the bus shows it."""
     return TurnReport(
@@ -141,7 +148,7 @@ def make_turn(
     )
 
 
-def judge(turns: Sequence[TurnReport]) -> tuple[Verdict, ...]:
+def judge(turns: Sequence[TurnReport]) -> tuple[DemoVerdict, ...]:
     """Whether the demo shows what it is to show."""
     different = [turn for turn in turns if not turn.equal]
     where = ", ".join(f"{turn.number} (session {turn.session}, turn {turn.turn})" for turn in different[:3])
@@ -149,17 +156,17 @@ def judge(turns: Sequence[TurnReport]) -> tuple[Verdict, ...]:
     host, ssd = sum(turn.host for turn in turns), sum(turn.ssd for turn in turns)
     disputed = [turn.number for turn in turns if not turn.agrees]
     return (
-        Verdict(
+        DemoVerdict(
             "every answer has the token ids of the server without tiers",
             bool(turns) and not different,
             f"{len(different)} of {len(turns)} answers differ from those without tiers: number {where}",
         ),
-        Verdict("tokens were served from host memory", host > 0, "no token was served from host memory"),
-        Verdict("tokens were served from ssd", ssd > 0, "no token was served from ssd"),
-        Verdict(
+        DemoVerdict("tokens were served from host memory", host > 0, "no token was served from host memory"),
+        DemoVerdict("tokens were served from ssd", ssd > 0, "no token was served from ssd"),
+        DemoVerdict(
             "tokens were served from ssd after the restart", after > 0, "no token was served from ssd after the restart"
         ),
-        Verdict(
+        DemoVerdict(
             "the bus says of every turn what its answer says",
             not disputed,
             f"the bus says something else than the answer of turns {disputed[:5]}",
@@ -200,10 +207,10 @@ def add_tiers(lives: Sequence[RankState]) -> tuple[TierReport, ...]:
     )
 
 
-def add_devices(lives: Sequence[RankState]) -> tuple[DeviceReport, ...]:
+def add_devices(lives: Sequence[RankState]) -> tuple[DemoDevice, ...]:
     """The devices' counters, summed likewise."""
     return tuple(
-        DeviceReport(
+        DemoDevice(
             path=device.path,
             bytes_written=sum(life.devices[index].bytes_written or 0 for life in lives),
             bytes_read=sum(life.devices[index].bytes_read or 0 for life in lives),

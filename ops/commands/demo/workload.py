@@ -42,7 +42,7 @@ LARGEST_UNIT = 256 * 2**10
 SMALLEST_DEVICE = 32 * 2**20
 
 
-class Turn(NamedTuple):
+class DemoTurn(NamedTuple):
     """One request: the `turn`-th (from 1) of session `session` (from 0)."""
 
     session: int
@@ -50,14 +50,14 @@ class Turn(NamedTuple):
     text: str
 
 
-class Plan(NamedTuple):
+class TurnPlan(NamedTuple):
     """The turns in the order in which they are asked."""
 
-    before: list[Turn]  # the restart
-    after: list[Turn]
+    before: list[DemoTurn]  # the restart
+    after: list[DemoTurn]
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[DemoTurn]:
         return [*self.before, *self.after]
 
 
@@ -74,7 +74,7 @@ def load_sessions(sessions: int, turns: int) -> list[list[str]]:
     return loaded
 
 
-def make_plan(sessions: Sequence[Sequence[str]]) -> Plan:
+def make_plan(sessions: Sequence[Sequence[str]]) -> TurnPlan:
     """The order of the turns; every session has as many.
 
     Two sessions talk, there and back (A B B A), then the next pair does; later they come back for a turn each, pair
@@ -85,17 +85,17 @@ def make_plan(sessions: Sequence[Sequence[str]]) -> Plan:
     """
     pairs = [range(first, min(first + 2, len(sessions))) for first in range(0, len(sessions), 2)]
     rounds = [range(FIRST_VISIT), *(range(turn, turn + 1) for turn in range(FIRST_VISIT, len(sessions[0])))]
-    visits: list[list[Turn]] = []
+    visits: list[list[DemoTurn]] = []
     for turns in rounds:
         for pair in pairs:
-            visit: list[Turn] = []
+            visit: list[DemoTurn] = []
             for turn in turns:
                 there_or_back = reversed(pair) if turn == 1 else pair
-                visit += [Turn(session, turn + 1, sessions[session][turn]) for session in there_or_back]
+                visit += [DemoTurn(session, turn + 1, sessions[session][turn]) for session in there_or_back]
             visits.append(visit)
     cut = (len(visits) + 1) // 2
     before = [turn for visit in visits[:cut] for turn in visit]
-    return Plan(before, [turn for visit in visits[cut:] for turn in visit])
+    return TurnPlan(before, [turn for visit in visits[cut:] for turn in visit])
 
 
 class ModelShape(NamedTuple):
@@ -134,7 +134,7 @@ def token_counter(model: Path) -> Callable[[str], int]:
     return lambda text: len(tokenizer.encode(text).ids)
 
 
-class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+class DemoSizes(msgspec.Struct, frozen=True, kw_only=True):
     """How large everything is."""
 
     prompt_tokens_max: int  # of the longest prompt, an upper bound
@@ -145,7 +145,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     stripe_unit_bytes: int
 
 
-def choose_sizes(counts: Sequence[Sequence[int]], shape: ModelShape, devices: int, answer_tokens: int) -> Sizes:
+def choose_sizes(counts: Sequence[Sequence[int]], shape: ModelShape, devices: int, answer_tokens: int) -> DemoSizes:
     """Tiers just large enough for what each of them is to show.
 
     `counts[s][t]`: tokens of turn t of session s, without the chat template. Raises CommandError.
@@ -164,7 +164,7 @@ def choose_sizes(counts: Sequence[Sequence[int]], shape: ModelShape, devices: in
     page_bytes = PAGE_TOKENS * shape.token_bytes
     unit = min(LARGEST_UNIT, round_up(page_bytes // 2, BLOCK_BYTES))
     stored_bytes = -(-page_bytes // unit) * (unit + BLOCK_BYTES)
-    return Sizes(
+    return DemoSizes(
         prompt_tokens_max=max(last),
         device_tokens=device,
         host_bytes=round_up(host // PAGE_TOKENS * round_up(page_bytes, BLOCK_BYTES), 2**20),

@@ -24,7 +24,7 @@ _PIN_BYTES = 4 << 20
 _NVIDIA_SMI_SECONDS = 20.0
 
 
-class Gpu(NamedTuple):
+class CudaDevice(NamedTuple):
     """One CUDA device as torch numbers it."""
 
     name: str
@@ -40,7 +40,7 @@ class Gpu(NamedTuple):
 class Accelerators(NamedTuple):
     """What torch says."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[CudaDevice, ...]
     kind: str  # "CUDA 13.0", "ROCm 6.4"; of the build of torch, empty for one without
     error: str = ""  # why a GPU cannot be used
     others: tuple[str, ...] = ()  # accelerators that are not reached through torch.cuda
@@ -93,7 +93,7 @@ def driver(found: Accelerators, version: str | None) -> Finding:
     return ok(f"{version.split()[0]}, for {found.kind}")
 
 
-def memory(gpus: Sequence[Gpu]) -> Finding:
+def memory(gpus: Sequence[CudaDevice]) -> Finding:
     if not gpus:
         return note("none in use")
     text = ", ".join(f"{index}: {format_size(gpu.free)} of {format_size(gpu.total)}" for index, gpu in enumerate(gpus))
@@ -104,7 +104,7 @@ def memory(gpus: Sequence[Gpu]) -> Finding:
     return ok(f"free on GPU {text}")
 
 
-def pinned(gpus: Sequence[Gpu], pin: Callable[[int], int]) -> Finding:
+def pinned(gpus: Sequence[CudaDevice], pin: Callable[[int], int]) -> Finding:
     """`pin(bytes)` registers that much memory as the host tier does: 0, or the runtime's error."""
     if not gpus:
         return note("none in use")
@@ -137,7 +137,7 @@ def look() -> Accelerators:
     gpus = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
-        gpus.append(Gpu(torch.cuda.get_device_name(index), free, total))
+        gpus.append(CudaDevice(torch.cuda.get_device_name(index), free, total))
     return Accelerators(tuple(gpus), kind, "", others)
 
 

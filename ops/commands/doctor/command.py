@@ -31,7 +31,7 @@ _MARKS = {
 }
 
 
-class Line(NamedTuple):
+class FindingLine(NamedTuple):
     """One line of the table."""
 
     family: str
@@ -63,7 +63,7 @@ def families(config: TiersConfig, ranks: int) -> dict[str, Sequence[Check]]:
     }
 
 
-def examine(checks: dict[str, Sequence[Check]]) -> list[Line]:
+def examine(checks: dict[str, Sequence[Check]]) -> list[FindingLine]:
     """Run all, with progress on stderr."""
     named = [(family, check) for family, members in checks.items() for check in members]
     lines = []
@@ -75,17 +75,17 @@ def examine(checks: dict[str, Sequence[Check]]) -> list[Line]:
 
         findings = run_checks([check for _, check in named], waiting)
         for index, ((family, check), finding) in enumerate(zip(named, findings, strict=True), start=1):
-            lines.append(Line(family, check.name, finding))
+            lines.append(FindingLine(family, check.name, finding))
             bar.update(index)
     return lines
 
 
-def sound(lines: Sequence[Line]) -> bool:
+def sound(lines: Sequence[FindingLine]) -> bool:
     """Whether nothing is wrong; warnings are allowed."""
     return all(line.finding.status is not Status.WRONG for line in lines)
 
 
-def describe(lines: Sequence[Line]) -> dict[str, object]:
+def describe(lines: Sequence[FindingLine]) -> dict[str, object]:
     """What `--json` prints."""
     return {
         "ok": sound(lines),
@@ -101,7 +101,7 @@ def describe(lines: Sequence[Line]) -> dict[str, object]:
     }
 
 
-def show(lines: Sequence[Line], console: Console) -> None:
+def show(lines: Sequence[FindingLine], console: Console) -> None:
     """The table, with what to do beneath what was found."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
@@ -120,7 +120,7 @@ def show(lines: Sequence[Line], console: Console) -> None:
     console.print(verdict(lines))
 
 
-def verdict(lines: Sequence[Line]) -> str:
+def verdict(lines: Sequence[FindingLine]) -> str:
     counts = {status: sum(line.finding.status is status for line in lines) for status in Status}
     wrong, warnings = counts[Status.WRONG], counts[Status.WARNING]
     text = "nothing is wrong" if not wrong else f"{wrong} of {len(lines)} checks found something WRONG"

@@ -24,7 +24,7 @@ _NAMED = 8
 _REFUSED = "refused by CUDA"
 
 
-class Seen(NamedTuple):
+class GpusFound(NamedTuple):
     """What there is. `error`: why there is nothing; of GPUs without NVML, what CUDA says is in `reaches`."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -39,7 +39,7 @@ def checks(peer: PeerConfig, nodes: bool | None = None) -> Iterator[Check]:
         yield Check("GPU to GPU", partial(_ways, peer), DRIVER_SECONDS)
 
 
-def gpus(seen: Seen) -> Finding:
+def gpus(seen: GpusFound) -> Finding:
     """Their memory, whoever uses it, and lost ones. Numbers are those of nvidia-smi."""
     if seen.error:
         return note(seen.error)
@@ -66,7 +66,7 @@ def _described(gpu: Gpu) -> str:
     return " ".join(parts[:1]) + (f" ({', '.join(parts[1:])})" if parts[1:] else "")
 
 
-def ways(seen: Seen, peer: PeerConfig) -> Finding:
+def ways(seen: GpusFound, peer: PeerConfig) -> Finding:
     """Which GPUs reach each other how, and whether those reach each other that are to lend each other memory."""
     if not seen.reaches:
         return note(seen.error or ("no second GPU" if seen.gpus else "none in use"))
@@ -114,7 +114,7 @@ def _ways(peer: PeerConfig) -> Finding:
     return ways(told_by_cuda(cuda) if seen.error and cuda else corrected(seen, cuda), peer)
 
 
-def corrected(seen: Seen, cuda: Mapping[tuple[str, str], bool]) -> Seen:
+def corrected(seen: GpusFound, cuda: Mapping[tuple[str, str], bool]) -> GpusFound:
     """With what CUDA refuses, whatever the driver's library says of it. `cuda`: by uuids, whether it allows access."""
     refused = {frozenset(pair) for pair, allowed in cuda.items() if not allowed}
     reaches = tuple(
@@ -126,7 +126,7 @@ def corrected(seen: Seen, cuda: Mapping[tuple[str, str], bool]) -> Seen:
     return seen._replace(reaches=reaches)
 
 
-def told_by_cuda(cuda: Mapping[tuple[str, str], bool]) -> Seen:
+def told_by_cuda(cuda: Mapping[tuple[str, str], bool]) -> GpusFound:
     """Where NVML says nothing, as with GPUs of another maker: access alone, by CUDA's numbers."""
     names = sorted({name for pair in cuda for name in pair})
     reaches = tuple(
@@ -136,7 +136,7 @@ def told_by_cuda(cuda: Mapping[tuple[str, str], bool]) -> Seen:
         )
         for one, other in combinations(names, 2)
     )  # fmt: skip
-    return Seen(tuple(Gpu(index=number, uuid=name) for number, name in enumerate(names)), reaches)
+    return GpusFound(tuple(Gpu(index=number, uuid=name) for number, name in enumerate(names)), reaches)
 
 
 def _cuda_access() -> dict[tuple[str, str], bool]:
@@ -157,16 +157,16 @@ def _cuda_access() -> dict[tuple[str, str], bool]:
 
 
 @cache
-def look() -> Seen:
+def look() -> GpusFound:
     """Ask NVML."""
     try:
         with Nvml() as nvml:
             return see(nvml)
     except (NoNvml, GpuLost) as error:
-        return Seen(error=str(error))
+        return GpusFound(error=str(error))
 
 
-def see(nvml: Nvml) -> Seen:
+def see(nvml: Nvml) -> GpusFound:
     """Raises GpuLost."""
     found = nvml.gpus()
-    return Seen(found, nvml.reaches(found))
+    return GpusFound(found, nvml.reaches(found))

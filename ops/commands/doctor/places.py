@@ -39,7 +39,7 @@ class Disk(NamedTuple):
     discards: bool
 
 
-class Place(NamedTuple):
+class RealPlace(NamedTuple):
     """Where a path really lies."""
 
     path: str
@@ -47,14 +47,14 @@ class Place(NamedTuple):
     device: int  # st_dev: equal for one file system
     disks: tuple[Disk, ...]  # empty where no block device is behind it
 
-    def shares_with(self, other: Place) -> bool:
+    def shares_with(self, other: RealPlace) -> bool:
         """Whether both end on the same disk, or, where no disk is known, in the same file system."""
         if self.disks and other.disks:
             return bool({disk.name for disk in self.disks} & {disk.name for disk in other.disks})
         return self.device == other.device
 
 
-def place_of(path: str, mountinfo: Path = Path("/proc/self/mountinfo"), system: Path = Path("/sys")) -> Place:
+def place_of(path: str, mountinfo: Path = Path("/proc/self/mountinfo"), system: Path = Path("/sys")) -> RealPlace:
     """Raises OSError where `path` cannot be looked at."""
     device = os.stat(path).st_dev
     mount = mount_of(os.path.realpath(path), read_mounts(mountinfo.read_text()))
@@ -65,7 +65,7 @@ def place_of(path: str, mountinfo: Path = Path("/proc/self/mountinfo"), system: 
             disks = disks_of(os.stat(mount.source).st_rdev, system)
         except OSError:
             pass
-    return Place(path, mount, device, disks)
+    return RealPlace(path, mount, device, disks)
 
 
 def read_mounts(text: str) -> list[Mount]:

@@ -20,7 +20,7 @@ from swift_tiers.radix_tiering.base.units import format_size
 from ..fsck import PATTERN
 from . import stripe_sets
 from .finding import Check, Finding, combined, note, ok, warning, wrong
-from .places import COPYING, LAYERED, MEMORY, Disk, Place, disks_of, place_of
+from .places import COPYING, LAYERED, MEMORY, Disk, RealPlace, disks_of, place_of
 
 #: Seconds that one look at a device or directory may take; a healthy one answers at once.
 DEVICE_SECONDS = 10.0
@@ -117,7 +117,7 @@ def direct_io(name: str, open_file: Callable[[str, int], int] = os.open) -> Find
     return ok("direct I/O works")
 
 
-def file_system(place: Place) -> Finding:
+def file_system(place: RealPlace) -> Finding:
     mount = place.mount
     text = f"{mount.kind} on {mount.source or 'nothing'}"
     if mount.network:
@@ -172,7 +172,7 @@ def space(missing: int, size: int, free: int) -> Finding:
     return ok(text)
 
 
-def shared_space(places: Sequence[Place], need: Callable[[str], int], free: Callable[[str], int]) -> Finding:
+def shared_space(places: Sequence[RealPlace], need: Callable[[str], int], free: Callable[[str], int]) -> Finding:
     """Whether what directories on one file system need fits there together. `need`, `free`: bytes, by directory."""
     for first in places:
         paths = [place.path for place in places if place.device == first.device]
@@ -218,7 +218,7 @@ def _read_direct(name: str) -> int:
         os.close(descriptor)
 
 
-def striping(places: Sequence[Place], throttled: bool) -> Finding:
+def striping(places: Sequence[RealPlace], throttled: bool) -> Finding:
     """Several directories on one disk: their devices share its speed and its end."""
     real = [os.path.realpath(place.path) for place in places]
     twice = sorted({path for path in real if real.count(path) > 1})

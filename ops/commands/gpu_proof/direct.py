@@ -15,7 +15,7 @@ import numpy as np
 from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.kernels.page_digest import host_page_digest
 
-from .figures import Check, Figure, LeftOutError
+from .figures import LeftOutError, ProofCheck, ProofFigure
 from .layouts import Layout
 
 #: Of the file; what is read under way together, in pages.
@@ -27,7 +27,7 @@ def ssd_to_landing(
     layout: Layout,
     accelerator: Accelerator,
     pages: int | None = None,
-) -> Iterator[Check | Figure]:
+) -> Iterator[ProofCheck | ProofFigure]:
     """From a file that is made for it, through what a server reads with. Raises ImportError where what a server needs
     is missing, LeftOutError where kvikio is."""
     from swift_tiers.radix_tiering.base.errors import ConfigError
@@ -54,10 +54,12 @@ def ssd_to_landing(
         finally:
             files.close()
     wrong = sum(one != host_page_digest(page[: layout.page_bytes]) for one, page in zip(found, data, strict=True))
-    yield Check("pages on SSD are read straight to the GPU", pages, f"{wrong} pages differ" if wrong else "")
+    yield ProofCheck("pages on SSD are read straight to the GPU", pages, f"{wrong} pages differ" if wrong else "")
     way = "GPUDirect Storage" if straight else "no GPUDirect Storage here: kvikio's own copies"
     rate = pages * layout.page_bytes / seconds / _GB
-    yield Figure("transfers", f"{layout.name}: SSD to landing memory", rate, "GB/s", note=f"{way}; digests included")
+    yield ProofFigure(
+        "transfers", f"{layout.name}: SSD to landing memory", rate, "GB/s", note=f"{way}; digests included"
+    )
 
 
 def _write(path: Path, data: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Check:
+class ProofCheck:
     """Something that is right, or is not."""
 
     name: str
@@ -20,7 +20,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Figure:
+class ProofFigure:
     """One measured number."""
 
     part: str
@@ -51,16 +51,16 @@ class Findings:
     """Filled part by part; whatever interrupts it, what is there is true."""
 
     facts: dict[str, Any]
-    checks: list[Check] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
+    checks: list[ProofCheck] = field(default_factory=list)
+    figures: list[ProofFigure] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)  # part -> why
 
     @property
-    def wrong(self) -> list[Check]:
+    def wrong(self) -> list[ProofCheck]:
         return [check for check in self.checks if check.failure]
 
     @property
-    def missed(self) -> list[Figure]:
+    def missed(self) -> list[ProofFigure]:
         return [figure for figure in self.figures if figure.holds is False]
 
     def save(self, folder: Path) -> None:
@@ -78,9 +78,9 @@ class Findings:
         }
 
 
-def line(found: Check | Figure) -> str:
+def line(found: ProofCheck | ProofFigure) -> str:
     """One line of the table."""
-    if isinstance(found, Check):
+    if isinstance(found, ProofCheck):
         return (
             f"{'WRONG' if found.failure else 'right':6} {found.name:58} {found.cases:6} cases  {found.failure}".rstrip()
         )
@@ -99,7 +99,7 @@ class LeftOutError(Exception):
 _ROW, _LEFT, _WIDE = 18, 420, 480
 
 
-def picture(figures: Sequence[Figure]) -> str:
+def picture(figures: Sequence[ProofFigure]) -> str:
     """Every figure that has a ceiling, as a bar of it, with the bound as a line: an SVG."""
     shown = [figure for figure in figures if figure.of is not None]
     most = max([1.0, *(figure.share for figure in shown)])

@@ -10,7 +10,7 @@ import torch
 from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.kernels.switch_over import measure_switch_over
 
-from .figures import Figure
+from .figures import ProofFigure
 from .layouts import DTYPE, PAGE_SIZE, Layout, layer_first, planes_of
 from .stopwatch import Stopwatch
 
@@ -22,7 +22,7 @@ HIDDEN_SHARE = 0.95
 _LOAD_SHARE = 0.8
 
 
-class Forward:
+class LayerProducts:
     """The matrix products of a chunk in one layer: as much arithmetic, and as many bytes of weights, as a model's."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -41,10 +41,10 @@ class Forward:
             (self.inner if weight.shape[0] == self.inner.shape[1] else self.wide) @ weight
 
 
-def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_pages: int) -> Iterator[Figure]:
+def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_pages: int) -> Iterator[ProofFigure]:
     """Scattered pages, as many as arithmetic allows to hide, loaded by a kernel from page-locked memory, one layer
     after the other, while each layer's products wait for that layer's mark."""
-    forward = Forward(layout, accelerator.device)
+    forward = LayerProducts(layout, accelerator.device)
     layers = range(layout.layers)
 
     def compute() -> None:
@@ -82,7 +82,7 @@ def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_page
     behind = loading * (layout.layers - 1) / layout.layers
     share = (computing + loading - both) / behind
     allowed = loading <= computing
-    yield Figure(
+    yield ProofFigure(
         "streaming",
         f"{layout.name}: hidden of {pages * PAGE_SIZE} tokens' load behind a chunk of {CHUNK}",
         share,

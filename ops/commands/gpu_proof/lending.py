@@ -34,7 +34,7 @@ from swift_tiers.radix_tiering.lending.leases import Party
 
 from .borrower import PATIENCE, KnowingBorrower, ReadLoad
 from .donor_process import COMMAND, DonorProcess, LendingError
-from .figures import Check, Figure, LeftOutError
+from .figures import LeftOutError, ProofCheck, ProofFigure
 from .layouts import Layout, layer_first, planes_of
 from .lending_donor import DonorOptions
 from .stopwatch import Stopwatch
@@ -61,7 +61,7 @@ def lend_on_cuda(
     pages: int,
     seed: int,
     command: Sequence[str] = COMMAND,
-) -> Iterator[Check | Figure]:
+) -> Iterator[ProofCheck | ProofFigure]:
     """On this device, and from another one if there is one whose memory it reaches. Raises LeftOutError, and
     ImportError where something is not installed."""
     from swift_tiers.radix_tiering.lending.donation.cuda_memory import CudaDeviceMemory
@@ -75,7 +75,7 @@ def lend_on_cuda(
     except ArenaError as error:
         raise LeftOutError(str(error)) from None
     with tempfile.TemporaryDirectory(prefix="swift-tiers-proof-") as directory:
-        lending = Lending(layout, accelerator, memory, watch, pages, seed, directory, command)
+        lending = LendingSetup(layout, accelerator, memory, watch, pages, seed, directory, command)
         yield from lending.on_one_device(device.index)
         for other in range(torch.cuda.device_count()):
             if other != device.index and torch.cuda.can_device_access_peer(device.index, other):
@@ -90,7 +90,7 @@ def _peer_copy_rate(device: torch.device, other: int, watch: Stopwatch) -> float
     return 2 * _PEER_BYTES / watch.seconds(lambda: here.copy_(there))
 
 
-class Lending:
+class LendingSetup:
     """A donor's device, and this process' one, which may be the same."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Lending:
         self._directory = directory
         self._command = command
 
-    def on_one_device(self, ordinal: int) -> Iterator[Check | Figure]:
+    def on_one_device(self, ordinal: int) -> Iterator[ProofCheck | ProofFigure]:
         """Everything. Raises LeftOutError where the device's memory cannot be exported and mapped at all."""
         try:
             _try_out(self._memory)
@@ -123,18 +123,20 @@ class Lending:
             raise LeftOutError(str(error)) from None
         yield from self._guarded("on one GPU", lambda: self._everything(ordinal))
 
-    def between_devices(self, ordinal: int, copying: float) -> Iterator[Check | Figure]:
+    def between_devices(self, ordinal: int, copying: float) -> Iterator[ProofCheck | ProofFigure]:
         """That pages arrive, and how fast. `copying`: bytes a second, read and written, of a plain copy from there."""
         yield from self._guarded(f"from GPU {ordinal}", lambda: self._from_another(ordinal, copying))
 
-    def _guarded(self, where: str, steps: Callable[[], Iterator[Check | Figure]]) -> Iterator[Check | Figure]:
+    def _guarded(
+        self, where: str, steps: Callable[[], Iterator[ProofCheck | ProofFigure]]
+    ) -> Iterator[ProofCheck | ProofFigure]:
         """Whatever goes wrong is one finding: the parts after this one can still be proved."""
         try:
             yield from steps()
         except (SwiftTiersError, OSError) as error:
-            yield Check(f"lending {where}", 0, str(error))
+            yield ProofCheck(f"lending {where}", 0, str(error))
 
-    def _everything(self, ordinal: int) -> Iterator[Check | Figure]:
+    def _everything(self, ordinal: int) -> Iterator[ProofCheck | ProofFigure]:
         gathering = self._gather_rate()
         with self._donor(ordinal) as donor:
             note = f"of a local gather; {self._layout.name}, {self._half} scattered pages"
@@ -145,7 +147,7 @@ class Lending:
                 yield from self._recalled(borrower, donor)
                 yield from self._outlived(borrower, donor)
 
-    def _from_another(self, ordinal: int, copying: float) -> Iterator[Check | Figure]:
+    def _from_another(self, ordinal: int, copying: float) -> Iterator[ProofCheck | ProofFigure]:
         with self._donor(ordinal) as donor:
             note = "of a plain copy from there"
             yield self._figure(f"borrow from GPU {ordinal}", self._borrow_rate(donor), copying, note=note)
@@ -190,7 +192,7 @@ class Lending:
 
     # Whether it is right
 
-    def _stored_and_read(self, borrower: KnowingBorrower, where: str = "") -> Iterator[Check | Figure]:
+    def _stored_and_read(self, borrower: KnowingBorrower, where: str = "") -> Iterator[ProofCheck | ProofFigure]:
         steps: list[tuple[str, Callable[[], int]]] = [
             ("stored, through host memory", borrower.fill),
             ("landed", lambda: borrower.read_all(land=True)),
@@ -202,7 +204,7 @@ class Lending:
             yield self._figure(f"pages {what}{where}", rate, note="asked for, verified, answered, compared here")
         yield _check(f"what is lent is read as it was stored{where}", borrower.pages_read, borrower)
 
-    def _recalled(self, borrower: KnowingBorrower, donor: DonorProcess) -> Iterator[Check | Figure]:
+    def _recalled(self, borrower: KnowingBorrower, donor: DonorProcess) -> Iterator[ProofCheck | ProofFigure]:
         seconds: list[float] = []
         backs: Counter[str] = Counter()
         overwritten = untouched = 0
@@ -222,21 +224,21 @@ class Lending:
                 # What is not lent would be taken back first.
                 borrower.borrow(donor, donor.options.lent_pages)
         note = f"worst of {len(seconds)} while pages were read; median {statistics.median(seconds) * 1e3:.3g} ms"
-        yield Figure("lending", "recall until return", max(seconds) * 1e3, "ms", at_most=RECALL_MS, note=note)
+        yield ProofFigure("lending", "recall until return", max(seconds) * 1e3, "ms", at_most=RECALL_MS, note=note)
         other_ways = ", ".join(f"{times} {back}" for back, times in backs.items() if back != "returned")
-        yield Check("recalled memory is returned", len(seconds), other_ways)
+        yield ProofCheck("recalled memory is returned", len(seconds), other_ways)
         changed = f"{overwritten - untouched} runs were changed after their return" * (untouched < overwritten)
-        yield Check("memory that came back is its donor's alone", overwritten, changed)
+        yield ProofCheck("memory that came back is its donor's alone", overwritten, changed)
         yield _check("no byte of a later owner is accepted", borrower.pages_read - before, borrower)
 
-    def _outlived(self, borrower: KnowingBorrower, donor: DonorProcess) -> Iterator[Check | Figure]:
+    def _outlived(self, borrower: KnowingBorrower, donor: DonorProcess) -> Iterator[ProofCheck | ProofFigure]:
         with ReadLoad(borrower) as load:
             load.wait_for_pages(_BETWEEN)
             donor.kill()
             killed = time.perf_counter()
             borrower.wait(lambda: not borrower.tier.capacity_bytes, "the leases of a donor that was killed to end")
             gone = time.perf_counter() - killed
-        yield Figure("lending", "leases over after their donor's death", gone * 1e3, "ms")
+        yield ProofFigure("lending", "leases over after their donor's death", gone * 1e3, "ms")
         before = borrower.pages_read
         with self._donor(donor.options.ordinal) as next_life:
             borrower.borrow(next_life, next_life.options.run_pages)
@@ -249,8 +251,8 @@ class Lending:
     @staticmethod
     def _figure(
         name: str, rate: float, of: float | None = None, at_least: float | None = None, note: str = ""
-    ) -> Figure:
-        return Figure("lending", name, rate / _GB, "GB/s", None if of is None else of / _GB, at_least, note)
+    ) -> ProofFigure:
+        return ProofFigure("lending", name, rate / _GB, "GB/s", None if of is None else of / _GB, at_least, note)
 
     # The two sides
 
@@ -278,11 +280,11 @@ class Lending:
             borrower.close()
 
 
-def _check(name: str, cases: int, borrower: KnowingBorrower) -> Check:
+def _check(name: str, cases: int, borrower: KnowingBorrower) -> ProofCheck:
     """What the borrower has found since it was last asked."""
     failure = f"{len(borrower.wrong)} times: {borrower.wrong[0]}" if borrower.wrong else ""
     borrower.wrong.clear()
-    return Check(name, cases, failure or ("" if cases else "no page was accepted"))
+    return ProofCheck(name, cases, failure or ("" if cases else "no page was accepted"))
 
 
 def _try_out(memory: DeviceMemory) -> None:

@@ -21,7 +21,7 @@ import torch
 from swift_tiers.kernels.copy_queue import Accelerator, CudaAccelerator
 
 from . import direct, hidden, right, serving, sglang_kernels, speed
-from .figures import Check, Figure, Findings, LeftOutError, line
+from .figures import Findings, LeftOutError, ProofCheck, ProofFigure, line
 from .layouts import LAYOUTS, Layout
 from .options import ProofError
 from .stopwatch import Stopwatch
@@ -38,7 +38,7 @@ _HOST_BYTES = 4 * 2**30
 _RIGHT_SHARE, _BEFORE_SERVING = 0.2, 0.5
 
 #: Another part, of one layout and so many pages.
-Part = Callable[[Layout, int], Iterator[Check | Figure]]
+Part = Callable[[Layout, int], Iterator[ProofCheck | ProofFigure]]
 
 
 def prove(options: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def _save(findings: Findings, out: Path | None) -> None:
 
 
 def _lending(accelerator: Accelerator, seed: int) -> Part:
-    def lend(layout: Layout, pages: int) -> Iterator[Check | Figure]:
+    def lend(layout: Layout, pages: int) -> Iterator[ProofCheck | ProofFigure]:
         # Needs what only servers need.
         from .lending import PAGES, lend_on_cuda
 
@@ -183,7 +183,7 @@ class Proof:
         if self._serves:
             self._part("serving", lambda: serving.serving(until=self._end, clock=self._clock), self._end)
 
-    def _ceilings(self) -> Iterator[Figure]:
+    def _ceilings(self) -> Iterator[ProofFigure]:
         self._best = speed.ceilings(self._accelerator, self._watch, self._ceiling_bytes)
         yield from speed.ceiling_figures(self._best)
 
@@ -192,22 +192,22 @@ class Proof:
         self._part(f"transfers, {layout.name}", partial(self._transfers, layout))
         self._part(f"streaming, {layout.name}", partial(self._streaming, layout))
 
-    def _kernels(self, layout: Layout) -> Iterator[Figure]:
+    def _kernels(self, layout: Layout) -> Iterator[ProofFigure]:
         pages, _ = self._room(layout)
         yield from speed.kernels(layout, self._accelerator, self._ceiling(), self._watch, pages)
 
-    def _beside_sglang(self, layout: Layout) -> Iterator[Check | Figure]:
+    def _beside_sglang(self, layout: Layout) -> Iterator[ProofCheck | ProofFigure]:
         yield from sglang_kernels.beside_sglang(layout, self._accelerator, self._watch, *self._room(layout))
 
-    def _transfers(self, layout: Layout) -> Iterator[Figure]:
+    def _transfers(self, layout: Layout) -> Iterator[ProofFigure]:
         _, pages = self._room(layout)
         yield from speed.transfers(layout, self._accelerator, self._ceiling(), self._watch, pages)
 
-    def _streaming(self, layout: Layout) -> Iterator[Figure]:
+    def _streaming(self, layout: Layout) -> Iterator[ProofFigure]:
         _, pages = self._room(layout)
         yield from hidden.hidden(layout, self._accelerator, self._watch, pages)
 
-    def _lending_of(self, lends: Part, layout: Layout) -> Iterator[Check | Figure]:
+    def _lending_of(self, lends: Part, layout: Layout) -> Iterator[ProofCheck | ProofFigure]:
         yield from lends(layout, self._room(layout)[0])
 
     def _ceiling(self) -> speed.Ceilings:
@@ -229,7 +229,7 @@ class Proof:
     def _part(
         self,
         name: str,
-        make: Callable[[], Iterator[Check] | Iterator[Figure] | Iterator[Check | Figure]],
+        make: Callable[[], Iterator[ProofCheck] | Iterator[ProofFigure] | Iterator[ProofCheck | ProofFigure]],
         begins_before: float | None = None,
     ) -> None:
         """What goes wrong in it is a finding of its own, and the next part begins all the same."""
@@ -241,7 +241,7 @@ class Proof:
         try:
             for found in make():
                 print(line(found), flush=True)
-                if isinstance(found, Check):
+                if isinstance(found, ProofCheck):
                     self._findings.checks.append(found)
                 else:
                     self._findings.figures.append(found)
@@ -254,7 +254,7 @@ class Proof:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what this command is there to find
             traceback.print_exc()
             why = (str(error).splitlines() or [""])[0]
-            found = Check(f"{name}: ran to its end", 1, f"{type(error).__name__}: {why}")
+            found = ProofCheck(f"{name}: ran to its end", 1, f"{type(error).__name__}: {why}")
             print(line(found), flush=True)
             self._findings.checks.append(found)
         finally:

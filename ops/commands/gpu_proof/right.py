@@ -15,7 +15,7 @@ from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
 from swift_tiers.kernels.piece_copy import copy_pieces, copy_pieces_plain
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
-from .figures import Check
+from .figures import ProofCheck
 
 #: What outputs are filled with before: no byte of it may be left where something is to be written, and none may change
 #: where nothing is.
@@ -173,7 +173,7 @@ def checks(
     cases: int,
     seconds: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Check]:
+) -> Iterator[ProofCheck]:
     """Every kernel; see `check`. Of `seconds`, each may take an equal share and what those before it have left over: a
     GPU's first look at a geometry is the time that it takes to compile."""
     began = clock()
@@ -188,14 +188,14 @@ def check(
     cases: int,
     until: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
-) -> Check:
+) -> ProofCheck:
     """One of CHECKS, over up to `cases` fresh inputs, both pool layouts and every dtype by turns; after the first none
     is begun later than `until`."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     for number in range(cases):
         if number and clock() >= until:
-            return Check(name, number)
+            return ProofCheck(name, number)
         case = Case(seed + number, device, dtypes[number % len(dtypes)], number % 2 == 1)
         if failure := CHECKS[name](case):
-            return Check(name, number + 1, f"{failure} (seed {seed + number}, {case.pool.dtype})")
-    return Check(name, cases)
+            return ProofCheck(name, number + 1, f"{failure} (seed {seed + number}, {case.pool.dtype})")
+    return ProofCheck(name, cases)

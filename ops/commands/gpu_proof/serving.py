@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ...base.errors import CommandError
-from .figures import Check, Figure, LeftOutError
+from .figures import LeftOutError, ProofCheck, ProofFigure
 from .layouts import LAYOUTS, Layout
 
 if TYPE_CHECKING:
-    from ..bench.multiturn_replay import Answer
+    from ..bench.multiturn_replay import TurnOutcome
 
 #: What is imported by servers with tiers, and by who asks them.
 NEEDED = ("sglang", "transformers", "msgspec", "xxhash", "psutil", "redis", "zmq")
@@ -49,7 +49,7 @@ def can_serve() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in NEEDED)
 
 
-class Load(NamedTuple):
+class ServingLoad(NamedTuple):
     """What is asked, and of what memory."""
 
     agents: int = 8
@@ -85,7 +85,7 @@ def model_directory(folder: Path, layout: Layout) -> Path:
     return folder
 
 
-def arguments(system: str, model: Path, layout: Layout, tokens: int, load: Load) -> list[str]:
+def arguments(system: str, model: Path, layout: Layout, tokens: int, load: ServingLoad) -> list[str]:
     """The flags of one server; `tokens`: of all agents at their longest."""
     device = -(-int(max(tokens * load.device_share, load.together * (load.longest + 64))) // _PAGE) * _PAGE
     host = int(tokens * load.host_share)
@@ -112,7 +112,7 @@ def arguments(system: str, model: Path, layout: Layout, tokens: int, load: Load)
     return common
 
 
-class Asked(NamedTuple):
+class ServerAnswer(NamedTuple):
     """What one server answered in the round that counts."""
 
     seconds: list[float]  # to the first token, of turns with a history
@@ -122,19 +122,19 @@ class Asked(NamedTuple):
 
 def serving(
     layout: Layout = LAYOUTS[0],
-    load: Load | None = None,
+    load: ServingLoad | None = None,
     systems: Sequence[str] = SYSTEMS,
     more: Sequence[str] = (),
     until: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Check | Figure]:
+) -> Iterator[ProofCheck | ProofFigure]:
     """Whether each server answers, then the time to the first token of turns that have a history. `more`: flags of
     every server. `until`: by `clock`; what is not done by then is given up. Raises ImportError where something is not
     installed, LeftOutError for servers that there was no time for."""
     for name in NEEDED:
         importlib.import_module(name)
-    load = load or Load()
-    found: dict[str, Asked] = {}
+    load = load or ServingLoad()
+    found: dict[str, ServerAnswer] = {}
     late: list[str] = []
     with tempfile.TemporaryDirectory(prefix="swift-tiers-proof-") as folder:
         model = model_directory(Path(folder), layout)
@@ -148,9 +148,9 @@ def serving(
             except TooLateError:
                 late.append(system)
             except CommandError as error:
-                yield Check(f"server, {system}", 1, f"{error} {error.detail}".strip())
+                yield ProofCheck(f"server, {system}", 1, f"{error} {error.detail}".strip())
             else:
-                yield Check(f"server, {system}", len(found[system].answers))
+                yield ProofCheck(f"server, {system}", len(found[system].answers))
     yield from summary(found)
     if late:
         raise LeftOutError(f"no time was left for {', '.join(late)}")
@@ -160,15 +160,15 @@ class TooLateError(Exception):
     """A server's time is over, and nothing is known to be wrong with it."""
 
 
-def ask(system: str, flags: Sequence[str], load: Load, log: Path, seconds: float = math.inf) -> Asked:
+def ask(system: str, flags: Sequence[str], load: ServingLoad, log: Path, seconds: float = math.inf) -> ServerAnswer:
     """Start a server, ask it two rounds, end it. Raises CommandError, and after so many seconds TooLateError."""
     from ..bench.multiturn_replay import replay
-    from ..bench.multiturn_workload import Shape, make_round
+    from ..bench.multiturn_workload import RoundShape, make_round
     from ..demo.servers import Server, free_ports
 
-    shape = Shape(load.agents, load.turns, load.longest)
+    shape = RoundShape(load.agents, load.turns, load.longest)
     (port,) = free_ports(1)
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[TurnOutcome, ...] = ()
     with Server(system, flags, port, log) as server:
         over = threading.Event()
 
@@ -192,16 +192,16 @@ def ask(system: str, flags: Sequence[str], load: Load, log: Path, seconds: float
             raise
         finally:
             timer.cancel()
-    return Asked(
+    return ServerAnswer(
         [answer.ttft_seconds for answer in answers if answer.turn],
         sum(answer.prompt_tokens - answer.computed for answer in answers),
         [answer.token_ids for answer in answers],
     )
 
 
-def summary(found: Mapping[str, Asked]) -> Iterator[Figure]:
+def summary(found: Mapping[str, ServerAnswer]) -> Iterator[ProofFigure]:
     """Seconds by system, P50 and P99, then the ratios of swift-tiers to the others."""
-    figure = partial(Figure, "serving")
+    figure = partial(ProofFigure, "serving")
     for system, asked in found.items():
         note = f"{asked.cached_tokens} tokens not computed"
         if OFF in found:

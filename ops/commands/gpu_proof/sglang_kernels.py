@@ -18,7 +18,7 @@ import torch
 from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
 
-from .figures import Check, Figure
+from .figures import ProofCheck, ProofFigure
 from .layouts import Layout, layer_first, planes_of
 from .right import POISON
 from .stopwatch import Stopwatch
@@ -46,7 +46,7 @@ class _Pages(NamedTuple):
         return cls(slab, torch.from_numpy(slots).to(device), torch.from_numpy(pages).to(device))
 
 
-class _Both:
+class _SameCopies:
     """The same copies by either's kernels: of whole pages out of a pool, and of one layer of pages into it."""
 
     def __init__(self, layout: Layout, pool_pages: int, device: torch.device) -> None:
@@ -111,13 +111,13 @@ class _Both:
 
 def beside_sglang(
     layout: Layout, accelerator: Accelerator, watch: Stopwatch, pages: int, host_pages: int
-) -> Iterator[Check | Figure]:
+) -> Iterator[ProofCheck | ProofFigure]:
     """What both copy, and theirs as shares of ours. `host_pages`: of page-locked memory. Raises ImportError where
     SGLang's kernels are not there."""
     device = accelerator.device
-    both = _Both(layout, 2 * pages, device)
+    both = _SameCopies(layout, 2 * pages, device)
     here = _Pages.random(accelerator.device_memory(pages, layout.page_bytes).fill_(POISON), 2 * pages, device)
-    yield Check(f"{layout.name}: SGLang's kernels copy what ours do", pages, both.differ(here))
+    yield ProofCheck(f"{layout.name}: SGLang's kernels copy what ours do", pages, both.differ(here))
     host = _Pages.random(accelerator.host_memory(host_pages, layout.page_bytes), 2 * pages, device)
     moves: tuple[tuple[str, int, Callable[[], None], Callable[..., None]], ...] = (
         (
@@ -143,4 +143,6 @@ def beside_sglang(
         rate = nbytes / watch.device_seconds(ours) / _GB
         for blocks, launch in LAUNCHES.items():
             found = nbytes / watch.device_seconds(partial(theirs, **launch)) / _GB
-            yield Figure("sglang", f"{layout.name}: {name}: SGLang's, {blocks}", found, "GB/s", rate, note="of ours")
+            yield ProofFigure(
+                "sglang", f"{layout.name}: {name}: SGLang's, {blocks}", found, "GB/s", rate, note="of ours"
+            )

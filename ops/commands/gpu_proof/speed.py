@@ -14,7 +14,7 @@ from swift_tiers.kernels.page_codec import Codec, EncodedLayout, decode_pages, e
 from swift_tiers.kernels.page_digest import page_digests
 from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
 
-from .figures import Figure
+from .figures import ProofFigure
 from .layouts import PAGE_SIZE, POOLS, Layout, planes_of
 from .stopwatch import Stopwatch
 
@@ -49,10 +49,10 @@ def ceilings(accelerator: Accelerator, watch: Stopwatch, nbytes: int = CEILING_B
     )
 
 
-def ceiling_figures(best: Ceilings) -> Iterator[Figure]:
+def ceiling_figures(best: Ceilings) -> Iterator[ProofFigure]:
     names = ("device copy (read + written)", "device read", "page-locked host to device", "device to page-locked host")
     for name, value in zip(names, best, strict=True):
-        yield Figure("ceilings", name, value / _GB, "GB/s")
+        yield ProofFigure("ceilings", name, value / _GB, "GB/s")
 
 
 class _Lists(NamedTuple):
@@ -62,7 +62,9 @@ class _Lists(NamedTuple):
     slots: torch.Tensor
 
 
-def kernels(layout: Layout, accelerator: Accelerator, best: Ceilings, watch: Stopwatch, pages: int) -> Iterator[Figure]:
+def kernels(
+    layout: Layout, accelerator: Accelerator, best: Ceilings, watch: Stopwatch, pages: int
+) -> Iterator[ProofFigure]:
     """Gather, scatter, codec and digest of `pages` scattered pages; the pool has twice as many."""
     random = np.random.default_rng(1)
     device = accelerator.device
@@ -78,10 +80,10 @@ def kernels(layout: Layout, accelerator: Accelerator, best: Ceilings, watch: Sto
 
         def figure(
             name: str, nbytes: int, work: Callable[[], object], share: float, of: float = best.copy, kind: str = kind
-        ) -> Figure:
+        ) -> ProofFigure:
             # One layer takes a GPU less time than the host takes to launch it.
             rate = nbytes / watch.device_seconds(work) / _GB
-            return Figure("kernels", f"{layout.name}, {kind}: {name}", rate, "GB/s", of / _GB, share)
+            return ProofFigure("kernels", f"{layout.name}, {kind}: {name}", rate, "GB/s", of / _GB, share)
 
         for name, copy in (("gather", gather_pages), ("scatter", scatter_pages)):
             for what, layers in (("all layers", None), ("one layer", middle)):
@@ -119,7 +121,7 @@ def kernels(layout: Layout, accelerator: Accelerator, best: Ceilings, watch: Sto
 
 def transfers(
     layout: Layout, accelerator: Accelerator, best: Ceilings, watch: Stopwatch, pages: int
-) -> Iterator[Figure]:
+) -> Iterator[ProofFigure]:
     """Loads and stores as a server makes them, neighbouring and scattered pages, by the way that the measured
     switch-over chooses. Raises ImportError where what a server needs is not installed."""
     from swift_tiers.kernels.switch_over import measure_switch_over
@@ -127,11 +129,11 @@ def transfers(
 
     layers = POOLS["layer-first"](layout, 2 * pages, accelerator.device)
     switch_over = measure_switch_over(accelerator, layers[0], PAGE_SIZE, layout.layers)
-    yield Figure("transfers", f"{layout.name}: engine from, loads", switch_over.load_pages, "pages")
-    yield Figure("transfers", f"{layout.name}: engine from, stores", switch_over.store_pages, "pages")
+    yield ProofFigure("transfers", f"{layout.name}: engine from, loads", switch_over.load_pages, "pages")
+    yield ProofFigure("transfers", f"{layout.name}: engine from, stores", switch_over.store_pages, "pages")
     programs = switch_over.load_programs
     if programs is not None:
-        yield Figure("transfers", f"{layout.name}: programs of a load by kernel", programs, "")
+        yield ProofFigure("transfers", f"{layout.name}: programs of a load by kernel", programs, "")
     pool = AcceleratorPool(layers, PAGE_SIZE, accelerator, switch_over)
     slab = accelerator.host_memory(pages, pool.geometry.stride_bytes)
     random = np.random.default_rng(2)
@@ -144,7 +146,7 @@ def transfers(
             "store": lambda chosen=chosen: pool.copy_out(chosen, slab.numpy(), near),
         }
         for direction, of in (("load", best.to_device), ("store", best.to_host)):
-            yield Figure(
+            yield ProofFigure(
                 "transfers",
                 f"{layout.name}: {direction}, {name}",
                 # By the host's clock: both return only when everything has been copied.

@@ -32,14 +32,14 @@ from ...base.errors import CommandError
 from ...base.progress import note
 from ...base.terminal import Terminal
 from .bus import bus_config, redis_cli_hint, redis_cli_words
-from .looks import Look
+from .looks import Inspection
 
 #: Columns of a table that goes to no terminal and whose width nobody ($COLUMNS) says.
 WIDTH = 260
 #: Between two looks for events, seconds: servers publish twice a second.
 EVENTS_SECONDS = 0.5
 
-Looker = Callable[[BusReader], Look]
+Looker = Callable[[BusReader], Inspection]
 Answer = TypeVar("Answer")
 
 
@@ -139,7 +139,7 @@ def _request(name: str, server: str | None, reader: BusReader) -> Sequence[Reque
     return views
 
 
-def _ask(options: argparse.Namespace, reader: BusReader) -> Look:
+def _ask(options: argparse.Namespace, reader: BusReader) -> Inspection:
     """What the ranks answer to a question. Raises CommandError where none does."""
     from .viewed import show_map, show_nodes, show_page, show_prefix
 
@@ -183,7 +183,7 @@ def _console() -> Console:
     return Terminal(width=fixed)
 
 
-def _print(look: Look, console: Console | None) -> None:
+def _print(look: Inspection, console: Console | None) -> None:
     """Without a console as JSON."""
     if console is None:
         print(json.dumps(look.content, indent=1))
@@ -191,9 +191,9 @@ def _print(look: Look, console: Console | None) -> None:
         console.print(Group(*look.shown))
 
 
-def _watch_lines(bus: Bus, look: Looker, first: Look, options: argparse.Namespace) -> None:
+def _watch_lines(bus: Bus, look: Looker, first: Inspection, options: argparse.Namespace) -> None:
     """One look after the other: as JSON, a line each; else with the time above it."""
-    seen: Look | None = first
+    seen: Inspection | None = first
     while True:
         if seen is not None and options.json:
             print(json.dumps(seen.content), flush=True)
@@ -206,7 +206,7 @@ def _watch_lines(bus: Bus, look: Looker, first: Look, options: argparse.Namespac
             note(trouble)
 
 
-def _watch_screen(bus: Bus, look: Looker, first: Look, options: argparse.Namespace) -> None:
+def _watch_screen(bus: Bus, look: Looker, first: Inspection, options: argparse.Namespace) -> None:
     shown: Sequence[RenderableType] = first.shown
     with Live(console=_console(), screen=True, auto_refresh=False) as live:
         while True:

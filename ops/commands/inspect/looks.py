@@ -17,7 +17,7 @@ from swift_tiers.radix_tiering.bus.hear.troubles import Trouble
 HEIGHT, MOST_ROWS = 60, 10_000
 
 
-class Look(NamedTuple):
+class Inspection(NamedTuple):
     """What one look at the bus gave."""
 
     content: dict[str, Any]  # for JSON

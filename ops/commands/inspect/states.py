@@ -30,7 +30,7 @@ from swift_tiers.radix_tiering.bus.hear.lease_pairs import pairs_of, views_of
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader, Part
 from swift_tiers.radix_tiering.bus.hear.troubles import Troubles
 
-from .looks import HEIGHT, MOST_ROWS, Look, describe, describe_troubles, glyphs_of, lines
+from .looks import HEIGHT, MOST_ROWS, Inspection, describe, describe_troubles, glyphs_of, lines
 from .requests import chosen_requests, request_table
 
 #: Cells that a text may take: what is printed is not cut.
@@ -58,7 +58,7 @@ class StateLooker:
         self._server = server
         self._watcher = Watcher()
 
-    def __call__(self, reader: BusReader) -> Look:
+    def __call__(self, reader: BusReader) -> Inspection:
         subject, watcher = self._subject, self._watcher
         snapshot = reader.snapshot(subject.parts, self._server)
         alarms = watcher.take(ConsoleLook(snapshot=snapshot))
@@ -75,7 +75,7 @@ class StateLooker:
             left_out = subject.left_out(snapshot)
             if left_out > 0:
                 shown.append(Text(f"and {count(left_out)} more; --limit shows more of them"))
-        return Look({"time": snapshot.time, **described, "troubles": describe_troubles(found)}, shown)
+        return Inspection({"time": snapshot.time, **described, "troubles": describe_troubles(found)}, shown)
 
 
 class PrintedTables(NamedTuple):

@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Flush
 from swift_tiers.radix_tiering.restore.fitting import ComputeSample, LoadSample
 
 from ...base.errors import CommandError
-from .session import Session
+from .session import ProfileSession
 
 #: No more rounds than these, however fast they are.
 ROUNDS = 8
@@ -35,7 +35,7 @@ POLL_SECONDS = 0.25
 class Measurement:
     """Samples of one server. One thread."""
 
-    def __init__(self, session: Session, *, longest: int, chunk: int, sources: Sequence[str], seed: int) -> None:
+    def __init__(self, session: ProfileSession, *, longest: int, chunk: int, sources: Sequence[str], seed: int) -> None:
         """`longest`: prefix, tokens, a multiple of `chunk`. `sources`: from where to load, among host, ssd, peer."""
         self._session = session
         self._random = random.Random(seed)

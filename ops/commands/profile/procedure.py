@@ -25,7 +25,7 @@ from ...base.progress import note, progress
 from ..demo.servers import Server, free_ports
 from .measure import Measurement
 from .report import show
-from .session import Served, Session
+from .session import ProfileSession, ServedModel
 from .setting import Setting, prepare
 
 #: Seconds that a small model's server takes to start: only the bar's length depends on it.
@@ -60,7 +60,7 @@ def _measure(setting: Setting, options: argparse.Namespace) -> tuple[Profile, di
         with progress(f"starting a server of {setting.name}", total=USUAL_START, unit=" s") as bar:
             server.wait_ready(options.start_timeout, lambda: bar.update(time.monotonic() - started))
         bus = parse_config({"bus": setting.config["bus"]}).bus
-        with Session(server, bus) as session, progress("measuring", total=options.seconds, unit=" s") as bar:
+        with ProfileSession(server, bus) as session, progress("measuring", total=options.seconds, unit=" s") as bar:
             served = session.served()
             measurement = Measurement(
                 session, longest=setting.longest, chunk=setting.chunk, sources=setting.sources,
@@ -70,7 +70,7 @@ def _measure(setting: Setting, options: argparse.Namespace) -> tuple[Profile, di
     return make_profile(setting.name, served, setting.chunk, measurement), measurement.left_out
 
 
-def make_profile(name: str, served: Served, chunk: int, measurement: Measurement) -> Profile:
+def make_profile(name: str, served: ServedModel, chunk: int, measurement: Measurement) -> Profile:
     """What the samples come to. Raises CommandError where there are none of computing."""
     if not measurement.compute:
         raise CommandError("profile: no forward could be timed: every prompt found its prefix below the device")

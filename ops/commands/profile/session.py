@@ -29,7 +29,7 @@ SETTLE_SECONDS = 15.0
 SETTLE_POLL_SECONDS = 0.02
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What the server says about itself: whose costs these are."""
 
     model: ModelIdentity
@@ -38,7 +38,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     context: int  # tokens
 
 
-class Answer(NamedTuple):
+class PromptTiming(NamedTuple):
     """One prompt. Seconds are the scheduler's own: from forming the first batch to the end of its last forward."""
 
     rid: str
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     seconds: float
 
 
-class Session:
+class ProfileSession:
     """One server and its bus. A context manager; one thread."""
 
     def __init__(self, server: Server, bus: BusConfig) -> None:
@@ -58,7 +58,7 @@ class Session:
         self._name = bus.server
         self._reader = BusReader.open(bus, "profile")
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> ProfileSession:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,7 +66,7 @@ class Session:
 
     # ---- prompts ----
 
-    def ask(self, prompt: list[int]) -> Answer:
+    def ask(self, prompt: list[int]) -> PromptTiming:
         """One token of an answer to `prompt`, nothing else being under way. Raises CommandError."""
         rid = f"profile-{next(self._numbers)}"
         body = {"input_ids": prompt, "rid": rid, "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
@@ -75,9 +75,9 @@ class Session:
         seconds = meta.get("prefill_finished_time", 0.0) - meta.get("forward_entry_time", 0.0)
         if sum(details.values()) != meta["cached_tokens"] or seconds <= 0:
             raise CommandError(f"profile: an answer without the times or tiers that it should have: {meta}")
-        return Answer(rid, details, meta["prompt_tokens"] - meta["cached_tokens"], seconds)
+        return PromptTiming(rid, details, meta["prompt_tokens"] - meta["cached_tokens"], seconds)
 
-    def restore_seconds(self, answer: Answer) -> float:
+    def restore_seconds(self, answer: PromptTiming) -> float:
         """How long its pages took to host memory, verification included: of the slowest rank. Raises CommandError."""
 
         def ended() -> list[RequestView] | None:
@@ -89,8 +89,8 @@ class Session:
 
     # ---- state ----
 
-    def served(self) -> Served:
-        return msgspec.convert(self._state()["swift_tiers_profile"], Served)
+    def served(self) -> ServedModel:
+        return msgspec.convert(self._state()["swift_tiers_profile"], ServedModel)
 
     def tiers(self) -> dict[str, Any]:
         """The tiers' counters; of the first rank."""

@@ -25,7 +25,7 @@ from textual.pilot import Pilot
 from swift_tiers.console import ConsoleApp
 from swift_tiers.console.collector import Collector
 from swift_tiers.console.feeds.live import LiveFeed
-from swift_tiers.console.model.place import Place, Step
+from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.model.sieve import Sieve
 from swift_tiers.console.views import VIEWS
 from swift_tiers.radix_tiering.base.config import BusConfig
@@ -143,7 +143,7 @@ async def _drive(config: BusConfig, options: argparse.Namespace) -> tuple[dict[s
                 app.navigation.sieve = Sieve(WORD)
                 shares[f"{view.NAME}, sifted"] = await _share(options.seconds)
                 app.navigation.sieve = Sieve()
-        steps = (Step("server", "server-0"), Step("rank", "dp0-tp0"), Step("tier", "device"))
+        steps = (PlaceStep("server", "server-0"), PlaceStep("rank", "dp0-tp0"), PlaceStep("tier", "device"))
         app.enter(Place("blocks", steps))
         await _until(pilot, lambda: len(app.grid.rows) >= options.pages * 0.99, "there is no map of the device")
         shares[f"map of {options.pages:,} slots"] = await _share(options.seconds)

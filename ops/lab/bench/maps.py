@@ -82,7 +82,7 @@ def _scheduler() -> tuple[Any, Any, Any]:
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
     from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
-    from swift_tiers.sglang_ext.tell.tree_shape import TreeShape
+    from swift_tiers.sglang_ext.tell.tree_shape import TreeSummer
 
     allocator: Any = LendingAllocator(PAGES * PAGE, PAGE, torch.float32, "cpu", None, False)
     core = RustUnifiedTreeCore(
@@ -94,7 +94,7 @@ def _scheduler() -> tuple[Any, Any, Any]:
             tree_components=(ComponentType.FULL,),
         )
     )
-    shape = TreeShape(core)
+    shape = TreeSummer(core)
     rows = torch.zeros((REQUESTS + 1, (LONG + OWN) * PAGE), dtype=torch.int32)
     requests = []
     locked = 0

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from ...base.errors import CommandError
+from ...base.errors import CommandRefusedError
 
 PageKeyText = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="hex key of a page")]
 LeaseNumber = Annotated[int, Meta(ge=1, description="number of a lease at its donor")]
@@ -162,29 +162,29 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_order(entry: dict[str, str]) -> Order:
-    """An entry of the control stream. Raises CommandError, which names what is wrong with it."""
+    """An entry of the control stream. Raises CommandRefusedError, which names what is wrong with it."""
     identifier = entry.get("id", "")
     if not _ID.fullmatch(identifier):
-        raise CommandError("id: must be 1 to 64 characters of A-Z a-z 0-9 . _ -")
+        raise CommandRefusedError("id: must be 1 to 64 characters of A-Z a-z 0-9 . _ -")
     author = entry.get("author", "")
     if not author or len(author) > 200 or not author.isprintable():
-        raise CommandError("author: must be 1 to 200 printable characters, for the audit")
+        raise CommandRefusedError("author: must be 1 to 200 printable characters, for the audit")
     try:
         deadline = float(entry["deadline"])
     except (KeyError, ValueError):
         deadline = math.nan
     if not math.isfinite(deadline):
-        raise CommandError("deadline: must be a time in seconds since 1970 by Redis' clock (TIME)")
+        raise CommandRefusedError("deadline: must be a time in seconds since 1970 by Redis' clock (TIME)")
     return Order(id=identifier, author=author, deadline=deadline, command=read_command(entry.get("command", "")))
 
 
 def read_command(text: str) -> AnyCommand:
-    """A command from its JSON. Raises CommandError."""
+    """A command from its JSON. Raises CommandRefusedError."""
     try:
         return msgspec.json.decode(text, type=AnyCommand)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         names = ", ".join(str(kind.__struct_config__.tag) for kind in COMMANDS)
-        raise CommandError(f"command: {error}; it is a JSON object whose `type` is one of {names}") from None
+        raise CommandRefusedError(f"command: {error}; it is a JSON object whose `type` is one of {names}") from None
 
 
 def write_order(order: Order) -> dict[str, str]:

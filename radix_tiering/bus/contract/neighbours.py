@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from ..redis.batch import Batch
+from ..redis.batch import RedisBatch
 from .schema import Keys
 from .view import lease_name
 
@@ -52,7 +52,7 @@ class Neighbours:
         self._missing: dict[str, float] = {}  # lenders that say nothing, since when
         self._told: dict[str, str] = {}
 
-    def ask(self, batch: Batch) -> None:
+    def ask(self, batch: RedisBatch) -> None:
         """Queue what is to be asked now."""
         self._listed, self._named, self._said = (), {}, {}
         batch.add("ZRANGE", self._keys.of("servers"), 0, MOST_SERVERS - 1, "REV", reply=self._list)

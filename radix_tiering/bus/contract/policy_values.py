@@ -13,7 +13,7 @@ import msgspec
 
 from ...base.errors import ConfigError
 from ...base.units import Size
-from .commands import AnyCommand, CapLending, CapTier, CommandError, SetPolicy
+from .commands import AnyCommand, CapLending, CapTier, CommandRefusedError, SetPolicy
 
 #: As `set-policy` names them: of the section `policy`, or with their section before them.
 FIELDS: tuple[str, ...] = get_args(
@@ -37,26 +37,26 @@ def section_of(field: str) -> tuple[str, str]:
 
 
 def policy_value(field: str, value: str | float) -> Any:
-    """The value as the configuration has it. Raises CommandError, which says what it may be."""
+    """The value as the configuration has it. Raises CommandRefusedError, which says what it may be."""
     from ...base.config import parse_config
 
     section, name = section_of(field)
     try:
         return getattr(getattr(parse_config({section: {name: value}}), section), name)
     except ConfigError as error:
-        raise CommandError(str(error)) from None
+        raise CommandRefusedError(str(error)) from None
 
 
 def limit_bytes(limit: str | int) -> int:
-    """Raises CommandError."""
+    """Raises CommandRefusedError."""
     try:
         return int(Size.parse(limit))  # a `Size` would stand on the bus as "8MiB"
     except ValueError as error:
-        raise CommandError(f"limit: {error}") from None
+        raise CommandRefusedError(f"limit: {error}") from None
 
 
 def check_values(command: AnyCommand) -> None:
-    """Raises CommandError for a value that every server must refuse."""
+    """Raises CommandRefusedError for a value that every server must refuse."""
     match command:
         case SetPolicy(field=field, value=value):
             policy_value(field, value)

@@ -59,7 +59,7 @@ COMMAND_TTL = 3600.0
 MOST_DONOR_LINKS, MOST_TIERS = 128, 16
 
 
-class Kind(Enum):
+class RedisKind(Enum):
     """Redis types that are used."""
 
     STRING = "string"
@@ -68,7 +68,7 @@ class Kind(Enum):
     STREAM = "stream"
 
 
-class Field(NamedTuple):
+class FieldSpec(NamedTuple):
     """A field of a hash or of a stream entry; `NAME*` stands for several that begin so."""
 
     name: str
@@ -80,8 +80,8 @@ class KeySpec(NamedTuple):
 
     name: str  # how the code calls it
     pattern: str  # after the prefix; words in capitals are variable
-    kind: Kind
-    fields: tuple[Field, ...]  # of a string: one, of the value; of a sorted set: two, member and score
+    kind: RedisKind
+    fields: tuple[FieldSpec, ...]  # of a string: one, of the value; of a sorted set: two, member and score
     ttl: str  # for people
     writer: str
     reader: str
@@ -108,13 +108,13 @@ def _hash(
     ttl: str = _STATE,
 ) -> KeySpec:
     """A hash with the figures of its view; `time`: what that field means here."""
-    fields = (Field("time", time), *(field for field in _fields(view) if field.name != "time"))
-    return KeySpec(name, pattern, Kind.HASH, fields, ttl, writer, reader, meaning)
+    fields = (FieldSpec("time", time), *(field for field in _fields(view) if field.name != "time"))
+    return KeySpec(name, pattern, RedisKind.HASH, fields, ttl, writer, reader, meaning)
 
 
-def _fields(view: type[View]) -> Iterator[Field]:
+def _fields(view: type[View]) -> Iterator[FieldSpec]:
     for name, figure, family in figures_of(view):
-        yield Field(f"{family}:*" if family else name, figure.help)
+        yield FieldSpec(f"{family}:*" if family else name, figure.help)
 
 
 def _answer(name: str, pattern: str, view: type[View], meaning: str) -> KeySpec:
@@ -128,89 +128,133 @@ LINKS = (
 
 KEYS: tuple[KeySpec, ...] = (
     KeySpec(
-        "schema", "schema", Kind.STRING, (Field("value", f"{SCHEMA_VERSION}"),), "none", "every server", _EVERYONE,
+        "schema",
+        "schema",
+        RedisKind.STRING,
+        (FieldSpec("value", f"{SCHEMA_VERSION}"),),
+        "none",
+        "every server",
+        _EVERYONE,
         "version of this contract; a reader that knows another one must stop",
     ),
     KeySpec(
-        "servers", "servers", Kind.SORTED_SET,
-        (Field("member", "name of a server"), Field("score", "its last heartbeat, seconds since 1970 by Redis' clock")),
-        "none; members older than 1 h are removed", "every server, each interval", _EVERYONE,
+        "servers",
+        "servers",
+        RedisKind.SORTED_SET,
+        (
+            FieldSpec("member", "name of a server"),
+            FieldSpec("score", "its last heartbeat, seconds since 1970 by Redis' clock"),
+        ),
+        "none; members older than 1 h are removed",
+        "every server, each interval",
+        _EVERYONE,
         "who is or was there; alive are those whose `info` exists",
     ),
+    _hash("info", "SERVER:info", ServerView, "one server", time="heartbeat", writer="rank dp0-tp0, each interval"),
     _hash(
-        "info", "SERVER:info", ServerView, "one server", time="heartbeat", writer="rank dp0-tp0, each interval"
-    ),
-    _hash(
-        "rank", "SERVER:RANK:rank", RankView,
-        "one rank of a server: a scheduler process with a tier stack of its own", time="heartbeat",
+        "rank",
+        "SERVER:RANK:rank",
+        RankView,
+        "one rank of a server: a scheduler process with a tier stack of its own",
+        time="heartbeat",
     ),
     _hash("tier", "SERVER:RANK:tier:TIER", TierView, f"one tier: {', '.join(f'`{tier}`' for tier in TIERS)}"),
     _hash("stripe", "SERVER:RANK:stripe", StripeSetView, "the stripe set beneath the ssd tier", writer=_WITH_SSD),
     _hash("ssd", "SERVER:RANK:ssd:NUMBER", DeviceView, "one device of the stripe set", writer=_WITH_SSD),
     _hash(
-        "link", "SERVER:RANK:link:FROM-TO", LinkView,
+        "link",
+        "SERVER:RANK:link:FROM-TO",
+        LinkView,
         "one way between tiers: `device-host`, `host-device`, `host-ssd`, `ssd-host`, `ssd-device`, `peer-host`, "
         "`host-peer`, `peer-device`; and of these last, `DONOR-host`, `host-DONOR` and `DONOR-device` for each donor, "
         "counted since it was met",
     ),
     _hash(
-        "gpu", "SERVER:RANK:gpu", GpuView,
+        "gpu",
+        "SERVER:RANK:gpu",
+        GpuView,
         "the GPU of one rank, as NVML sees it; what NVML does not support is empty",
-        time="when NVML was asked: every 2 s", writer=_WITH_GPU,
+        time="when NVML was asked: every 2 s",
+        writer=_WITH_GPU,
     ),
     _hash(
-        "reach", "SERVER:RANK:reach:GPU", ReachView,
+        "reach",
+        "SERVER:RANK:reach:GPU",
+        ReachView,
         "how the GPU of one rank reaches another GPU of the machine, by its uuid",
-        time="when NVML was asked", writer=_WITH_GPU,
+        time="when NVML was asked",
+        writer=_WITH_GPU,
     ),
     _hash(
-        "lent", "SERVER:RANK:lent:BORROWER", LeasesView,
+        "lent",
+        "SERVER:RANK:lent:BORROWER",
+        LeasesView,
         "what this rank lends to one borrower (`SERVER.RANK`), as the donor knows it",
         writer="ranks that lend, each interval",
     ),
     _hash(
-        "borrowed", "SERVER:RANK:borrowed:DONOR", LeasesView,
+        "borrowed",
+        "SERVER:RANK:borrowed:DONOR",
+        LeasesView,
         "what this rank borrows from one donor (`SERVER.RANK`), as the borrower knows it",
         writer="ranks that borrow, each interval",
     ),
-    _hash(
-        "tree", "SERVER:RANK:tree", TreeView, "SGLang's radix tree on the device", time=_SAMPLED, writer=_SAMPLING
-    ),
+    _hash("tree", "SERVER:RANK:tree", TreeView, "SGLang's radix tree on the device", time=_SAMPLED, writer=_SAMPLING),
     _hash("directory", "SERVER:RANK:directory", DirectoryView, "summary of the directory of pages below the device"),
     KeySpec(
-        "requests", "SERVER:RANK:requests", Kind.SORTED_SET,
-        (Field("member", "request id"), Field("score", "time of its arrival")),
-        _STATE, _SAMPLING, _EVERYONE,
+        "requests",
+        "SERVER:RANK:requests",
+        RedisKind.SORTED_SET,
+        (FieldSpec("member", "request id"), FieldSpec("score", "time of its arrival")),
+        _STATE,
+        _SAMPLING,
+        _EVERYONE,
         "requests that are there now, and those that ended lately",
     ),
     _hash(
-        "request", "SERVER:RANK:request:RID", RequestView, "one request: why was it slow?",
-        time=_SAMPLED, writer=_SAMPLING, ttl=f"{_STATE}; 300 s after its end, at most 256 ended ones",
+        "request",
+        "SERVER:RANK:request:RID",
+        RequestView,
+        "one request: why was it slow?",
+        time=_SAMPLED,
+        writer=_SAMPLING,
+        ttl=f"{_STATE}; 300 s after its end, at most 256 ended ones",
     ),
     KeySpec(
-        "events", "SERVER:events", Kind.STREAM,
+        "events",
+        "SERVER:events",
+        RedisKind.STREAM,
         (
-            Field("rank", "who says it"),
-            Field("sequence", "per rank, from 1: a gap is what was lost"),
-            Field("time", "when it happened"),
-            Field("kind", "`device.out`, `page.corrupt`, `restore.expired`, ..."),
-            Field("fields", "JSON object"),
+            FieldSpec("rank", "who says it"),
+            FieldSpec("sequence", "per rank, from 1: a gap is what was lost"),
+            FieldSpec("time", "when it happened"),
+            FieldSpec("kind", "`device.out`, `page.corrupt`, `restore.expired`, ..."),
+            FieldSpec("fields", "JSON object"),
         ),
-        f"{_STREAM}, about bus.events entries", "every rank, as they happen", _EVERYONE, "what happened",
+        f"{_STREAM}, about bus.events entries",
+        "every rank, as they happen",
+        _EVERYONE,
+        "what happened",
     ),
     KeySpec(
-        "questions", "SERVER:questions", Kind.STREAM,
+        "questions",
+        "SERVER:questions",
+        RedisKind.STREAM,
         (
-            Field(
+            FieldSpec(
                 "page",
                 "hex key of a page, or its first 16 digits at least, evenly many: where is it? The answer is "
                 "`SERVER:RANK:page:KEY`, with KEY as it was asked for",
             ),
-            Field("prefix", "hex key of a page: where are the pages before it? `SERVER:RANK:prefix:KEY`"),
-            Field("map", "a tier: what is in each of its slots? `SERVER:RANK:map:TIER`"),
-            Field("nodes", f"a number, at most {MOST_LISTED_NODES}: which subtrees are largest? `SERVER:RANK:nodes`"),
+            FieldSpec("prefix", "hex key of a page: where are the pages before it? `SERVER:RANK:prefix:KEY`"),
+            FieldSpec("map", "a tier: what is in each of its slots? `SERVER:RANK:map:TIER`"),
+            FieldSpec(
+                "nodes", f"a number, at most {MOST_LISTED_NODES}: which subtrees are largest? `SERVER:RANK:nodes`"
+            ),
         ),
-        f"{_STREAM}, 1,000 entries", _EVERYONE, "every rank",
+        f"{_STREAM}, 1,000 entries",
+        _EVERYONE,
+        "every rank",
         "ask something; an entry has exactly one of these fields",
     ),
     _answer("page", "SERVER:RANK:page:KEY", PageView, "answer to a question: one page"),
@@ -218,21 +262,31 @@ KEYS: tuple[KeySpec, ...] = (
     _answer("map", "SERVER:RANK:map:TIER", MapView, "answer to a question: the slots of a tier"),
     _answer("nodes", "SERVER:RANK:nodes", NodesView, "answer to a question: the largest subtrees"),
     KeySpec(
-        "control", "SERVER:control", Kind.STREAM,
+        "control",
+        "SERVER:control",
+        RedisKind.STREAM,
         (
-            Field("id", "chosen by the author, unique, at most 64 characters of A-Z a-z 0-9 . _ -"),
-            Field("author", "who wants it, for the audit"),
-            Field("deadline", "time by Redis' clock after which it must not be carried out any more"),
-            Field("command", "JSON object with `type` and its arguments; see below"),
+            FieldSpec("id", "chosen by the author, unique, at most 64 characters of A-Z a-z 0-9 . _ -"),
+            FieldSpec("author", "who wants it, for the audit"),
+            FieldSpec("deadline", "time by Redis' clock after which it must not be carried out any more"),
+            FieldSpec("command", "JSON object with `type` and its arguments; see below"),
         ),
-        f"{_STREAM}, 1,000 entries", "operators", "rank dp0-tp0 and its peers, if bus.control is true",
+        f"{_STREAM}, 1,000 entries",
+        "operators",
+        "rank dp0-tp0 and its peers, if bus.control is true",
         "commands to this server",
     ),
     _hash(
-        "command", "SERVER:command:ID", CommandView, "what became of a command", time="of the last change",
-        writer="every rank that got it", reader="who sent the command", ttl="1 h",
+        "command",
+        "SERVER:command:ID",
+        CommandView,
+        "what became of a command",
+        time="of the last change",
+        writer="every rank that got it",
+        reader="who sent the command",
+        ttl="1 h",
     ),
-)  # fmt: skip
+)
 
 BY_NAME = {spec.name: spec for spec in KEYS}
 

@@ -9,9 +9,9 @@ from ...base.door import lazily
 if TYPE_CHECKING:
     from .asking import Answers
     from .command_words import make_command, name_of, usage
-    from .event_reading import Event, Gap
+    from .event_reading import Gap, StreamEvent
     from .event_tail import EventTail, Item
-    from .lease_pairs import Lease, Pair, leases_of, pairs_of
+    from .lease_pairs import Pair, PairedLease, leases_of, pairs_of
     from .reader import EVERYTHING, BusReader, Part
     from .troubles import Mark, Trouble, Troubles
     from .waiting import wait_for
@@ -22,14 +22,14 @@ __all__ = [
     "EVERYTHING",
     "Answers",
     "BusReader",
-    "Event",
     "EventTail",
     "Gap",
     "Item",
-    "Lease",
     "Mark",
     "Pair",
+    "PairedLease",
     "Part",
+    "StreamEvent",
     "Trouble",
     "Troubles",
     "leases_of",

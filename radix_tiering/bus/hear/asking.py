@@ -152,7 +152,7 @@ def send_command(
         raise BusError(f"server {server.server}: obeys no commands; start it with bus.control = true")
     order = Order(id=uuid.uuid4().hex, author=author, deadline=now + timeout, command=command)
     entry = write_order(order)
-    read_order(entry)  # raises CommandError for what the server would refuse
+    read_order(entry)  # raises CommandRefusedError for what the server would refuse
     stream = bus.keys.of("control", server=server.server)
     outcome = bus.keys.of("command", server=server.server, id=order.id)
     bus.ask({"sent": lambda pipeline: pipeline.xadd(stream, entry, maxlen=STREAM_ENTRIES, approximate=True)})

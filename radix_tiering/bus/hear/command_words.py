@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from ..contract.commands import COMMANDS, AnyCommand, Command, CommandError
+from ..contract.commands import COMMANDS, AnyCommand, Command, CommandRefusedError
 from ..contract.policy_values import check_values
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
@@ -30,27 +30,27 @@ def usage(kind: type[Command]) -> str:
 
 
 def make_command(name: str, values: Sequence[str]) -> AnyCommand:
-    """The command from its words. Raises CommandError, which says how it is written, or what its values may be."""
+    """The command from its words. Raises CommandRefusedError: how it is written, or what its values may be."""
     kind: Any = next((kind for kind in COMMANDS if name_of(kind) == name), None)
     if kind is None:
-        raise CommandError(f"{name[:40]}: is no command; there are {', '.join(map(name_of, COMMANDS))}")
+        raise CommandRefusedError(f"{name[:40]}: is no command; there are {', '.join(map(name_of, COMMANDS))}")
     fields = msgspec.structs.fields(kind)
     if not sum(field.required for field in fields) <= len(values) <= len(fields):
-        raise CommandError(f"usage: control SERVER {usage(kind)}")
+        raise CommandRefusedError(f"usage: control SERVER {usage(kind)}")
     content = {}
     for field, value in zip(fields, values, strict=False):
         try:
             content[field.name] = _convert(value, field.type)
         except msgspec.ValidationError as error:
             what = _allowed(field.type) or str(error)[0].lower() + str(error)[1:]
-            raise CommandError(
+            raise CommandRefusedError(
                 f"{name}: {field.name} {value[:80]!r}: {what}; usage: control SERVER {usage(kind)}"
             ) from None
     command: AnyCommand = kind(**content)
     try:
         check_values(command)
-    except CommandError as error:
-        raise CommandError(f"{name}: {error}") from None
+    except CommandRefusedError as error:
+        raise CommandRefusedError(f"{name}: {error}") from None
     return command
 
 

@@ -24,7 +24,7 @@ OFFSET_SECONDS = 1.0
 Entry = tuple[str, Mapping[str, str]]
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
+class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
     """One line of the stream."""
 
     server: str
@@ -51,7 +51,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag="gap"):
         return None if self.first is None else self.last - self.first + 1
 
 
-class Seen(NamedTuple):
+class LastEvent(NamedTuple):
     """The newest event of a rank that was read; its times by both clocks."""
 
     sequence: int
@@ -63,20 +63,20 @@ class Cursor(msgspec.Struct, frozen=True):
     """How far one server's events have been read. To be handed on to the next reading, not to be looked into."""
 
     entry: str = BEGINNING
-    seen: dict[str, Seen] = {}
+    seen: dict[str, LastEvent] = {}
     whole: bool = True  # whether it was read from the beginning: then a rank that was not seen has said nothing yet
     offset: float | None = None  # the server's clock minus Redis' clock, as it was said last
 
 
-class Events(NamedTuple):
+class EventsRead(NamedTuple):
     """What one reading gave, oldest first, and where the next one goes on. `more`: there was more to read."""
 
-    items: tuple[Event | Gap, ...]
+    items: tuple[StreamEvent | Gap, ...]
     cursor: Cursor
     more: bool
 
 
-def read_events(bus: RoundTrips, server: str, after: Cursor, count: int) -> Events:
+def read_events(bus: RoundTrips, server: str, after: Cursor, count: int) -> EventsRead:
     """At most `count` entries after the cursor, oldest first. Raises BusError. One round trip; two on a new stream."""
     key = bus.keys.of("events", server=server)
     answers, now = bus.ask(
@@ -98,7 +98,7 @@ def read_events(bus: RoundTrips, server: str, after: Cursor, count: int) -> Even
     return _read(server, entries, start, now, trimmed=trimmed, more=len(entries) == count)
 
 
-def newest_events(bus: RoundTrips, server: str, count: int) -> Events:
+def newest_events(bus: RoundTrips, server: str, count: int) -> EventsRead:
     """The newest `count` entries, oldest first; what came before them is not missed. Raises BusError."""
     key = bus.keys.of("events", server=server)
     answers, now = bus.ask(
@@ -139,11 +139,11 @@ def _read(
     trimmed: bool = False,
     from_newest: bool = False,
     more: bool = False,
-) -> Events:
+) -> EventsRead:
     events = [read_event(server, entry, now, start.offset) for entry in entries]
     items, seen = with_gaps(server, events, start, trimmed=trimmed, from_newest=from_newest)
     cursor = Cursor(entries[-1][0] if entries else start.entry, seen, start.whole, start.offset)
-    return Events(tuple(items), cursor, more)
+    return EventsRead(tuple(items), cursor, more)
 
 
 def entry_seconds(entry: str) -> float:
@@ -151,13 +151,13 @@ def entry_seconds(entry: str) -> float:
     return _parts(entry)[0] / 1000
 
 
-def read_event(server: str, entry: Entry, now: float, offset: float | None) -> Event:
+def read_event(server: str, entry: Entry, now: float, offset: float | None) -> StreamEvent:
     """An event from its entry. `now`: by Redis' clock; `offset`: the server's clock minus Redis'; None if not known."""
     identifier, said = entry
     time = _number(said.get("time", ""))
     happened = entry_seconds(identifier) if time is None or offset is None else time - offset
     sequence = said.get("sequence", "")
-    return Event(
+    return StreamEvent(
         server=server,
         rank=said.get("rank", ""),
         entry=identifier,
@@ -171,14 +171,14 @@ def read_event(server: str, entry: Entry, now: float, offset: float | None) -> E
 
 
 def with_gaps(
-    server: str, events: Iterable[Event], cursor: Cursor, *, trimmed: bool, from_newest: bool = False
-) -> tuple[list[Event | Gap], dict[str, Seen]]:
+    server: str, events: Iterable[StreamEvent], cursor: Cursor, *, trimmed: bool, from_newest: bool = False
+) -> tuple[list[StreamEvent | Gap], dict[str, LastEvent]]:
     """The events less those that were read already, with what is missing between them; and what was seen by then.
 
     `trimmed`: entries behind the cursor have left the stream. `from_newest`: reading begins here, so that what came
     before is not missed.
     """
-    items: list[Event | Gap] = []
+    items: list[StreamEvent | Gap] = []
     seen = dict(cursor.seen)
     for event in events:
         if event.sequence:
@@ -188,12 +188,12 @@ def with_gaps(
             gap = _gap_before(server, event, last, known=cursor.whole, trimmed=trimmed, begins=from_newest)
             if gap is not None:
                 items.append(gap)
-            seen[event.rank] = Seen(event.sequence, event.time or 0.0, event.happened)
+            seen[event.rank] = LastEvent(event.sequence, event.time or 0.0, event.happened)
         items.append(event)
     return items, seen
 
 
-def _is_repeated(event: Event, last: Seen) -> bool:
+def _is_repeated(event: StreamEvent, last: LastEvent) -> bool:
     """Whether it was written twice: a writer that got no answer writes again. A server that has begun anew, maybe on a
     machine with another clock, repeats numbers too, but what it says happened later by at least one of the clocks."""
     if event.sequence > last.sequence:
@@ -202,7 +202,7 @@ def _is_repeated(event: Event, last: Seen) -> bool:
 
 
 def _gap_before(
-    server: str, event: Event, last: Seen | None, *, known: bool, trimmed: bool, begins: bool
+    server: str, event: StreamEvent, last: LastEvent | None, *, known: bool, trimmed: bool, begins: bool
 ) -> Gap | None:
     before = event.sequence - 1
     if last is None:

@@ -8,11 +8,11 @@ from datetime import datetime
 
 import msgspec
 
-from .event_reading import Cursor, Event, Gap
+from .event_reading import Cursor, Gap, StreamEvent
 from .figures import text
 from .reader import BusReader
 
-Item = Event | Gap
+Item = StreamEvent | Gap
 
 
 class EventTail:
@@ -71,7 +71,7 @@ def merged(read: Iterable[Sequence[Item]]) -> list[Item]:
         waiting: list[Item] = []
         for item in items:
             waiting.append(item)
-            if isinstance(item, Event):
+            if isinstance(item, StreamEvent):
                 timed.append((item.happened, waiting))
                 waiting = []
     timed.sort(key=lambda pair: pair[0])

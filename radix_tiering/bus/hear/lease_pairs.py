@@ -31,7 +31,7 @@ class Pair(NamedTuple):
         return [view for view in (self.lent, self.borrowed) if view is not None]
 
 
-class Lease(NamedTuple):
+class PairedLease(NamedTuple):
     """One lease of a pair."""
 
     pair: Pair
@@ -67,13 +67,13 @@ def pairs_of(views: Iterable[LeasesView]) -> list[Pair]:
     return [Pair(*names, lent.get(names), borrowed.get(names)) for names in sorted(lent.keys() | borrowed.keys())]
 
 
-def leases_of(pair: Pair) -> list[Lease]:
+def leases_of(pair: Pair) -> list[PairedLease]:
     """Those that are listed on the bus, by number."""
     at_donor, at_borrower = (
         {entry.lease: entry for entry in view.table} if view is not None else {} for view in (pair.lent, pair.borrowed)
     )
     numbers = sorted(at_donor.keys() | at_borrower.keys())
-    return [Lease(pair, number, at_donor.get(number), at_borrower.get(number)) for number in numbers]
+    return [PairedLease(pair, number, at_donor.get(number), at_borrower.get(number)) for number in numbers]
 
 
 def differences(pair: Pair) -> list[str]:
@@ -94,7 +94,7 @@ def differences(pair: Pair) -> list[str]:
     return found
 
 
-def difference(lease: Lease) -> str:
+def difference(lease: PairedLease) -> str:
     """In what the two sides of one lease contradict each other; empty if they do not, or one said nothing at all."""
     donor, borrower = lease.at_donor, lease.at_borrower
     if lease.pair.lent is None or lease.pair.borrowed is None:

@@ -60,7 +60,7 @@ from .asking import (
     prefix_question,
     send_command,
 )
-from .event_reading import Cursor, Events, newest_entries, newest_events, read_events
+from .event_reading import Cursor, EventsRead, newest_entries, newest_events, read_events
 
 #: Devices of a set that are looked for at most, whatever its key says.
 MOST_DEVICES = 1024
@@ -201,7 +201,7 @@ class BusReader:
 
     # ---- events ----
 
-    def events(self, server: str, after: Cursor | None = None, count: int = 1000) -> Events:
+    def events(self, server: str, after: Cursor | None = None, count: int = 1000) -> EventsRead:
         """Up to `count` events of a server, oldest first, from where `after` came from; without it, from the oldest.
 
         What is missing between two events of a rank is there as a `Gap`, and so is what has been trimmed since `after`.
@@ -209,7 +209,7 @@ class BusReader:
         """
         return read_events(self._bus, server, after or Cursor(), count)
 
-    def newest_events(self, server: str, count: int = 100) -> Events:
+    def newest_events(self, server: str, count: int = 100) -> EventsRead:
         """The newest events of a server, oldest first. What came before them is no gap."""
         return newest_events(self._bus, server, count)
 
@@ -248,8 +248,8 @@ class BusReader:
         """Send one command and wait until nothing more becomes of it: `done`, `refused`, `expired` or `partly`.
 
         `timeout`, seconds: after that the server must not begin with it any more. `author` is for the audit. Raises
-        BusError if the server is not alive, obeys no commands, says nothing, or does not finish; CommandError for what
-        it would refuse at sight.
+        BusError if the server is not alive, obeys no commands, says nothing, or does not finish;
+        CommandRefusedError for what it would refuse at sight.
         """
         one, now = self._living(server)
         return send_command(self._bus, one, author, command, timeout, now)

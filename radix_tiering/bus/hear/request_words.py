@@ -78,7 +78,7 @@ def explain_request(view: RequestView) -> Iterator[str]:
         yield f"most of it went into {longest.what}; where to look: {longest.where}"
 
 
-class Stage(NamedTuple):
+class RequestStage(NamedTuple):
     """A part of a request's way to its first token."""
 
     what: str
@@ -86,12 +86,16 @@ class Stage(NamedTuple):
     where: str  # to look if it is long
 
 
-def _stages(view: RequestView) -> list[Stage]:
+def _stages(view: RequestView) -> list[RequestStage]:
     """Those that are behind it, in order; it has at least begun to be computed."""
     queued, restoring = view.queue_seconds or 0.0, view.restore_seconds or 0.0
     stages = [
-        Stage("waiting for pages from below the device", restoring, "`inspect devices` (slow ones), `inspect links`"),
-        Stage("waiting for its turn", max(0.0, queued - restoring), "`inspect servers` (running and waiting requests)"),
+        RequestStage(
+            "waiting for pages from below the device", restoring, "`inspect devices` (slow ones), `inspect links`"
+        ),
+        RequestStage(
+            "waiting for its turn", max(0.0, queued - restoring), "`inspect servers` (running and waiting requests)"
+        ),
     ]
     if view.first_token_seconds is not None:
         what = f"computing {count(view.recomputed_tokens)} tokens of its prompt"
@@ -99,5 +103,5 @@ def _stages(view: RequestView) -> list[Stage]:
             where = "`inspect tiers` (misses, evictions), if they had been computed before"
         else:
             where = "`inspect requests` (others in the same batches), `inspect links` (its pages are copied meanwhile)"
-        stages.append(Stage(what, max(0.0, view.first_token_seconds - queued), where))
+        stages.append(RequestStage(what, max(0.0, view.first_token_seconds - queued), where))
     return stages

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...base.door import lazily
 
 if TYPE_CHECKING:
-    from .batch import Batch, Reply
+    from .batch import RedisBatch, Reply
     from .connection import address_of, bus_errors, connect, describe
     from .outage import Outage
     from .redis_binary import find_cli, find_server
@@ -17,9 +17,9 @@ else:
     __getattr__ = lazily(__name__)
 
 __all__ = [
-    "Batch",
     "EmbeddedRedis",
     "Outage",
+    "RedisBatch",
     "RedisClock",
     "Reply",
     "address_of",

@@ -14,7 +14,7 @@ MOST_COMMANDS = 512
 Reply = Callable[[Any], None]
 
 
-class Batch:
+class RedisBatch:
     """To be filled, then run once. Not thread-safe."""
 
     def __init__(self) -> None:

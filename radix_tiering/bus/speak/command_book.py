@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ...base.events import EventLog
 from ...figures.forms import to_text
-from ..contract.commands import CommandError
+from ..contract.commands import CommandRefusedError
 from ..contract.records import shorten
 from ..contract.schema import COMMAND_TTL, Keys
-from ..redis.batch import Batch, Reply
+from ..redis.batch import RedisBatch, Reply
 
 #: How long after a command's deadline the ranks are waited for that have not said what they did, seconds. What they say
 #: later still counts, for `LATE_SECONDS` more.
@@ -24,7 +24,7 @@ MOST_NOTES = 256
 
 ACCEPTED, DONE, REFUSED, EXPIRED, PARTLY = "accepted", "done", "refused", "expired", "partly"
 
-Outcome = str | CommandError
+Outcome = str | CommandRefusedError
 
 
 class Verdict(NamedTuple):
@@ -140,13 +140,13 @@ class CommandBook:
         for note in self._notes.values():
             note.unsaid.update(note.fields)
 
-    def ask(self, batch: Batch) -> None:
+    def ask(self, batch: RedisBatch) -> None:
         """Leader: get what other ranks say of commands that are not settled."""
         for identifier, note in self._notes.items():
             if self._silent(note):
                 batch.add("HGETALL", self._key(identifier), reply=self._hear(note))
 
-    def write(self, batch: Batch, redis_now: float) -> None:
+    def write(self, batch: RedisBatch, redis_now: float) -> None:
         """Queue what has become of commands since."""
         while self._reports:
             identifier, outcome, for_group = self._reports.popleft()
@@ -162,7 +162,7 @@ class CommandBook:
             del self._notes[identifier]
 
     def _take(self, identifier: str, outcome: Outcome, ranks: Iterable[str]) -> None:
-        if isinstance(outcome, CommandError):
+        if isinstance(outcome, CommandRefusedError):
             text = f"{REFUSED}: {shorten(str(outcome))}"
         else:
             text = f"{DONE}: {shorten(outcome)}" if outcome else DONE
@@ -199,7 +199,7 @@ class CommandBook:
 
         return hear
 
-    def _write(self, batch: Batch, identifier: str, note: _Note) -> None:
+    def _write(self, batch: RedisBatch, identifier: str, note: _Note) -> None:
         unsaid = {name: note.fields[name] for name in note.unsaid}
         words = (word for pair in (unsaid | {"time": to_text(self._wall())}).items() for word in pair)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from ...base.events import EventLog
-from ..contract.commands import COMMANDS, CommandError, read_order
+from ..contract.commands import COMMANDS, CommandRefusedError, read_order
 from ..contract.faults import Faults
 from ..contract.records import shorten
 from ..contract.schema import Keys
@@ -74,7 +74,7 @@ class ControlInbox:
         author, kind = _author_of(fields), _kind_of(fields)
         try:
             order = read_order(fields)
-        except CommandError as error:
+        except CommandRefusedError as error:
             self._book.turn_away(identifier, author, kind, str(error), redis_now)
             return
         if not redis_now <= order.deadline:

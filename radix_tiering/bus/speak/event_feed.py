@@ -6,7 +6,7 @@ from typing import Any
 
 from ...base.events import EventLog
 from ..contract.records import event_record
-from ..redis.batch import Batch, Reply
+from ..redis.batch import RedisBatch, Reply
 
 #: Events in one go.
 MOST_EVENTS = 256
@@ -30,7 +30,7 @@ class EventFeed:
     def waiting(self) -> bool:
         return self._log.emitted > self._sent
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: RedisBatch) -> None:
         """Ask whether what was sent is still there. If it is not, everything that the log has is sent once more."""
         if self._anchor is None:
             return
@@ -38,7 +38,7 @@ class EventFeed:
         batch.add("XRANGE", self._key, self._anchor, self._anchor, reply=found.extend)
         batch.add("XLEN", self._key, reply=lambda length: self._checked(bool(found), length))
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: RedisBatch) -> None:
         """Queue the oldest events that wait, at most `MOST_EVENTS`."""
         events = self._log.since(self._sent, MOST_EVENTS)
         for event in events:

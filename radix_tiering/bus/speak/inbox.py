@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..redis.batch import Batch
+from ..redis.batch import RedisBatch
 
 Entry = tuple[str, dict[str, str]]
 
@@ -21,12 +21,12 @@ class Inbox:
         self._position: str | None = None  # the last entry that was read, or that was there before the first look
         self._entries: list[Entry] = []
 
-    def place(self, batch: Batch) -> None:
+    def place(self, batch: RedisBatch) -> None:
         """To be done after every connecting, and before the first `ask`. Where a stream has begun anew, because Redis
         was emptied and its clock is behind the one before, reading does so too."""
         batch.add("XREVRANGE", self._key, "+", "-", "COUNT", 1, reply=self._placed)
 
-    def ask(self, batch: Batch) -> None:
+    def ask(self, batch: RedisBatch) -> None:
         """Get what is new. Waits for nothing."""
         if self._position is not None:
             words = ("COUNT", self._most, "STREAMS", self._key, self._position)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..redis.batch import Batch, Reply
+from ..redis.batch import RedisBatch, Reply
 
 Fields = Mapping[str, str]
 
@@ -35,7 +35,7 @@ class Mirror:
         self.lost = False
         self._whole.clear()
 
-    def write(self, batch: Batch, key: str, fields: Fields, ttl: float | None = None) -> None:
+    def write(self, batch: RedisBatch, key: str, fields: Fields, ttl: float | None = None) -> None:
         """Make the hash at `key` these fields. The mapping must not be changed any more."""
         before = self._hashes.get(key)
         self._hashes[key] = fields
@@ -57,7 +57,9 @@ class Mirror:
             batch.add("HDEL", key, *gone)
         self._renew(batch, key, ttl)
 
-    def write_members(self, batch: Batch, key: str, members: Mapping[str, float], ttl: float | None = None) -> None:
+    def write_members(
+        self, batch: RedisBatch, key: str, members: Mapping[str, float], ttl: float | None = None
+    ) -> None:
         """Make the sorted set at `key` these members with their scores. The mapping must not be changed any more."""
         before = self._sets.get(key)
         self._sets[key] = members
@@ -81,12 +83,12 @@ class Mirror:
         """Whether `key` was written since the last `forget`."""
         return key in self._whole
 
-    def keep(self, batch: Batch, key: str) -> None:
+    def keep(self, batch: RedisBatch, key: str) -> None:
         """Nothing has changed at `key`, which is whole: renew its TTL, if it is time."""
         if self._monotonic() - self._renewed[key] >= RENEWED * self._ttl:
             self._renew(batch, key)
 
-    def check(self, batch: Batch, key: str) -> None:
+    def check(self, batch: RedisBatch, key: str) -> None:
         """See whether `key`, if it was written, is still there."""
         if key in self._whole:
             batch.add("EXISTS", key, reply=self._expect(1))
@@ -98,16 +100,16 @@ class Mirror:
         self._renewed.pop(key, None)
         self._whole.discard(key)
 
-    def remove(self, batch: Batch, key: str) -> None:
+    def remove(self, batch: RedisBatch, key: str) -> None:
         """Nothing is to be said at `key` any more."""
         batch.add("UNLINK", key)
         self.release(key)
 
-    def remove_all(self, batch: Batch) -> None:
+    def remove_all(self, batch: RedisBatch) -> None:
         for key in [*self._hashes, *self._sets]:
             self.remove(batch, key)
 
-    def _renew(self, batch: Batch, key: str, ttl: float | None = None) -> None:
+    def _renew(self, batch: RedisBatch, key: str, ttl: float | None = None) -> None:
         self._renewed[key] = self._monotonic()
         batch.add("PEXPIRE", key, round((ttl or self._ttl) * 1000), reply=self._expect(1))
 

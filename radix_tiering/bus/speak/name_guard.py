@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ...base.events import EventLog
-from ..redis.batch import Batch
+from ..redis.batch import RedisBatch
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class NameGuard:
         self._events = events
         self._seen: list[str | None] | None = None
 
-    def ask(self, batch: Batch) -> None:
+    def ask(self, batch: RedisBatch) -> None:
         """To be added before what writes `info` anew, and only once this process has written it."""
         batch.add("HMGET", self._key, "host", "pid", reply=self._look)
 

@@ -21,12 +21,12 @@ from ...base.events import EventLog
 from ...figures.telemetry import Answerer, Telemetry
 from ...gpus.snapshots import GpuSample
 from ...lending.leases.hand import LeaseSnapshot
-from ..contract.commands import CommandError
+from ..contract.commands import CommandRefusedError
 from ..contract.faults import Faults
 from ..contract.neighbours import Neighbours, OnNeighbours, lease_name, lease_scope
 from ..contract.records import PublisherNumbers, ServerInfo
 from ..contract.schema import SCHEMA_VERSION, SERVER_TTL, Keys
-from ..redis.batch import Batch
+from ..redis.batch import RedisBatch
 from ..redis.connection import bus_errors, connect, describe
 from ..redis.outage import Outage
 from ..redis.redis_clock import RedisClock
@@ -36,7 +36,7 @@ from .control_inbox import ControlInbox, HandOn
 from .event_feed import EventFeed
 from .name_guard import NameGuard
 from .question_inbox import QuestionInbox
-from .state import RankState
+from .state import RankSpeaker
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class BusPublisher:
             scope = lease_scope()
         self._faults = Faults(events)
         self._outage = Outage(events, monotonic)
-        self._state = RankState(
+        self._state = RankSpeaker(
             config,
             self._keys,
             server,
@@ -164,7 +164,7 @@ class BusPublisher:
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
-    def report(self, order: str, outcome: str | CommandError, *, for_group: bool = False) -> None:
+    def report(self, order: str, outcome: str | CommandRefusedError, *, for_group: bool = False) -> None:
         """Say what became of the command with the id `order` at this rank: a result in words, which may be empty, or
         why it refused. With `for_group`: at every rank of its tensor group. Any thread; waits for nothing."""
         if self._config.control:
@@ -239,7 +239,7 @@ class BusPublisher:
         interval = float(self._config.interval)
         if not self._announced:
             self._look_around(client)
-        batch = Batch()
+        batch = RedisBatch()
         self._ask_time(batch)
         if publishing := not self._announced or started - self._stated >= interval:
             if self._announced and self._guard is not None:
@@ -277,7 +277,7 @@ class BusPublisher:
         """After connecting, or where Redis seems to have lost what was said: what is there now? Reads only, so that it
         goes well where Redis has room for nothing new."""
         schema: list[str | None] = []
-        batch = Batch()
+        batch = RedisBatch()
         self._ask_time(batch)
         batch.add("GET", self._keys.of("schema"), reply=schema.append)
         for inbox in self._inboxes:
@@ -294,7 +294,7 @@ class BusPublisher:
 
     def _follow_up(self, client: redis.Redis) -> bool:
         """Send what needed an answer first; whether there may be more of it."""
-        batch = Batch()
+        batch = RedisBatch()
         self._feed.send(batch)
         more = self._questions.answer(batch, self._wall())
         if self._control is not None:
@@ -305,7 +305,7 @@ class BusPublisher:
             batch.run(client)
         return more
 
-    def _keep_streams(self, batch: Batch) -> None:
+    def _keep_streams(self, batch: RedisBatch) -> None:
         """They outlive the server, but not for ever."""
         self._renewed = self._monotonic()
         for stream in self._streams:
@@ -315,13 +315,13 @@ class BusPublisher:
         """Say the last things, if that is possible at once."""
         if self._client is None:
             return
-        batch = Batch()
+        batch = RedisBatch()
         self._feed.check(batch)
         self._state.leave(batch)
         try:
             batch.run(self._client)
             for _ in range(MOST_LAST_BATCHES):
-                batch = Batch()
+                batch = RedisBatch()
                 # Whoever has not said by now what became of a command will not.
                 self._book.write(batch, math.inf)
                 self._feed.send(batch)
@@ -337,7 +337,7 @@ class BusPublisher:
         assert now is not None, "asked before anything else"
         return now
 
-    def _ask_time(self, batch: Batch) -> None:
+    def _ask_time(self, batch: RedisBatch) -> None:
         asked = self._monotonic()
 
         def told(answer: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ from ..contract.faults import Faults
 from ..contract.records import Record, map_record, no_record, nodes_record, page_record, prefix_record
 from ..contract.schema import ANSWER_TTL, MOST_LISTED_NODES, TIERS, Keys
 from ..contract.views import MOST_LISTED_PAGES
-from ..redis.batch import Batch
+from ..redis.batch import RedisBatch
 from .inbox import Inbox
 
 #: Questions that are taken at a time: what they cost this machine is bounded, however many are asked.
@@ -51,7 +51,7 @@ class QuestionInbox:
         """Whether a question waits for the engine's thread."""
         return bool(self._waiting)
 
-    def answer(self, batch: Batch, now: float) -> bool:
+    def answer(self, batch: RedisBatch, now: float) -> bool:
         """Queue the answers to what was read and to what has waited, each question once; whether there may be more to
         read. `now`: by this machine's clock."""
         entries = self.inbox.take()
@@ -73,7 +73,7 @@ class QuestionInbox:
             del self._waiting[next(iter(self._waiting))]
         return len(entries) >= MOST_QUESTIONS
 
-    def _answer(self, batch: Batch, question: _Question, now: float) -> None:
+    def _answer(self, batch: RedisBatch, question: _Question, now: float) -> None:
         words, record = self._look(question, now)
         key = self._keys.of(question.name, **self._words, **words)
         # An earlier answer may have said more.

@@ -10,7 +10,7 @@ from ...figures.forms import write_table
 from ...figures.telemetry import EngineSample, RequestSample
 from ..contract.records import request_record
 from ..contract.schema import ENDED_REQUEST_TTL, ENDED_REQUESTS, Keys
-from ..redis.batch import Batch
+from ..redis.batch import RedisBatch
 from .mirror import Mirror
 
 #: After so many, who waits for the interpreter, the scheduler above all, goes first.
@@ -42,7 +42,9 @@ class RequestBoard:
         """Redis may hold none of it."""
         self._unsaid.update(self._ended)
 
-    def publish(self, batch: Batch, sample: EngineSample | None, ended: Iterable[RequestSample], now: float) -> None:
+    def publish(
+        self, batch: RedisBatch, sample: EngineSample | None, ended: Iterable[RequestSample], now: float
+    ) -> None:
         """`sample`: the newest one; `ended`: since the last call; `now`: by this machine's clock."""
         for request in ended:
             self._ended.pop(request.rid, None)
@@ -56,7 +58,7 @@ class RequestBoard:
         self._unsaid.clear()
         self._list(batch)
 
-    def leave(self, batch: Batch, now: float) -> None:
+    def leave(self, batch: RedisBatch, now: float) -> None:
         """This rank ends: only what has ended is left, for as long as it would have been anyway."""
         for rid in self._live:
             self._mirror.remove(batch, self._key(rid))
@@ -71,7 +73,7 @@ class RequestBoard:
     def _key(self, rid: str) -> str:
         return self._keys.of("request", **self._words, rid=rid)
 
-    def _show_live(self, batch: Batch, sample: EngineSample) -> None:
+    def _show_live(self, batch: RedisBatch, sample: EngineSample) -> None:
         before = self._live
         self._live = {request.rid: request for request in sample.requests if not self._has_ended(request)}
         for rid in before.keys() - self._live.keys():
@@ -92,7 +94,7 @@ class RequestBoard:
             if number % REQUESTS_IN_A_ROW == 0:
                 time.sleep(0)
 
-    def _show_ended(self, batch: Batch, request: RequestSample, now: float) -> None:
+    def _show_ended(self, batch: RedisBatch, request: RequestSample, now: float) -> None:
         key, ended = self._key(request.rid), request.ended or now
         text = write_table(request.block_table)
         left = max(0.001, ENDED_REQUEST_TTL - (now - ended))
@@ -108,7 +110,7 @@ class RequestBoard:
         self._unsaid.discard(request.rid)
         return False
 
-    def _forget_old(self, batch: Batch, now: float) -> None:
+    def _forget_old(self, batch: RedisBatch, now: float) -> None:
         """An ended request that is too old goes by itself, one that there is no room for is removed."""
         for rid, request in list(self._ended.items()):
             old = now - (request.ended or now) >= ENDED_REQUEST_TTL
@@ -119,6 +121,6 @@ class RequestBoard:
             if rid not in self._live:
                 self._mirror.remove(batch, self._key(rid))
 
-    def _list(self, batch: Batch, ttl: float | None = None) -> None:
+    def _list(self, batch: RedisBatch, ttl: float | None = None) -> None:
         there = {rid: request.arrived for rid, request in [*self._ended.items(), *self._live.items()]}
         self._mirror.write_members(batch, self._set, there, ttl)

@@ -26,12 +26,12 @@ from ..contract.schema import (
     Keys,
 )
 from ..contract.views import DirectoryView, StripeSetView, TreeView
-from ..redis.batch import Batch
+from ..redis.batch import RedisBatch
 from .mirror import Mirror
 from .request_board import RequestBoard
 
 
-class RankState:
+class RankSpeaker:
     """One thread."""
 
     def __init__(
@@ -77,11 +77,11 @@ class RankState:
         self._board.forget()
         self._sample = None
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: RedisBatch) -> None:
         """Between two publishings: see whether the state is still there."""
         self.mirror.check(batch, self._key("rank"))
 
-    def publish(self, batch: Batch, numbers: PublisherNumbers, redis_now: float) -> None:
+    def publish(self, batch: RedisBatch, numbers: PublisherNumbers, redis_now: float) -> None:
         """Queue everything that is to be said now. `redis_now`: by Redis' clock."""
         stack: StackSnapshot | None = None
         leases: LeaseSnapshot | None = None
@@ -115,12 +115,12 @@ class RankState:
             self._publish_engine(batch, engine)
             self._board.publish(batch, engine, ended, now)
 
-    def leave(self, batch: Batch) -> None:
+    def leave(self, batch: RedisBatch) -> None:
         """The rank ends: nothing is said of it any more but which requests it had."""
         self._board.leave(batch, self._wall())
         self.mirror.remove_all(batch)
 
-    def _publish_server(self, batch: Batch, now: float, redis_now: float) -> None:
+    def _publish_server(self, batch: RedisBatch, now: float, redis_now: float) -> None:
         config, servers = self._config, self._keys.of("servers")
         batch.add("SET", self._keys.of("schema"), SCHEMA_VERSION, "NX")
         said = records.server_record(
@@ -135,7 +135,7 @@ class RankState:
         batch.add("ZADD", servers, f"{redis_now:.6f}", self._server)
         batch.add("ZREMRANGEBYSCORE", servers, "-inf", f"({redis_now - SERVER_TTL:.6f}")
 
-    def _publish_stack(self, batch: Batch, stack: StackSnapshot | None, now: float) -> None:
+    def _publish_stack(self, batch: RedisBatch, stack: StackSnapshot | None, now: float) -> None:
         if stack is None:
             return
         told = _links(stack)
@@ -155,7 +155,7 @@ class RankState:
             said = records.ssd_record(device, recent[f"ssd {number}"], time=now)
             self._write(batch, said, "ssd", number=str(number))
 
-    def _publish_leases(self, batch: Batch, leases: LeaseSnapshot | None, now: float) -> None:
+    def _publish_leases(self, batch: RedisBatch, leases: LeaseSnapshot | None, now: float) -> None:
         if leases is None:
             return
         lent, borrowed = partners(leases.lent, leases.name), partners(leases.borrowed, leases.name)
@@ -164,7 +164,7 @@ class RankState:
         self._write_family(batch, given, "lent", "borrower")
         self._write_family(batch, taken, "borrowed", "donor")
 
-    def _publish_gpu(self, batch: Batch, sample: GpuSample | None) -> None:
+    def _publish_gpu(self, batch: RedisBatch, sample: GpuSample | None) -> None:
         """With the time of the sample: where nobody samples any more, it grows old."""
         if sample is None:
             return
@@ -172,7 +172,7 @@ class RankState:
         ways = {uuid: reach_record(one, time=sample.time) for uuid, one in reaches(sample).items()}
         self._write_family(batch, ways, "reach", "gpu")
 
-    def _publish_engine(self, batch: Batch, engine: EngineSample | None) -> None:
+    def _publish_engine(self, batch: RedisBatch, engine: EngineSample | None) -> None:
         if engine is None:
             return
         tier, tree = self._key("tier", tier="device"), self._key("tree")
@@ -187,10 +187,10 @@ class RankState:
     def _key(self, name: str, **words: str) -> str:
         return self._keys.of(name, server=self._server, rank=self._rank, **words)
 
-    def _write(self, batch: Batch, said: records.Record, name: str, **words: str) -> None:
+    def _write(self, batch: RedisBatch, said: records.Record, name: str, **words: str) -> None:
         self.mirror.write(batch, self._key(name, **words), said)
 
-    def _write_family(self, batch: Batch, family: Mapping[str, records.Record], name: str, word: str) -> None:
+    def _write_family(self, batch: RedisBatch, family: Mapping[str, records.Record], name: str, word: str) -> None:
         """The records of all keys of a name, by the one word that these differ in: what is not among them goes."""
         for gone in self._families.get(name, set()) - family.keys():
             self.mirror.remove(batch, self._key(name, **{word: gone}))

@@ -27,7 +27,7 @@ from ..contract.commands import (
     AnyCommand,
     CapLending,
     CapTier,
-    CommandError,
+    CommandRefusedError,
     DrainDevice,
     Drop,
     Flush,
@@ -50,7 +50,7 @@ PINNED_SHARE = 0.5
 _LACKS = {"ssd": "this server has no ssd tier; name ssd.directories or ssd.devices and start it again"}
 
 #: Gets what has been done, in words, or why nothing was.
-Done = Callable[[str | CommandError], None]
+Done = Callable[[str | CommandRefusedError], None]
 
 
 def carry_out(stack: TierStack, command: AnyCommand, done: Done) -> None:
@@ -60,26 +60,26 @@ def carry_out(stack: TierStack, command: AnyCommand, done: Done) -> None:
     closed. It must be short. Commands that take longer are carried out one after the other.
     """
     try:
-        outcome: str | Errand | CommandError = _begin(stack, command)
-    except CommandError as error:
+        outcome: str | Errand | CommandRefusedError = _begin(stack, command)
+    except CommandRefusedError as error:
         outcome = error
     except Exception as error:
         logger.exception("swift-tiers: a command failed: %s", command)
-        outcome = CommandError(f"internal error: {error!r}")
-    if isinstance(outcome, str | CommandError):
+        outcome = CommandRefusedError(f"internal error: {error!r}")
+    if isinstance(outcome, str | CommandRefusedError):
         done(outcome)
     else:
         stack.errands.start(outcome, lambda told: done(told if isinstance(told, str) else _as_refusal(told)))
 
 
-def _as_refusal(error: SwiftTiersError) -> CommandError:
-    return error if isinstance(error, CommandError) else CommandError(str(error))
+def _as_refusal(error: SwiftTiersError) -> CommandRefusedError:
+    return error if isinstance(error, CommandRefusedError) else CommandRefusedError(str(error))
 
 
 def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
-    """What has been done, or what is left to do. Raises CommandError."""
+    """What has been done, or what is left to do. Raises CommandRefusedError."""
     if stack.closed:
-        raise CommandError(ENDING)
+        raise CommandRefusedError(ENDING)
     match command:
         case Flush(tiers=tiers):
             return _flush(stack, durable=tiers == "all")
@@ -112,7 +112,7 @@ def _begin(stack: TierStack, command: AnyCommand) -> str | Errand:
 def _held(stack: TierStack, key: str) -> Page:
     page = stack.table.find(stack.digest, bytes.fromhex(key))
     if page is None or not page.complete:
-        raise CommandError(
+        raise CommandRefusedError(
             f"page: {key} is not held below the device here; `swift-tiers inspect page` says where pages are"
         )
     return page
@@ -136,7 +136,7 @@ def _pin(stack: TierStack, page: Page) -> Errand:
         return "it was pinned already"
     new = sum(not one.kept for one in sweeps.prefix_of(page))
     if pins.kept_pages + new > room:
-        raise CommandError(
+        raise CommandRefusedError(
             f"page: {new} more pages would be pinned with it, {pins.kept_pages} are; at most {room} may be, half of "
             "host memory: unpin others first"
         )
@@ -145,7 +145,7 @@ def _pin(stack: TierStack, page: Page) -> Errand:
         yield from sweeps.let_go(stack.table, page)
         pages = 0
     if not pages:
-        raise CommandError(f"page: {page.key.hex()} has left meanwhile")
+        raise CommandRefusedError(f"page: {page.key.hex()} has left meanwhile")
     stack.events.emit("prefix.pinned", page=page.key.hex(), pages=pages)
     return f"{pages} pages pinned"
 
@@ -153,7 +153,9 @@ def _pin(stack: TierStack, page: Page) -> Errand:
 def _unpin(stack: TierStack, page: Page) -> Errand:
     pages = yield from sweeps.let_go(stack.table, page)
     if not pages:
-        raise CommandError(f"page: {page.key.hex()} is not pinned; a prefix is unpinned by the page it was pinned by")
+        raise CommandRefusedError(
+            f"page: {page.key.hex()} is not pinned; a prefix is unpinned by the page it was pinned by"
+        )
     stack.events.emit("prefix.unpinned", page=page.key.hex(), reason="unpinned")
     return "unpinned"
 
@@ -191,7 +193,9 @@ def _set_policy(stack: TierStack, field: str, value: str | float) -> str | Erran
 def _throttle(stack: TierStack, bytes_per_second: float) -> None:
     ssd = stack.tiers.get(SsdTier.name)
     if not isinstance(ssd, SsdTier) or not ssd.throttle(bytes_per_second):
-        raise CommandError("ssd.throttle: can be changed only where the server was started with it; set it there")
+        raise CommandRefusedError(
+            "ssd.throttle: can be changed only where the server was started with it; set it there"
+        )
 
 
 def _requeue(stack: TierStack, text: str) -> Errand:
@@ -221,8 +225,8 @@ def _cap(stack: TierStack, name: str, limit: int | None) -> Errand:
     return (yield from _shed(stack, name, limit, limit or 0))
 
 
-def _too_low(limit: int, pages: int, pinned: int) -> CommandError:
-    return CommandError(
+def _too_low(limit: int, pages: int, pinned: int) -> CommandRefusedError:
+    return CommandRefusedError(
         f"limit: {format_size(limit)} is less than the {format_size(pinned)} of the {pages} pages that are pinned; "
         "unpin some, or wait for the requests that use them"
     )
@@ -247,7 +251,7 @@ def _order(stack: TierStack, name: str, order: str, argument: str) -> Errand:
     tier = _tier(stack, name)
     orders = tier.commands(stack.config)
     if order not in orders:
-        raise CommandError(f"order: {name} has none called {order}; it has: {', '.join(orders) or 'none'}")
+        raise CommandRefusedError(f"order: {name} has none called {order}; it has: {', '.join(orders) or 'none'}")
     yield
     obeyed = orders[order](argument)
     for event, facts in obeyed.events:
@@ -257,7 +261,7 @@ def _order(stack: TierStack, name: str, order: str, argument: str) -> Errand:
 
 def _tier(stack: TierStack, name: str) -> Tier:
     if name not in stack.tiers:
-        raise CommandError(_LACKS.get(name, f"this server has no {name} tier"))
+        raise CommandRefusedError(_LACKS.get(name, f"this server has no {name} tier"))
     return stack.tiers[name]
 
 
@@ -267,7 +271,7 @@ def _tier(stack: TierStack, name: str) -> Tier:
 def _of_leases(stack: TierStack, command: RecallLeases | PinLease | UnpinLease | CapLending) -> str:
     hand = stack.lease_hand
     if hand is None or not hand.lends:
-        raise CommandError("this server does not lend; set peer.donate and start it again")
+        raise CommandRefusedError("this server does not lend; set peer.donate and start it again")
     if command.rank not in (None, hand.name.rpartition(".")[2]):
         return "another rank was meant"
     match command:
@@ -287,7 +291,7 @@ def _recall(stack: TierStack, hand: LeaseHand, leases: int | Literal["all"], bor
     recalled = hand.recall(None if leases == "all" else [leases], borrower)
     if not recalled and leases != "all":
         whose = f" to {borrower}" if borrower else ""
-        raise CommandError(
+        raise CommandRefusedError(
             f"leases: {leases} is not lent{whose} here, or recalled already; `swift-tiers inspect leases` shows all"
         )
     if recalled:
@@ -297,7 +301,7 @@ def _recall(stack: TierStack, hand: LeaseHand, leases: int | Literal["all"], bor
 
 def _pin_lease(stack: TierStack, hand: LeaseHand, lease: int, *, pinned: bool) -> str:
     if not hand.pin(lease, pinned):
-        raise CommandError(f"lease: {lease} is not lent here; `swift-tiers inspect leases` shows those that are")
+        raise CommandRefusedError(f"lease: {lease} is not lent here; `swift-tiers inspect leases` shows those that are")
     stack.events.emit("lease.pinned" if pinned else "lease.unpinned", lease=lease)
     return "recalled last from now on" if pinned else "recalled like others from now on"
 

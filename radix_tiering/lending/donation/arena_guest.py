@@ -18,7 +18,7 @@ from .arena_messages import (
 )
 from .arena_socket import send
 from .extents import CutRun
-from .pace import Pace
+from .pace import MovePace
 
 #: Stores of one borrower that wait here. What it sends beyond waits in the socket, and then with the borrower.
 MAX_WAITING = 256
@@ -36,7 +36,7 @@ class Guest:
         self.party: Party | None = None  # until it has said who it is
         self.page_bytes = 0
         self.staging: AttachedArena | None = None
-        self.pace = Pace(None)
+        self.pace = MovePace(None)
         self.stores: deque[Store] = deque()
         self.answers: deque[Stored] = deque()
         self.closed = False
@@ -44,7 +44,7 @@ class Guest:
         self._told_share: float | None = None
         self._cuts: dict[int, CutRun] = {}
 
-    def begin(self, party: Party, page_bytes: int, staging: AttachedArena, pace: Pace) -> None:
+    def begin(self, party: Party, page_bytes: int, staging: AttachedArena, pace: MovePace) -> None:
         """It has said who it is."""
         self.party, self.page_bytes, self.staging, self.pace = party, page_bytes, staging, pace
 

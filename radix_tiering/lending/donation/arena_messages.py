@@ -24,7 +24,7 @@ MAX_PACKET_BYTES = 2**17
 MAX_STORES = 256
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class ArenaMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
     """Base of all messages."""
 
 
@@ -47,7 +47,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # Borrower to donor
 
 
-class Attach(Message, frozen=True, tag="attach"):
+class Attach(ArenaMessage, frozen=True, tag="attach"):
     """The first message of a connection, with the descriptor of the borrower's staging arena."""
 
     party: Party  # as in the lease protocol
@@ -55,7 +55,7 @@ class Attach(Message, frozen=True, tag="attach"):
     staging_bytes: Length
 
 
-class Stores(Message, frozen=True, tag="stores"):
+class Stores(ArenaMessage, frozen=True, tag="stores"):
     """Pages to be stored; each is answered once, unless the connection ends."""
 
     stores: Annotated[tuple[Store, ...], Meta(min_length=1, max_length=MAX_STORES)]
@@ -64,7 +64,7 @@ class Stores(Message, frozen=True, tag="stores"):
 # Donor to borrower
 
 
-class Attached(Message, frozen=True, tag="attached"):
+class Attached(ArenaMessage, frozen=True, tag="attached"):
     """Answers `attach`, with the descriptor of the donor's arena: buffer 0 of the extents it lends."""
 
     party: Party  # as in the lease protocol: whose leases lie in this arena
@@ -74,19 +74,19 @@ class Attached(Message, frozen=True, tag="attached"):
     bandwidth: Annotated[float, Meta(gt=0)] | None  # bytes per second that this borrower may move; None: no limit
 
 
-class StoresDone(Message, frozen=True, tag="stored"):
+class StoresDone(ArenaMessage, frozen=True, tag="stored"):
     """What became of stores."""
 
     stored: Annotated[tuple[Stored, ...], Meta(min_length=1, max_length=MAX_STORES)]
 
 
-class Paced(Message, frozen=True, tag="paced"):
+class Paced(ArenaMessage, frozen=True, tag="paced"):
     """From now on: how much of its time the borrower may spend on what it moves. Nothing is said while that is all."""
 
     share: Annotated[float, Meta(gt=0, le=1)] | None  # of a processor core's time; None: as much as it likes
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class Refused(ArenaMessage, frozen=True, tag="refused"):
     """There will be no `attached`; the connection ends."""
 
     reason: Annotated[str, Meta(max_length=1024)]
@@ -106,7 +106,7 @@ class OtherVersionError(ValueError):
         )
 
 
-class _Envelope(msgspec.Struct, frozen=True, array_like=True):
+class _ArenaEnvelope(msgspec.Struct, frozen=True, array_like=True):
     version: Annotated[int, Meta(ge=0, lt=2**31)]
     body: msgspec.Raw
 
@@ -114,14 +114,14 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
 _T = TypeVar("_T")
 
 _encoder = msgspec.msgpack.Encoder()
-_envelopes = msgspec.msgpack.Decoder(_Envelope)
+_envelopes = msgspec.msgpack.Decoder(_ArenaEnvelope)
 _from_borrowers = msgspec.msgpack.Decoder(BorrowerMessage)
 _from_donors = msgspec.msgpack.Decoder(DonorMessage)
 
 
 def encode(message: BorrowerMessage | DonorMessage) -> bytes:
     """A message as a packet."""
-    return _encoder.encode(_Envelope(VERSION, msgspec.Raw(_encoder.encode(message))))
+    return _encoder.encode(_ArenaEnvelope(VERSION, msgspec.Raw(_encoder.encode(message))))
 
 
 def decode_borrowers(packet: bytes) -> BorrowerMessage:

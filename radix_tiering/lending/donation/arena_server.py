@@ -42,7 +42,7 @@ from .arena_socket import (
     receive,
 )
 from .extents import CutRun
-from .pace import Pace
+from .pace import MovePace
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ class ArenaServer:
         for former in [other for other in self._guests.values() if other.party == attach.party]:
             # What it has not had stored must not overwrite what it asks for from now on.
             self._drop(former)
-        guest.begin(attach.party, attach.page_bytes, staging, Pace(self._bandwidth))
+        guest.begin(attach.party, attach.page_bytes, staging, MovePace(self._bandwidth))
         self.counters["attached"] += 1
         arena = self._arena
         attached = Attached(self._party, arena.size, arena.kind, arena.device, self._bandwidth)

@@ -11,7 +11,7 @@ BURST_SECONDS = 0.01
 REST_SECONDS = 1.0
 
 
-class Pace:
+class MovePace:
     """Keeps moves to a rate, and what they cost to a share of the time; either may be unlimited.
 
     The rate is a token bucket with room for `BURST_SECONDS`: a move may begin when all before it have passed at the

@@ -16,7 +16,7 @@ from typing import NamedTuple
 MOST_AT_ONCE = 256
 
 
-class Part(NamedTuple):
+class PathNode(NamedTuple):
     """A node on a path from the root."""
 
     node: int
@@ -25,12 +25,12 @@ class Part(NamedTuple):
     end: int  # and to its end
 
 
-class _Known:
+class _UsedNode:
     """A node that is used or held, or has one behind it that is."""
 
     __slots__ = ("below", "end", "held", "listed", "parent", "start", "used")
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: PathNode) -> None:
         self.parent, self.start, self.end = part.parent, part.start, part.end
         self.below = 0  # children that are known
         self.held = 0  # who holds the path to it
@@ -45,7 +45,7 @@ class UsedPaths:
     nobody holds are lost. Not thread-safe.
     """
 
-    def __init__(self, seconds: float, read: Callable[[int], Sequence[Part]]) -> None:
+    def __init__(self, seconds: float, read: Callable[[int], Sequence[PathNode]]) -> None:
         """`seconds`: how long a use counts. `read`: the path to a node as it is now, without the root; empty for the
         root and for nodes that have left."""
         self.seconds = seconds
@@ -54,7 +54,7 @@ class UsedPaths:
 
     def clear(self) -> None:
         """The tree is empty now."""
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _UsedNode] = {}
         #: A use that is to end, for each node with one: of a time that is not later than its newest.
         self._ends: list[tuple[float, int]] = []
         self._tokens = 0
@@ -130,18 +130,18 @@ class UsedPaths:
 
     # ---- within ----
 
-    def _look_up(self, node: int) -> _Known | None:
+    def _look_up(self, node: int) -> _UsedNode | None:
         if node not in self._known:
             self._enter(self._read(node))
         return self._known.get(node)
 
-    def _used(self, node: int, known: _Known, when: float) -> None:
+    def _used(self, node: int, known: _UsedNode, when: float) -> None:
         known.used = when if known.used is None else max(known.used, when)
         if not known.listed:
             known.listed = True
             heapq.heappush(self._ends, (when, node))
 
-    def _enter(self, path: Sequence[Part]) -> None:
+    def _enter(self, path: Sequence[PathNode]) -> None:
         """Take in what of a path is new, at its end or by a split. What is known with the same parent has all before it
         known as it is."""
         first = len(path)
@@ -150,7 +150,7 @@ class UsedPaths:
         for part in path[first:]:
             known = self._known.get(part.node)
             if known is None:
-                known = self._known[part.node] = _Known(part)
+                known = self._known[part.node] = _UsedNode(part)
                 self._tokens += part.end - part.start
             else:  # split: the tokens before its start are those of a node that is new on this path
                 former = self._known.get(known.parent)
@@ -162,7 +162,7 @@ class UsedPaths:
             if parent is not None:
                 parent.below += 1
 
-    def _agrees(self, part: Part) -> bool:
+    def _agrees(self, part: PathNode) -> bool:
         known = self._known.get(part.node)
         return known is not None and known.parent == part.parent
 

@@ -40,7 +40,7 @@ from .messages import (
     Welcome,
     in_parts,
 )
-from .runs import Run, RunState, RunTable
+from .runs import LentRun, RunState, RunTable
 from .sharing import Ask, share
 from .timing import RECALL_PART, Timing
 
@@ -61,7 +61,7 @@ class _Borrower:
         self.wanted = 0
         self.request = 0  # nonce of the newest one
         self.offered = 0
-        self.leases: dict[int, Run] = {}
+        self.leases: dict[int, LentRun] = {}
         self.held = 0  # bytes of these
 
 
@@ -99,7 +99,7 @@ class Donor:
         self._runs = RunTable()
         self._last_run = 0
         self._last_lease = 0
-        self._leases: dict[int, Run] = {}
+        self._leases: dict[int, LentRun] = {}
         self._borrowers: dict[Party, _Borrower] = {}
         self._offers_due = False
         #: When `tick` is to be called next, by the clock of `now`.
@@ -112,7 +112,7 @@ class Donor:
 
         `run` is chosen by the caller, larger than any before, so that a late `fenced` cannot mean another one.
         """
-        new = Run(run, tuple(extents))
+        new = LentRun(run, tuple(extents))
         if run <= self._last_run:
             raise ValueError(f"run {run}: numbers must grow, the last one was {self._last_run}")
         if not 0 < len(new.extents) <= MAX_EXTENTS:
@@ -302,7 +302,7 @@ class Donor:
         leases = tuple(GrantedLease(run.lease, run.extents) for run in lent)
         return [self._to(session.party, Grant(request.nonce, self.timing.term, leases))]
 
-    def _lend(self, run: Run, session: _Borrower, now: float) -> None:
+    def _lend(self, run: LentRun, session: _Borrower, now: float) -> None:
         self._last_lease += 1
         run.borrower, run.lease, run.nonce = session.party, self._last_lease, session.request
         run.deadline = self.timing.donor_deadline(now, self.timing.term)
@@ -329,13 +329,13 @@ class Donor:
             outputs.append(self._to(session.party, Expire(tuple(ended))))
         return outputs + self._send_recalls(recalled, now)
 
-    def _recall(self, runs: list[Run], now: float) -> Outputs:
+    def _recall(self, runs: list[LentRun], now: float) -> Outputs:
         for run in runs:
             self._runs.move(run, RunState.RECALLED)
             run.recall_until = now + self.timing.recall_bound * RECALL_PART
         return self._send_recalls(runs, now)
 
-    def _send_recalls(self, runs: list[Run], now: float) -> Outputs:
+    def _send_recalls(self, runs: list[LentRun], now: float) -> Outputs:
         outputs: Outputs = []
         groups: dict[tuple[Party, float], list[int]] = {}
         for run in runs:
@@ -348,7 +348,7 @@ class Donor:
             outputs += [self._to(party, Recall(part, within)) for part in in_parts(leases)]
         return outputs
 
-    def _end(self, runs: Iterable[Run], back: Back) -> Outputs:
+    def _end(self, runs: Iterable[LentRun], back: Back) -> Outputs:
         """The only way by which lent memory comes back."""
         outputs: Outputs = []
         for run in runs:
@@ -369,7 +369,7 @@ class Donor:
             return math.inf
         return self.limit_bytes - self._runs.bytes_in(RunState.LENT, RunState.RECALLED)
 
-    def _choose(self, session: _Borrower, wanted_bytes: int) -> list[Run]:
+    def _choose(self, session: _Borrower, wanted_bytes: int) -> list[LentRun]:
         """Runs for a request: the borrower's fair share of what is free, rounded up to a whole run."""
         room = self._room()
         asks = {
@@ -379,7 +379,7 @@ class Donor:
         }
         asks[session.party] = Ask(session.held, wanted_bytes)
         fair = share(int(min(self._runs.bytes_in(RunState.FREE), max(0, room))), asks)[session.party]
-        chosen: list[Run] = []
+        chosen: list[LentRun] = []
         extents = 0
         for run in self._runs.fitting(session.page_bytes):
             if fair <= 0 or len(chosen) == MAX_LEASES or extents + len(run.extents) > MAX_EXTENTS:
@@ -392,14 +392,14 @@ class Donor:
             room -= run.bytes
         return chosen
 
-    def _pick(self, wanted_bytes: int) -> list[Run]:
+    def _pick(self, wanted_bytes: int) -> list[LentRun]:
         """Leases of so many bytes to recall: the youngest of who holds most, by turns; those that are pinned last."""
         lent = {
             party: [run for run in session.leases.values() if run.state is RunState.LENT]
             for party, session in self._borrowers.items()
         }
         held = {party: sum(run.bytes for run in runs) for party, runs in lent.items()}
-        picked: list[Run] = []
+        picked: list[LentRun] = []
         for pinned in (False, True):
             left = {party: [run for run in runs if run.pinned is pinned] for party, runs in lent.items()}
             while wanted_bytes > 0 and any(left.values()):

@@ -18,7 +18,7 @@ class RunState(Enum):
     RECALLED = "recalled"  # a borrower may use it, and has been asked to return it
 
 
-class Run:
+class LentRun:
     """A list of extents that is lent, and comes back, as one."""
 
     def __init__(self, number: int, extents: Extents) -> None:
@@ -40,26 +40,26 @@ class RunTable:
     """All runs. What is asked for each message costs as much as there are different sizes, not as there are runs."""
 
     def __init__(self) -> None:
-        self._runs: dict[RunState, dict[int, Run]] = {state: {} for state in RunState}
+        self._runs: dict[RunState, dict[int, LentRun]] = {state: {} for state in RunState}
         self._bytes = dict.fromkeys(RunState, 0)
-        self._free: dict[int, dict[int, Run]] = {}  # by bytes of a run, then by its number
+        self._free: dict[int, dict[int, LentRun]] = {}  # by bytes of a run, then by its number
 
-    def add(self, run: Run) -> None:
+    def add(self, run: LentRun) -> None:
         self._enter(run)
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: LentRun) -> None:
         self._leave(run)
 
-    def move(self, run: Run, state: RunState) -> None:
+    def move(self, run: LentRun, state: RunState) -> None:
         self._leave(run)
         run.state = state
         self._enter(run)
 
-    def get(self, number: int, state: RunState) -> Run | None:
+    def get(self, number: int, state: RunState) -> LentRun | None:
         """The run of this number, if it is in this state."""
         return self._runs[state].get(number)
 
-    def first(self, *states: RunState) -> Run | None:
+    def first(self, *states: RunState) -> LentRun | None:
         """Any run in one of these states, the first ones first."""
         return next((run for state in states for run in self._runs[state].values()), None)
 
@@ -70,19 +70,19 @@ class RunTable:
         """Bytes of the free runs that are whole pages of this size."""
         return sum(size * len(runs) for size, runs in self._free.items() if size % page_bytes == 0)
 
-    def fitting(self, page_bytes: int) -> Iterator[Run]:
+    def fitting(self, page_bytes: int) -> Iterator[LentRun]:
         """The free runs that are whole pages of this size."""
         for size, runs in self._free.items():
             if size % page_bytes == 0:
                 yield from runs.values()
 
-    def _enter(self, run: Run) -> None:
+    def _enter(self, run: LentRun) -> None:
         self._runs[run.state][run.number] = run
         self._bytes[run.state] += run.bytes
         if run.state is RunState.FREE:
             self._free.setdefault(run.bytes, {})[run.number] = run
 
-    def _leave(self, run: Run) -> None:
+    def _leave(self, run: LentRun) -> None:
         del self._runs[run.state][run.number]
         self._bytes[run.state] -= run.bytes
         if run.state is RunState.FREE:

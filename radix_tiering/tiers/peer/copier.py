@@ -15,7 +15,7 @@ from ...lending.donation.device_arena import AttachedDevice
 from ...lending.leases import LeaseKey, LeaseService, Ticket, Use
 from ..host.landing import Landing
 from ..tier import ReadOutcome
-from .jobs import LEASE_ENDED, REFUSED, Job, Land, Read, Storing, Write
+from .jobs import LEASE_ENDED, REFUSED, Job, Land, PeerRead, PeerWrite, Storing
 from .neighbour import Neighbour
 from .places import PlaceBook
 from .staging import Staging
@@ -77,7 +77,7 @@ class Copier:
     def _own_links(self, donor: str) -> list[str]:
         return [name.replace("peer", donor) for name in ("peer-host", "host-peer", "peer-device") if name in self.links]
 
-    def read(self, neighbour: Neighbour, job: Read) -> None:
+    def read(self, neighbour: Neighbour, job: PeerRead) -> None:
         """Fetch a page now."""
         try:
             outcome = self._fetch(neighbour, job)
@@ -89,7 +89,7 @@ class Copier:
             self._count(("peer-host", f"{neighbour.name}-host"), job.since)
         self.answer_read(job, outcome)
 
-    def _fetch(self, neighbour: Neighbour, job: Read) -> ReadOutcome:
+    def _fetch(self, neighbour: Neighbour, job: PeerRead) -> ReadOutcome:
         key = job.place.key
         run = self._book.run(key)
         assert neighbour.client is not None
@@ -155,7 +155,7 @@ class Copier:
         most = self._staging.slots if alone else max(1, int(self._staging.slots * _STAGING_SHARE))
         return self._staging.has_room and neighbour.storing < most
 
-    def store(self, neighbour: Neighbour, job: Write) -> None:
+    def store(self, neighbour: Neighbour, job: PeerWrite) -> None:
         """Stage a page, and ask for it to be stored; answered when its donor has, or cannot any more."""
         key = job.place.key
         client = neighbour.client
@@ -197,7 +197,7 @@ class Copier:
             self._count(("host-peer", f"host-{storing.donor}"), storing.job.since)
         self.answer_write(storing.job, failure)
 
-    def _note(self, job: Write) -> None:
+    def _note(self, job: PeerWrite) -> None:
         """Remember by what the device can tell that this page has landed as it was stored."""
         if self._landing is None or self._fingerprint(job.data) != job.digest:
             return  # bytes that are damaged in host memory already must not pass for the page's
@@ -207,7 +207,7 @@ class Copier:
             self.faults += 1
             logger.exception("swift-tiers: the digest of a page could not be computed on the device")
 
-    def answer_read(self, job: Read, outcome: ReadOutcome) -> None:
+    def answer_read(self, job: PeerRead, outcome: ReadOutcome) -> None:
         """The job is over."""
         self.reads[outcome.value] += 1
         if job.covered:
@@ -223,7 +223,7 @@ class Copier:
             self._landing.give_back(job.slot)
         self._call(lambda: job.done(outcome, job.slot if outcome is ReadOutcome.OK else -1))
 
-    def answer_write(self, job: Write, failure: str) -> None:
+    def answer_write(self, job: PeerWrite, failure: str) -> None:
         """The job is over. `failure`: empty if the page is there."""
         self.writes[failure or "ok"] += 1
         if job.covered:
@@ -232,7 +232,7 @@ class Copier:
 
     def refuse(self, job: Job, reason: str = LEASE_ENDED) -> None:
         """The job is not even begun."""
-        if isinstance(job, Read):
+        if isinstance(job, PeerRead):
             self.answer_read(job, ReadOutcome.CANCELLED)
         elif isinstance(job, Land):
             self.answer_landing(job, ReadOutcome.CANCELLED)

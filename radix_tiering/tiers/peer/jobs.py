@@ -18,7 +18,7 @@ CLOSING = "the server is ending"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Read:
+class PeerRead:
     """A page to be fetched."""
 
     place: PeerPlace
@@ -43,7 +43,7 @@ class Land:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Write:
+class PeerWrite:
     """A page to be put there."""
 
     place: PeerPlace
@@ -54,14 +54,14 @@ class Write:
     since: float
 
 
-Job = Read | Land | Write
+Job = PeerRead | Land | PeerWrite
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storing:
     """A page that is staged, and that its donor has been asked to store."""
 
-    job: Write
+    job: PeerWrite
     donor: str
     #: For a use as a read: the donor itself asks whether the lease is held before it stores, so that no return has to
     #: wait for it. A donor that does not answer could keep it from being sent otherwise.

@@ -10,9 +10,9 @@ from ...base.errors import SwiftTiersError
 from ...lending.donation.arena import SharedArena
 from ...lending.donation.arena_client import ArenaClient
 from ...lending.donation.device_memory import DeviceMemory
-from ...lending.donation.pace import Pace
+from ...lending.donation.pace import MovePace
 from ...lending.leases import LeaseKey, Party
-from .jobs import Job, Land, Read, Write
+from .jobs import Job, Land, PeerRead, PeerWrite
 
 #: How long a donor may take to hand its memory out, or to answer a store that it has had time for, seconds.
 ANSWER_SECONDS = 5.0
@@ -38,11 +38,11 @@ class Neighbour:
         self.joined = False
         #: Why it lends us nothing, or empty.
         self.reason = ""
-        self.pace = Pace(None)
-        self.demotes: deque[Read] = deque()
-        self.reads: deque[Read] = deque()
+        self.pace = MovePace(None)
+        self.demotes: deque[PeerRead] = deque()
+        self.reads: deque[PeerRead] = deque()
         self.landings: deque[Land] = deque()
-        self.writes: deque[Write] = deque()
+        self.writes: deque[PeerWrite] = deque()
         self.storing = 0  # pages staged and not answered for
         self.next_at = -math.inf  # when it is tried again, attached or joined
         self.answer_by = math.inf
@@ -69,7 +69,7 @@ class Neighbour:
 
     def put(self, job: Job) -> None:
         """Let a job wait."""
-        if isinstance(job, Write):
+        if isinstance(job, PeerWrite):
             self.writes.append(job)
         elif isinstance(job, Land):
             self.landings.append(job)
@@ -116,7 +116,7 @@ class Neighbour:
         self.next_at = -math.inf
         self._retry = RETRY_SECONDS
         self.reason = ""
-        self.pace = Pace(self.client.bandwidth)
+        self.pace = MovePace(self.client.bandwidth)
 
     def rest(self, reason: str, now: float, seconds: float = 0.0) -> None:
         """Try no more for so long at least."""

@@ -136,7 +136,7 @@ class PeerTier(LentMemory):
             asked.append((self._page(one.data), one.digest, partial(self._written, one)))
         self._submit(
             [write.place for write in writes],
-            lambda at, covered: jobs.Write(writes[at].place, *asked[at], covered, now),
+            lambda at, covered: jobs.PeerWrite(writes[at].place, *asked[at], covered, now),
         )
 
     def _written(self, write: Write, made: bool, reason: str) -> None:
@@ -150,9 +150,11 @@ class PeerTier(LentMemory):
         recalled; CHECKSUM: the lease lives, and these are not the bytes. Raises as `write` does."""
         now, into = self._clock(), [self._page(read.into) for read in reads]
 
-        def job(at: int, covered: bool) -> jobs.Read:
+        def job(at: int, covered: bool) -> jobs.PeerRead:
             copy = reads[at].copy
-            return jobs.Read(copy.place, into[at], copy.digest or b"", reads[at].done, reads[at].saving, covered, now)
+            return jobs.PeerRead(
+                copy.place, into[at], copy.digest or b"", reads[at].done, reads[at].saving, covered, now
+            )
 
         self._submit([read.copy.place for read in reads], job)
 

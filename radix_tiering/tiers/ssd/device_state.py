@@ -18,7 +18,7 @@ from .layout import Geometry
 from .slots import SlotMap
 
 if TYPE_CHECKING:
-    from .transfers import Unit
+    from .transfers import TransferUnit
 
 #: So many reads in a row that end in an I/O error take a device out of service.
 READ_ERROR_LIMIT = 3
@@ -55,8 +55,8 @@ class DeviceState:
         self.slots = slots
         self.service = Service.IN
         self.reason = ""
-        self.reads: deque[Unit] = deque()
-        self.writes: deque[Unit] = deque()
+        self.reads: deque[TransferUnit] = deque()
+        self.writes: deque[TransferUnit] = deque()
         self.in_flight: dict[int, float] = {}  # tag -> when submitted, oldest first
         self.counters = DeviceCounters()
         self._errors_in_a_row = 0

@@ -9,7 +9,7 @@ from ...base.runner import Flag
 from .layout import StoredPage
 
 
-class Command:
+class IoErrand:
     """A function to run on the I/O thread, and what became of it."""
 
     def __init__(self, function: Callable[[], Any], ended: Flag) -> None:

@@ -20,7 +20,7 @@ from ..tier import ReadOutcome
 from .arrays.devices import Completion, DeviceArray, Operation, Request
 from .blockio import CONTROL_TAG, Patience, aligned_buffer
 from .device_state import DeviceState, Service
-from .errands import Command, DeviceOut
+from .errands import DeviceOut, IoErrand
 from .layout import (
     SlotPlace,
     StoredPage,
@@ -30,7 +30,7 @@ from .layout import (
     unit_length,
 )
 from .slots import SlotAllocator
-from .transfers import PageRead, PageWrite, Stage, Transfer, Unit
+from .transfers import PageRead, PageWrite, Transfer, TransferStage, TransferUnit
 from .verify_pool import ReadUnit, VerifyPool
 
 logger = logging.getLogger(__name__)
@@ -77,11 +77,11 @@ class IoThread:
         self._set_id = b""
         self._unit_bytes = 0
         self._is_flushed: Callable[[bytes, int], bool] = lambda namespace, generation: False
-        self._commands: deque[Command] = deque()
+        self._commands: deque[IoErrand] = deque()
         self._write_queue: deque[PageWrite] = deque()
         self._writes_active = 0
         self._outbox: deque[Transfer | DeviceOut] = deque()  # what is to be called back, in the order it happened
-        self._flying: dict[int, tuple[Unit, np.ndarray]] = {}
+        self._flying: dict[int, tuple[TransferUnit, np.ndarray]] = {}
         self._next_tag = 0
         self._headers: list[np.ndarray] = []
         self._next_check = clock() + CHECK_INTERVAL
@@ -129,9 +129,9 @@ class IoThread:
         result: Result = command.result
         return result
 
-    def post(self, function: Callable[[], object]) -> Command:
+    def post(self, function: Callable[[], object]) -> IoErrand:
         """Have a function run on the I/O thread. Any thread; waits for nothing."""
-        command = Command(function, self.runner.flag())
+        command = IoErrand(function, self.runner.flag())
         with self._wake:
             if self._stopping:
                 raise RuntimeError("the stripe set is closed")
@@ -158,12 +158,12 @@ class IoThread:
                 self._write_queue.append(transfer)
             else:
                 for index, (device, _) in enumerate(transfer.placement):
-                    self._devices[device].reads.append(Unit(transfer, index))
+                    self._devices[device].reads.append(TransferUnit(transfer, index))
         self._wake.notify_all()
 
     def cancel(self, transfer: PageRead) -> bool:
         """End a read that has not started; False where it has."""
-        if transfer.stage is not Stage.QUEUED:
+        if transfer.stage is not TransferStage.QUEUED:
             return False
         transfer.outcome = ReadOutcome.CANCELLED
         self._end(transfer)
@@ -195,7 +195,7 @@ class IoThread:
     def _end(self, transfer: Transfer) -> None:
         """-> FINISHED: its callback follows. Its places are free for others, those of units under way once these are
         back."""
-        transfer.stage = Stage.FINISHED
+        transfer.stage = TransferStage.FINISHED
         if transfer.flying:
             away = {number for (other, number), _ in self._flying.values() if other is transfer}
             back = [place for number, place in enumerate(transfer.placement) if number not in away]
@@ -307,9 +307,9 @@ class IoThread:
                 while queue and len(state.in_flight) < self._depth:
                     unit = queue.popleft()
                     transfer = unit.transfer
-                    if transfer.stage is Stage.FINISHED or transfer.failed:
+                    if transfer.stage is TransferStage.FINISHED or transfer.failed:
                         continue
-                    transfer.stage = Stage.STARTED
+                    transfer.stage = TransferStage.STARTED
                     transfer.flying += 1
                     requests.append(self._request(unit, state, now))
         return requests
@@ -323,7 +323,7 @@ class IoThread:
             logger.exception("the device array refused requests")
             self.complete([Completion(request.tag, request.device, errno.EINVAL) for request in requests])
 
-    def _request(self, unit: Unit, state: DeviceState, now: float) -> Request:
+    def _request(self, unit: TransferUnit, state: DeviceState, now: float) -> Request:
         transfer, index = unit
         tag = self._next_tag
         self._next_tag += 1
@@ -367,7 +367,7 @@ class IoThread:
                 self._end(write)
                 return
             for index, (device, _) in enumerate(write.placement):
-                self._devices[device].writes.append(Unit(write, index))
+                self._devices[device].writes.append(TransferUnit(write, index))
 
     def complete(self, completions: Sequence[Completion]) -> None:
         """Account for completions, verify what was read, end the transfers that have all their units."""
@@ -388,7 +388,7 @@ class IoThread:
             length = unit_length(transfer.length, self._unit_bytes, index)
             fault = state.completed(transfer.writing, length, error, now - started)
             verifying = False
-            if transfer.stage is Stage.FINISHED:
+            if transfer.stage is TransferStage.FINISHED:
                 with self.lock:
                     self._allocator.unhold((transfer.placement[index],))
             elif isinstance(transfer, PageWrite):
@@ -427,7 +427,11 @@ class IoThread:
         self._end_all(ending)
 
     def _judge(self, unit: ReadUnit, outcome: ReadOutcome, ending: list[Transfer]) -> None:
-        if outcome is not ReadOutcome.OK and not unit.transfer.failed and unit.transfer.stage is not Stage.FINISHED:
+        if (
+            outcome is not ReadOutcome.OK
+            and not unit.transfer.failed
+            and unit.transfer.stage is not TransferStage.FINISHED
+        ):
             self._devices[unit.device].counters.corrupt_units += 1
             unit.transfer.outcome = outcome
         self._unit_back(unit.transfer, ending)
@@ -443,7 +447,7 @@ class IoThread:
             with self._wake:
                 for transfer in ending:
                     # Losing a device may have ended it already.
-                    if transfer.stage is not Stage.FINISHED:
+                    if transfer.stage is not TransferStage.FINISHED:
                         self._writes_active -= transfer.writing
                         self._end(transfer)
 
@@ -467,7 +471,7 @@ class IoThread:
             state.reads.clear()
             state.writes.clear()
             for transfer in hit:
-                if transfer.stage is Stage.FINISHED:
+                if transfer.stage is TransferStage.FINISHED:
                     continue
                 transfer.lose_device(f"device {device} went out of service: {reason}")
                 if transfer.writing or not transfer.flying:
@@ -488,9 +492,9 @@ class IoThread:
             self._writes_active += len(self._write_queue)  # they are taken for active ones below
             self._write_queue.clear()
             for transfer in left:
-                if transfer.stage is Stage.FINISHED:
+                if transfer.stage is TransferStage.FINISHED:
                     continue
-                if isinstance(transfer, PageRead) and transfer.stage is Stage.QUEUED:
+                if isinstance(transfer, PageRead) and transfer.stage is TransferStage.QUEUED:
                     transfer.outcome = ReadOutcome.CANCELLED
                 transfer.lose_device(reason)
                 self._writes_active -= transfer.writing

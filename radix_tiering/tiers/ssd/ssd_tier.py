@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...base.config import TiersConfig
-from ...base.errors import CommandError, ConfigError, FormatError
+from ...base.errors import CommandRefusedError, ConfigError, FormatError
 from ...base.page import PageRecord, page_digest
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import TierMap
@@ -245,12 +245,12 @@ class SsdTier(Tier):
     def _drain(self, argument: str) -> Obeyed:
         devices = self.snapshot()[1]
         if not argument.isdecimal() or int(argument) >= len(devices):
-            raise CommandError(f"device: there is no device {argument} here, only 0 to {len(devices) - 1}")
+            raise CommandRefusedError(f"device: there is no device {argument} here, only 0 to {len(devices) - 1}")
         device = devices[int(argument)]
         if device.service == "draining":
             return Obeyed(f"{device.path} was draining already")
         if not device.in_service:
-            raise CommandError(f"device: {device.path} is out of service: {device.reason}")
+            raise CommandRefusedError(f"device: {device.path} is out of service: {device.reason}")
         self.stripes.drain(int(argument))
         others = any(other.service == "in service" for other in devices if other is not device)
         text = f"{device.path} gets no new pages" + ("" if others else "; no device is left that does")
@@ -290,7 +290,7 @@ class SsdTier(Tier):
 
 
 def _check_place(config: TiersConfig, directory: str) -> None:
-    """Raise CommandError for a directory that whoever may write to this bus must not fill.
+    """Raise CommandRefusedError for a directory that whoever may write to this bus must not fill.
 
     The embedded Redis takes commands of this server's user alone, who may write there anyway.
     """
@@ -300,7 +300,7 @@ def _check_place(config: TiersConfig, directory: str) -> None:
     real = os.path.realpath(directory)
     if not any(Path(real).is_relative_to(os.path.realpath(place)) for place in allowed):
         places = ", ".join(allowed) or "nothing"
-        raise CommandError(
+        raise CommandRefusedError(
             f"directory: {directory!r} is not beneath ssd.add_beneath of this server ({places}); name one that is, or "
             "add it there and start the server again"
         )

@@ -50,7 +50,7 @@ class WriteRequest(NamedTuple):
     done: WriteDone
 
 
-class Stage(Enum):
+class TransferStage(Enum):
     QUEUED = 0
     STARTED = 1
     FINISHED = 2
@@ -67,7 +67,7 @@ class PageRead:
         self.into = request.into
         self.done = request.done
         self.namespace_id = namespace_id
-        self.stage = Stage.QUEUED
+        self.stage = TransferStage.QUEUED
         self.flying = 0  # units submitted and not yet back
         self.todo = len(request.stored.placement)  # units not yet verified
         self.outcome = ReadOutcome.OK
@@ -114,7 +114,7 @@ class PageWrite:
         self.generation = generation
         self.digest = b""
         self.unit_digests: list[bytes] = []
-        self.stage = Stage.QUEUED
+        self.stage = TransferStage.QUEUED
         self.flying = 0
         self.todo = len(request.placement)
         self.failure = ""
@@ -138,7 +138,7 @@ class PageWrite:
 Transfer = PageRead | PageWrite
 
 
-class Unit(NamedTuple):
+class TransferUnit(NamedTuple):
     """One stripe unit of a transfer."""
 
     transfer: Transfer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..ssd.arrays.devices import DeviceArray, Operation, Request
-from ..ssd.arrays.wrapping import Admission, Clock, DelayingArray
+from ..ssd.arrays.wrapping import AdmittedRequest, Clock, DelayingArray
 
 
 class Fail(NamedTuple):
@@ -148,9 +148,9 @@ class FaultyArray(DelayingArray):
         """How often each fault has struck, in the order of the plan."""
         return [progress.struck for progress in self._progress]
 
-    def admit(self, number: int, request: Request, now: float) -> Admission:
+    def admit(self, number: int, request: Request, now: float) -> AdmittedRequest:
         if request.device in self._gone:
-            return Admission(now, self._gone[request.device])
+            return AdmittedRequest(now, self._gone[request.device])
         due, error = now, None
         flips: list[int] = []
         for progress in self._progress:
@@ -168,7 +168,7 @@ class FaultyArray(DelayingArray):
                     self._gone[request.device] = effect.error
         if flips and error is None:
             self._flips[number] = flips
-        return Admission(due, error)
+        return AdmittedRequest(due, error)
 
     def finish(self, number: int, request: Request, error: int) -> int:
         for place in self._flips.pop(number, ()):

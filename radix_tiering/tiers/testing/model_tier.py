@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ...base.config import TiersConfig
-from ...base.errors import CommandError
+from ...base.errors import CommandRefusedError
 from ...base.page import page_digest
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import SlotState, TierMap
@@ -77,7 +77,7 @@ class ModelTier(Tier):
 
     def _lose(self, argument: str) -> Obeyed:
         if argument:
-            raise CommandError(f"lose: takes no argument, and not {argument!r}")
+            raise CommandRefusedError(f"lose: takes no argument, and not {argument!r}")
         self.lose_all()
         return Obeyed("everything is lost", [("model.emptied", {"tier": self.name})])
 

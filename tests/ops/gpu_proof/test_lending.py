@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from swift_tiers.ops.commands.gpu_proof import borrower, lending, stopwatch
-from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, Findings, LeftOutError, line
+from swift_tiers.ops.commands.gpu_proof.figures import Findings, LeftOutError, ProofCheck, ProofFigure, line
 from swift_tiers.ops.commands.gpu_proof.layouts import Layout
-from swift_tiers.ops.commands.gpu_proof.lending import Lending, lend_on_cuda
+from swift_tiers.ops.commands.gpu_proof.lending import LendingSetup, lend_on_cuda
 from swift_tiers.ops.commands.gpu_proof.lending_donor import DonorOptions
 from swift_tiers.ops.commands.gpu_proof.proof import Proof
 from swift_tiers.ops.commands.gpu_proof.stopwatch import Stopwatch
@@ -51,14 +51,16 @@ def directory() -> Iterator[str]:
         yield found
 
 
-def make(directory: str, memory: FakeDeviceMemory, manner: str = "honest") -> Lending:
+def make(directory: str, memory: FakeDeviceMemory, manner: str = "honest") -> LendingSetup:
     command = [sys.executable, str(CHILD), manner]
-    return Lending(SMALL, DeferredAccelerator(0, locked=True), memory, Stopwatch(CPU), PAGES, 1, directory, command)
+    return LendingSetup(
+        SMALL, DeferredAccelerator(0, locked=True), memory, Stopwatch(CPU), PAGES, 1, directory, command
+    )
 
 
-def check_of(found: Iterator[Check | Figure], name: str) -> Check:
+def check_of(found: Iterator[ProofCheck | ProofFigure], name: str) -> ProofCheck:
     """The one of this name; what would come after it is not done."""
-    return next(one for one in found if isinstance(one, Check) and one.name == name)
+    return next(one for one in found if isinstance(one, ProofCheck) and one.name == name)
 
 
 def children() -> list[str]:
@@ -69,7 +71,7 @@ def test_everything_is_found_and_nothing_is_left_behind(directory: str) -> None:
     memory = FakeDeviceMemory("GPU-0")
     before = children()
     found = list(make(directory, memory).on_one_device(0))
-    checks = {one.name: one for one in found if isinstance(one, Check)}
+    checks = {one.name: one for one in found if isinstance(one, ProofCheck)}
     assert {name: check.failure for name, check in checks.items() if check.failure} == {}
     assert {name: check.cases for name, check in checks.items() if "returned" in name or "alone" in name} == {
         "recalled memory is returned": 6,
@@ -81,7 +83,7 @@ def test_everything_is_found_and_nothing_is_left_behind(directory: str) -> None:
         "no byte of a later owner is accepted",
         "a donor that was killed is outlived, and its next life borrowed from",
     }
-    figures = {one.name: one for one in found if isinstance(one, Figure)}
+    figures = {one.name: one for one in found if isinstance(one, ProofFigure)}
     assert [(name, one.holds is None) for name, one in figures.items()] == [
         ("borrow on one GPU", False),
         ("pages stored, through host memory", True),
@@ -150,7 +152,7 @@ def test_a_recall_that_takes_too_long_misses_the_bound(directory: str, monkeypat
     monkeypatch.setattr(lending, "RECALL_MS", 20.0)
     found = make(directory, FakeDeviceMemory("GPU-0")).on_one_device(0)
     figure = next(one for one in found if one.name == "recall until return")
-    assert isinstance(figure, Figure)
+    assert isinstance(figure, ProofFigure)
     assert figure.holds is False
     assert line(figure).startswith("MISSED recall until return")
     assert "(<= 20) worst of 6" in line(figure)
@@ -159,23 +161,25 @@ def test_a_recall_that_takes_too_long_misses_the_bound(directory: str, monkeypat
 def test_from_another_device(directory: str) -> None:
     memory = FakeDeviceMemory("GPU-0")
     found = list(make(directory, memory).between_devices(1, 5e9))
-    assert [(one.name, bool(one.failure)) for one in found if isinstance(one, Check)] == [
+    assert [(one.name, bool(one.failure)) for one in found if isinstance(one, ProofCheck)] == [
         ("what is lent is read as it was stored, from GPU 1", False)
     ]
     rate = found[0]
-    assert isinstance(rate, Figure)
+    assert isinstance(rate, ProofFigure)
     assert (rate.name, rate.of, rate.holds) == ("borrow from GPU 1", 5.0, None)
     assert memory.mapped == 0
 
 
 def test_a_device_that_is_not_reached_is_told(directory: str) -> None:
     [check] = make(directory, FakeDeviceMemory("GPU-0", reaches=set())).between_devices(1, 5e9)
-    assert isinstance(check, Check)
+    assert isinstance(check, ProofCheck)
     assert check.name == "lending from GPU 1"
     assert "does not reach" in check.failure
 
 
-def on_cuda(memory: CudaDeviceMemory, pages: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check | Figure]:
+def on_cuda(
+    memory: CudaDeviceMemory, pages: int, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ProofCheck | ProofFigure]:
     monkeypatch.setattr(
         "swift_tiers.radix_tiering.lending.donation.cuda_memory.CudaDeviceMemory", lambda ordinal: memory
     )
@@ -191,12 +195,12 @@ def test_memory_of_cuda_devices_on_one_and_from_the_next_that_is_reached(monkeyp
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda here, there: (here, there) in {(0, 2), (0, 3)})
     monkeypatch.setattr(lending, "_peer_copy_rate", lambda device, other, watch: 1e9 * other)
     found = list(on_cuda(CudaDeviceMemory(0, driver, CPU), PAGES, monkeypatch))
-    checks = [one for one in found if isinstance(one, Check)]
+    checks = [one for one in found if isinstance(one, ProofCheck)]
     assert [check.name for check in checks if check.failure] == []
     assert len(checks) == 6
     assert checks[-1].name == "what is lent is read as it was stored, from GPU 2"
     rate = next(one for one in found if one.name == "borrow from GPU 2")
-    assert isinstance(rate, Figure)
+    assert isinstance(rate, ProofFigure)
     assert rate.of == 2.0
 
 
@@ -215,11 +219,11 @@ def test_where_no_gpu_can_lend_the_reason_is_told(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_on_a_gpu runs the command")
 def test_the_process_that_is_started_is_the_one_for_gpus(directory: str) -> None:
-    real = Lending(
+    real = LendingSetup(
         SMALL, DeferredAccelerator(0, locked=True), FakeDeviceMemory("GPU-0"), Stopwatch(CPU), PAGES, 1, directory
     )
     [check] = real.on_one_device(0)
-    assert isinstance(check, Check)
+    assert isinstance(check, ProofCheck)
     assert check.failure.startswith("the process that lends has ended by itself: cuInit: ")
     assert "install NVIDIA's driver" in check.failure
 
@@ -228,7 +232,7 @@ def test_a_donor_that_does_not_start_is_told_in_its_words(directory: str) -> Non
     broken = make(directory, FakeDeviceMemory("GPU-0"))
     broken._command = [sys.executable, "-c", "import sys; sys.exit('no such GPU')"]
     [check] = broken.on_one_device(0)
-    assert isinstance(check, Check)
+    assert isinstance(check, ProofCheck)
     assert check.failure == "the process that lends has ended by itself: no such GPU"
 
 

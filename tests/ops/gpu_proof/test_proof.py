@@ -18,7 +18,7 @@ import torch
 from swift_tiers.kernels import page_gather
 from swift_tiers.ops.cli import main
 from swift_tiers.ops.commands.gpu_proof import direct, hidden, right, speed
-from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, Findings, line, picture
+from swift_tiers.ops.commands.gpu_proof.figures import Findings, ProofCheck, ProofFigure, line, picture
 from swift_tiers.ops.commands.gpu_proof.layouts import Layout
 from swift_tiers.ops.commands.gpu_proof.proof import Proof, closing, facts
 from swift_tiers.ops.commands.gpu_proof.sglang_kernels import beside_sglang
@@ -197,7 +197,7 @@ def test_what_goes_wrong_in_one_part_costs_no_other_one(monkeypatch: pytest.Monk
 def test_pages_that_come_wrong_from_ssd_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_kvikio.install(monkeypatch, flips=(3 * 4096,))
     found = next(direct.ssd_to_landing(SMALL, DeferredAccelerator(0, locked=True), 5))
-    assert isinstance(found, Check)
+    assert isinstance(found, ProofCheck)
     assert found.failure == "1 pages differ"
 
 
@@ -237,7 +237,7 @@ def test_sglang_kernels_that_copy_something_else_are_found(monkeypatch: pytest.M
 
             broken.setattr(module, name, wrong)
             found = next(beside_sglang(SMALL, DeferredAccelerator(0, locked=True), Stopwatch(CPU), 8, 8))
-        assert isinstance(found, Check)
+        assert isinstance(found, ProofCheck)
         assert found.failure == failure
 
 
@@ -256,21 +256,21 @@ def test_sglang_kernels_that_cannot_be_loaded_are_left_out_with_the_reason(monke
 
 
 def test_lines_and_bounds() -> None:
-    figure = Figure("kernels", "a", 80.0, "GB/s", of=100.0, at_least=0.85)
+    figure = ProofFigure("kernels", "a", 80.0, "GB/s", of=100.0, at_least=0.85)
     assert (figure.share, figure.holds) == (0.8, False)
     assert line(figure).startswith("MISSED a ")
     assert "0.800 of 100 " in line(figure)
-    assert Figure("kernels", "a", 90.0, "GB/s", of=100.0, at_least=0.85).holds
-    assert Figure("streaming", "a", 0.97, "", at_least=0.95).holds
-    assert Figure("ceilings", "a", 90.0, "GB/s").holds is None
-    assert Figure("lending", "a", 50.0, "ms", at_most=50.0).holds
-    late = Figure("lending", "a", 51.0, "ms", at_most=50.0)
+    assert ProofFigure("kernels", "a", 90.0, "GB/s", of=100.0, at_least=0.85).holds
+    assert ProofFigure("streaming", "a", 0.97, "", at_least=0.95).holds
+    assert ProofFigure("ceilings", "a", 90.0, "GB/s").holds is None
+    assert ProofFigure("lending", "a", 50.0, "ms", at_most=50.0).holds
+    late = ProofFigure("lending", "a", 51.0, "ms", at_most=50.0)
     assert late.holds is False
     assert "(<= 50)" in line(late)
-    assert line(Check("gather", 3, "it differs")).startswith("WRONG")
+    assert line(ProofCheck("gather", 3, "it differs")).startswith("WRONG")
     assert closing(Findings({}, [], [figure])) == 3
-    assert closing(Findings({}, [Check("gather", 3)], [])) == 0
-    assert "a &lt;b&gt;" in picture([Figure("kernels", "a <b>", 80.0, "GB/s", of=100.0)])
+    assert closing(Findings({}, [ProofCheck("gather", 3)], [])) == 0
+    assert "a &lt;b&gt;" in picture([ProofFigure("kernels", "a <b>", 80.0, "GB/s", of=100.0)])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_on_a_gpu runs the command")

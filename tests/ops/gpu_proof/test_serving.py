@@ -12,9 +12,18 @@ from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.commands.demo import servers
 from swift_tiers.ops.commands.demo.servers import Server
 from swift_tiers.ops.commands.gpu_proof import serving
-from swift_tiers.ops.commands.gpu_proof.figures import Check, Figure, LeftOutError
+from swift_tiers.ops.commands.gpu_proof.figures import LeftOutError, ProofCheck, ProofFigure
 from swift_tiers.ops.commands.gpu_proof.layouts import LAYOUTS
-from swift_tiers.ops.commands.gpu_proof.serving import HICACHE, OFF, SYSTEMS, TIERS, Asked, Load, arguments, summary
+from swift_tiers.ops.commands.gpu_proof.serving import (
+    HICACHE,
+    OFF,
+    SYSTEMS,
+    TIERS,
+    ServerAnswer,
+    ServingLoad,
+    arguments,
+    summary,
+)
 
 QWEN = LAYOUTS[0]
 
@@ -30,7 +39,7 @@ def test_the_configuration_is_one_that_transformers_reads(tmp_path: Path) -> Non
 
 
 def test_all_servers_get_the_same_memory(tmp_path: Path) -> None:
-    load = Load()
+    load = ServingLoad()
     flags = {system: arguments(system, tmp_path, QWEN, load.agents * load.longest, load) for system in SYSTEMS}
     common = flags[OFF]
     assert all(one[: len(common)] == common for one in flags.values())
@@ -46,14 +55,14 @@ def test_all_servers_get_the_same_memory(tmp_path: Path) -> None:
 def test_the_tiers_configuration_is_a_valid_one(tmp_path: Path) -> None:
     from swift_tiers.radix_tiering.base.config import parse_config
 
-    config = json.loads(arguments(TIERS, tmp_path, QWEN, 1000, Load())[-1])
+    config = json.loads(arguments(TIERS, tmp_path, QWEN, 1000, ServingLoad())[-1])
     assert parse_config(config).host.size == config["host"]["size"]
 
 
 def test_ratios_and_what_they_are_of() -> None:
     found = {
-        OFF: Asked([1.0] * 99 + [3.0], 10, [(1,), (2,)]),
-        TIERS: Asked([0.25] * 99 + [1.5], 30, [(1,), (9,)]),
+        OFF: ServerAnswer([1.0] * 99 + [3.0], 10, [(1,), (2,)]),
+        TIERS: ServerAnswer([0.25] * 99 + [1.5], 30, [(1,), (9,)]),
     }
     figures = {figure.name: figure for figure in summary(found)}
     assert figures["first token, swift-tiers over off, P50"].value == 0.25
@@ -63,37 +72,37 @@ def test_ratios_and_what_they_are_of() -> None:
 
 
 def test_a_server_that_does_not_start_is_told_and_the_others_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(system: str, *_: object) -> Asked:
+    def ask(system: str, *_: object) -> ServerAnswer:
         if system == HICACHE:
             raise CommandError("the server HiCache ended by itself", detail="no such flag")
-        return Asked([1.0], 0, [(1,)])
+        return ServerAnswer([1.0], 0, [(1,)])
 
     monkeypatch.setattr(serving, "ask", ask)
     found = list(serving.serving())
-    checks = [one for one in found if isinstance(one, Check)]
+    checks = [one for one in found if isinstance(one, ProofCheck)]
     assert [(check.name, bool(check.failure)) for check in checks] == [
         ("server, off", False), ("server, swift-tiers", False), ("server, HiCache", True),
     ]  # fmt: skip
     assert "no such flag" in checks[2].failure
-    assert "first token, swift-tiers over off, P99" in [one.name for one in found if isinstance(one, Figure)]
+    assert "first token, swift-tiers over off, P99" in [one.name for one in found if isinstance(one, ProofFigure)]
 
 
 def test_servers_that_there_is_no_time_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now, left = 0.0, []
 
-    def ask(system: str, flags: object, load: object, log: object, seconds: float) -> Asked:
+    def ask(system: str, flags: object, load: object, log: object, seconds: float) -> ServerAnswer:
         nonlocal now
         left.append(seconds)
         now += 200.0
-        return Asked([1.0], 0, [(1,)])
+        return ServerAnswer([1.0], 0, [(1,)])
 
     monkeypatch.setattr(serving, "ask", ask)
-    found: list[Check | Figure] = []
+    found: list[ProofCheck | ProofFigure] = []
     with pytest.raises(LeftOutError, match=r"no time was left for HiCache$"):
         found.extend(serving.serving(until=450.0, clock=lambda: now))
     assert left == [450.0, 250.0]
-    assert not [one for one in found if isinstance(one, Check) and one.failure]
-    assert "first token, swift-tiers over off, P50" in [one.name for one in found if isinstance(one, Figure)]
+    assert not [one for one in found if isinstance(one, ProofCheck) and one.failure]
+    assert "first token, swift-tiers over off, P50" in [one.name for one in found if isinstance(one, ProofFigure)]
 
 
 def test_a_server_that_hangs_is_ended_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -104,7 +113,7 @@ def test_a_server_that_hangs_is_ended_when_its_time_is_over(monkeypatch: pytest.
 
     monkeypatch.setattr(servers, "Server", Hanging)
     with pytest.raises(serving.TooLateError):
-        serving.ask(OFF, [], Load(), tmp_path / "log", seconds=1.0)
+        serving.ask(OFF, [], ServingLoad(), tmp_path / "log", seconds=1.0)
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

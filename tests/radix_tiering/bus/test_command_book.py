@@ -7,9 +7,9 @@ import time
 import pytest
 
 from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.bus.contract.commands import CommandError
+from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError
 from swift_tiers.radix_tiering.bus.contract.schema import COMMAND_TTL, Keys
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from swift_tiers.radix_tiering.bus.redis.batch import RedisBatch
 from swift_tiers.radix_tiering.bus.speak.command_book import (
     HURRY_SECONDS,
     LATE_SECONDS,
@@ -67,7 +67,7 @@ class World:
 
     def turn(self, client: object = None) -> int:
         """As a publisher does it; the number of commands that were written."""
-        asking, writing = Batch(), Batch()
+        asking, writing = RedisBatch(), RedisBatch()
         self.book.ask(asking)
         asking.run(client or self.redis.admin)  # type: ignore[arg-type]
         self.book.write(writing, self.now)
@@ -106,7 +106,7 @@ def test_the_leader_waits_for_every_rank_wherever_it_is(redis) -> None:
     leader.book.accept("c1", "ann", "drop", 1005.0)
     leader.book.report("c1", "")
     # A rank may be quicker than the leader in writing.
-    peer.book.report("c1", CommandError("page: not\nheld; look elsewhere"))
+    peer.book.report("c1", CommandRefusedError("page: not\nheld; look elsewhere"))
     peer.turn()
     leader.turn()
     assert leader.said()["state"] == "accepted"
@@ -144,7 +144,7 @@ def test_a_rank_that_never_comes_is_given_up(redis) -> None:
     world.book.accept("c1", "ann", "drop", 1005.0)
     world.now = 1005.0 + SETTLE_SECONDS + LATE_SECONDS + 1
     world.turn()
-    asking = Batch()
+    asking = RedisBatch()
     world.book.ask(asking)
     assert len(asking) == 0
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.bus.contract.commands import CommandError, Flush, Pin
-from swift_tiers.radix_tiering.bus.contract.schema import KEYS, KeySpec, Kind
+from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError, Flush, Pin
+from swift_tiers.radix_tiering.bus.contract.schema import KEYS, KeySpec, RedisKind
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.redis.connection import PASSWORD_VARIABLE
 from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
@@ -30,7 +30,7 @@ def redis_program(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
-TYPES = {Kind.STRING: "string", Kind.HASH: "hash", Kind.SORTED_SET: "zset", Kind.STREAM: "stream"}
+TYPES = {RedisKind.STRING: "string", RedisKind.HASH: "hash", RedisKind.SORTED_SET: "zset", RedisKind.STREAM: "stream"}
 DOCUMENT = Path(__file__).parents[3] / "docs" / "bus.md"
 
 #: What a variable word of a key's name may be.
@@ -70,7 +70,7 @@ def exercise(redis: RealRedis, publish: Any, config: Any, told: MadeUp | None = 
     def carry_out(entry: dict[str, str]) -> None:
         for server in servers:
             server.report(
-                entry["id"], "" if "flush" in entry["command"] else CommandError("it is not held; try another")
+                entry["id"], "" if "flush" in entry["command"] else CommandRefusedError("it is not held; try another")
             )
 
     servers.append(
@@ -93,12 +93,12 @@ def exercise(redis: RealRedis, publish: Any, config: Any, told: MadeUp | None = 
     wait_published(redis)
 
 
-def fields_at(redis: RealRedis, key: str, kind: Kind) -> set[str]:
-    if kind is Kind.HASH:
+def fields_at(redis: RealRedis, key: str, kind: RedisKind) -> set[str]:
+    if kind is RedisKind.HASH:
         return set(redis.admin.hkeys(key))  # type: ignore[arg-type]
-    if kind is Kind.STREAM:
+    if kind is RedisKind.STREAM:
         return {name for _, entry in redis.admin.xrange(key) for name in entry}  # type: ignore[union-attr]
-    return {"member", "score"} if kind is Kind.SORTED_SET else {"value"}
+    return {"member", "score"} if kind is RedisKind.SORTED_SET else {"value"}
 
 
 def is_documented(field: str, spec: KeySpec) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.hear.event_reading import Cursor, Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Cursor, Gap, StreamEvent
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
@@ -39,19 +39,19 @@ def milliseconds(server: HandWritten) -> int:
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
-def told(items: tuple[Event | Gap, ...]) -> list[str]:
+def told(items: tuple[StreamEvent | Gap, ...]) -> list[str]:
     """`3` for an event, `4-6` for a gap, with the rank's number before other ranks' than the first."""
     texts = []
     for item in items:
         mark = "" if item.rank == "dp0-tp0" else f"{item.rank}:"
-        texts.append(f"{mark}{item.sequence}" if isinstance(item, Event) else f"{mark}{item.first}-{item.last}")
+        texts.append(f"{mark}{item.sequence}" if isinstance(item, StreamEvent) else f"{mark}{item.first}-{item.last}")
     return texts
 
 
 def test_events_say_what_happened(reader: BusReader, alpha: HandWritten) -> None:
     entry = alpha.event("device.out", device="/ssd1", pages=12)
     (event,) = reader.events("alpha").items
-    assert isinstance(event, Event)
+    assert isinstance(event, StreamEvent)
     assert (event.server, event.rank, event.sequence, event.entry) == ("alpha", "dp0-tp0", 1, entry)
     assert (event.kind, event.fields) == ("device.out", {"device": "/ssd1", "pages": 12})
 
@@ -180,8 +180,8 @@ def test_entries_that_make_no_sense_are_shown_as_they_are(reader: BusReader, alp
     alpha.client.xadd(alpha.key("events"), {"sequence": "x", "time": "nan", "fields": "[1]"})
     alpha.client.xadd(alpha.key("events"), {"kind": "odd"})
     first, second = reader.events("alpha").items
-    assert isinstance(first, Event)
-    assert isinstance(second, Event)
+    assert isinstance(first, StreamEvent)
+    assert isinstance(second, StreamEvent)
     assert (first.sequence, first.time, first.fields, second.kind) == (0, None, {}, "odd")
     assert first.age_seconds < 60, "as old as its entry"
 
@@ -207,7 +207,7 @@ def test_nothing_is_lost_unnoticed(reader: BusReader, redis: RealRedis, alpha: H
             page = reader.events("alpha", cursor, count=chance.randint(1, 5))
             cursor = page.cursor
             for item in page.items:
-                if isinstance(item, Event):
+                if isinstance(item, StreamEvent):
                     heard[item.rank].append(item.sequence)
                 else:
                     assert item.first is not None

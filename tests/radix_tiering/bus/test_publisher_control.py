@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.bus.contract.commands import CommandError, Flush, Order, Pin, read_order, write_order
+from swift_tiers.radix_tiering.bus.contract.commands import (
+    CommandRefusedError,
+    Flush,
+    Order,
+    Pin,
+    read_order,
+    write_order,
+)
 from swift_tiers.radix_tiering.bus.contract.schema import SERVER_TTL
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 from swift_tiers.radix_tiering.bus.speak.control_inbox import MOST_ORDERS
@@ -89,7 +96,7 @@ def test_as_an_operator_does_it(redis, operator, obey) -> None:
     def carry_out(entry: dict[str, str]) -> None:
         operator.taken.append(entry)
         order = read_order(entry)
-        one.report(order.id, "" if isinstance(order.command, Pin) else CommandError("not today; try tomorrow"))
+        one.report(order.id, "" if isinstance(order.command, Pin) else CommandRefusedError("not today; try tomorrow"))
 
     one = obey(on_order=carry_out)
     with BusReader(redis.client()) as reader:
@@ -310,10 +317,10 @@ def test_two_ranks(redis, operator, obey) -> None:
     peer.report("both", "12 pages")
     assert operator.wait_for("both", "done")["rank:dp0-tp1"] == "done: 12 pages"
     for rank in (leader, peer):
-        rank.report("none", CommandError("no such device"))
+        rank.report("none", CommandRefusedError("no such device"))
     assert operator.wait_for("none", "refused")["reason"] == "no such device"
     leader.report("one", "")
-    peer.report("one", CommandError("no such device"))
+    peer.report("one", CommandRefusedError("no such device"))
     assert operator.wait_for("one", "partly")["reason"] == "dp0-tp1 refused: no such device"
     # What came too late is so for both.
     operator.send("late", seconds=-1)
@@ -322,7 +329,7 @@ def test_two_ranks(redis, operator, obey) -> None:
     # As one that is found to be too late when it is about to be broadcast.
     operator.send("stuck")
     operator.wait_for("stuck", "accepted")
-    leader.report("stuck", CommandError("its deadline passed"), for_group=True)
+    leader.report("stuck", CommandRefusedError("its deadline passed"), for_group=True)
     operator.wait_for("stuck", "refused")
     assert operator.ids() == ["both", "none", "one", "stuck"]
 

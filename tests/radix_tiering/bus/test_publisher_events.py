@@ -12,9 +12,9 @@ from redis.exceptions import ResponseError
 
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.bus.contract.schema import SERVER_TTL
-from swift_tiers.radix_tiering.bus.hear.event_reading import Event, Gap
+from swift_tiers.radix_tiering.bus.hear.event_reading import Gap, StreamEvent
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from swift_tiers.radix_tiering.bus.redis.batch import RedisBatch
 from swift_tiers.radix_tiering.bus.speak.event_feed import MOST_EVENTS, EventFeed
 
 from support.publishing import RANK, between_turns, bus_config, wait_published
@@ -37,7 +37,7 @@ def read(redis: RealRedis) -> tuple[list[int], list[tuple[int | None, int]]]:
     """Numbers of the events and gaps that a reader sees who begins now."""
     with BusReader(redis.client()) as reader:
         items = reader.events("alpha", count=100_000).items
-    seen = [item.sequence for item in items if isinstance(item, Event)]
+    seen = [item.sequence for item in items if isinstance(item, StreamEvent)]
     return seen, [(item.first, item.last) for item in items if isinstance(item, Gap)]
 
 
@@ -201,7 +201,7 @@ def test_a_reader_misses_nothing_over_flushes(redis, publish, events) -> None:
                     redis.admin.flushall()
                 found = reader.events("alpha", cursor) if cursor else reader.events("alpha")
                 cursor = found.cursor
-                seen += [item.sequence for item in found.items if isinstance(item, Event)]
+                seen += [item.sequence for item in found.items if isinstance(item, StreamEvent)]
                 missed += [item for item in found.items if isinstance(item, Gap)]
                 time.sleep(0.02)
     finally:
@@ -218,13 +218,13 @@ def test_events_go_on_behind_one_that_was_refused(redis) -> None:
     feed = EventFeed(log, EVENTS, "dp0-tp0", 1000)
     for _ in range(4):
         log.emit("test")
-    batch = Batch()
+    batch = RedisBatch()
     feed.send(batch)
     with pytest.raises(ResponseError):
         batch.run(_Refusing(redis, 1))  # type: ignore[arg-type]
     assert entries(redis) == [1, 3, 4]
     assert feed.waiting
-    batch = Batch()
+    batch = RedisBatch()
     feed.check(batch)
     feed.send(batch)
     batch.run(redis.admin)

@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.bus.contract import neighbours
 from swift_tiers.radix_tiering.bus.contract.link_rates import LinkRates
 from swift_tiers.radix_tiering.bus.contract.neighbours import Neighbours
 from swift_tiers.radix_tiering.bus.contract.schema import LINKS, MOST_DONOR_LINKS, Keys
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from swift_tiers.radix_tiering.bus.redis.batch import RedisBatch
 from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 
 from support.bus import HandWritten
@@ -217,7 +217,7 @@ class Look:
     def __call__(self, seconds: float = 0.0) -> bool:
         """So much later; whether there is to be another look soon."""
         self.now += seconds
-        batch = Batch()
+        batch = RedisBatch()
         self._neighbours.ask(batch)
         batch.run(self.redis.admin)
         return self._neighbours.settle()

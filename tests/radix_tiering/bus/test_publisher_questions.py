@@ -13,7 +13,7 @@ from swift_tiers.radix_tiering.base.slot_map import TierMap
 from swift_tiers.radix_tiering.bus.contract.faults import Faults
 from swift_tiers.radix_tiering.bus.contract.schema import ANSWER_TTL, SERVER_TTL, Keys
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
+from swift_tiers.radix_tiering.bus.redis.batch import RedisBatch
 from swift_tiers.radix_tiering.bus.speak.question_inbox import (
     MOST_QUESTIONS,
     MOST_WAITING,
@@ -134,7 +134,7 @@ def test_a_question_that_nobody_can_answer_is_given_up(batch_of_one) -> None:
     """Whoever asked is gone; and there is room for new ones."""
     inbox, asked = batch_of_one
     for turn in range(4):
-        inbox.answer(Batch(), 100.0 + turn * WAITING_SECONDS / 2)
+        inbox.answer(RedisBatch(), 100.0 + turn * WAITING_SECONDS / 2)
     assert len(asked) == 3
     assert not inbox.waits
 
@@ -143,9 +143,9 @@ def test_a_flood_of_questions_that_wait_pushes_out_the_oldest(batch_of_one) -> N
     inbox, asked = batch_of_one
     for number in range(2 * MOST_WAITING):
         inbox.inbox._entries.append((f"{number}-0", {"page": page(number)}))
-    inbox.answer(Batch(), 100.0)
+    inbox.answer(RedisBatch(), 100.0)
     asked.clear()
-    inbox.answer(Batch(), 101.0)
+    inbox.answer(RedisBatch(), 101.0)
     assert asked == [page(number) for number in range(MOST_WAITING, 2 * MOST_WAITING)]
 
 

@@ -16,9 +16,9 @@ import redis as redis_py
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.bus.contract.commands import CommandError, DrainDevice, Flush, read_order
+from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError, DrainDevice, Flush, read_order
 from swift_tiers.radix_tiering.bus.contract.gpu_views import GpuView, ReachView
-from swift_tiers.radix_tiering.bus.contract.schema import BY_NAME, Kind
+from swift_tiers.radix_tiering.bus.contract.schema import BY_NAME, RedisKind
 from swift_tiers.radix_tiering.bus.contract.views import (
     CommandView,
     DeviceView,
@@ -101,7 +101,7 @@ def reader(redis: RealRedis) -> Iterator[BusReader]:
 
 
 def test_every_hash_has_a_view_and_every_view_the_fields_of_its_hash() -> None:
-    assert set(VIEWS) == {name for name, spec in BY_NAME.items() if spec.kind is Kind.HASH}
+    assert set(VIEWS) == {name for name, spec in BY_NAME.items() if spec.kind is RedisKind.HASH}
     for name, kind in VIEWS.items():
         documented = {RENAMED.get(field, field.removesuffix(":*")) for field in documented_fields(name)}
         assert {field.name for field in msgspec.structs.fields(kind)} - FROM_ELSEWHERE == documented, name
@@ -680,7 +680,7 @@ def test_a_server_that_accepts_and_never_finishes(
 
 
 def test_an_author_that_no_server_would_take_is_refused_here(reader: BusReader, alpha: HandWritten) -> None:
-    with pytest.raises(CommandError, match="author"):
+    with pytest.raises(CommandRefusedError, match="author"):
         reader.command("alpha", "two\nlines", Flush())
     assert alpha.client.exists(alpha.key("control")) == 0
 

@@ -15,8 +15,8 @@ from swift_tiers.radix_tiering.bus.contract.schema import Keys
 from swift_tiers.radix_tiering.bus.contract.view_reading import read_view
 from swift_tiers.radix_tiering.bus.contract.views import DeviceView, LinkView, TierView
 from swift_tiers.radix_tiering.bus.hear.troubles import device_troubles
-from swift_tiers.radix_tiering.bus.redis.batch import Batch
-from swift_tiers.radix_tiering.bus.speak.state import RankState
+from swift_tiers.radix_tiering.bus.redis.batch import RedisBatch
+from swift_tiers.radix_tiering.bus.speak.state import RankSpeaker
 from swift_tiers.radix_tiering.figures.counters import LATENCY_BOUNDS, NO_LATENCY, LatencyHistogram, LinkSnapshot
 
 from support import telemetry
@@ -36,7 +36,7 @@ class Server(MadeUp):
         self.takes = [0.0002] * DEVICES
         self.written: dict[str, Record] = {}
         events = EventLog(lambda: self.now)
-        self.state = RankState(
+        self.state = RankSpeaker(
             bus_config(None), Keys("swift"), "alpha", "dp0-tp0", INFO, self, Faults(events),
             leases=None, gpu=None, scope="", leader=True, wall=lambda: self.now, monotonic=lambda: self.now,
         )  # fmt: skip
@@ -56,7 +56,7 @@ class Server(MadeUp):
             for histogram, took in zip(self.histograms, self.takes, strict=True):
                 for _ in range(25):
                     histogram.observe(took)
-            self.state.publish(Batch(), PublisherNumbers(), self.now)
+            self.state.publish(RedisBatch(), PublisherNumbers(), self.now)
 
     def devices(self) -> list[DeviceView]:
         keys = [f"swift:alpha:dp0-tp0:ssd:{number}" for number in range(DEVICES)]
@@ -114,7 +114,7 @@ def test_a_device_that_does_nothing_is_not_judged() -> None:
     assert server.slow() == [1]
     for _ in range(70):
         server.now += 1.0
-        server.state.publish(Batch(), PublisherNumbers(), server.now)
+        server.state.publish(RedisBatch(), PublisherNumbers(), server.now)
     assert [one.recent_p99_seconds for one in server.devices()] == [None] * DEVICES
     assert server.slow() == []
 

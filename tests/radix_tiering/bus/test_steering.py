@@ -13,7 +13,7 @@ from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.bus.contract.commands import (
     CapLending,
     CapTier,
-    CommandError,
+    CommandRefusedError,
     DrainDevice,
     Drop,
     Flush,
@@ -680,7 +680,7 @@ def test_commands_under_way_are_answered_when_the_stack_closes() -> None:
     assert entered.wait(20)
     stack.close(timeout=0.1)
     assert [str(outcome) for outcome in outcomes] == ["the server is ending"] * 3
-    assert all(isinstance(outcome, CommandError) for outcome in outcomes)
+    assert all(isinstance(outcome, CommandRefusedError) for outcome in outcomes)
     leave.set()
 
 

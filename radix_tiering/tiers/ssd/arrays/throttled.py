@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .devices import DeviceArray, NewDevice, Request
-from .wrapping import Admission, Clock, DelayingArray
+from .wrapping import AdmittedRequest, Clock, DelayingArray
 
 #: Requests a rested device serves at once before its rate shows.
 BURST_REQUESTS = 2
@@ -72,5 +72,5 @@ class ThrottledArray(DelayingArray):
         shown = ", ".join(f"{bucket.bytes_per_second / 1e6:g}" for bucket in self._buckets)
         return f"{self.inner.description}, throttled to {shown} MB/s"
 
-    def admit(self, number: int, request: Request, now: float) -> Admission:
-        return Admission(self._buckets[request.device].take(request.length, now) + self._latency)
+    def admit(self, number: int, request: Request, now: float) -> AdmittedRequest:
+        return AdmittedRequest(self._buckets[request.device].take(request.length, now) + self._latency)

@@ -69,7 +69,7 @@ class WrappingArray:
         self.inner.close()
 
 
-class Admission(NamedTuple):
+class AdmittedRequest(NamedTuple):
     """What becomes of one request: it completes not before `due` (by the clock), and with `error` without ever
     reaching the inner array if that is not None."""
 
@@ -96,9 +96,9 @@ class DelayingArray(WrappingArray):
         self._inside: dict[int, _Held] = {}  # in the inner array, by our number
         self._held: list[tuple[float, int, Completion]] = []  # a heap by due time; the number keeps it stable
 
-    def admit(self, number: int, request: Request, now: float) -> Admission:
+    def admit(self, number: int, request: Request, now: float) -> AdmittedRequest:
         """When a request that is submitted now may complete. `number` is ours and never used twice."""
-        return Admission(now)
+        return AdmittedRequest(now)
 
     def finish(self, number: int, request: Request, error: int) -> int:
         """Called when the inner array has carried out a request; returns the error to report."""

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from swift_tiers.radix_tiering.lending.donation.arena_messages import (
     MAX_PACKET_BYTES,
     MAX_STORES,
+    ArenaMessage,
     Attach,
     Attached,
-    Message,
     OtherVersionError,
     Paced,
     Refused,
@@ -95,7 +95,7 @@ def test_the_document_names_all_messages_and_their_fields() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", section, re.MULTILINE)
     said = {name: (who, set(re.findall(r"`(\w+)`", fields))) for name, who, fields in rows}
     messages = {Attach: "borrower", Stores: "borrower"} | dict.fromkeys((Attached, StoresDone, Paced, Refused), "donor")
-    assert set(Message.__subclasses__()) == set(messages)
+    assert set(ArenaMessage.__subclasses__()) == set(messages)
     assert said == {kind.__struct_config__.tag: (who, set(kind.__struct_fields__)) for kind, who in messages.items()}
     for entry in (Store, Stored):
         assert f"`[{', '.join(entry.__struct_fields__)}]`" in section

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.lending.donation.pace import BURST_SECONDS, REST_SECONDS, Pace
+from swift_tiers.radix_tiering.lending.donation.pace import BURST_SECONDS, REST_SECONDS, MovePace
 
 
 def test_without_a_rate_nobody_waits() -> None:
-    pace = Pace(None)
+    pace = MovePace(None)
     pace.take(2**40, 5.0)
     assert pace.wait(5.0) == 0
 
@@ -18,7 +18,7 @@ def test_without_a_rate_nobody_waits() -> None:
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
 def test_a_rate_is_positive(rate: float) -> None:
     with pytest.raises(ValueError, match="above zero"):
-        Pace(rate)
+        MovePace(rate)
 
 
 @given(
@@ -26,7 +26,7 @@ def test_a_rate_is_positive(rate: float) -> None:
     moves=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 2**24)), min_size=1, max_size=50),
 )
 def test_who_waits_as_told_keeps_to_the_rate(rate: float, moves: list[tuple[float, int]]) -> None:
-    pace, now, begun = Pace(rate), 100.0, []
+    pace, now, begun = MovePace(rate), 100.0, []
     for rest, size in moves:
         now += rest
         now += pace.wait(now)
@@ -43,7 +43,7 @@ def test_who_waits_as_told_keeps_to_the_rate(rate: float, moves: list[tuple[floa
 
 @given(rate=st.floats(1e3, 1e10), sizes=st.lists(st.integers(1, 2**24), min_size=1, max_size=50))
 def test_and_gets_all_of_it(rate: float, sizes: list[int]) -> None:
-    pace, now = Pace(rate), 100.0
+    pace, now = MovePace(rate), 100.0
     for size in sizes:
         now += pace.wait(now)
         pace.take(size, now)
@@ -56,7 +56,7 @@ def test_and_gets_all_of_it(rate: float, sizes: list[int]) -> None:
     moves=st.lists(st.tuples(st.floats(0, 0.1), st.floats(0, 0.005)), min_size=1, max_size=50),
 )
 def test_who_waits_as_told_keeps_to_the_share(share: float, moves: list[tuple[float, float]]) -> None:
-    pace, now, begun, spent = Pace(None, share), 100.0, [], 0.0
+    pace, now, begun, spent = MovePace(None, share), 100.0, [], 0.0
     for rest, cost in moves:
         now += rest
         now += pace.wait(now)
@@ -70,13 +70,13 @@ def test_who_waits_as_told_keeps_to_the_share(share: float, moves: list[tuple[fl
 
 
 def test_one_move_keeps_the_next_waiting_for_so_long_at_most() -> None:
-    pace = Pace(None, 1e-6)
+    pace = MovePace(None, 1e-6)
     pace.spent(0.5, 10.0)
     assert pace.wait(10.0) == REST_SECONDS
 
 
 def test_when_the_share_is_lifted_nobody_waits_for_it_any_more_but_for_the_rate() -> None:
-    pace = Pace(1.0, 0.001)
+    pace = MovePace(1.0, 0.001)
     pace.take(2, 10.0)
     pace.spent(0.005, 10.0)
     pace.share = None
@@ -95,7 +95,7 @@ def test_when_the_share_is_lifted_nobody_waits_for_it_any_more_but_for_the_rate(
 def test_what_many_moves_will_wait_is_known_before(
     rate: float | None, share: float | None, moves: int, size: int, cost: float
 ) -> None:
-    pace, now = Pace(rate, share), 100.0
+    pace, now = MovePace(rate, share), 100.0
     for _ in range(2):
         pace.take(size, now)
         now += cost
@@ -116,6 +116,6 @@ def test_what_many_moves_will_wait_is_known_before(
 
 
 def test_moves_made_at_once_share_their_cost() -> None:
-    pace = Pace(None, 0.1)
+    pace = MovePace(None, 0.1)
     pace.spent(0.08, 100.0, moves=8)
     assert pace.seconds(2, 1, 200.0) == pytest.approx(0.1)

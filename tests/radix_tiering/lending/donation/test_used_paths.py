@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swift_tiers.radix_tiering.lending.donation.used_paths import MOST_AT_ONCE, Part, UsedPaths
+from swift_tiers.radix_tiering.lending.donation.used_paths import MOST_AT_ONCE, PathNode, UsedPaths
 
 ROOT = 0
 
@@ -17,7 +17,7 @@ class Tree:
         self.reads = 0
         self.paths = UsedPaths(60.0, self._path)
 
-    def _path(self, node: int) -> Sequence[Part]:
+    def _path(self, node: int) -> Sequence[PathNode]:
         self.reads += 1
         path: list[tuple[int, int, int]] = []
         while node in self.nodes:
@@ -26,7 +26,7 @@ class Tree:
             node = parent
         parts, start = [], 0
         for name, parent, tokens in reversed(path):
-            parts.append(Part(name, parent, start, start + tokens))
+            parts.append(PathNode(name, parent, start, start + tokens))
             start += tokens
         return parts
 

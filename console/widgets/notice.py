@@ -16,7 +16,7 @@ STAYS, STAYS_BAD = 8.0, 15.0
 MOST = 6
 
 
-class Said(Static):
+class Notice(Static):
     """The newest message alone, in as many lines as it needs, for a while. Nothing is there else."""
 
     class Changed(Message):
