@@ -86,9 +86,16 @@ class ConsoleApp(App[None]):
         self.grid, self.panel = self.widgets.grid, self.widgets.panel
         self.entry, self.said = self.widgets.entry, self.widgets.said
         self.session = Session(
-            feed, self.grid, Palette(dark, self.no_color), ASCII if ascii else UNICODE, interval,
-            readonly or not feed.steers, monotonic, now, folder,
-        )  # fmt: skip
+            feed,
+            self.grid,
+            Palette(dark, self.no_color),
+            ASCII if ascii else UNICODE,
+            interval,
+            readonly or not feed.steers,
+            monotonic,
+            now,
+            folder,
+        )
         self.navigation = self.session.navigation
         self.steering = Steering(self.session, self, self.said)
         self.typed = Typed(self.session, self, self.steering)

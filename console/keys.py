@@ -78,29 +78,46 @@ def help_sections(session: Session) -> list[Section]:
         sections.append(("Steer: each asks before it does anything", offers))
     elif session.readonly:
         sections.append(("Steering is off", [("", "readonly, or nothing here obeys commands")]))
-    sections.append(("Move", [
-        (f"1-{len(VIEWS)}", ", ".join(view.TITLE for view in VIEWS)),
-        ("tab, shift+tab", "the next view, the one before"),
-        ("up down j k, page up/down", "rows; g and G: the first, the last"),
-        ("enter, esc", "into a row, and back; the mouse does, too"),
-        ("/", "filter: words, /regex/, field:value, field>4GiB, !not, \"with spaces\"; esc takes it away"),
-        ("s S r", "sort by the next column, the one before; turn the order around; or click a heading"),
-        (":", "command line; up: what was typed before; right: take the suggestion"),
-        ("ctrl+p", "palette"),
-    ]))  # fmt: skip
-    sections.append(("Screen", [
-        ("space", "pause: the screen stays as it is, reading goes on"),
-        ("+ -", "look more or less often"),
-        ("m", "the table alone, the lines alone, both"),
-        ("e", "export what is shown: csv, json, svg"),
-        ("t", "dark or light"),
-        ("q, ctrl+c", "leave; servers do not notice"),
-    ]))  # fmt: skip
+    sections.append(
+        (
+            "Move",
+            [
+                (f"1-{len(VIEWS)}", ", ".join(view.TITLE for view in VIEWS)),
+                ("tab, shift+tab", "the next view, the one before"),
+                ("up down j k, page up/down", "rows; g and G: the first, the last"),
+                ("enter, esc", "into a row, and back; the mouse does, too"),
+                ("/", 'filter: words, /regex/, field:value, field>4GiB, !not, "with spaces"; esc takes it away'),
+                ("s S r", "sort by the next column, the one before; turn the order around; or click a heading"),
+                (":", "command line; up: what was typed before; right: take the suggestion"),
+                ("ctrl+p", "palette"),
+            ],
+        )
+    )
+    sections.append(
+        (
+            "Screen",
+            [
+                ("space", "pause: the screen stays as it is, reading goes on"),
+                ("+ -", "look more or less often"),
+                ("m", "the table alone, the lines alone, both"),
+                ("e", "export what is shown: csv, json, svg"),
+                ("t", "dark or light"),
+                ("q, ctrl+c", "leave; servers do not notice"),
+            ],
+        )
+    )
     if session.feed.player is not None:
-        sections.append(("Recording", [
-            ("space", "play or stop"), ("[ ]", "10 seconds back, on"), (", .", "one look back, on"),
-            ("< >", "half, twice as fast; `:seek 90`, `:speed 4`"),
-        ]))  # fmt: skip
+        sections.append(
+            (
+                "Recording",
+                [
+                    ("space", "play or stop"),
+                    ("[ ]", "10 seconds back, on"),
+                    (", .", "one look back, on"),
+                    ("< >", "half, twice as fast; `:seek 90`, `:speed 4`"),
+                ],
+            )
+        )
     sections.append(("Typed after :", [(spelling.usage, spelling.what) for spelling in SPELLINGS]))
     return sections
 

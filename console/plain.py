@@ -85,9 +85,12 @@ def heading(feed: Feed, scene: Scene) -> Text:
     said = how_many(moment.alarms, len(moment.servers))
     when = time_words(moment.snapshot.time, True)
     return scene.line(
-        ("swift-tiers ", "title"), (SIGNS.get(feed.nature, ""), "warning"), f"{text(feed.name)}  {when}  ",
-        said[0], *((f"  {words}", style) for words, style in said[1:]),
-    )  # fmt: skip
+        ("swift-tiers ", "title"),
+        (SIGNS.get(feed.nature, ""), "warning"),
+        f"{text(feed.name)}  {when}  ",
+        said[0],
+        *((f"  {words}", style) for words, style in said[1:]),
+    )
 
 
 def data(feed: Feed, view: ConsoleView, scene: Scene) -> dict[str, Any]:

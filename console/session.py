@@ -102,10 +102,17 @@ class Session:
             question: Answered(reply.answers, now - reply.at, reply.failed) for question, reply in self.answers.items()
         }
         return Scene(
-            moment=self.moment, place=self.navigation.place, only=self.navigation.only, width=max(20, self.width - 2),
-            height=max(4, self.height - 4), alone=self.layout == "lines", palette=self.palette, glyphs=self.glyphs,
-            answers=answers, selected=self.shown.row,
-        )  # fmt: skip
+            moment=self.moment,
+            place=self.navigation.place,
+            only=self.navigation.only,
+            width=max(20, self.width - 2),
+            height=max(4, self.height - 4),
+            alone=self.layout == "lines",
+            palette=self.palette,
+            glyphs=self.glyphs,
+            answers=answers,
+            selected=self.shown.row,
+        )
 
     def offers(self) -> tuple[OfferedAction, ...]:
         """What the operator may do here; nothing where nothing may be steered."""

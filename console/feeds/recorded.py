@@ -118,9 +118,11 @@ class RecordedFeed(Feed):
         after = None if anew else shown
         passed = range(max(0, number - LOOKS + 1) if anew or shown is None else shown + 1, number)
         look = Look(
-            passed=tuple(tape.snapshot(one) for one in passed), snapshot=tape.snapshot(number),
-            items=tape.items(after, number, KEPT), anew=anew,
-        )  # fmt: skip
+            passed=tuple(tape.snapshot(one) for one in passed),
+            snapshot=tape.snapshot(number),
+            items=tape.items(after, number, KEPT),
+            anew=anew,
+        )
         self._shown = number
         return look
 

@@ -119,9 +119,12 @@ def _test(term: str, wanted: bool, columns: Sequence[Column]) -> Test:
         return Test(term, column, lambda cell: False, wanted)
     low, high = (limit, math.inf) if match["sign"] == ">" else (-math.inf, limit)
     return Test(
-        term, column, lambda cell: (found := _number(cell.content)) is not None and low < found < high, wanted,
+        term,
+        column,
+        lambda cell: (found := _number(cell.content)) is not None and low < found < high,
+        wanted,
         between=(low, high),
-    )  # fmt: skip
+    )
 
 
 def _matching(expression: re.Pattern[str]) -> Callable[[Cell], bool]:

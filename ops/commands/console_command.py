@@ -110,9 +110,13 @@ def show(feed: Feed, options: argparse.Namespace) -> int:
     from swift_tiers.console.collector import Collector
 
     app = ConsoleApp(
-        feed, interval=options.interval, readonly=not feed.steers, ascii=options.ascii, dark=not options.light,
+        feed,
+        interval=options.interval,
+        readonly=not feed.steers,
+        ascii=options.ascii,
+        dark=not options.light,
         rest=Collector().rest,
-    )  # fmt: skip
+    )
     if options.server is not None:
         app.navigation.limit(options.server)
     if options.view is not None and app.navigation.place.view != view_named(options.view).NAME:

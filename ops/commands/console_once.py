@@ -38,9 +38,14 @@ def print_once(feed: Feed, options: argparse.Namespace) -> int:
         raise CommandError(f"there is no server {options.server[:80]!r} on this bus; there are: {', '.join(known)}")
     unicode = not options.ascii and (sys.stdout.encoding or "").lower().startswith("utf")
     scene = Scene(
-        moment, Place(view.NAME), only=options.server, width=_width(), height=HEIGHT,
-        palette=Palette(not options.light), glyphs=UNICODE if unicode else ASCII,
-    )  # fmt: skip
+        moment,
+        Place(view.NAME),
+        only=options.server,
+        width=_width(),
+        height=HEIGHT,
+        palette=Palette(not options.light),
+        glyphs=UNICODE if unicode else ASCII,
+    )
     scene = plain.asked(view, scene, feed)
     if options.json:
         print(json.dumps(plain.data(feed, view, scene), indent=1, default=str))

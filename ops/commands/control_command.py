@@ -35,9 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_bus_arguments(parser)
     parser.add_argument("--author", help="who wants it, for the audit (default: user@host)")
     parser.add_argument(
-        "--timeout", type=seconds_argument, default=10.0, metavar="SECONDS",
+        "--timeout",
+        type=seconds_argument,
+        default=10.0,
+        metavar="SECONDS",
         help="after that the server must not begin with it any more (default: 10)",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="the outcome as JSON")
 
 

@@ -43,9 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--borrower", metavar="NAME", help="recall: only what this one holds, as `lease list` names it")
     parser.add_argument("--author", help="who wants it, for the audit (default: user@host)")
     parser.add_argument(
-        "--timeout", type=seconds_argument, default=10.0, metavar="SECONDS",
+        "--timeout",
+        type=seconds_argument,
+        default=10.0,
+        metavar="SECONDS",
         help="after that the server must not begin with it any more (default: 10)",
-    )  # fmt: skip
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -163,9 +163,13 @@ def _read_page(match: re.Match[str]) -> PrefixPage:
     places = {} if said == "-" else dict(place.split("=", 1) for place in said.split(","))
     units = [unit.split("/") for unit in places.get("ssd", "").split("+") if unit]
     return PrefixPage(
-        int(depth), key, device=_maybe(places.get("device")), host=_maybe(places.get("host")),
-        peer=places.get("peer", ""), ssd=tuple((int(device), int(slot)) for device, slot in units),
-    )  # fmt: skip
+        int(depth),
+        key,
+        device=_maybe(places.get("device")),
+        host=_maybe(places.get("host")),
+        peer=places.get("peer", ""),
+        ssd=tuple((int(device), int(slot)) for device, slot in units),
+    )
 
 
 def _write_node(node: Any) -> str:
@@ -179,9 +183,15 @@ def _read_node(match: re.Match[str]) -> NodeEntry:
     """A number may be missing."""
     node, parent, tokens, subtree, hits, locks, idle, key = match.groups()
     return NodeEntry(
-        int(node), _maybe(parent), int(tokens), int(subtree), _maybe(hits), _maybe(locks),
-        float(idle) if idle else None, key,
-    )  # fmt: skip
+        int(node),
+        _maybe(parent),
+        int(tokens),
+        int(subtree),
+        _maybe(hits),
+        _maybe(locks),
+        float(idle) if idle else None,
+        key,
+    )
 
 
 def _maybe(text: str | None) -> int | None:

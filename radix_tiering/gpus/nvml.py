@@ -144,9 +144,15 @@ class Nvml:
         read, write, nvlink = (self._access(here, there, what) for what in (_READ, _WRITE, _NVLINK))
         count, switched = _between(one, other, links, back, nvlink)
         return Reach(
-            one=one.uuid, other=other.uuid, nvlinks=count, switched=switched,
-            pcie="" if level is None else _PCIE.get(level, ""), read=read, write=write, nvlink=nvlink,
-        )  # fmt: skip
+            one=one.uuid,
+            other=other.uuid,
+            nvlinks=count,
+            switched=switched,
+            pcie="" if level is None else _PCIE.get(level, ""),
+            read=read,
+            write=write,
+            nvlink=nvlink,
+        )
 
     def _access(self, here: Any, there: Any, what: int) -> str:
         """Of both directions, the worse."""
@@ -166,10 +172,12 @@ class Nvml:
             kind = self._ask(self._nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, number) if state else None
             links.append(
                 NvLink(
-                    number=number, active=bool(state), switch=kind == self._nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
+                    number=number,
+                    active=bool(state),
+                    switch=kind == self._nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
                     remote=_address(self._ask(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, number)),
                 )
-            )  # fmt: skip
+            )
         return links or None
 
     # ---- counters ----
@@ -182,11 +190,15 @@ class Nvml:
         counters = self._counters(uuid, [link.number for link in links])
         return tuple(
             NvLink(
-                number=link.number, active=link.active, remote=link.remote, switch=link.switch, sent_bytes=sent,
+                number=link.number,
+                active=link.active,
+                remote=link.remote,
+                switch=link.switch,
+                sent_bytes=sent,
                 received_bytes=received,
             )
             for link, (sent, received) in zip(links, counters, strict=True)
-        )  # fmt: skip
+        )
 
     def links_together(self, uuid: str) -> NvLink:
         """The sum over all NVLinks of a GPU, as one: for a driver that does not count each. Raises GpuLost."""

@@ -162,9 +162,13 @@ class GpuWatch:
         theirs = [link for link in links if other.pci and link.remote == other.pci]
         total, rate = self._peers.setdefault(other.uuid, _Both()).add(theirs, now)
         return ReachSample(
-            reach=reach, name=other.name, nvlink_sent_bytes=total.sent, nvlink_received_bytes=total.received,
-            nvlink_sent_bytes_per_second=rate.sent, nvlink_received_bytes_per_second=rate.received,
-        )  # fmt: skip
+            reach=reach,
+            name=other.name,
+            nvlink_sent_bytes=total.sent,
+            nvlink_received_bytes=total.received,
+            nvlink_sent_bytes_per_second=rate.sent,
+            nvlink_received_bytes_per_second=rate.received,
+        )
 
     def _lost(self, why: str) -> GpuSample | None:
         """What was known of the GPU itself stays. Its handle stays lost, so that NVML has to be opened anew."""
@@ -177,7 +181,11 @@ class GpuWatch:
         if self._own is None:
             return None
         lost = Gpu(
-            index=self._own.index, uuid=self._own.uuid, name=self._own.name, pci=self._own.pci, trouble=why,
+            index=self._own.index,
+            uuid=self._own.uuid,
+            name=self._own.name,
+            pci=self._own.pci,
+            trouble=why,
             mig=self._own.mig,
-        )  # fmt: skip
+        )
         return GpuSample(time=self._wall(), gpu=lost)

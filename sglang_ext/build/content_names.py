@@ -112,8 +112,10 @@ class ContentNames:
         if state.size >= 2**30:
             logger.info(
                 "swift-tiers: read %s to know its content: %.1f GB at %.1f GB/s",
-                state.path, state.size / 1e9, state.size / 1e9 / seconds,
-            )  # fmt: skip
+                state.path,
+                state.size / 1e9,
+                state.size / 1e9 / seconds,
+            )
         return name
 
     def _open_entry(self, path: str) -> int | None:

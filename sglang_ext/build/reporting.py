@@ -119,8 +119,12 @@ class Reporting:
         if not self._stack.config.bus.enabled:
             return None
         publisher = RankPublisher(
-            self._scheduler.server_args, self._stack, self.telemetry, self.answers, self.orders,
+            self._scheduler.server_args,
+            self._stack,
+            self.telemetry,
+            self.answers,
+            self.orders,
             self.gpu.newest if self.gpu else None,
-        )  # fmt: skip
+        )
         publisher.start()
         return publisher

@@ -80,8 +80,9 @@ class LoadedFiles:
             logger.warning(
                 "swift-tiers: what %s was loaded from is not known: %s; its pages serve this process only. Restart the "
                 "server when its files are complete",
-                source.path, error,
-            )  # fmt: skip
+                source.path,
+                error,
+            )
             return unnamed_weights()
         return digest.hexdigest()
 

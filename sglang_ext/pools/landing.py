@@ -47,8 +47,9 @@ def open_landing(config: TiersConfig, pool: DevicePool) -> Landing | None:
     except (ValueError, torch.OutOfMemoryError) as error:
         logger.warning(
             "swift-tiers: device.landing: %s: pages of other GPUs and of SSDs come slower, through host memory; %s",
-            error, "make it larger" if isinstance(error, ValueError) else "lower --mem-fraction-static",
-        )  # fmt: skip
+            error,
+            "make it larger" if isinstance(error, ValueError) else "lower --mem-fraction-static",
+        )
         return None
     pool.landing = landing.memory
     logger.info("swift-tiers: %d pages of landing memory on the device", landing.slots)

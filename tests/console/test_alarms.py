@@ -21,12 +21,18 @@ def rank(*tiers: str, full: bool = False, evictions: int = 0) -> RankState:
         name="dp0-tp0",
         tiers=tuple(
             TierView(
-                server="alpha", rank="dp0-tp0", tier=name, capacity_bytes=GIB, used_bytes=GIB if full else 0,
-                limit_bytes=GIB, evictions=evictions, time=0.0,
+                server="alpha",
+                rank="dp0-tp0",
+                tier=name,
+                capacity_bytes=GIB,
+                used_bytes=GIB if full else 0,
+                limit_bytes=GIB,
+                evictions=evictions,
+                time=0.0,
             )
             for name in tiers
         ),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,10 @@ def port(tmp_path: Path) -> Iterator[int]:
     words = [sys.executable, "-m", "swift_tiers.ops", "console", "--directory", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, shlex.join(words), str(port)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         yield port
     finally:

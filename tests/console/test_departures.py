@@ -104,13 +104,14 @@ def test_what_was_only_counted_is_over_when_it_has_not_grown_for_long() -> None:
         servers = list(snapshot.servers)
         ranks = tuple(
             msgspec.structs.replace(
-                rank, tiers=tuple(
+                rank,
+                tiers=tuple(
                     msgspec.structs.replace(tier, checksum_failures=damaged if tier.tier == "ssd" else 0)
                     for tier in rank.tiers
                 ),
             )
             for rank in servers[1].ranks
-        )  # fmt: skip
+        )
         servers[1] = msgspec.structs.replace(servers[1], ranks=ranks)
         found = alarms.of(msgspec.structs.replace(snapshot, servers=tuple(servers)), History())
         return {one.what.partition(";")[0]: one.mark for one in found}

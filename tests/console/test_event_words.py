@@ -15,9 +15,16 @@ from swift_tiers.radix_tiering.bus.hear.troubles import Mark
 
 def event(kind: str = "device.out", **fields: object) -> StreamEvent:
     return StreamEvent(
-        server="alpha", rank="dp0-tp0", entry="1-0", sequence=1, time=1.0, happened=1.0, age_seconds=0.0, kind=kind,
+        server="alpha",
+        rank="dp0-tp0",
+        entry="1-0",
+        sequence=1,
+        time=1.0,
+        happened=1.0,
+        age_seconds=0.0,
+        kind=kind,
         fields=fields,
-    )  # fmt: skip
+    )
 
 
 def _told(package: object) -> Iterator[str]:

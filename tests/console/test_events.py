@@ -29,9 +29,16 @@ TOP = Place("events")
 
 def event(number: int, server: str = "alpha", kind: str = "restore.behind", **fields: Any) -> StreamEvent:
     return StreamEvent(
-        server=server, rank="dp0-tp0", entry=f"{number}-0", sequence=number, time=START, happened=START - 100 + number,
-        age_seconds=0.0, kind=kind, fields=fields or {"pages": number},
-    )  # fmt: skip
+        server=server,
+        rank="dp0-tp0",
+        entry=f"{number}-0",
+        sequence=number,
+        time=START,
+        happened=START - 100 + number,
+        age_seconds=0.0,
+        kind=kind,
+        fields=fields or {"pages": number},
+    )
 
 
 def log_of(*items: StreamEvent | Gap, kept: int = 100) -> EventHistory:

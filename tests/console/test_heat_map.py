@@ -56,9 +56,13 @@ def test_signs_are_what_most_of_their_cells_are(codes: list[int], width: int, st
 def test_the_cursor_and_what_is_marked_are_seen_without_colour() -> None:
     codes = np.array([1] * 20)
     lines = draw(
-        scene_of(Place("blocks"), glyphs=ASCII), MapLayout(1, 10, (Stretch(0, 20),)), NAMES, strongest_of(codes, 3),
-        cursor=13, marked=[(2, 4)],
-    )  # fmt: skip
+        scene_of(Place("blocks"), glyphs=ASCII),
+        MapLayout(1, 10, (Stretch(0, 20),)),
+        NAMES,
+        strongest_of(codes, 3),
+        cursor=13,
+        marked=[(2, 4)],
+    )
     assert [line.plain for line in lines] == ["cc@@@ccccc", "ccc@cccccc"]
     cursor = [span for line in lines for span in line.spans if getattr(span.style, "reverse", False)]
     assert [(span.start, span.end) for span in cursor] == [(3, 4)], "the cursor is told from what is marked"

@@ -35,9 +35,16 @@ def said(scene: Scene) -> str:
 
 def told(kind: str, server: str = "alpha", **fields: Any) -> StreamEvent:
     return StreamEvent(
-        server=server, rank="dp0-tp0", entry="9-0", sequence=9, time=START, happened=START, age_seconds=0.0, kind=kind,
+        server=server,
+        rank="dp0-tp0",
+        entry="9-0",
+        sequence=9,
+        time=START,
+        happened=START,
+        age_seconds=0.0,
+        kind=kind,
         fields=fields,
-    )  # fmt: skip
+    )
 
 
 def selecting(scene: Scene, number: int) -> Scene:
@@ -68,11 +75,15 @@ def test_a_decision_is_told_with_its_window() -> None:
     moment.events.add(
         [
             told(
-                "lending.sized", decision="grow", from_bytes=GIB, to_bytes=2 * GIB, peak_bytes=5 * GIB,
+                "lending.sized",
+                decision="grow",
+                from_bytes=GIB,
+                to_bytes=2 * GIB,
+                peak_bytes=5 * GIB,
                 free_bytes=3 * GIB,
             )
         ]
-    )  # fmt: skip
+    )
     text = said(Scene(moment, TOP, width=198, height=56))
     assert "ScaleDown: lends more, from 1GiB to 2GiB: needed 5GiB within 1 min" in text
     assert "free 3GiB" in text

@@ -48,9 +48,16 @@ class ChangingFeed(WorldFeed):
         look = super().look()
         number = self.looks
         event = StreamEvent(
-            server="alpha", rank="dp0-tp0", entry=f"{number}-0", sequence=number, time=look.snapshot.time,
-            happened=look.snapshot.time, age_seconds=0.0, kind="bus.returned", fields={"failures": number},
-        )  # fmt: skip
+            server="alpha",
+            rank="dp0-tp0",
+            entry=f"{number}-0",
+            sequence=number,
+            time=look.snapshot.time,
+            happened=look.snapshot.time,
+            age_seconds=0.0,
+            kind="bus.returned",
+            fields={"failures": number},
+        )
         gap = (Gap(server="beta", rank="dp0-tp0", first=None, last=number),) if number % 7 == 3 else ()
         servers = [_with_requests(state, number) for state in look.snapshot.servers]
         if number % 10 >= 5:
@@ -211,7 +218,7 @@ def test_answers_are_written_when_they_change_and_age_while_they_are_played(tmp_
     def say(used: int, time: float) -> None:
         view = MapView(
             server="alpha", rank="dp0-tp0", tier="host", slots=9, cells=(("free", used),), time=time, age_seconds=0.5
-        )  # fmt: skip
+        )
         world.replies[question] = ViewAnswers(views=(view,), silent=(("beta", "dp0-tp0"),))
 
     for second, used in enumerate((1, 1, 2, 2, 2)):
@@ -405,11 +412,18 @@ def test_events_at_no_time_are_refused_when_they_are_played(tmp_path: Path) -> N
     made_up = msgspec.msgpack.encode(
         [
             StreamEvent(
-                server="a", rank="r", entry="1-0", sequence=1, time=None, happened=math.nan, age_seconds=0.0, kind="x",
+                server="a",
+                rank="r",
+                entry="1-0",
+                sequence=1,
+                time=None,
+                happened=math.nan,
+                age_seconds=0.0,
+                kind="x",
                 fields={},
             )
         ]
-    )  # fmt: skip
+    )
     feed = RecordedFeed(forged(tmp_path / "a.rec", (2, 0.0, whole()), (4, 0.0, made_up)), Clock())
     with pytest.raises(RecordingError, match="nan is no figure"):
         feed.look()

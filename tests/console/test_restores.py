@@ -25,9 +25,15 @@ VIEW = Restores()
 TOP = Place("restores")
 DONE = f"0done3{'0' * 26}"
 STORY = RestoreStory(
-    page_tokens=16, wanted_pages=100, found_pages={"host": 20, "ssd": 60}, strategy="token-wise", why="both sides",
-    estimated_seconds=0.5, planned_lead_pages=0, planned_meeting_pages=40,
-)  # fmt: skip
+    page_tokens=16,
+    wanted_pages=100,
+    found_pages={"host": 20, "ssd": 60},
+    strategy="token-wise",
+    why="both sides",
+    estimated_seconds=0.5,
+    planned_lead_pages=0,
+    planned_meeting_pages=40,
+)
 
 
 def story(**changes: object) -> RestoreStory:
@@ -38,7 +44,7 @@ def over(**changes: object) -> RestoreStory:
     return story(
         **{"runs": (("compute", 30), ("ssd", 50)), "meeting_pages": 30, "there_seconds": 0.48, "compute_seconds": 0.3}
         | changes
-    )  # fmt: skip
+    )
 
 
 def view(told: RestoreStory | None, rank: str = "dp0-tp0", **changes: object) -> RequestView:
@@ -140,9 +146,13 @@ def test_cells_are_divided_without_loss_and_nothing_is_hidden(parts: list[int], 
 def test_a_bar_has_its_width_whatever_is_told(glyphs, runs, more, arrived, loading, planned, met, width) -> None:
     found = sum(pages for _, pages in runs) + more
     told = RestoreStory(
-        found_pages={"ssd": found}, runs=tuple(runs), arrived_pages=arrived, loading_pages=loading,
-        planned_meeting_pages=planned, meeting_pages=met,
-    )  # fmt: skip
+        found_pages={"ssd": found},
+        runs=tuple(runs),
+        arrived_pages=arrived,
+        loading_pages=loading,
+        planned_meeting_pages=planned,
+        meeting_pages=met,
+    )
     parts = bar(glyphs, course(told), width)
     assert sum(len(part if isinstance(part, str) else part[0]) for part in parts) == width
 

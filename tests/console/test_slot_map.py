@@ -253,7 +253,12 @@ def test_who_holds_a_slot_and_which_page_it_is() -> None:
 def test_slots_of_a_map_whose_cells_stand_for_several() -> None:
     """Each state's slots, to the last one of each part."""
     view = MapView(
-        server="a", rank="r", tier="ssd", slots=20, slots_per_cell=2, parts=(MapPart("0", 9), MapPart("1", 11)),
+        server="a",
+        rank="r",
+        tier="ssd",
+        slots=20,
+        slots_per_cell=2,
+        parts=(MapPart("0", 9), MapPart("1", 11)),
         cells=(("cached", 4), ("free", 2), ("out", 5)),
-    )  # fmt: skip
+    )
     assert SlotCells(view).counts == {"cached": 8, "free": 3, "out": 9}

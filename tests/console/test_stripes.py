@@ -48,9 +48,14 @@ def prefix(server: str = "alpha", **changes: object) -> PrefixView:
         for depth in range(1, 6)
     )
     view = PrefixView(
-        server=server, rank="dp0-tp0", key=KEY, age_seconds=0.4, pages=6, listed=6,
+        server=server,
+        rank="dp0-tp0",
+        key=KEY,
+        age_seconds=0.4,
+        pages=6,
+        listed=6,
         table=(*table, PrefixPage(depth=6, key=KEY[:16], host=17)),
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(view, **changes)
 
 
@@ -58,7 +63,7 @@ def asked(place: Place, *views: PrefixView, **changes: object) -> Scene:
     scene = scene_of(place, **changes)
     return scene_of(
         place, answers={one: Answered(ViewAnswers(views=views), 0.1) for one in VIEW.questions(scene)}, **changes
-    )  # fmt: skip
+    )
 
 
 # ---- lanes ----

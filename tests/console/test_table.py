@@ -20,10 +20,10 @@ TABLE = Table(
     (Column("name"), Column("size", unit="B"), Column("state", words=True)),
     [
         Row("1", (Cell("beta"), Cell("2.0KiB", 2048), Cell("WRONG", 3))),
-        Row("2", (Cell("alpha, the \"first\""), Cell("?"), Cell("ok", 0))),
+        Row("2", (Cell('alpha, the "first"'), Cell("?"), Cell("ok", 0))),
         Row("3", (Cell("Gamma"), Cell("10B", 10), Cell("-"))),
     ],
-)  # fmt: skip
+)
 
 
 def keys(sorting: Sorting) -> str:

@@ -45,9 +45,11 @@ class OnGpus(World):
             f"nvlink_{way}_bytes": 10**9 + 2 * look * self.rates[f"nvlink_{way}"] * MIB for way in ("sent", "received")
         }
         return msgspec.structs.replace(
-            super()._gpu(number), pcie_sent_bytes_per_second=12.0 * MIB, pcie_received_bytes_per_second=19.0 * MIB,
+            super()._gpu(number),
+            pcie_sent_bytes_per_second=12.0 * MIB,
+            pcie_received_bytes_per_second=19.0 * MIB,
             **counted,
-        )  # fmt: skip
+        )
 
     def _rank(self, number: int) -> RankState:
         return self.change(number, super()._rank(number))

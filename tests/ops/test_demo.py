@@ -200,11 +200,16 @@ def tier(name: str, count: int) -> TierView:
 def life(count: int = 1) -> RankState:
     devices = tuple(
         DeviceView(
-            **WHO, number=number, path=f"/ssd{number}/file", bytes_read=count * 1000, bytes_written=count * 500,
-            read_errors=0, write_errors=0,
+            **WHO,
+            number=number,
+            path=f"/ssd{number}/file",
+            bytes_read=count * 1000,
+            bytes_written=count * 500,
+            read_errors=0,
+            write_errors=0,
         )
         for number in (1, 2)
-    )  # fmt: skip
+    )
     return RankState(
         name="dp0-tp0",
         rank=RankView(**WHO, page_bytes=737280, page_tokens=16, io_engine="io_uring", write_queue_pages=0),

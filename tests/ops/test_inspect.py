@@ -877,9 +877,16 @@ def test_shares() -> None:
 
 def event(server: str, happened: float) -> StreamEvent:
     return StreamEvent(
-        server=server, rank="r", entry="0-0", sequence=1, time=happened, happened=happened, age_seconds=0.0, kind="k",
+        server=server,
+        rank="r",
+        entry="0-0",
+        sequence=1,
+        time=happened,
+        happened=happened,
+        age_seconds=0.0,
+        kind="k",
         fields={},
-    )  # fmt: skip
+    )
 
 
 def test_gaps_stay_before_the_event_that_follows_them() -> None:

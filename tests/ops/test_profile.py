@@ -285,9 +285,21 @@ def test_its_bus_is_its_own_unless_it_borrows(model: Path, tmp_path: Path) -> No
 
 def test_the_servers_options_are_passed_on(model: Path) -> None:
     options = cli.make_parser().parse_args(
-        ["profile", "--model-path", str(model), "--tp-size", "2", "--seconds", "5", "--out", "x", "--dtype", "float32",
-         "--disable-cuda-graph"]
-    )  # fmt: skip
+        [
+            "profile",
+            "--model-path",
+            str(model),
+            "--tp-size",
+            "2",
+            "--seconds",
+            "5",
+            "--out",
+            "x",
+            "--dtype",
+            "float32",
+            "--disable-cuda-graph",
+        ]
+    )
     assert options.server_arguments == ["--tp-size", "2", "--dtype", "float32", "--disable-cuda-graph"]
     assert options.seconds == 5
     with prepare(str(model), None, options.server_arguments) as setting:

@@ -182,9 +182,15 @@ def in_a_terminal(command: str) -> tuple[subprocess.Popen[bytes], int]:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 36, 120, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color"}
     process = subprocess.Popen(
-        shlex.split(command), cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
+        shlex.split(command),
+        cwd=ROOT,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        close_fds=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     os.close(theirs)
     return process, ours
 

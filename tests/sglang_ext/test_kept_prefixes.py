@@ -37,9 +37,14 @@ class Tree:
         self.faults: list[str] = []
         self.allocator = LendingAllocator(pages * PAGE, PAGE, torch.float32, "cpu", None, need_sort=False)
         params = CacheInitParams(
-            disable=False, req_to_token_pool=None, token_to_kv_pool_allocator=self.allocator, page_size=PAGE,
-            tree_components=(ComponentType.FULL,), tree_core_backend=backend, eviction_policy=policy,
-        )  # fmt: skip
+            disable=False,
+            req_to_token_pool=None,
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=PAGE,
+            tree_components=(ComponentType.FULL,),
+            tree_core_backend=backend,
+            eviction_policy=policy,
+        )
         self.cache = KeepingRadixCache(params)
         stack = SimpleNamespace(events=SimpleNamespace(emit=lambda kind, **fields: self.faults.append(str(fields))))
         self.cache.kept = self.kept = KeptPrefixes(self.cache, SECONDS, stack, clock=lambda: self.now)

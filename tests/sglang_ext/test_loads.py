@@ -32,9 +32,11 @@ def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bo
 
     pool: Any = SimpleNamespace(geometry=SimpleNamespace(layers=LAYERS, page_bytes=4096), copy_in=copy_in)
     stack: Any = SimpleNamespace(
-        runner=THREADS, host=SimpleNamespace(slab=None, slots=8), links={"host-device": LinkCounters()},
+        runner=THREADS,
+        host=SimpleNamespace(slab=None, slots=8),
+        links={"host-device": LinkCounters()},
         restorer=SimpleNamespace(count_load=lambda *_, **__: None),
-    )  # fmt: skip
+    )
     seen: list[Any] = []
     loader, restore = Loader(pool, stack), SimpleNamespace()
     loader.counter.end, loader.counter.fail = told(loader.counter.end), told(loader.counter.fail)  # type: ignore[method-assign]

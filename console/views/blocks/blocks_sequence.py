@@ -69,10 +69,14 @@ class SequenceLevel(ConsoleView):
         if not length:
             return lines
         now, found = here.now_codes, here.found_codes
-        lines += flowing(scene, [
-            ((f"{scene.glyphs.signs.get(place, '?')} ", _style(place)), (_word(place), "text"), f" {pages}")
-            for place, pages in zip(PLACES, np.bincount(now, minlength=len(PLACES)).tolist(), strict=True) if pages
-        ])  # fmt: skip
+        lines += flowing(
+            scene,
+            [
+                ((f"{scene.glyphs.signs.get(place, '?')} ", _style(place)), (_word(place), "text"), f" {pages}")
+                for place, pages in zip(PLACES, np.bincount(now, minlength=len(PLACES)).tolist(), strict=True)
+                if pages
+            ],
+        )
         strips = [("now", now)] + ([("found", found)] if here.runs else [])
         room = max(1, (scene.room(SHARE) - len(lines)) // len(strips))
         width = scene.width - GUTTER
@@ -82,9 +86,13 @@ class SequenceLevel(ConsoleView):
             before = f"{name} 1:{plan.step}" if plan.step > 1 else name
             plan = plan._replace(stretches=(Stretch(0, length, before),))
             lines += draw(
-                scene, plan, [*PLACES[:-1], "free" if name == "found" else "muted"],
-                strongest_of(codes, len(PLACES)), gutter=GUTTER, cursor=cursor,
-            )  # fmt: skip
+                scene,
+                plan,
+                [*PLACES[:-1], "free" if name == "found" else "muted"],
+                strongest_of(codes, len(PLACES)),
+                gutter=GUTTER,
+                cursor=cursor,
+            )
         return lines
 
     def table(self, scene: Scene) -> Table:
@@ -226,10 +234,13 @@ class _Sequence:
             )
         one = self.request
         return scene.line(
-            ("request ", "title"), (name, "title"), where, (f"  {text(one.state) or UNKNOWN}", "good"),
+            ("request ", "title"),
+            (name, "title"),
+            where,
+            (f"  {text(one.state) or UNKNOWN}", "good"),
             f"  {count(one.pages)} pages of {count(self.page_tokens)} tokens; prompt {count(one.prompt_tokens)}, "
             f"output {count(one.output_tokens)}",
-        )  # fmt: skip
+        )
 
     def told(self) -> Text:
         scene = self.scene

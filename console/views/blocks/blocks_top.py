@@ -249,9 +249,15 @@ def _map(scene: Scene, tier: TierView, room: int, request: RequestView | None) -
         marked = slots.cells_of(request.block_table) if request is not None and tier.tier == "device" else []
         click = f"app.select({f'{tier.server} {tier.rank} {tier.tier}'!r})"
         lines = draw(
-            scene, plan, slots.states, slots.strongest, gutter=GUTTER, marked=marked, click=click,
+            scene,
+            plan,
+            slots.states,
+            slots.strongest,
+            gutter=GUTTER,
+            marked=marked,
+            click=click,
             label=lambda stretch, cell: name if cell == 0 else _part(stretch, cell),
-        )  # fmt: skip
+        )
         for number, line in enumerate(lines):
             if number == 0:
                 line.stylize(scene.palette[tier.tier], 0, GUTTER)

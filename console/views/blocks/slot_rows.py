@@ -95,9 +95,7 @@ class SlotRows(Sequence[Row]):
 
     def _with(self, firsts: Cells, lengths: Cells, backwards: bool = False) -> SlotRows:
         stretches = firsts, lengths
-        return SlotRows(
-            self._slots, self._make, self._columns, self._held, stretches=stretches, backwards=backwards,
-        )  # fmt: skip
+        return SlotRows(self._slots, self._make, self._columns, self._held, stretches=stretches, backwards=backwards)
 
     def _cell(self, at: int) -> int:
         stretch = int(self._ends.searchsorted(at, "right")) - 1

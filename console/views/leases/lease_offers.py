@@ -47,9 +47,13 @@ def offers_for(scene: Scene, pair: Pair, lease: PairedLease | None) -> tuple[Off
 def _of_lease(lease: PairedLease, server: str, rank: str) -> tuple[OfferedAction, ...]:
     number = lease.number
     recall = OfferedAction(
-        "R", "recall", server, f"recall lease {number} ({size(lease.entry.bytes)})", _BACK + _AGAIN,
+        "R",
+        "recall",
+        server,
+        f"recall lease {number} ({size(lease.entry.bytes)})",
+        _BACK + _AGAIN,
         lambda _: RecallLeases(leases=number, borrower=lease.pair.borrower, rank=rank),
-    )  # fmt: skip
+    )
     if lease.at_donor is not None and lease.at_donor.pinned:
         make: type[PinLease | UnpinLease] = UnpinLease
         key, label, effect = "U", "unpin", "It is recalled like others again."

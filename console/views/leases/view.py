@@ -290,9 +290,10 @@ def _side(scene: Scene, who: str, entry: LeaseEntry | None, speaks: bool) -> Tex
         return scene.line(f"{who} ", ("does not know it" if speaks else "is not on the bus", "warning"))
     pinned = ", recalled last (pinned)" if entry.pinned else ""
     return scene.line(
-        f"{who} says ", (text(entry.state) or UNKNOWN, _STATES.get(entry.state, "text")),
+        f"{who} says ",
+        (text(entry.state) or UNKNOWN, _STATES.get(entry.state, "text")),
         f", ends in {_left(entry.seconds_left)} unless renewed{pinned}",
-    )  # fmt: skip
+    )
 
 
 # ---- rows ----

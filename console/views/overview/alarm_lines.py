@@ -39,7 +39,7 @@ def alarm_lines(scene: Scene, alarms: list[Alarm], room: int) -> list[Text]:
 def _words(scene: Scene, alarm: Alarm) -> Text:
     return scene.line(
         (f"{alarm.mark!s:>7} ", MARKS[alarm.mark]), (f"{text(alarm.place)}: ", "title"), (alarm.what, "text")
-    )  # fmt: skip
+    )
 
 
 def _ago(scene: Scene, alarm: Alarm) -> str:

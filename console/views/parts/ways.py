@@ -103,9 +103,16 @@ def flow(name: str, links: Sequence[LinkView], history: History) -> Flow:
     if rate is None:
         rate = sum_of(link.bytes_per_second for link in links)
     return Flow(
-        name, way_of(name), tuple(links), rate, now("transfers"), now("pages"), now("seconds"),
-        worst(link.recent_p50_seconds for link in links), worst(link.recent_p99_seconds for link in links),
-    )  # fmt: skip
+        name,
+        way_of(name),
+        tuple(links),
+        rate,
+        now("transfers"),
+        now("pages"),
+        now("seconds"),
+        worst(link.recent_p50_seconds for link in links),
+        worst(link.recent_p99_seconds for link in links),
+    )
 
 
 def _order(one: Flow) -> tuple[bool, int, int, str]:

@@ -115,9 +115,10 @@ def _bar_line(scene: Scene, one: Restored) -> Text:
     of = f" of {seconds(estimated)}" if estimated is not None else ""
     word = f"{took}{of}" if one.running else f"{verdict.word}, {took}"
     line = scene.line(
-        (f"{name:<{LEFT}}", "title" if one.running else "text"), *bar(scene.glyphs, shown, width),
+        (f"{name:<{LEFT}}", "title" if one.running else "text"),
+        *bar(scene.glyphs, shown, width),
         (f" {word}", "text" if one.running else verdict.style),
-    )  # fmt: skip
+    )
     if scene.width > LEFT + WIDEST + RIGHT + 20:
         line.append_text(scene.line(f"  {_met(shown)}"))
     line.truncate(scene.width)

@@ -43,9 +43,10 @@ def lines(scene: Scene, name: str) -> list[Text]:
     shown = [scene.line(*head)]
     for trouble in device_troubles(device, rank.devices):
         line = scene.line(
-            (f"{trouble.mark!s:>7} ", MARKS[trouble.mark]), (trouble.what, "text"),
+            (f"{trouble.mark!s:>7} ", MARKS[trouble.mark]),
+            (trouble.what, "text"),
             f"  {scene.glyphs.right} {trouble.remedy}" if trouble.remedy else "",
-        )  # fmt: skip
+        )
         line.truncate(scene.width)
         shown.append(line)
     totals = fitting(

@@ -111,9 +111,12 @@ def _rank_line(scene: Scene, view: PrefixView) -> Text:
     also = ", ".join(f"{where} {count(pages)}" for where, pages in others if pages)
     of = f" (the last {count(len(table))} are listed)" if len(table) < view.pages else ""
     line = scene.line(
-        name, f"{count(view.pages)} pages{of}: ", (f"on ssd {count(on_ssd)}", "ssd"),
-        f", largest/mean {NONE if even is None else f'{even:.2f}'}", f"; also {also}" if also else "",
-    )  # fmt: skip
+        name,
+        f"{count(view.pages)} pages{of}: ",
+        (f"on ssd {count(on_ssd)}", "ssd"),
+        f", largest/mean {NONE if even is None else f'{even:.2f}'}",
+        f"; also {also}" if also else "",
+    )
     line.truncate(scene.width)
     return line
 

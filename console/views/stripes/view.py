@@ -118,20 +118,27 @@ def _drain(device: DeviceView, ranks: int) -> OfferedAction:
     number, server = device.number, device.server
     of = f" Each of its {ranks} ranks has a device {number}: all of them." if ranks > 1 else ""
     return OfferedAction(
-        "D", "drain", server, f"drain device {number} of {server}",
+        "D",
+        "drain",
+        server,
+        f"drain device {number} of {server}",
         "It gets no new pages any more; those that it has are served until they are evicted. It cannot be taken back "
         f"until the server is restarted.{of}",
         lambda typed: make_command("drain-device", [str(number)]),
-    )  # fmt: skip
+    )
 
 
 def _add(server: str) -> OfferedAction:
     return OfferedAction(
-        "A", "add device", server, f"add a device to the stripe set of {server}",
+        "A",
+        "add device",
+        server,
+        f"add a device to the stripe set of {server}",
         "A file is made in this directory of the server's machine, if there is none, and new pages are striped over "
         "it, too. Each rank makes one of its own. Name it under ssd.directories before the server is started again.",
-        lambda typed: make_command("add-device", [typed]), "directory on the server's machine",
-    )  # fmt: skip
+        lambda typed: make_command("add-device", [typed]),
+        "directory on the server's machine",
+    )
 
 
 def _nothing(scene: Scene) -> str:

@@ -132,9 +132,12 @@ class Server:
         self._gate = gate
         self._progress = progress
         self._planner = Planner(
-            costs or setup.costs, page_tokens=setup.page_tokens, page_bytes=setup.page_bytes, layers=setup.layers,
+            costs or setup.costs,
+            page_tokens=setup.page_tokens,
+            page_bytes=setup.page_bytes,
+            layers=setup.layers,
             chunk_tokens=setup.chunk_tokens,
-        )  # fmt: skip
+        )
         self._planner.forward_tokens = setup.forward_tokens
         self._batch: Batch[Restoration] | InOrder[Restoration] = (
             Batch(lambda: clock.now, by_age=method.sharing is Sharing.AGE)
@@ -167,7 +170,7 @@ class Server:
         self._queue.append(restoration)
         self._batch.add(
             restoration, flight, grain.planned_seconds, grain.unit_seconds, grain.planned_forward, grain.latency_seconds
-        )  # fmt: skip
+        )
         self._plan(restoration)
         self._clock.after(0.0, self._began)  # when all that arrive at this time have
         return restoration

@@ -107,11 +107,17 @@ class DemoFeed(Feed):
                 last = event.sequence
                 found.append(
                     StreamEvent(
-                        server=name, rank=server.rank, entry=f"{int(event.time * 1000)}-0", sequence=event.sequence,
-                        time=event.time, happened=event.time, age_seconds=max(0.0, self._wall() - event.time),
-                        kind=event.kind, fields=event.fields,
+                        server=name,
+                        rank=server.rank,
+                        entry=f"{int(event.time * 1000)}-0",
+                        sequence=event.sequence,
+                        time=event.time,
+                        happened=event.time,
+                        age_seconds=max(0.0, self._wall() - event.time),
+                        kind=event.kind,
+                        fields=event.fields,
                     )
-                )  # fmt: skip
+                )
             self._told[name] = server, last
         return sorted(found, key=lambda event: event.happened)
 
@@ -139,6 +145,11 @@ class DemoFeed(Feed):
             why = {"reason": reason} if reason else {}
             found.events.emit(f"command.{state}", id=identifier, author="demo", type=kind, **why)
             return CommandView(
-                server=server, id=identifier, state=state, author="demo", type=kind, reason=reason,
+                server=server,
+                id=identifier,
+                state=state,
+                author="demo",
+                type=kind,
+                reason=reason,
                 ranks={found.rank: said},
-            )  # fmt: skip
+            )

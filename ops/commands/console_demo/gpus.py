@@ -44,11 +44,18 @@ class DemoGpu:
         gpu = self.view()
         return tuple(
             ReachView(
-                **_home(gpu), gpu=_uuid(plan), name=_name(plan), nvlinks=0, switched=False, pcie="host bridge",
-                read=ALLOWED, write=ALLOWED, nvlink="not supported",
+                **_home(gpu),
+                gpu=_uuid(plan),
+                name=_name(plan),
+                nvlinks=0,
+                switched=False,
+                pcie="host bridge",
+                read=ALLOWED,
+                write=ALLOWED,
+                nvlink="not supported",
             )
             for plan in _neighbours(self._server.plan)
-        )  # fmt: skip
+        )
 
     def _look(self, now: float) -> GpuView:
         server = self._server
@@ -59,15 +66,23 @@ class DemoGpu:
         passed = max(now - then, LOOK_SECONDS)
         total, used = int(GPUS[plan.gpu].memory_bytes), plan.device_bytes + WEIGHTS_BYTES
         return GpuView(
-            server=plan.name, rank=server.rank, time=server.wall() - self._age, age_seconds=self._age,
-            index=sum(other.host == plan.host for other in PLANS[: PLANS.index(plan)]), uuid=_uuid(plan),
-            name=_name(plan), pci=f"0000:{0x1B + PLANS.index(plan):02x}:00.0", mig=False, memory_total_bytes=total,
-            memory_used_bytes=used, memory_free_bytes=total - used,
+            server=plan.name,
+            rank=server.rank,
+            time=server.wall() - self._age,
+            age_seconds=self._age,
+            index=sum(other.host == plan.host for other in PLANS[: PLANS.index(plan)]),
+            uuid=_uuid(plan),
+            name=_name(plan),
+            pci=f"0000:{0x1B + PLANS.index(plan):02x}:00.0",
+            mig=False,
+            memory_total_bytes=total,
+            memory_used_bytes=used,
+            memory_free_bytes=total - used,
             busy_share=min(1.0, 0.04 + 0.19 * len(server.requests)),
             pcie_sent_bytes_per_second=ALWAYS + MORE * (sent - sent_then) / passed,
             pcie_received_bytes_per_second=ALWAYS + MORE * (received - received_then) / passed,
             reaches=tuple(_uuid(other) for other in _neighbours(plan)),
-        )  # fmt: skip
+        )
 
 
 def _neighbours(plan: DemoPlan) -> list[DemoPlan]:

@@ -83,11 +83,17 @@ class DonorSide:
         plane = geometry.page_bytes // PLANES
         layout = PoolLayout(tuple(number * pool.pages * plane for number in range(PLANES)), plane)
         self.lender = Lender(
-            pool, self.sizer, layout, self, self.effects, demand=demand, fence=lambda: lambda: True,
+            pool,
+            self.sizer,
+            layout,
+            self,
+            self.effects,
+            demand=demand,
+            fence=lambda: lambda: True,
             wait_for_copy=lambda: None,
             taken_back=lambda pages, seconds: events.emit("lending.taken_back", pages=pages, seconds=round(seconds, 4)),
             sized=lambda sized: events.emit("lending.sized", **sized._asdict()),
-        )  # fmt: skip
+        )
         self.alive = True
         post.joined(self)
         self._tick()

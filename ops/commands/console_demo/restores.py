@@ -39,10 +39,12 @@ class TellingServer(Server):
     ) -> Restoration:
         tokens, now = self.setup.page_tokens, self._clock.now
         teller = Storyteller(
-            page_tokens=tokens, prefix_pages=request.start // tokens,
-            wanted_pages=-(-(request.prefix + request.new) // tokens), began=now,
+            page_tokens=tokens,
+            prefix_pages=request.start // tokens,
+            wanted_pages=-(-(request.prefix + request.new) // tokens),
+            began=now,
             why="" if sources else "nothing of it lies below the device",
-        )  # fmt: skip
+        )
         teller.found({str(name): sum(1 for one in sources if one == name) for name in dict.fromkeys(sources)})
         teller.waited_for(now)
         for name in dict.fromkeys(sources):
@@ -58,9 +60,11 @@ class TellingServer(Server):
             return story
         states = restoration.flight.states()
         return msgspec.structs.replace(
-            story, computed_pages=restoration.computed, arrived_pages=states.count(Unit.PRESENT),
+            story,
+            computed_pages=restoration.computed,
+            arrived_pages=states.count(Unit.PRESENT),
             loading_pages=states.count(Unit.LOADING),
-        )  # fmt: skip
+        )
 
     def forget(self, restoration: Restoration) -> None:
         self._tellers.pop(restoration, None)

@@ -120,10 +120,16 @@ class DemoServer:
             self.stripes = DemoStripes(self.clock, self.rank, plan.devices, plan.device_slots, unit, plan.device_speed)
         self.memory = DemoLentMemory(self.clock, page.page_bytes, 20e9) if plan.borrows else None
         self.tiers = DemoTiers(
-            self.clock, page, self.namespace, self.events, device_pages=plan.device_bytes // page.page_bytes,
-            host_pages=plan.host_bytes // page.page_bytes, stripes=self.stripes, peer=self.memory,
+            self.clock,
+            page,
+            self.namespace,
+            self.events,
+            device_pages=plan.device_bytes // page.page_bytes,
+            host_pages=plan.host_bytes // page.page_bytes,
+            stripes=self.stripes,
+            peer=self.memory,
             copy_seconds=lambda nbytes: nbytes / self._copies.bytes_per_second,
-        )  # fmt: skip
+        )
         self.device = self._device(Curve(model=model, gpu=gpu))
         self.device.tell(self._loaded, self._computing)
         self.work = RequestSource(plan.habit, self._random, seed << 40)
@@ -155,9 +161,12 @@ class DemoServer:
             costs[PEER] = SourceCost(latency_seconds=20e-6, bytes_per_second=self.memory.bytes_per_second)
         setup = Setup(
             costs=CostModel(compute=curve.fitted(CHUNK_TOKENS, LONGEST), sources=costs),
-            token_bytes=curve.model.token_bytes, layers=curve.model.layers, page_tokens=PAGE_TOKENS,
-            chunk_tokens=CHUNK_TOKENS, forward_tokens=CHUNK_TOKENS,
-        )  # fmt: skip
+            token_bytes=curve.model.token_bytes,
+            layers=curve.model.layers,
+            page_tokens=PAGE_TOKENS,
+            chunk_tokens=CHUNK_TOKENS,
+            forward_tokens=CHUNK_TOKENS,
+        )
         return TellingServer(self.clock, curve, sources, setup, copies=self._copies)
 
     def _fill(self) -> None:

@@ -52,15 +52,27 @@ class ServerViews:
         server = self.server
         now = server.wall()
         view = ServerView(
-            server=server.plan.name, alive=True, time=now - AGE, age_seconds=AGE, host=server.plan.host,
-            address=f"{server.plan.host}:30000", pid=server.pid, started=server.started,
-            up_seconds=now - server.started, version="0.1.0", sglang_version="0.5.23", model=server.plan.model,
-            ranks=(server.rank,), interval_seconds=0.5, clock_offset_seconds=0.0, control=True,
+            server=server.plan.name,
+            alive=True,
+            time=now - AGE,
+            age_seconds=AGE,
+            host=server.plan.host,
+            address=f"{server.plan.host}:30000",
+            pid=server.pid,
+            started=server.started,
+            up_seconds=now - server.started,
+            version="0.1.0",
+            sglang_version="0.5.23",
+            model=server.plan.model,
+            ranks=(server.rank,),
+            interval_seconds=0.5,
+            clock_offset_seconds=0.0,
+            control=True,
             configuration={
                 "demo": "simulated: nothing here runs anywhere",
                 "policy": dump_config(TiersConfig(policy=server.tiers.policy))["policy"],
             },
-        )  # fmt: skip
+        )
         return ServerState(server=view, ranks=(self._rank(),))
 
     def _rank(self) -> RankState:
@@ -101,22 +113,42 @@ class ServerViews:
         part = donor is not None or server.borrower is not None
         limit = donor.machine.limit_bytes if donor is not None else None
         return RankView(
-            **self._home(), pid=server.pid, namespace=tiers.digest.hex(), page_tokens=PAGE_TOKENS,
-            page_bytes=tiers.geometry.page_bytes, io_engine="simulated" if server.stripes else "",
-            write_queue_pages=tiers.backlog, running_requests=running,
-            waiting_requests=len(server.requests) - running, restores_started=counts["started"],
-            restores_completed=counts["completed"], restores_split=counts["split"], restores_cut_short=0,
-            restores_expired=0, restores_cancelled=0, restores_late=counts["late"], lost_pages=0, failed_loads=0,
-            events=server.events.emitted, events_lost=0, publishes=0, publish_failures=0, publish_seconds=0.0,
-            publish_cpu_seconds=0.0, tiers=tuple(named), links=tuple(tiers.links),
+            **self._home(),
+            pid=server.pid,
+            namespace=tiers.digest.hex(),
+            page_tokens=PAGE_TOKENS,
+            page_bytes=tiers.geometry.page_bytes,
+            io_engine="simulated" if server.stripes else "",
+            write_queue_pages=tiers.backlog,
+            running_requests=running,
+            waiting_requests=len(server.requests) - running,
+            restores_started=counts["started"],
+            restores_completed=counts["completed"],
+            restores_split=counts["split"],
+            restores_cut_short=0,
+            restores_expired=0,
+            restores_cancelled=0,
+            restores_late=counts["late"],
+            lost_pages=0,
+            failed_loads=0,
+            events=server.events.emitted,
+            events_lost=0,
+            publishes=0,
+            publish_failures=0,
+            publish_seconds=0.0,
+            publish_cpu_seconds=0.0,
+            tiers=tuple(named),
+            links=tuple(tiers.links),
             lease_address="simulated" if donor else "",
             lent_bytes=(donor.bytes_in(RunState.LENT, RunState.RECALLED) if donor else 0) if part else None,
             lendable_bytes=donor.bytes_in(RunState.FREE, RunState.FENCING) if donor else None,
-            lend_limit_bytes=limit, lend_window_seconds=donor.lender.window_seconds if donor else None,
-            lend_peak_bytes=donor.lender.peak_bytes if donor else None, lends_to=tuple(sorted(lent)),
+            lend_limit_bytes=limit,
+            lend_window_seconds=donor.lender.window_seconds if donor else None,
+            lend_peak_bytes=donor.lender.peak_bytes if donor else None,
+            lends_to=tuple(sorted(lent)),
             borrowed_bytes=server.borrower.machine.held_bytes if server.borrower else 0,
             borrows_from=tuple(sorted(held)),
-        )  # fmt: skip
+        )
 
     def _tiers(self) -> Iterable[TierView]:
         tiers, server = self.server.tiers, self.server
@@ -148,9 +180,15 @@ class ServerViews:
         capacity, free = device.slots.count * stripes.unit_bytes, device.slots.free * stripes.unit_bytes
         recent = self._recent.of(f"ssd {device.number}", device.latency.snapshot())
         found = record(
-            DeviceView, device, capacity_bytes=capacity, used_bytes=0 if device.service == OUT else capacity - free,
-            read_errors=0, corrupt_units=0, recent_requests=recent.count, **quantiles(recent),
-        )  # fmt: skip
+            DeviceView,
+            device,
+            capacity_bytes=capacity,
+            used_bytes=0 if device.service == OUT else capacity - free,
+            read_errors=0,
+            corrupt_units=0,
+            recent_requests=recent.count,
+            **quantiles(recent),
+        )
         return self._view(DeviceView, found, number=device.number)
 
     def _links(self) -> Iterable[LinkView]:
@@ -169,13 +207,19 @@ class ServerViews:
             self._shape, self._shaped = shape_of(device.listed()), now
         shape = self._shape
         return TreeView(
-            **self._home(), nodes=shape.nodes, leaves=shape.leaves, depth=shape.depth,
-            deepest_tokens=shape.deepest * PAGE_TOKENS, cached_tokens=device.of[HOST].pages * PAGE_TOKENS,
+            **self._home(),
+            nodes=shape.nodes,
+            leaves=shape.leaves,
+            depth=shape.depth,
+            deepest_tokens=shape.deepest * PAGE_TOKENS,
+            cached_tokens=device.of[HOST].pages * PAGE_TOKENS,
             evictable_tokens=(device.of[HOST].pages - device.pinned_pages) * PAGE_TOKENS,
-            protected_tokens=device.pinned_pages * PAGE_TOKENS, reused_tokens=server.counts["reused_tokens"],
+            protected_tokens=device.pinned_pages * PAGE_TOKENS,
+            reused_tokens=server.counts["reused_tokens"],
             prompt_tokens=server.counts["prompt_tokens"],
-            evicted_tokens=server.tiers.device_counters.evictions * PAGE_TOKENS, complete=True,
-        )  # fmt: skip
+            evicted_tokens=server.tiers.device_counters.evictions * PAGE_TOKENS,
+            complete=True,
+        )
 
     def _leases(self, donor: str, borrower: str, views: list[LeaseView]) -> LeasesView:
         said = leases_record(views, at_donor=donor == self.server.lease_name, time=0.0)
@@ -198,21 +242,28 @@ class ServerViews:
         runs = (("device", one.on_device), *(story.runs if story is not None else ()))
         left = total - sum(pages for _, pages in runs)
         return RequestView(
-            **self._home(), rid=one.rid, state=one.state, arrived=base + one.arrived, prompt_tokens=one.prompt_tokens,
-            output_tokens=one.output_tokens(server.clock.now), device_tokens=one.on_device * PAGE_TOKENS,
+            **self._home(),
+            rid=one.rid,
+            state=one.state,
+            arrived=base + one.arrived,
+            prompt_tokens=one.prompt_tokens,
+            output_tokens=one.output_tokens(server.clock.now),
+            device_tokens=one.on_device * PAGE_TOKENS,
             peer_tokens=came["peer"] * PAGE_TOKENS if settled else None,
             host_tokens=came["host"] * PAGE_TOKENS if settled else None,
             ssd_tokens=came["ssd"] * PAGE_TOKENS if settled else None,
             recomputed_tokens=max(0, one.prompt_tokens - found * PAGE_TOKENS) if settled else None,
             restore=_verdict(one, story is not None and story.pages(COMPUTED) > 0),
-            restore_seconds=story.there_seconds if story is not None and one.found else None, restore_story=story,
+            restore_seconds=story.there_seconds if story is not None and one.found else None,
+            restore_story=story,
             queue_seconds=None if one.began is None else one.began - one.arrived,
             first_token_seconds=None if one.first_token is None else one.first_token - one.arrived,
-            ended=None if one.ended is None else base + one.ended, pages=total,
+            ended=None if one.ended is None else base + one.ended,
+            pages=total,
             tiers=tuple(run for run in (*runs, ("compute", left)) if run[1] > 0) if settled else (),
             last_page=one.call.keys[-1].hex() if one.call.keys else "",
             block_table=tuple((first + 1, last + 1) for first, last in one.block_table) if one.ended is None else (),
-        )  # fmt: skip
+        )
 
 
 def _verdict(one: DemoRequest, split: bool) -> str:

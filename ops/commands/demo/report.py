@@ -258,12 +258,14 @@ def _show_turns(report: DemoReport, console: Console) -> None:
         faster = f"{turn.ttft_plain_seconds / turn.ttft_tiers_seconds:.1f}x"
         cells = (turn.prompt_tokens, turn.device, turn.host, turn.ssd, turn.recomputed)
         table.add_row(
-            str(turn.number), f"{turn.session}.{turn.turn}",
+            str(turn.number),
+            f"{turn.session}.{turn.turn}",
             *(str(count) if count else "-" for count in cells),
-            f"{turn.ttft_tiers_seconds:.2f}", f"{turn.ttft_plain_seconds:.2f}",
+            f"{turn.ttft_tiers_seconds:.2f}",
+            f"{turn.ttft_plain_seconds:.2f}",
             f"[bold]{faster}[/]" if turn.reused else faster,
             "[green]yes[/]" if turn.equal else "[bold red]NO[/]",
-        )  # fmt: skip
+        )
     console.print(table)
 
 
@@ -275,17 +277,26 @@ def _show_tiers(report: DemoReport, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for tier in report.tiers:
         table.add_row(
-            tier.name, _mib(tier.capacity_bytes), _mib(tier.bytes_written), "", _mib(tier.bytes_read), "",
-            str(tier.pages_served), str(tier.evictions),
-        )  # fmt: skip
+            tier.name,
+            _mib(tier.capacity_bytes),
+            _mib(tier.bytes_written),
+            "",
+            _mib(tier.bytes_read),
+            "",
+            str(tier.pages_served),
+            str(tier.evictions),
+        )
     written = max(1, sum(device.bytes_written for device in report.devices))
     read = max(1, sum(device.bytes_read for device in report.devices))
     for number, device in enumerate(report.devices, 1):
         table.add_row(
-            f"  device {number}", "",
-            _mib(device.bytes_written), f"{device.bytes_written / written:.0%}",
-            _mib(device.bytes_read), f"{device.bytes_read / read:.0%}",
-        )  # fmt: skip
+            f"  device {number}",
+            "",
+            _mib(device.bytes_written),
+            f"{device.bytes_written / written:.0%}",
+            _mib(device.bytes_read),
+            f"{device.bytes_read / read:.0%}",
+        )
     console.print(table)
 
 

@@ -131,11 +131,17 @@ def told_by_cuda(cuda: Mapping[tuple[str, str], bool]) -> GpusFound:
     names = sorted({name for pair in cuda for name in pair})
     reaches = tuple(
         Reach(
-            one=one, other=other, nvlinks=None, switched=False, pcie="", nvlink="",
-            read="ok" if cuda.get((one, other)) else _REFUSED, write="ok" if cuda.get((other, one)) else _REFUSED,
+            one=one,
+            other=other,
+            nvlinks=None,
+            switched=False,
+            pcie="",
+            nvlink="",
+            read="ok" if cuda.get((one, other)) else _REFUSED,
+            write="ok" if cuda.get((other, one)) else _REFUSED,
         )
         for one, other in combinations(names, 2)
-    )  # fmt: skip
+    )
     return GpusFound(tuple(Gpu(index=number, uuid=name) for number, name in enumerate(names)), reaches)
 
 

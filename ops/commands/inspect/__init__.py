@@ -53,9 +53,13 @@ def add_look_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="NAME", help="this server only")
     parser.add_argument("--json", action="store_true", help="JSON on stdout in place of tables; see docs/bus.md")
     parser.add_argument(
-        "--watch", nargs="?", type=seconds_argument, const=1.0, metavar="SECONDS",
+        "--watch",
+        nargs="?",
+        type=seconds_argument,
+        const=1.0,
+        metavar="SECONDS",
         help="look again and again until Ctrl-C (default: each second); events: as they come",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--limit",
         type=_limit,

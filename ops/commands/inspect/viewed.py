@@ -57,9 +57,13 @@ class Viewed(NamedTuple):
         watcher = Watcher()
         moment = Moment(self.snapshot, 0.0, "", watcher.history, (), watcher.events)
         scene = Scene(
-            moment, self.place, width=options.max_width, height=self.height, alone=not self.table,
+            moment,
+            self.place,
+            width=options.max_width,
+            height=self.height,
+            alone=not self.table,
             glyphs=glyphs_of(options),
-        )  # fmt: skip
+        )
         said = Answered(ViewAnswers(views=self.answers), 0.0)
         scene = replace(scene, answers=dict.fromkeys(self.view.questions(scene), said))
         shown = plain.plain(self.view, scene)

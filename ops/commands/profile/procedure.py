@@ -63,9 +63,12 @@ def _measure(setting: Setting, options: argparse.Namespace) -> tuple[Profile, di
         with ProfileSession(server, bus) as session, progress("measuring", total=options.seconds, unit=" s") as bar:
             served = session.served()
             measurement = Measurement(
-                session, longest=setting.longest, chunk=setting.chunk, sources=setting.sources,
+                session,
+                longest=setting.longest,
+                chunk=setting.chunk,
+                sources=setting.sources,
                 seed=random.randrange(2**32),
-            )  # fmt: skip
+            )
             measurement.run(options.seconds, bar.update)
     return make_profile(setting.name, served, setting.chunk, measurement), measurement.left_out
 

@@ -94,9 +94,12 @@ def _by_layers(profile: Profile, source: str) -> str:
     """Which prefixes in one source a server's planner would restore layer by layer, in words."""
     model, step = profile.model, max(1, profile.chunk_tokens // 2)
     planner = Planner(
-        profile.costs, page_tokens=model.page_tokens, page_bytes=model.page_bytes, layers=model.layers,
+        profile.costs,
+        page_tokens=model.page_tokens,
+        page_bytes=model.page_bytes,
+        layers=model.layers,
         chunk_tokens=profile.chunk_tokens,
-    )  # fmt: skip
+    )
     chosen = []
     for tokens in range(step, SHOWN_PREFIXES[-1] + 1, step):
         pages: list[str | None] = [source] * max(1, tokens // model.page_tokens)

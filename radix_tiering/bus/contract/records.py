@@ -83,9 +83,14 @@ def server_record(
 ) -> Record:
     """`info`."""
     return record(
-        ServerView, info, time=time, pid=pid, interval_seconds=interval, clock_offset_seconds=clock_offset,
+        ServerView,
+        info,
+        time=time,
+        pid=pid,
+        interval_seconds=interval,
+        clock_offset_seconds=clock_offset,
         control=control,
-    )  # fmt: skip
+    )
 
 
 def rank_record(
@@ -102,19 +107,33 @@ def rank_record(
     `links`: names of those that are told of."""
     tiers = (*(["device"] if engine is not None else []), *(stack.tiers if stack is not None else []))
     return record(
-        RankView, numbers, stack, engine, stack.restores if stack is not None else None,
-        time=time, pid=pid, page_tokens=stack.tokens_per_page if stack is not None else None, tiers=tiers, links=links,
+        RankView,
+        numbers,
+        stack,
+        engine,
+        stack.restores if stack is not None else None,
+        time=time,
+        pid=pid,
+        page_tokens=stack.tokens_per_page if stack is not None else None,
+        tiers=tiers,
+        links=links,
         **leases,
-    )  # fmt: skip
+    )
 
 
 def tier_record(tier: TierSnapshot, recent: LatencySnapshot, *, time: float) -> Record:
     """`tier` of host memory or ssd. `recent`: restores of the last minute."""
     latency = tier.read_latency
     return record(
-        TierView, tier, time=time, refused=tier.refusals, restores=latency.count, restore_seconds=latency.sum_seconds,
-        recent_restores=recent.count, **quantiles(recent),
-    )  # fmt: skip
+        TierView,
+        tier,
+        time=time,
+        refused=tier.refusals,
+        restores=latency.count,
+        restore_seconds=latency.sum_seconds,
+        recent_restores=recent.count,
+        **quantiles(recent),
+    )
 
 
 def device_tier_record(pool: DevicePoolSample, *, time: float) -> Record:
@@ -181,9 +200,13 @@ def map_record(found: TierMap) -> Record:
     """`map`."""
     cells = write_cells(found, MOST_MAP_BYTES)
     return record(
-        MapView, found, slots=len(found.states), slots_per_cell=cells.slots_per_cell, parts=found.pieces,
+        MapView,
+        found,
+        slots=len(found.states),
+        slots_per_cell=cells.slots_per_cell,
+        parts=found.pieces,
         cells=cells.text,
-    )  # fmt: skip
+    )
 
 
 def nodes_record(found: TreeNodes) -> Record:

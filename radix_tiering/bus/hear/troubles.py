@@ -137,16 +137,20 @@ def _of_rank(state: RankState, parts: Part) -> Iterator[Trouble]:
 def server_troubles(server: ServerView) -> Iterator[Trouble]:
     if not server.alive:
         yield Trouble(
-            Mark.WARNING, server, f"gone; last heard of {seconds(server.age_seconds)} ago",
+            Mark.WARNING,
+            server,
+            f"gone; last heard of {seconds(server.age_seconds)} ago",
             "if nobody stopped it, see its log and its last events",
-        )  # fmt: skip
+        )
         return
     patience = max(LATE_SECONDS, LATE_INTERVALS * (server.interval_seconds or 0.0))
     if server.age_seconds is not None and server.age_seconds > patience:
         yield Trouble(
-            Mark.WARNING, server, f"has said nothing for {seconds(server.age_seconds)}",
+            Mark.WARNING,
+            server,
+            f"has said nothing for {seconds(server.age_seconds)}",
             "it hangs, or cannot reach Redis: see its log",
-        )  # fmt: skip
+        )
 
 
 def clock_troubles(server: ServerView) -> Iterator[Trouble]:
@@ -158,43 +162,57 @@ def clock_troubles(server: ServerView) -> Iterator[Trouble]:
     elif abs(offset) > SKEW_SECONDS:
         way = "ahead of" if offset > 0 else "behind"
         yield Trouble(
-            Mark.WARNING, server, f"its clock is {seconds(abs(offset))} {way} Redis'",
+            Mark.WARNING,
+            server,
+            f"its clock is {seconds(abs(offset))} {way} Redis'",
             "let both machines follow NTP; ages here are corrected for it",
-        )  # fmt: skip
+        )
 
 
 def rank_troubles(rank: RankView) -> Iterator[Trouble]:
     if rank.failed_loads:
         yield Trouble(
-            Mark.WRONG, rank, f"{count(rank.failed_loads)} copies to the device failed; their requests got a 503",
-            "see the events of kind load.failed", counted=True,
-        )  # fmt: skip
+            Mark.WRONG,
+            rank,
+            f"{count(rank.failed_loads)} copies to the device failed; their requests got a 503",
+            "see the events of kind load.failed",
+            counted=True,
+        )
     short = (rank.restores_cut_short or 0) + (rank.restores_expired or 0)
     if short and short > SHORT_RESTORES * (rank.restores_started or 0):
         yield Trouble(
-            Mark.WARNING, rank,
+            Mark.WARNING,
+            rank,
             f"{count(short)} of {count(rank.restores_started)} restores gave less than was found "
             f"({count(rank.restores_expired)} ran out of time)",
             "the devices are too slow, or host memory is too small; see `inspect devices` and `inspect tiers`",
             counted=True,
-        )  # fmt: skip
+        )
     if rank.lost_pages:
         yield Trouble(
-            Mark.NOTE, rank, f"{count(rank.lost_pages)} pages that were found did not come up, and were computed",
-            "see the events of kind restore.pages_lost", counted=True,
-        )  # fmt: skip
+            Mark.NOTE,
+            rank,
+            f"{count(rank.lost_pages)} pages that were found did not come up, and were computed",
+            "see the events of kind restore.pages_lost",
+            counted=True,
+        )
     late = rank.restores_late or 0
     if late and late > SHORT_RESTORES * (rank.restores_started or 0):
         yield Trouble(
-            Mark.WARNING, rank, f"{count(late)} of {count(rank.restores_started)} restores fell behind their estimates",
+            Mark.WARNING,
+            rank,
+            f"{count(late)} of {count(rank.restores_started)} restores fell behind their estimates",
             "a source has become slow, see `inspect devices`; or its profile is off: `swift-tiers profile`",
             counted=True,
-        )  # fmt: skip
+        )
     if rank.events_lost:
         yield Trouble(
-            Mark.WARNING, rank, f"dropped {count(rank.events_lost)} events before they could be published",
-            "Redis was away, or too slow", counted=True,
-        )  # fmt: skip
+            Mark.WARNING,
+            rank,
+            f"dropped {count(rank.events_lost)} events before they could be published",
+            "Redis was away, or too slow",
+            counted=True,
+        )
     if rank.lend_limit_bytes is not None:
         yield Trouble(Mark.NOTE, rank, f"lends at most {size(rank.lend_limit_bytes)}, by an operator")
     if rank.publish_failures:
@@ -205,9 +223,13 @@ def tier_troubles(tier: TierView) -> Iterator[Trouble]:
     if tier.checksum_failures:
         remedy = "see `inspect devices`" if tier.tier == "ssd" else "test this machine's memory"
         yield Trouble(
-            Mark.WRONG, tier, f"{count(tier.checksum_failures)} pages were damaged: dropped, never served", remedy,
-            tier.tier, counted=True,
-        )  # fmt: skip
+            Mark.WRONG,
+            tier,
+            f"{count(tier.checksum_failures)} pages were damaged: dropped, never served",
+            remedy,
+            tier.tier,
+            counted=True,
+        )
     refused = {reason: pages for reason, pages in tier.refused.items() if pages}
     if refused:
         reasons = ", ".join(f"{text(reason)} {count(pages)}" for reason, pages in sorted(refused.items()))
@@ -217,22 +239,30 @@ def tier_troubles(tier: TierView) -> Iterator[Trouble]:
         yield Trouble(mark, tier, f"pages not taken in: {reasons}", remedy, tier.tier, counted=True)
     if tier.tier != "device" and tier.pages and (tier.pinned_pages or 0) >= PINNED * tier.pages:
         yield Trouble(
-            Mark.WARNING, tier, f"{count(tier.pinned_pages)} of {count(tier.pages)} pages are pinned",
-            "hardly anything can be evicted: make it larger, or unpin", tier.tier,
-        )  # fmt: skip
+            Mark.WARNING,
+            tier,
+            f"{count(tier.pinned_pages)} of {count(tier.pages)} pages are pinned",
+            "hardly anything can be evicted: make it larger, or unpin",
+            tier.tier,
+        )
     if tier.limit_bytes is not None and tier.capacity_bytes is not None and tier.limit_bytes < tier.capacity_bytes:
         yield Trouble(
-            Mark.NOTE, tier, f"capped at {size(tier.limit_bytes)} of {size(tier.capacity_bytes)} by an operator",
+            Mark.NOTE,
+            tier,
+            f"capped at {size(tier.limit_bytes)} of {size(tier.capacity_bytes)} by an operator",
             part=tier.tier,
-        )  # fmt: skip
+        )
 
 
 def stripe_set_troubles(stripe_set: StripeSetView) -> Iterator[Trouble]:
     if stripe_set.missing:
         yield Trouble(
-            Mark.WRONG, stripe_set, f"{count(stripe_set.missing)} of its devices were not found at the start",
-            "bring them back and restart; pages with a part there are misses", "stripe set",
-        )  # fmt: skip
+            Mark.WRONG,
+            stripe_set,
+            f"{count(stripe_set.missing)} of its devices were not found at the start",
+            "bring them back and restart; pages with a part there are misses",
+            "stripe set",
+        )
 
 
 def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator[Trouble]:
@@ -242,28 +272,40 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
         yield Trouble(Mark.NOTE, device, "is draining: no new pages go there", part=part)
     elif device.service not in ("in service", ""):
         yield Trouble(
-            Mark.WRONG, device, f"is out of service: {text(device.reason) or 'no reason was given'}",
-            "its pages are misses and the server goes on without it; replace it and restart", part,
-        )  # fmt: skip
+            Mark.WRONG,
+            device,
+            f"is out of service: {text(device.reason) or 'no reason was given'}",
+            "its pages are misses and the server goes on without it; replace it and restart",
+            part,
+        )
     if device.corrupt_units:
         yield Trouble(
-            Mark.WRONG, device, f"{count(device.corrupt_units)} stripe units were not what was written",
-            "check the device and its cabling", part, counted=True,
-        )  # fmt: skip
+            Mark.WRONG,
+            device,
+            f"{count(device.corrupt_units)} stripe units were not what was written",
+            "check the device and its cabling",
+            part,
+            counted=True,
+        )
     errors = (device.read_errors or 0) + (device.write_errors or 0)
     if errors:
         yield Trouble(
-            Mark.WARNING, device,
+            Mark.WARNING,
+            device,
             f"{count(device.read_errors)} reads and {count(device.write_errors)} writes failed",
-            "see the kernel's log (dmesg)", part, counted=True,
-        )  # fmt: skip
+            "see the kernel's log (dmesg)",
+            part,
+            counted=True,
+        )
     slow = slowness(device, peers)
     if slow is not None:
         yield Trouble(
-            Mark.WARNING, device,
+            Mark.WARNING,
+            device,
             f"is slow: in the last minute {slow.which} took {seconds(slow.took)}, the others' {seconds(slow.usual)}",
-            "every page waits for its slowest device: drain it, or see what else uses it", part,
-        )  # fmt: skip
+            "every page waits for its slowest device: drain it, or see what else uses it",
+            part,
+        )
 
 
 class Slowness(NamedTuple):
@@ -292,14 +334,20 @@ def gpu_troubles(gpu: GpuView) -> Iterator[Trouble]:
     part = "GPU" if gpu.index is None else f"GPU {gpu.index}"
     if gpu.trouble:
         yield Trouble(
-            Mark.WRONG, gpu, f"its driver has no figures of it: {text(gpu.trouble)}",
-            "see the kernel's log (dmesg) for an Xid; reset it, or restart the machine", part,
-        )  # fmt: skip
+            Mark.WRONG,
+            gpu,
+            f"its driver has no figures of it: {text(gpu.trouble)}",
+            "see the kernel's log (dmesg) for an Xid; reset it, or restart the machine",
+            part,
+        )
     elif gpu.age_seconds is not None and gpu.age_seconds > LATE_GPU:
         yield Trouble(
-            Mark.WARNING, gpu, f"its driver has not answered for {seconds(gpu.age_seconds)}",
-            "see the kernel's log (dmesg)", part,
-        )  # fmt: skip
+            Mark.WARNING,
+            gpu,
+            f"its driver has not answered for {seconds(gpu.age_seconds)}",
+            "see the kernel's log (dmesg)",
+            part,
+        )
 
 
 def lease_troubles(view: LeasesView, alive: Mapping[str, bool]) -> Iterator[Trouble]:
@@ -314,9 +362,12 @@ def lease_troubles(view: LeasesView, alive: Mapping[str, bool]) -> Iterator[Trou
     late = [-entry.seconds_left for entry in view.table if entry.state in USABLE_LEASES and entry.seconds_left < 0]
     if late and max(late) > LATE_LEASE:
         yield Trouble(
-            Mark.WRONG, view, f"{count(len(late))} leases are past their time, the first for {seconds(max(late))}",
-            "its thread swift-lease hangs: see the server's log", part,
-        )  # fmt: skip
+            Mark.WRONG,
+            view,
+            f"{count(len(late))} leases are past their time, the first for {seconds(max(late))}",
+            "its thread swift-lease hangs: see the server's log",
+            part,
+        )
 
 
 def tree_troubles(tree: TreeView) -> Iterator[Trouble]:
@@ -337,9 +388,12 @@ def request_troubles(request: RequestView) -> Iterator[Trouble]:
     waited = request.queue_seconds
     if request.state in ("waiting", "restoring") and waited is None and _age(request) > LONG_WAIT:
         yield Trouble(
-            Mark.WARNING, request, f"has been {request.state} for {seconds(_age(request))}",
-            "the device is full of other requests, or the server hangs: see `inspect tiers`", part,
-        )  # fmt: skip
+            Mark.WARNING,
+            request,
+            f"has been {request.state} for {seconds(_age(request))}",
+            "the device is full of other requests, or the server hangs: see `inspect tiers`",
+            part,
+        )
     if request.state == "aborted":
         yield Trouble(Mark.NOTE, request, "was aborted", part=part)
 

@@ -57,9 +57,16 @@ def build_checkpoints(
         if any(device not in rows for device, _ in page.placement):
             continue
         identity = WRITE_IDENTITY.pack(
-            page.generation, record.length, identifiers[record.namespace], record.depth, len(page.placement), 0,
-            record.key, record.parent, page.digest,
-        )  # fmt: skip
+            page.generation,
+            record.length,
+            identifiers[record.namespace],
+            record.depth,
+            len(page.placement),
+            0,
+            record.key,
+            record.parent,
+            page.digest,
+        )
         for index, (device, slot) in enumerate(page.placement):
             rows[device] += _PLACE.pack(slot, index, 0) + identity
     built = {}

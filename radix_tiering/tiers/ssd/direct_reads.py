@@ -207,8 +207,9 @@ class DirectReads:
             self._failed, self._rest_until = 0, self._clock() + REST_SECONDS
             logger.warning(
                 "swift-tiers: %d reads straight to the GPU in a row have failed: pages come through host memory (%d s)",
-                FAILURES, REST_SECONDS,
-            )  # fmt: skip
+                FAILURES,
+                REST_SECONDS,
+            )
         if outcome is ReadOutcome.OK:
             self.link.count(1, self._landing.page_bytes, self._clock() - read.since)
         else:

@@ -158,10 +158,21 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
     if not missing:
         wipe |= torn | corrupt
     return Report(
-        members.set_id, members.unit_bytes, missing, devices, table.entries, len(assembly.pages),
-        _writes(found, assembly.incomplete), len({*_broken(found, corrupt)}), tuple(unreachable), tuple(problems),
-        tuple(pages), tuple(sorted(wipe)), generation, table,
-    )  # fmt: skip
+        members.set_id,
+        members.unit_bytes,
+        missing,
+        devices,
+        table.entries,
+        len(assembly.pages),
+        _writes(found, assembly.incomplete),
+        len({*_broken(found, corrupt)}),
+        tuple(unreachable),
+        tuple(problems),
+        tuple(pages),
+        tuple(sorted(wipe)),
+        generation,
+        table,
+    )
 
 
 def repair(array: DeviceArray, report: Report, patience: Patience | None = None) -> RepairResult:
@@ -195,14 +206,19 @@ def repair(array: DeviceArray, report: Report, patience: Patience | None = None)
         error = error or sync_devices(array, [device], patience)[device]
         if not error:
             superblock = old._replace(
-                sequence=old.sequence + 2, clean=False, next_generation=report.next_generation,
-                device_count=members.device_count, checkpoint_bytes=0, checkpoint_digest=bytes(16),
-            )  # fmt: skip
+                sequence=old.sequence + 2,
+                clean=False,
+                next_generation=report.next_generation,
+                device_count=members.device_count,
+                checkpoint_bytes=0,
+                checkpoint_digest=bytes(16),
+            )
             if not report.missing:
                 superblock = superblock._replace(
-                    clean=True, checkpoint_bytes=checkpoints[device].content.nbytes,
+                    clean=True,
+                    checkpoint_bytes=checkpoints[device].content.nbytes,
                     checkpoint_digest=checkpoints[device].digest,
-                )  # fmt: skip
+                )
             error = write_superblock(array, device, 1 - member.next_copy, superblock, patience)
         if error:
             failed.append(f"device {device}: {patience.reason(error)}")
@@ -413,6 +429,15 @@ def _device_report(
     torn_here = sum(device == one.device for device, _ in torn)
     corrupt_here = sum(device == one.device for device, _ in corrupt)
     return DeviceReport(
-        one.device, one.standing, copies, tables, one.superblock.sequence, one.clean,
-        slots, used, slots - used - torn_here - corrupt_here, torn_here, corrupt_here,
-    )  # fmt: skip
+        one.device,
+        one.standing,
+        copies,
+        tables,
+        one.superblock.sequence,
+        one.clean,
+        slots,
+        used,
+        slots - used - torn_here - corrupt_here,
+        torn_here,
+        corrupt_here,
+    )

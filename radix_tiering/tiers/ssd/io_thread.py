@@ -335,9 +335,14 @@ class IoThread:
         if isinstance(transfer, PageWrite):
             operation = Operation.WRITE
             identity = unit_identity(
-                transfer.record, transfer.generation, transfer.digest, transfer.namespace_id, index, self._unit_bytes,
+                transfer.record,
+                transfer.generation,
+                transfer.digest,
+                transfer.namespace_id,
+                index,
+                self._unit_bytes,
                 SlotPlace(self._set_id, state.device_index, slot),
-            )  # fmt: skip
+            )
             header[:] = np.frombuffer(encode_header(identity, transfer.unit_digests[index]), dtype=np.uint8)
         self._flying[tag] = (unit, header)
         state.in_flight[tag] = now

@@ -47,17 +47,45 @@ _HEADER_END = PAYLOAD_DIGEST_OFFSET + DIGEST_BYTES
 HEADER_DTYPE = np.dtype(
     {
         "names": [
-            "magic", "version", "namespace_id", "set_id", "namespace", "key", "parent", "depth", "unit_index",
-            "unit_count", "device_index", "length", "payload_length", "generation", "slot", "digest",
+            "magic",
+            "version",
+            "namespace_id",
+            "set_id",
+            "namespace",
+            "key",
+            "parent",
+            "depth",
+            "unit_index",
+            "unit_count",
+            "device_index",
+            "length",
+            "payload_length",
+            "generation",
+            "slot",
+            "digest",
         ],
         "formats": [
-            "V8", "<u4", "<u4", "V16", "V16", "V32", "V32", "<u4", "<u4",
-            "<u4", "<u4", "<u8", "<u8", "<u8", "<u8", "V16",
+            "V8",
+            "<u4",
+            "<u4",
+            "V16",
+            "V16",
+            "V32",
+            "V32",
+            "<u4",
+            "<u4",
+            "<u4",
+            "<u4",
+            "<u8",
+            "<u8",
+            "<u8",
+            "<u8",
+            "V16",
         ],
         "offsets": [0, 8, 12, 16, 32, 48, 80, 112, 116, 120, 124, 128, 136, 144, 152, 160],
         "itemsize": BLOCK_BYTES,
     }
-)  # fmt: skip
+)
 
 #: One live slot in a checkpoint; 128 bytes. From `generation` on it is the same in every unit of one page write.
 RECORD_DTYPE = np.dtype(
@@ -204,8 +232,23 @@ def sealed(block: bytes) -> bool:
 
 def decode_superblock(block: bytes) -> Superblock | Defect:
     """The superblock in a 4 KiB block, or why there is none."""
-    (magic, version, flags, set_id, sequence, index, count, unit_bytes, slots, checkpoint, checkpoint_room, first,
-     generation, checkpoint_bytes, checkpoint_digest) = _SUPERBLOCK.unpack_from(block)  # fmt: skip
+    (
+        magic,
+        version,
+        flags,
+        set_id,
+        sequence,
+        index,
+        count,
+        unit_bytes,
+        slots,
+        checkpoint,
+        checkpoint_room,
+        first,
+        generation,
+        checkpoint_bytes,
+        checkpoint_digest,
+    ) = _SUPERBLOCK.unpack_from(block)
     if magic != SUPERBLOCK_MAGIC:
         if not any(block):
             return Defect("blank", "all zeros")
@@ -227,9 +270,16 @@ def decode_superblock(block: bytes) -> Superblock | Defect:
     ):
         return Defect("damaged", "fields contradict each other")
     return Superblock(
-        set_id, sequence, index, count, Geometry(unit_bytes, slots, first), generation,
-        bool(flags & _FLAG_CLEAN), checkpoint_bytes, checkpoint_digest,
-    )  # fmt: skip
+        set_id,
+        sequence,
+        index,
+        count,
+        Geometry(unit_bytes, slots, first),
+        generation,
+        bool(flags & _FLAG_CLEAN),
+        checkpoint_bytes,
+        checkpoint_digest,
+    )
 
 
 class SlotPlace(NamedTuple):
@@ -285,17 +335,39 @@ class SlotHeader(NamedTuple):
 
 def decode_header(block: bytes) -> SlotHeader | str:
     """The header in a 4 KiB block, or what is wrong with it: "magic" or "checksum"."""
-    (magic, version, namespace_id, set_id, namespace, key, parent, depth, index, count, device_index, length,
-     payload_length, generation, slot, digest) = _IDENTITY.unpack_from(block)  # fmt: skip
+    (
+        magic,
+        version,
+        namespace_id,
+        set_id,
+        namespace,
+        key,
+        parent,
+        depth,
+        index,
+        count,
+        device_index,
+        length,
+        payload_length,
+        generation,
+        slot,
+        digest,
+    ) = _IDENTITY.unpack_from(block)
     if magic != SLOT_MAGIC or version != LAYOUT_VERSION:
         return "magic"
     if not sealed(block):
         return "checksum"
     return SlotHeader(
         PageRecord(key, parent, namespace, depth, length),
-        namespace_id, index, count, payload_length, generation, digest,
-        block[PAYLOAD_DIGEST_OFFSET:_HEADER_END], SlotPlace(set_id, device_index, slot),
-    )  # fmt: skip
+        namespace_id,
+        index,
+        count,
+        payload_length,
+        generation,
+        digest,
+        block[PAYLOAD_DIGEST_OFFSET:_HEADER_END],
+        SlotPlace(set_id, device_index, slot),
+    )
 
 
 def check_record(record: PageRecord) -> None:

@@ -123,9 +123,18 @@ def open_set(array: DeviceArray, patience: Patience, progress: Callable[[int, in
     ).pages
     devices, allocator = _devices(len(members.probes), superblocks, reasons, pages)
     return Opened(
-        members.set_id, members.unit_bytes, max([members.device_count, *_counts(superblocks)]), devices, allocator,
-        table, pages, generation, scanned, superblocks, next_copy,
-    )  # fmt: skip
+        members.set_id,
+        members.unit_bytes,
+        max([members.device_count, *_counts(superblocks)]),
+        devices,
+        allocator,
+        table,
+        pages,
+        generation,
+        scanned,
+        superblocks,
+        next_copy,
+    )
 
 
 def write_superblock(array: DeviceArray, device: int, copy: int, superblock: Superblock, patience: Patience) -> int:
@@ -167,9 +176,13 @@ def _mark_open(
     for device, member in alive.items():
         old = _superblock(member)
         superblock = old._replace(
-            sequence=old.sequence + 1, clean=False, device_count=count, next_generation=generation,
-            checkpoint_bytes=0, checkpoint_digest=bytes(16),
-        )  # fmt: skip
+            sequence=old.sequence + 1,
+            clean=False,
+            device_count=count,
+            next_generation=generation,
+            checkpoint_bytes=0,
+            checkpoint_digest=bytes(16),
+        )
         known = read_tables(array, device, patience)
         error = 0
         if any(copy is None or copy.sequence != table.sequence for copy in known):

@@ -167,9 +167,14 @@ class StripeSet:
             )
         stripes: StripeSet
         io = IoThread(
-            array, depth=depth, max_writes=max_writes, verifiers=verifiers, stall_seconds=stall_seconds, runner=runner,
+            array,
+            depth=depth,
+            max_writes=max_writes,
+            verifiers=verifiers,
+            stall_seconds=stall_seconds,
+            runner=runner,
             on_device_out=lambda device, reason, lost: stripes.on_device_out(device, reason, lost),
-        )  # fmt: skip
+        )
 
         def start() -> None:
             nonlocal stripes
@@ -430,9 +435,16 @@ class StripeSet:
         self._io.array.append(device)
         first = Superblock(self.set_id, 1, index, index + 1, geometry, generation)
         joined = join(
-            self._io.array, number, first, table, self._usable(), self._superblocks, self._next_copy,
-            self._io.take_out, self._io.patience,
-        )  # fmt: skip
+            self._io.array,
+            number,
+            first,
+            table,
+            self._usable(),
+            self._superblocks,
+            self._next_copy,
+            self._io.take_out,
+            self._io.patience,
+        )
         with self._lock:
             self._device_count += joined.index_taken
             if joined.superblock is not None:
@@ -468,10 +480,17 @@ class StripeSet:
     def status(self) -> StripeSetStatus:
         with self._lock:
             return StripeSetStatus(
-                self.set_id, self.unit_bytes, self.missing, self._allocator.capacity_units,
-                self._allocator.free_units, self._io.pending, self._io.callback_errors, dict(self._outcomes),
-                tuple(state.status() for state in self._devices), tuple(self._names),
-            )  # fmt: skip
+                self.set_id,
+                self.unit_bytes,
+                self.missing,
+                self._allocator.capacity_units,
+                self._allocator.free_units,
+                self._io.pending,
+                self._io.callback_errors,
+                dict(self._outcomes),
+                tuple(state.status() for state in self._devices),
+                tuple(self._names),
+            )
 
     def slot_states(self) -> tuple[DeviceSlots, ...]:
         """What each slot is used for, by device; all of one moment."""
@@ -531,9 +550,12 @@ class StripeSet:
             if not error:
                 superblock = self._superblocks[device]
                 superblock = superblock._replace(
-                    sequence=superblock.sequence + 1, clean=True, next_generation=self._next_generation,
-                    checkpoint_bytes=checkpoint.content.nbytes, checkpoint_digest=checkpoint.digest,
-                )  # fmt: skip
+                    sequence=superblock.sequence + 1,
+                    clean=True,
+                    next_generation=self._next_generation,
+                    checkpoint_bytes=checkpoint.content.nbytes,
+                    checkpoint_digest=checkpoint.digest,
+                )
                 error = write_superblock(array, device, self._next_copy[device], superblock, patience)
             if error:
                 self._io.take_out(device, f"its checkpoint cannot be written ({errno.errorcode.get(error, error)})")

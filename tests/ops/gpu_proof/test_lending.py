@@ -242,9 +242,17 @@ def test_memory_that_cannot_be_exported_leaves_the_part_out(directory: str, monk
     memory.faults["export"] = "this driver exports no memory"
     findings = Findings({})
     proof = Proof(
-        DeferredAccelerator(0, locked=True), findings, [SMALL], 1, 1, 1e9, serves=False, pages=8, ceiling_bytes=2**16,
+        DeferredAccelerator(0, locked=True),
+        findings,
+        [SMALL],
+        1,
+        1,
+        1e9,
+        serves=False,
+        pages=8,
+        ceiling_bytes=2**16,
         lends=lambda layout, pages: make(directory, memory).on_one_device(0),
-    )  # fmt: skip
+    )
     proof.run()
     assert findings.left_out["lending"] == "this driver exports no memory"
 

@@ -98,7 +98,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         speed = 1000 * tokens / (self.ratio * (cost.seconds(0, tokens) + self.fixed * ((tokens - 1) // self.forward)))
         speeds = {"ssd": speed, "peer": speed * self.second}
         setup = msgspec.structs.replace(
-            linear_setup(cost, 1.0, self.chunk, self.page), forward_tokens=self.forward,
+            linear_setup(cost, 1.0, self.chunk, self.page),
+            forward_tokens=self.forward,
             costs=CostModel(
                 compute=cost,
                 sources={
@@ -106,7 +107,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
                     for name, each in speeds.items()
                 },
             ),
-        )  # fmt: skip
+        )
         clock = Clock()
         lines = {name: Line(clock, each, latency_seconds=self.latency) for name, each in speeds.items()}
         server = Server(clock, Linear(cost), lines, setup, method)

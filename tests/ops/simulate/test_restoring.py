@@ -55,9 +55,13 @@ def test_every_request_gets_its_first_token_however_it_is_restored(
         now += gap
         asked.append(Request(arrival=now, prefix=16 * pages, new=new))
     changed = Method(
-        name=method.name, loads=method.loads, computes=method.computes, sharing=method.sharing, in_turn=method.in_turn,
+        name=method.name,
+        loads=method.loads,
+        computes=method.computes,
+        sharing=method.sharing,
+        in_turn=method.in_turn,
         layer_wise_below=layer_wise_below if method.planned else 0,
-    )  # fmt: skip
+    )
     result = restore(Linear(COST), linear_setup(COST, load), changed, asked)  # raises if one never does
     at_least = _by_layers_at_least if changed.layer_wise_below else _by_tokens_at_least
     bounds = [at_least(one, load) for one in asked]

@@ -93,10 +93,16 @@ def test_a_donor_lends_what_a_window_did_not_need_and_takes_it_back_at_once() ->
     clock = Clock()
     seen: list[tuple[float, int]] = []
     donor = Donor(
-        clock, pool_bytes=1000 * 16.0, page_bytes=16, page_tokens=16, per_second=1.0,
-        lengths=Lengths(median=200, p90=2000, least=16, most=8000), hold_seconds=5.0, seed=2,
+        clock,
+        pool_bytes=1000 * 16.0,
+        page_bytes=16,
+        page_tokens=16,
+        per_second=1.0,
+        lengths=Lengths(median=200, p90=2000, least=16, most=8000),
+        hold_seconds=5.0,
+        seed=2,
         changed=lambda: seen.append((clock.now, donor.lent_bytes)),
-    )  # fmt: skip
+    )
     donor.run(600.0)
     clock.run()
     assert donor.recalls

@@ -147,9 +147,10 @@ def test_a_fault_of_the_sampler_is_told_and_takes_nothing_else_with_it(redis, pu
 def test_not_more_gpus_than_a_reader_wants() -> None:
     many = tuple(
         ReachSample(
-            reach=Reach(one=GPUS[0], other=f"GPU-{number}", nvlinks=None, switched=False, pcie="", read="", write="",
-                        nvlink="")
+            reach=Reach(
+                one=GPUS[0], other=f"GPU-{number}", nvlinks=None, switched=False, pcie="", read="", write="", nvlink=""
+            )
         )
         for number in range(MOST_REACHES + 9)
-    )  # fmt: skip
+    )
     assert len(reaches(gpu(reaches=many))) == MOST_REACHES

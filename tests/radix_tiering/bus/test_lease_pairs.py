@@ -29,9 +29,15 @@ def borrowed(*entries: LeaseEntry, leases: int | None = None) -> LeasesView:
 
 def _view(server: str, entries: tuple[LeaseEntry, ...], leases: int | None) -> LeasesView:
     return LeasesView(
-        server=server, rank="dp0-tp0", donor=DONOR, borrower=BORROWER, table=entries, listed=len(entries),
-        leases=len(entries) if leases is None else leases, bytes=sum(one.bytes for one in entries),
-    )  # fmt: skip
+        server=server,
+        rank="dp0-tp0",
+        donor=DONOR,
+        borrower=BORROWER,
+        table=entries,
+        listed=len(entries),
+        leases=len(entries) if leases is None else leases,
+        bytes=sum(one.bytes for one in entries),
+    )
 
 
 def test_both_sides_meet_in_one_pair_and_one_side_alone_is_one_too() -> None:

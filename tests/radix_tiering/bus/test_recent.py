@@ -37,9 +37,20 @@ class Server(MadeUp):
         self.written: dict[str, Record] = {}
         events = EventLog(lambda: self.now)
         self.state = RankSpeaker(
-            bus_config(None), Keys("swift"), "alpha", "dp0-tp0", INFO, self, Faults(events),
-            leases=None, gpu=None, scope="", leader=True, wall=lambda: self.now, monotonic=lambda: self.now,
-        )  # fmt: skip
+            bus_config(None),
+            Keys("swift"),
+            "alpha",
+            "dp0-tp0",
+            INFO,
+            self,
+            Faults(events),
+            leases=None,
+            gpu=None,
+            scope="",
+            leader=True,
+            wall=lambda: self.now,
+            monotonic=lambda: self.now,
+        )
         self.state.mirror.write = lambda batch, key, record: self.written.update({key: record})  # type: ignore[method-assign]
 
     def stack(self) -> Any:

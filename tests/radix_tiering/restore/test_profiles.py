@@ -27,9 +27,14 @@ from swift_tiers.radix_tiering.restore.profiles import (
 )
 
 MODEL = ModelIdentity(
-    model="d3adb33f", dtype="torch.float32", quantization="", tensor_size=2, layers=30, page_tokens=16,
+    model="d3adb33f",
+    dtype="torch.float32",
+    quantization="",
+    tensor_size=2,
+    layers=30,
+    page_tokens=16,
     page_bytes=737280,
-)  # fmt: skip
+)
 HARDWARE = "NVIDIA H200"
 
 
@@ -170,9 +175,16 @@ def test_a_failure_leaves_the_old_one_and_nothing_else(tmp_path: Path, monkeypat
 def test_the_identity_is_that_of_the_pages() -> None:
     geometry = PageGeometry(layers=30, planes=2, tokens=16, row_bytes=768)
     namespace = Namespace(
-        model="m", weights="w", dtype="torch.float32", geometry=geometry, first_layer=0, kv_heads=3, head_dim=64,
-        rank="tp1/2", quantization="awq",
-    )  # fmt: skip
+        model="m",
+        weights="w",
+        dtype="torch.float32",
+        geometry=geometry,
+        first_layer=0,
+        kv_heads=3,
+        head_dim=64,
+        rank="tp1/2",
+        quantization="awq",
+    )
     found = ModelIdentity.of(namespace)
     assert found == ModelIdentity(
         model="m", dtype="torch.float32", quantization="awq", tensor_size=2, layers=30, page_tokens=16,

@@ -34,9 +34,12 @@ class Silent:
         self.array = SilentArray(rig.memory(devices, slots))
         self.out: list[tuple[int, str, list[StoredPage]]] = []
         self.stripes: StripeSet = rig.open(
-            self.array, stall_seconds=STALL, runner=ThreadRunner(self.clock), **options,
+            self.array,
+            stall_seconds=STALL,
+            runner=ThreadRunner(self.clock),
+            **options,
             on_device_out=lambda device, reason, lost: self.out.append((device, reason, list(lost))),
-        )  # fmt: skip
+        )
         self.stripes.register_namespace(rig.NAMESPACE, "one")
 
     def waits(self, function: Callable[[], object]) -> Callable[[], None]:

@@ -63,9 +63,12 @@ BOTH = pytest.mark.parametrize("repaired", [False, True], ids=["opened", "repair
 def test_a_flush_that_one_device_alone_heard_of_is_not_forgotten(rig, images, first, repaired) -> None:
     alone(rig, images, first, lambda stripes: stripes.flush_namespace(rig.NAMESPACE) and [])
     # The other one's table becomes newer by changes that have nothing to do with it.
-    alone(rig, images, 1 - first, lambda stripes: [
-        stripes.register_namespace(bytes([number]) * 16, "later") for number in range(3)
-    ] and None)  # fmt: skip
+    alone(
+        rig,
+        images,
+        1 - first,
+        lambda stripes: [stripes.register_namespace(bytes([number]) * 16, "later") for number in range(3)] and None,
+    )
     _, found = together(rig, images, repaired=repaired)
     assert not [name for name in found if name[0] == rig.NAMESPACE], "flushed pages came back"
 
@@ -117,9 +120,15 @@ def test_a_device_that_was_only_away_costs_nothing(rig, images, repaired) -> Non
 
 @BOTH
 def test_a_device_that_was_away_during_a_flush_loses_what_was_flushed_alone(rig, images, repaired) -> None:
-    alone(rig, images, 0, lambda stripes: stripes.flush_namespace(rig.NAMESPACE) and [
-        page for page in stripes.recovered if page.record.namespace == rig.OTHER
-    ])  # fmt: skip
+    alone(
+        rig,
+        images,
+        0,
+        lambda stripes: (
+            stripes.flush_namespace(rig.NAMESPACE)
+            and [page for page in stripes.recovered if page.record.namespace == rig.OTHER]
+        ),
+    )
     _, found = together(rig, images, repaired=repaired)
     assert found == {(rig.OTHER, number) for number in range(10, 16)}
 
