@@ -15,10 +15,9 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ..model.columns import GAP, fit, fitted
 from ..model.glyphs import UNICODE, Glyphs
 from ..model.palette import Palette
-from ..model.table import Row, Sorting, Table
+from ..model.table import GAP, Row, Sorting, Table, fit, fitted
 
 #: Rows that are measured for the width of columns, beside those that are visible.
 MEASURED = 50

@@ -16,7 +16,7 @@ from swift_tiers.console.model.glyphs import ASCII
 from swift_tiers.console.model.history import History
 from swift_tiers.console.model.place import Place, PlaceStep
 from swift_tiers.console.views.parts.lanes import sets_of
-from swift_tiers.console.views.parts.sums import imbalance
+from swift_tiers.console.views.parts.measures import imbalance
 from swift_tiers.console.views.parts.view import Answered, Scene
 from swift_tiers.console.views.stripes.stripe_prefix import placed, slot_runs
 from swift_tiers.console.views.stripes.view import Stripes, set_table

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from swift_tiers.radix_tiering.bus.contract.views import RequestView
 
-from ..parts.remembered import Remembered
+from ..parts.settled import Remembered
 
 
 class Holding(NamedTuple):

@@ -29,7 +29,7 @@ from ..parts.asked import (
 from ..parts.blocks_offers import page_offers
 from ..parts.heat_map import Stretch, draw, layout, strongest_of
 from ..parts.lazy_rows import LazyRows
-from ..parts.remembered import Remembered
+from ..parts.settled import Remembered
 from ..parts.view import ConsoleView, OfferedAction, Scene
 from .blocks_tier import SHARE
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from swift_tiers.radix_tiering.bus.contract.views import MapPart, MapView
 from swift_tiers.radix_tiering.bus.hear.figures import text
 
-from ..parts.remembered import Remembered
+from ..parts.settled import Remembered
 
 #: The order of legends; and what is wanted most where several states share a sign comes last.
 STATES = ("free", "private", "cached", "pinned", "lent", "borrowed", "recomputing", "loading", "out")

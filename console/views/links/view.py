@@ -13,9 +13,8 @@ from ...model.charts import ChartSeries, Drawn, beside, chart, fitting
 from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Row, Table
 from ..parts.drawn import drawn
-from ..parts.measures import PERCENTILES, RATES, TIERS, seconds_cell, sum_of
+from ..parts.measures import PERCENTILES, RATES, TIERS, added, seconds_cell, sum_of
 from ..parts.rank_table import HOME, SAID, said_cell
-from ..parts.sums import added
 from ..parts.view import ConsoleView, Scene
 from ..parts.ways import Flow, flow, flows, way_of
 from .gpu_tables import gpu_table, reach_table

@@ -8,9 +8,8 @@ from swift_tiers.radix_tiering.bus.hear.troubles import rank_troubles, tier_trou
 
 from ...model.place import Place, PlaceStep
 from ...model.table import Cell, Column, Table
-from ..parts.measures import fill, seconds_cell, share_cell
+from ..parts.measures import NOW_SECONDS, fill, seconds_cell, share_cell
 from ..parts.rank_table import RankColumn, count_cell, counted, rank_table, size_cell, sized
-from ..parts.sums import NOW_SECONDS
 from ..parts.view import Scene
 
 _SINCE = "since the start"

@@ -8,8 +8,7 @@ from itertools import islice
 from rich.cells import cell_len
 from rich.text import Text
 
-from ...model.columns import GAP, fit, fitted
-from ...model.table import Column, Row, Table
+from ...model.table import GAP, Column, Row, Table, fit, fitted
 from ...model.wrapping import wrapped
 from .view import Scene
 

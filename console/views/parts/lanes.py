@@ -11,8 +11,7 @@ from swift_tiers.radix_tiering.bus.hear.troubles import Mark, device_troubles, s
 from ...model.history import History
 from ...model.moment import Moment
 from ...model.place import Place, PlaceStep
-from .measures import sum_of
-from .sums import NOW_SECONDS, imbalance
+from .measures import NOW_SECONDS, imbalance, sum_of
 
 #: Over which reads of devices are compared, seconds: shorter, and chance decides.
 EVEN_SECONDS = 20.0

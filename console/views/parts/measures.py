@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from swift_tiers.radix_tiering.bus.contract.recent import WINDOW
 from swift_tiers.radix_tiering.bus.contract.views import RankState, RequestView, ServerState, TierView
@@ -14,7 +16,35 @@ from ...model.alarms import RECENT_SECONDS, hit_rates
 from ...model.history import History
 from ...model.moment import Moment
 from ...model.table import Cell
-from .sums import NOW_SECONDS, added
+
+# ---- series of several ranks as one ----
+
+#: What is called "now": the mean of so many seconds, so that one slow look does not jump.
+NOW_SECONDS = 2.0
+
+
+def added(series: Iterable[Sequence[float | None]]) -> list[float | None]:
+    """Look by look, the newest last. What was not said then is left out; None: nobody said anything."""
+    several = [np.array(one, dtype=float) for one in series]  # None becomes NaN
+    longest = max(map(len, several), default=0)
+    aligned = np.full((len(several), longest), np.nan)
+    for row, one in zip(aligned, several, strict=True):
+        row[longest - len(one) :] = one
+    sums, said = np.nansum(aligned, axis=0), ~np.isnan(aligned).all(axis=0)
+    return [value if known else None for value, known in zip(sums.tolist(), said.tolist(), strict=True)]
+
+
+def worst(values: Iterable[float | None]) -> float | None:
+    """The largest that was said."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def imbalance(values: Iterable[float | None]) -> float | None:
+    """The largest by the mean: 1 is even. None of nothing, or of one alone."""
+    known = [value for value in values if value is not None]
+    mean = sum(known) / len(known) if known else 0.0
+    return max(known) / mean if len(known) > 1 and mean > 0 else None
+
 
 TIERS = ("device", "peer", "host", "ssd")
 #: Which time figures are of: rates as they are called now, percentiles as the bus has them.

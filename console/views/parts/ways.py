@@ -9,8 +9,7 @@ from typing import NamedTuple
 from swift_tiers.radix_tiering.bus.contract.views import LinkView, RankState
 
 from ...model.history import LOOKS, History
-from .measures import TIERS, sum_of
-from .sums import NOW_SECONDS, added, worst
+from .measures import NOW_SECONDS, TIERS, added, sum_of, worst
 
 #: What goes over each of them, and why.
 MEANINGS = {

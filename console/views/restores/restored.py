@@ -10,7 +10,7 @@ from swift_tiers.radix_tiering.bus.hear.restore_words import OFF_ESTIMATE, real_
 from swift_tiers.radix_tiering.figures.story import COMPUTED, RestoreStory
 
 from ...model.moment import Moment
-from ..parts.remembered import Remembered
+from ..parts.settled import Remembered
 
 
 class RestoreVerdict(NamedTuple):

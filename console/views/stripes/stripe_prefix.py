@@ -15,7 +15,7 @@ from ...feeds.feed import ViewQuestion
 from ...model.table import Cell, Column, Row, Table
 from ..parts.asked import answer_line, views_of
 from ..parts.lanes import device_place
-from ..parts.sums import imbalance
+from ..parts.measures import imbalance
 from ..parts.view import Scene
 
 #: Digits of a key that are shown, cells of a bar, and runs of slots that are listed.

@@ -10,7 +10,7 @@ from swift_tiers.radix_tiering.bus.contract.views import NodeEntry, NodesView
 from ...model.glyphs import Glyphs
 from ...model.table import Row
 from ..parts.lazy_rows import LazyRows
-from ..parts.remembered import Remembered
+from ..parts.settled import Remembered
 
 #: What the nodes of one parent are sorted by, by the name of the column; None: not known.
 ORDERS: dict[str, Callable[[NodeEntry], float | None]] = {
