@@ -31,6 +31,7 @@ from .commands import (
     profile,
     replay_command,
     simulate_command,
+    torture_command,
 )
 
 #: Each has SUMMARY, `add_arguments(parser)` and `run(options) -> exit code`.
@@ -46,6 +47,7 @@ COMMANDS = {
     "bench": bench_command,
     "gpu-proof": gpu_proof_command,
     "simulate": simulate_command,
+    "torture": torture_command,
     "fsck": fsck,
     "config": config_command,
 }

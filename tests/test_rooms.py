@@ -64,7 +64,7 @@ FLOORS = {
         ["commands"],
         ["commands/doctor"],
         ["."],
-        ["lab/simulate/scenarios", "lab/simulate", "lab/bench"],
+        ["lab/simulate/scenarios", "lab/simulate", "lab/bench", "lab/torture"],
     ],
 }
 #: Folders of one floor that know each other: the door and its hall.

@@ -44,6 +44,7 @@ COVERED = {
     "bench": "here",
     "gpu-proof": "tests/ops/gpu_proof/test_proof.py",
     "simulate": "tests/ops/simulate/test_command.py",
+    "torture": "tests/ops/torture/test_command.py",
     "fsck": "tests/ops/test_fsck_command.py",
     "config": "here",
 }

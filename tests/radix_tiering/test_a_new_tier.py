@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, OrderTier
@@ -20,7 +21,6 @@ from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 from swift_tiers.radix_tiering.way.observing import tier_map
 
 from support.engine import GEOMETRY, chain, check, content, copy_of, get, make_stack, memory_ssd, obey, put, settle
-from support.model_peer import ModelPeer
 from support.publishing import bus_config, make_publisher, wait_published
 from support.redis import RealRedis
 from support.telemetry import MadeUp

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.table.held_page import HOST, Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
@@ -30,7 +31,6 @@ from support.engine import (
     settle,
     wait_until,
 )
-from support.model_peer import ModelPeer
 
 #: Far more than are handled in one hold.
 PAGES = 1000

@@ -5,6 +5,7 @@ Where all is quiet, `support.engine.check` compares the maps with the pages, in 
 
 from __future__ import annotations
 
+from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.bus.contract.commands import Pin, Unpin
 from swift_tiers.radix_tiering.figures.counters import PagePlaces
@@ -14,7 +15,6 @@ from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 
 from support.engine import chain, check, copy_of, make_stack, memory_ssd, obey, put, settle, slot_words
-from support.model_peer import ModelPeer
 from support.redis import wait_for
 
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, page_digest
 from swift_tiers.radix_tiering.bus.contract.commands import (
     AddDevice,
@@ -48,7 +49,6 @@ from support.engine import (
     settle,
 )
 from support.examples import examples
-from support.model_peer import ModelPeer
 
 NUMBERS = st.integers(0, 999)
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=7)

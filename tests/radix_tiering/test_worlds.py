@@ -3,58 +3,49 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.engine import end_all
+from swift_tiers.ops.lab.torture.outcome import HAPPENINGS, live
+from swift_tiers.ops.lab.torture.plan import TROUBLE, WORLDS, make_plan
+from swift_tiers.ops.lab.torture.scenarios import SCENARIOS
+
 from support.examples import exhaustive
-from support.worlds import World, recalled_before_what_follows, recalled_while_it_is_restored
 
 #: Of each kind; a world takes some hundredths of a second.
-WORLDS = 1000 if exhaustive() else 100
-#: What has to have happened in so many worlds, or they test less than they seem to.
-HAPPENINGS = {
-    "put", "restore", "leave", "wait_in_line", "pages", "rounds", "flush", "device", "damage_memory", "damage_disk",
-    "drop", "pin", "cap", "lease lend", "lease recall", "lease late", "lease end", "lease hold",
-}  # fmt: skip
+WORLDS_EACH = 1000 if exhaustive() else 100
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    yield
-    end_all()
+def live_well(kind: str, seed: int) -> Counter[str]:
+    """What happens in a world, of which nothing may be wrong."""
+    outcome = live(make_plan(kind, seed))
+    if outcome.error is not None:
+        outcome.error.add_note(f"`{outcome.replay}` does it again")
+        raise outcome.error
+    return outcome.happened
 
 
-@pytest.mark.parametrize(
-    ("calm", "lent"), [(False, False), (True, False), (False, True)], ids=["trouble", "calm", "lent memory alone"]
-)
-def test_whatever_happens_answers_are_right_and_nothing_is_left(calm: bool, lent: bool) -> None:
+@pytest.mark.parametrize("kind", WORLDS)
+def test_whatever_happens_answers_are_right_and_nothing_is_left(kind: str) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(WORLDS):
-        world = World(seed, calm=calm, lent=lent)
-        try:
-            world.run()
-        except AssertionError as error:
-            error.add_note(f"World({seed}, calm={calm}, lent={lent}).run() does it again")
-            raise
-        happened += world.happened
+    for seed in range(WORLDS_EACH):
+        happened += live_well(kind, seed)
     missing = {name for name in HAPPENINGS if not happened[name]}
-    assert missing <= ({"flush", "device", "damage_memory", "damage_disk", "drop", "pin", "cap"} if calm else set())
+    if kind != "trouble":  # there is no device, or nothing goes wrong
+        missing = {name for name in missing if not name.startswith("device")}
+    if kind == "calm":
+        missing -= set(TROUBLE)
+    assert not missing, "worlds test less than they seem to"
 
 
-@pytest.mark.parametrize("scenario", [recalled_while_it_is_restored, recalled_before_what_follows])
-def test_a_recall(scenario: Callable[[int], None]) -> None:
-    for seed in range(2 * WORLDS):
-        try:
-            scenario(seed)
-        except AssertionError as error:
-            error.add_note(f"{scenario.__name__}({seed}) does it again")
-            raise
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_recall(scenario: str) -> None:
+    for seed in range(2 * WORLDS_EACH):
+        live_well(scenario, seed)
 
 
 def test_a_seed_is_one_history() -> None:
     for seed in range(5):
-        first, second = World(seed).run(), World(seed).run()
-        assert first.happened == second.happened
-        assert (first.runner.history, first.runner.steps) == (second.runner.history, second.runner.steps)
+        first, second = live(make_plan("trouble", seed)), live(make_plan("trouble", seed))
+        assert first == second
+        assert first.history

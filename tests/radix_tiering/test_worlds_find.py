@@ -5,11 +5,14 @@ Those that were found in the project are named so; their mends are taken back he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 
+from swift_tiers.ops.lab.torture.plan import make_plan
+from swift_tiers.ops.lab.torture.scenarios import recalled_before_what_follows, recalled_while_it_is_restored
+from swift_tiers.ops.lab.torture.world import World
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.restore.flight import Flight
 from swift_tiers.radix_tiering.table.page_table import PageTable
@@ -18,9 +21,7 @@ from swift_tiers.radix_tiering.way.down import Mover
 from swift_tiers.radix_tiering.way.reads import Reads
 from swift_tiers.radix_tiering.way.up import Restorer
 
-from support.engine import forget_all
 from support.mutate import mutate
-from support.worlds import World, recalled_before_what_follows, recalled_while_it_is_restored
 
 #: Worlds that are looked at, of each kind.
 MOST = 400
@@ -36,8 +37,8 @@ class Edit(NamedTuple):
 
 
 def worlds(seed: int) -> None:
-    for calm in (False, True):
-        World(seed, calm=calm).run()
+    for kind in ("trouble", "calm"):
+        World(make_plan(kind, seed)).run()
 
 
 class Defect(NamedTuple):
@@ -85,12 +86,6 @@ DEFECTS = [
     Defect("commands that nobody is told of", [Edit(IoThread, "post", "self._wake.notify_all()", "pass")]),
     Defect("nobody learns that all is written", [Edit(Mover, "pump", "self._idle.notify_all()", "pass")]),
 ]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    yield
-    forget_all()
 
 
 def found(defect: Defect) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.table.held_page import HOST
 
 from support.engine import GEOMETRY, make_stack, put
-from support.model_peer import ModelPeer
 
 
 def landing(slots: int = 8, host_pages: int = 4, ssd=None, **options):

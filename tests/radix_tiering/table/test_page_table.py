@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.table.rules import check_rules
 
 from support.engine import GEOMETRY, chain, check, copy_of, get, make_stack, memory_ssd, put, settle
 from support.examples import examples
-from support.model_peer import ModelPeer
 
 
 def quiet(stack, peer) -> None:

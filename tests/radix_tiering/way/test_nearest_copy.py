@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
@@ -16,7 +17,6 @@ from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.page_reads import NearestCopy
 
 from support.engine import GEOMETRY, chain, check, copy_of, get, make_stack, memory_ssd, put, settle
-from support.model_peer import ModelPeer
 
 PAGE = GEOMETRY.page_bytes
 

@@ -56,7 +56,7 @@ class ModelPeer(LentMemory):
         self._held = False
         self._numbers = itertools.count(1)
         self._closed = False
-        self._listener: TierListener | None = None
+        self._listener: TierListener  # from `watch` on, which comes before there is a lease
         self._thread = runner.thread(self._run, "swift-peer")
         self._thread.start()
 

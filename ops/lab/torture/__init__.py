@@ -1,0 +1,1 @@
+"""`./swift torture`: the real engine in virtual time, under seeds, while everything around it goes wrong."""

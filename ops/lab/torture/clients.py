@@ -1,0 +1,97 @@
+"""Requests: what a client does, and what it may rely on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from swift_tiers.radix_tiering.base.page import ROOT_KEY
+from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore, RestoreState
+
+from .stacks import content
+from .state import UNDER_WAY, State
+
+#: How long a request may wait for its pages, virtual seconds: the deadline, and what is lost on the way to it.
+LONGEST_WAIT = 30.0
+
+
+class Clients:
+    """The actions of `plan.CLIENT`, by their names."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def put(self, draw: random.Random) -> None:
+        state, stack = self._state, self._state.stack
+        keys, parent, depth = state.prompt(draw), ROOT_KEY, 1
+        if len(keys) > 2 and draw.random() < 0.3:
+            cut = draw.randrange(1, len(keys))
+            parent, depth, keys = keys[cut - 1], cut + 1, keys[cut:]
+        for key in keys:
+            state.put_at[key] = UNDER_WAY
+        offered = stack.intake.begin(keys, parent, depth)
+        for index, slot in zip(offered.indices, offered.slots, strict=True):
+            state.runner.sleep(draw.random() * 1e-4)
+            stack.host.page(slot)[:] = content(keys[index])
+        if draw.random() < 0.1:
+            for slot in offered.slots:
+                stack.host.page(slot)[:] = 0xFF
+            stack.intake.abort(offered)
+        else:
+            stack.intake.commit(offered)
+        state.moment += 1
+        for key in keys:
+            state.put_at[key] = state.moment
+        state.look()
+
+    def restore(self, draw: random.Random) -> None:
+        state, stack = self._state, self._state.stack
+        keys, flushed = state.prompt(draw), state.flushed_at
+        restore = stack.restore(keys)
+        self._await(restore, lambda readiness: bool(readiness))
+        assert restore.state is RestoreState.READY
+        places = restore.slots
+        state.compare(keys, places)
+        assert all(state.put_at[key] > flushed for key in keys[: restore.pages]), "a page that was flushed"
+        state.happened["pages"] += restore.pages
+        if draw.random() < 0.5:
+            state.runner.sleep(draw.random() * 0.01)
+            state.compare(keys, places)
+        stack.restorer.release(restore)
+        if draw.random() < 0.2:
+            stack.restorer.flush()
+        state.look()
+
+    def leave(self, draw: random.Random) -> None:
+        """A request that is aborted, at whatever moment."""
+        state, stack = self._state, self._state.stack
+        restore = stack.restore(state.prompt(draw), can_compute=draw.random() < 0.5)
+        if draw.random() < 0.5:
+            state.runner.sleep(draw.random() ** 3 * 1e-3)
+            stack.restorer.poll(restore)
+        stack.restorer.release(restore)
+
+    def wait_in_line(self, draw: random.Random) -> None:
+        """A request that waits for room, and is looked at in every round, on a device that gains and loses pages."""
+        state, stack = self._state, self._state.stack
+        keys = state.prompt(draw)
+        restore = stack.restore(keys, can_compute=True)
+        self._await(restore, lambda readiness: readiness is not Readiness.WAIT)
+        on_device = 0
+        for _ in range(draw.randint(1, 4)):
+            on_device = min(draw.choice((on_device, 0, draw.randint(0, len(keys)))), len(restore.claimed))
+            pages = stack.restorer.present(restore, on_device)
+            with stack.table.lock:
+                dropped = any(page.dropped for page in restore.claimed)
+            if not dropped:
+                state.compare(keys[on_device:], restore.places(on_device, pages).numbers)
+            state.happened["rounds"] += 1
+            state.runner.sleep(0.001)
+        stack.restorer.release(restore)
+
+    def _await(self, restore: Restore, ready: Callable[[Readiness], bool]) -> None:
+        state = self._state
+        began = state.runner.monotonic()
+        while not ready(state.stack.restorer.poll(restore)):
+            state.runner.sleep(0.0005)
+            assert state.runner.monotonic() - began < LONGEST_WAIT, "a request waits for longer than its deadline"

@@ -1,0 +1,77 @@
+"""One world from its beginning to its end, and what is said of one that failed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+
+from .plan import CLIENT as CLIENT_ACTIONS
+from .plan import NEIGHBOURS, TROUBLE, WORLDS, Plan, as_words
+from .scenarios import SCENARIOS
+from .world import World
+
+#: Every kind of world, by what it is called on the command line.
+KINDS = (*WORLDS, *SCENARIOS)
+#: What can happen in worlds: what is counted, and what is told where it was never reached.
+HAPPENINGS = (
+    *CLIENT_ACTIONS,
+    "pages",
+    "rounds",
+    *TROUBLE,
+    *(f"device {name}" for name in ("lost", "silent", "failing")),
+    *(f"lease {name}" for name in NEIGHBOURS),
+)
+
+
+class Outcome(NamedTuple):
+    """What became of one world."""
+
+    plan: Plan
+    steps: int
+    happened: Counter[str]
+    error: Exception | None = None
+    history: Sequence[str] = ()
+
+    @property
+    def complaint(self) -> str:
+        """What kind of failure it is, without the numbers that differ from one order of things to the next."""
+        if self.error is None:
+            return ""
+        cause = self.error.__cause__ or self.error
+        first = (str(cause).splitlines() or [""])[0]
+        return f"{type(cause).__name__}: {re.sub('0x[0-9a-f]+|[0-9a-f]{16,}|[0-9.]+', '#', first)}"[:200]
+
+    @property
+    def replay(self) -> str:
+        """The command that does it again."""
+        plan = self.plan
+        words = ["./swift", "torture", "--kind", plan.kind, "--seed", str(plan.seed), "--seeds", "1"]
+        if plan.kind in WORLDS:
+            words += ["--steps", str(plan.steps)]
+            if plan.schedule != plan.seed:
+                words += ["--schedule", str(plan.schedule)]
+            if plan.shrunk:
+                words += ["--keep", as_words(plan.kept())]
+        return shlex.join(words)
+
+
+def live(plan: Plan) -> Outcome:
+    """Let a world happen. Whatever it raises is its outcome."""
+    if plan.kind in SCENARIOS:
+        try:
+            runner: VirtualRunner = SCENARIOS[plan.kind](plan.seed)
+        except Exception as error:  # noqa: BLE001 - whatever the engine raises is what was looked for
+            return Outcome(plan, 0, Counter({plan.kind: 1}), error)
+        return Outcome(plan, runner.steps, Counter({plan.kind: 1}))
+    world = World(plan)
+    failure: Exception | None = None
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001 - whatever the engine raises is what was looked for
+        failure = error
+    return Outcome(plan, world.steps, world.state.happened, failure, world.state.history)

@@ -1,0 +1,125 @@
+"""What everybody in a world is going to do, drawn before it begins.
+
+A plan is data: a seed gives the same one in every process, and one with fewer actions is a plan as well, which is how a
+failure is shrunk. The order in which threads go on has a seed of its own, `schedule`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+#: What a world is about. `trouble`: anything goes wrong. `calm`: nothing does. `lent`: there is lent memory and no ssd.
+WORLDS = ("trouble", "calm", "lent")
+
+#: What a client does, and how often of so many.
+CLIENT = {"put": 4, "restore": 4, "leave": 1, "wait_in_line": 4}
+#: What goes wrong.
+TROUBLE = {
+    "flush": 2, "device": 1, "damage_memory": 1, "damage_disk": 1, "drop": 1, "pin": 1, "cap": 1, "empty_attic": 1,
+}  # fmt: skip
+#: What becomes of leases.
+NEIGHBOURS = {"lend": 3, "recall": 1, "late": 1, "end": 1, "hold": 1}
+#: Clients that are there at a time.
+CLIENTS = 3
+
+
+class Action(NamedTuple):
+    """One thing that somebody does."""
+
+    name: str
+    pause: float  # how long nothing is done before it, virtual seconds
+    seed: int  # of what is drawn while it is done
+
+
+class Job(NamedTuple):
+    """What one thread does, in this order. The numbers are those of the actions in the plan that was not shrunk."""
+
+    name: str
+    life: int  # in which process, counted from 0
+    actions: Mapping[int, Action]
+
+
+class Plan(NamedTuple):
+    """One world."""
+
+    kind: str
+    seed: int
+    steps: int
+    schedule: int
+    jobs: tuple[Job, ...]
+    shrunk: bool = False  # whether it is without some of its actions
+    crashes: tuple[float, ...] = ()  # how long each process lives, virtual seconds; one more follows that ends in order
+
+    @property
+    def size(self) -> int:
+        """How many actions it has."""
+        return sum(len(job.actions) for job in self.jobs)
+
+    def keeping(self, kept: Mapping[str, Collection[int]]) -> Plan:
+        """Only these actions, by the names of jobs."""
+        jobs = [
+            job._replace(actions={number: one for number, one in job.actions.items() if number in kept[job.name]})
+            for job in self.jobs
+            if kept.get(job.name)
+        ]
+        return self._replace(jobs=tuple(jobs), shrunk=True)
+
+    def kept(self) -> dict[str, list[int]]:
+        """The actions it has, by the names of jobs."""
+        return {job.name: list(job.actions) for job in self.jobs}
+
+    def draw(self, what: str) -> random.Random:
+        """For what is not an action; the same whatever was shrunk."""
+        return random.Random(f"{self.kind} {self.seed} {what}")
+
+
+def make_plan(kind: str, seed: int, *, steps: int = 12, schedule: int | None = None) -> Plan:
+    """The world of a seed. `steps`: what each client does; whoever makes trouble does half as much."""
+    plan = Plan(kind, seed, steps, seed if schedule is None else schedule, ())
+    draw = plan.draw("plan")
+    lives = draw.randint(2, 3) if kind == "crash" else 1
+    jobs = [job for life in range(lives) for job in _jobs(kind, life, steps, draw)]
+    crashes = tuple(draw.random() ** 2 * 0.02 * steps for _ in range(lives - 1))
+    return plan._replace(jobs=tuple(jobs), crashes=crashes)
+
+
+def _jobs(kind: str, life: int, steps: int, draw: random.Random) -> list[Job]:
+    first = life * CLIENTS
+    jobs = [
+        Job(f"client-{first + number}", life, _actions(CLIENT, steps, draw, 0.3, 3, 0.02)) for number in range(CLIENTS)
+    ]
+    if kind != "calm":
+        jobs.append(Job(f"trouble-{life}", life, _actions(TROUBLE, steps // 2, draw, 1.0, 2, 0.05)))
+    jobs.append(Job(f"neighbours-{life}", life, _actions(NEIGHBOURS, steps, draw, 1.0, 2, 0.03)))
+    return jobs
+
+
+def _actions(
+    among: Mapping[str, int], count: int, draw: random.Random, often: float, power: int, longest: float
+) -> dict[int, Action]:
+    """`often`: the share of actions before which there is a pause, of up to `longest` seconds."""
+    names = draw.choices(list(among), list(among.values()), k=count)
+    return {
+        number: Action(
+            name, draw.random() ** power * longest if draw.random() < often else 0.0, draw.randrange(1 << 32)
+        )
+        for number, name in enumerate(names)
+    }
+
+
+def as_words(kept: Mapping[str, Collection[int]]) -> str:
+    """Actions by the names of jobs, as `--keep` takes them: client-0:1,4/trouble-0:2."""
+    return "/".join(f"{name}:{','.join(map(str, numbers))}" for name, numbers in kept.items() if numbers)
+
+
+def from_words(words: str) -> dict[str, set[int]]:
+    """What `as_words` wrote. Raises ValueError for anything else."""
+    kept: dict[str, set[int]] = {}
+    for word in filter(None, words.split("/")):
+        name, colon, numbers = word.partition(":")
+        if not colon:
+            raise ValueError(f"{word!r} is not NAME:NUMBER,NUMBER")
+        kept[name] = {int(number) for number in numbers.split(",")}
+    return kept

@@ -1,0 +1,99 @@
+"""Worlds about one thing, in which only times and sizes are random: what worlds at large hardly ever reach."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.bus.contract.commands import CapTier
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.held_page import HOST
+
+from .model_peer import ModelPeer
+from .stacks import chain, check, copy_of, get, new_stack, obey, put
+
+
+def pages_at_peers_alone(stack: TierStack, peer: ModelPeer, keys: Sequence[bytes]) -> None:
+    """Put pages, and leave of them only what memory that is lent has."""
+    put(stack, keys)
+    with stack.table.lock:
+        assert stack.movers["peer"].wait_idle(30.0)
+        for page in reversed(stack.table.listed()):
+            assert copy_of(stack, page, "peer"), "it was not lent to"
+            stack.table.lose(page, HOST)
+
+
+def recalled_while_it_is_restored(seed: int) -> VirtualRunner:
+    """A lease is recalled at about the time at which a request wants what lies under it. Only times are random."""
+    draw = random.Random(seed)
+    runner = VirtualRunner(
+        seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.01, 0.05)), stall_seconds=1e-3,
+        changes=draw.randint(1, 4) if seed % 2 else 0, expected_steps=600, most_seconds=300.0,
+    )  # fmt: skip
+
+    def main() -> None:
+        peer = ModelPeer(4096, runner=runner)
+        stack = new_stack(32, lent=peer, runner=runner)
+        keys, lease = chain(*range(8)), peer.lend(16)
+        peer.settle()
+        pages_at_peers_alone(stack, peer, keys)
+
+        def recall() -> None:
+            runner.sleep(draw.random() * 1e-4)
+            peer.recall(lease)
+
+        thread = runner.thread(recall, "recall")
+        thread.start()
+        runner.sleep(draw.random() * 1e-4)
+        get(stack, keys)
+        thread.join()
+        runner.sleep(1.0)
+        check(stack)
+        for event in stack.events.since():
+            assert event.kind != "restore.error"
+            assert "no room" not in str(event.fields.get("reason")), "there is room for four times as many pages"
+        stack.close()
+
+    runner.run(main)
+    return runner
+
+
+def recalled_before_what_follows(seed: int) -> VirtualRunner:
+    """The lent copies of a prefix are recalled, while what follows it lies in lent memory alone: host memory, full of
+    the prefix, still takes new pages. Only sizes and times are random."""
+    draw = random.Random(seed)
+    room, length = draw.randint(2, 6), draw.randint(1, 4)
+    runner = VirtualRunner(seed, switch=draw.choice((0.1, 0.3, 0.7)), most_seconds=300.0)
+
+    def main() -> None:
+        peer = ModelPeer(4096, runner=runner)
+        stack = new_stack(room + length, lent=peer, runner=runner)
+        keys = chain(*range(room + length))
+        prefix, rest = keys[:room], keys[room:]
+        lease = peer.lend(room)
+        peer.settle()
+        put(stack, prefix)
+        runner.sleep(draw.random())
+        peer.lend(length + draw.randint(0, 2))
+        peer.settle()
+        put(stack, rest, prefix[-1], room + 1)
+        runner.sleep(draw.random())
+        obey(stack, CapTier(tier="host", limit=room * 4096))
+        peer.recall(lease)
+        runner.sleep(draw.random() * 1e-3)
+        taken = put(stack, chain("new"))
+        runner.sleep(1.0)
+        assert taken or put(stack, chain("new")), "host memory takes nothing more"
+        check(stack)
+        stack.close()
+
+    runner.run(main)
+    return runner
+
+
+#: By what they are called on the command line. Each returns the runner that it ran on.
+SCENARIOS: dict[str, Callable[[int], VirtualRunner]] = {
+    "recall": recalled_while_it_is_restored,
+    "recall-prefix": recalled_before_what_follows,
+}

@@ -1,0 +1,71 @@
+"""What is in a world: the engine, the models around it, and what has happened so far."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.lending.leases import LeaseKey
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
+from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
+
+from .model_peer import ModelPeer
+from .plan import Plan
+from .stacks import chain, content, page_at
+
+#: When a page was put that is being put now.
+UNDER_WAY = 1 << 60
+
+#: Something that is done, with what it draws from.
+Step = Callable[[random.Random], None]
+
+
+class State:
+    """Shared by everybody in a world. Where a process of the world begins, `runner`, `stack` and the models are new;
+    all else stays."""
+
+    runner: VirtualRunner
+    stack: TierStack
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.array: ModelArray | None = None
+        self.peer: ModelPeer | None = None
+        self.attic: ModelTier | None = None
+        self.leases: list[LeaseKey] = []
+        #: How often what happened: what a run of many worlds has never reached, it has not tested.
+        self.happened: Counter[str] = Counter()
+        #: What was done, in the order of virtual time, for people.
+        self.history: list[str] = []
+        self.moment = 0
+        self.put_at: dict[bytes, int] = {}
+        self.flushed_at = -1  # when the last flush of everything began that has returned
+
+    def tell(self, who: str, what: str) -> None:
+        """One more line of the history."""
+        self.history.append(f"{self.runner.now - 1000.0:12.6f}  {who:<14} {what}")
+
+    def prompt(self, draw: random.Random) -> list[bytes]:
+        """The keys of a prompt's pages. There are few branches, so that requests share prefixes."""
+        return chain(*(draw.choice((0, 0, 1)) for _ in range(draw.randint(1, 7))))
+
+    # ---- oracles ----
+
+    def compare(self, keys: Sequence[bytes], places: Any) -> None:
+        """Every page that is promised is there, and its bytes are those that were put under its key."""
+        for key, place in zip(keys, places, strict=False):
+            assert place >= 0, "a page is promised that is nowhere"
+            assert key in self.put_at, "a page that nobody put"
+            assert np.array_equal(page_at(self.stack, int(place)), content(key)), "wrong bytes"
+
+    def look(self) -> None:
+        """The rules of the page table hold."""
+        with self.stack.table.lock:
+            check_rules(self.stack.table)

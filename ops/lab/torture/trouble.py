@@ -1,0 +1,106 @@
+"""What goes wrong in a world, what operators do, and what becomes of leases."""
+
+from __future__ import annotations
+
+import random
+
+from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Drop, Pin, Unpin
+from swift_tiers.radix_tiering.lending.leases import LeaseKey
+
+from .stacks import obey
+from .state import State
+
+
+class Trouble:
+    """The actions of `plan.TROUBLE`, by their names."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def flush(self, draw: random.Random) -> None:
+        state = self._state
+        everything, began = draw.random() < 0.5, state.moment
+        state.stack.flush(memory=True, durable=everything)
+        if everything:
+            state.flushed_at = max(state.flushed_at, began)
+
+    def device(self, draw: random.Random) -> None:
+        array = self._state.array
+        if array is not None and len(array.sizes) > 1:
+            name = draw.choice(("lost", "silent", "failing"))
+            getattr(array, name).add(draw.randrange(len(array.sizes)))
+            self._state.happened[f"device {name}"] += 1
+
+    def damage_memory(self, draw: random.Random) -> None:
+        stack = self._state.stack
+        with stack.table.lock:
+            for page in stack.table.listed():
+                if page.resident and not page.pins and page.digest is not None:
+                    stack.host.page(page.slot)[3] ^= 0x40
+                    return
+
+    def damage_disk(self, draw: random.Random) -> None:
+        if self._state.array is not None:
+            image = draw.choice(self._state.array.images)
+            image[draw.randrange(131_072, image.nbytes)] ^= 1
+
+    def drop(self, draw: random.Random) -> None:
+        obey(self._state.stack, Drop(page=self._state.prompt(draw)[-1].hex()))
+
+    def pin(self, draw: random.Random) -> None:
+        state = self._state
+        key = state.prompt(draw)[-1].hex()
+        if isinstance(obey(state.stack, Pin(page=key)), str) and draw.random() < 0.8:
+            obey(state.stack, Unpin(page=key))
+
+    def empty_attic(self, draw: random.Random) -> None:
+        if self._state.attic is not None:
+            self._state.attic.lose_all()
+
+    def cap(self, draw: random.Random) -> None:
+        tier, limit = draw.choice(("host", "attic")), draw.choice((None, 4096 * draw.randint(1, 8)))
+        obey(self._state.stack, CapTier(tier=tier, limit=limit))
+
+
+class Neighbours:
+    """The actions of `plan.NEIGHBOURS`, by their names. None of them happens where there is no lent memory."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def lend(self, draw: random.Random) -> None:
+        if (peer := self._state.peer) is not None:
+            self._state.leases.append(peer.lend(draw.randint(1, 8), draw.choice(("d1", "d2"))))
+            self._count("lend")
+
+    def recall(self, draw: random.Random) -> None:
+        self._recall(draw, in_time=True)
+
+    def late(self, draw: random.Random) -> None:
+        """A lease is over before anything could be saved."""
+        self._recall(draw, in_time=False)
+
+    def _recall(self, draw: random.Random, *, in_time: bool) -> None:
+        if (peer := self._state.peer) is not None and self._state.leases:
+            peer.recall(self._leave(draw), in_time=in_time)
+            self._count("recall" if in_time else "late")
+
+    def end(self, draw: random.Random) -> None:
+        if (peer := self._state.peer) is not None and self._state.leases:
+            peer.end(self._leave(draw))
+            self._count("end")
+
+    def hold(self, draw: random.Random) -> None:
+        """The lent memory does nothing for a while."""
+        if (peer := self._state.peer) is not None:
+            peer.hold(True)
+            self._state.runner.sleep(draw.random() * 0.01)
+            peer.hold(False)
+            self._count("hold")
+
+    def _leave(self, draw: random.Random) -> LeaseKey:
+        leases = self._state.leases
+        return leases.pop(draw.randrange(len(leases)))
+
+    def _count(self, name: str) -> None:
+        self._state.happened[f"lease {name}"] += 1

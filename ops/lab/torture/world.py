@@ -1,0 +1,153 @@
+"""Requests over a whole `TierStack` in virtual time, while devices, leases and operators do what they like.
+
+The engine is the real one; devices (`ModelArray`) and lent memory (`ModelPeer`) are models. A world follows from its
+plan: what everybody does is drawn there, and in which order by the runner.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.tiers.peer import LentMemory
+from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
+from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
+from swift_tiers.radix_tiering.way import down, sweeps, up
+
+from .clients import Clients
+from .model_peer import ModelPeer
+from .plan import Job, Plan
+from .stacks import check, memory_ssd, new_stack
+from .state import State
+from .trouble import Neighbours, Trouble
+
+#: Constants that bound a step, and what a world sets them to: in small steps, more happens between two of them.
+KNOBS: list[tuple[Any, str, Sequence[int]]] = [
+    (up, "PAGES_PER_HOLD", (1, 2, 64)),
+    (sweeps, "STEP_PAGES", (1, 3, 64)),
+    (LentMemory, "writes_in_flight", (1, 16)),
+    (down, "WRITE_BACK_STEP", (1, 64)),
+]
+
+
+class World:
+    """One stack, clients, and whatever goes wrong. `run` once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.state = State(plan)
+        self._calm = plan.kind == "calm"
+        draw = plan.draw("runner")
+        self._pace: dict[str, Any] = {
+            "switch": draw.choice((0.1, 0.3, 0.7)),
+            "stall": draw.choice((0.0, 0.002, 0.02)),
+            "changes": draw.choice((0, 0, 0, 3)),
+        }
+        self.state.runner = self._runner(0)
+
+    @property
+    def runner(self) -> VirtualRunner:
+        """The one of the last process."""
+        return self.state.runner
+
+    @property
+    def steps(self) -> int:
+        """Those of the schedule."""
+        return self.runner.steps
+
+    def run(self) -> World:
+        """Live it to its end. Raises AssertionError, or whatever the engine does, where something is wrong."""
+        draw = self.plan.draw("knobs")
+        with ExitStack() as patches:
+            for owner, name, values in KNOBS:
+                patches.enter_context(patch.object(owner, name, draw.choice(values)))
+            self.runner.run(lambda: self._live(0))
+        return self
+
+    def _runner(self, life: int) -> VirtualRunner:
+        return VirtualRunner(self.plan.schedule + life * 1_000_003, most_seconds=600.0, **self._pace)
+
+    def _live(self, life: int) -> None:
+        state = self.state
+        began = state.runner.monotonic()
+        self._build(self.plan.draw(f"life {life}"))
+        self._soon(began, "the start")
+        jobs = [job for job in self.plan.jobs if job.life == life]
+        threads = [state.runner.thread(self._job(job), job.name) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if state.array is not None:
+            state.array.heal()
+        if state.peer is not None:
+            state.peer.hold(False)
+        if not self._calm:
+            state.runner.sleep(5.0)  # what was late comes
+        self._end()
+
+    def _end(self) -> None:
+        state, stack = self.state, self.state.stack
+        began = state.runner.monotonic()
+        assert stack.wait_written(30), "what was admitted is never written"
+        self._soon(began, "writing")
+        with stack.table.lock:
+            assert all(mover.wait_idle(30) for mover in stack.movers.values()), "lent memory is never written"
+        if state.peer is not None:
+            state.runner.sleep(0.5)  # what is being saved of a lease that goes has come
+        check(stack)
+        began = state.runner.monotonic()
+        stack.close()
+        self._soon(began, "the end")
+        errors = [event for event in stack.events.since() if event.kind in ("restore.error", "linker.error")]
+        assert not errors, errors
+
+    def _soon(self, began: float, what: str) -> None:
+        """Where nothing is wrong, nothing waits for whoever looks once in a second: that is a belt."""
+        assert not self._calm or self.runner.monotonic() - began < 0.5, f"{what} waits for somebody who looks"
+
+    def _job(self, job: Job) -> Any:
+        state = self.state
+        does = {"client": Clients, "trouble": Trouble, "neighbours": Neighbours}[job.name.partition("-")[0]](state)
+
+        def run() -> None:
+            for action in job.actions.values():
+                if action.pause:
+                    state.runner.sleep(action.pause)
+                state.tell(job.name, action.name)
+                getattr(does, action.name)(random.Random(action.seed))
+                if not isinstance(does, Neighbours):
+                    state.happened[action.name] += 1
+
+        return run
+
+    def _build(self, draw: random.Random) -> None:
+        state, runner, lent = self.state, self.runner, self.plan.kind == "lent"
+        with_peer, with_ssd = draw.random() < 0.5 or lent, draw.random() < 0.8 and not lent
+        ssd = None
+        if with_ssd or not with_peer:
+            sizes = [262_144 + draw.randint(3, 20) * 8192] * draw.randint(1, 3)
+            state.array = ModelArray(runner, sizes, seconds=draw.choice((1e-5, 1e-4, 2e-3)))
+            ssd = memory_ssd(array=state.array, runner=runner, verifiers=draw.choice((0, 1, 2)), stall_seconds=5.0)
+        fingerprint = page_digest if ssd is None else ssd.fingerprint
+        if with_peer:
+            state.peer = ModelPeer(4096, fingerprint, landing_slots=draw.choice((0, 0, 3)), runner=runner)
+        if draw.random() < 0.4:
+            seconds = draw.choice((0.0, 1e-5, 1e-3))
+            state.attic = ModelTier(
+                "attic", 4096, draw.randint(1, 20), runner=runner, seconds=seconds, fingerprint=fingerprint
+            )
+        policy = {
+            "write": draw.choice(("through", "back")), "ssd_admission": draw.choice(("always", "reuse")),
+            "eviction": draw.choice(("lru", "lfu")), "restore_deadline": "20s",
+        }  # fmt: skip
+        state.stack = new_stack(
+            draw.randint(2, 12), ssd, lent=state.peer, runner=runner, policy=policy,
+            others=[state.attic] if state.attic is not None else [],
+            restore={"strategy": draw.choice(("load", "token-wise", "auto"))},
+        )  # fmt: skip
