@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="worlds of this kind only, may be repeated: %(choices)s",
     )  # fmt: skip
     parser.add_argument("--go-on", action="store_true", help="go on after a world that failed")
+    parser.add_argument("--as-it-is", action="store_true", help="do not shrink a world that failed")
     parser.add_argument("--schedule", type=whole, metavar="N", help="another order of threads, for one world")
     parser.add_argument("--keep", metavar="ACTIONS", help="only these actions of one world, as a failure prints them")
     parser.add_argument("--json", action="store_true", help="the last summary as JSON, and nothing else")

@@ -27,6 +27,7 @@ class Clients:
         if len(keys) > 2 and draw.random() < 0.3:
             cut = draw.randrange(1, len(keys))
             parent, depth, keys = keys[cut - 1], cut + 1, keys[cut:]
+        state.tell(f"puts {state.words(keys)} from page {depth} on")
         for key in keys:
             state.put_at[key] = UNDER_WAY
         offered = stack.intake.begin(keys, parent, depth)
@@ -47,8 +48,10 @@ class Clients:
     def restore(self, draw: random.Random) -> None:
         state, stack = self._state, self._state.stack
         keys, flushed = state.prompt(draw), state.flushed_at
+        state.tell(f"restores {state.words(keys)}")
         restore = stack.restore(keys)
         self._await(restore, lambda readiness: bool(readiness))
+        state.tell(f"has {restore.pages} of {len(keys)} pages of {state.words(keys)}")
         assert restore.state is RestoreState.READY
         places = restore.slots
         state.compare(keys, places)
@@ -65,7 +68,9 @@ class Clients:
     def leave(self, draw: random.Random) -> None:
         """A request that is aborted, at whatever moment."""
         state, stack = self._state, self._state.stack
-        restore = stack.restore(state.prompt(draw), can_compute=draw.random() < 0.5)
+        keys = state.prompt(draw)
+        state.tell(f"wants {state.words(keys)}, and leaves")
+        restore = stack.restore(keys, can_compute=draw.random() < 0.5)
         if draw.random() < 0.5:
             state.runner.sleep(draw.random() ** 3 * 1e-3)
             stack.restorer.poll(restore)
@@ -75,6 +80,7 @@ class Clients:
         """A request that waits for room, and is looked at in every round, on a device that gains and loses pages."""
         state, stack = self._state, self._state.stack
         keys = state.prompt(draw)
+        state.tell(f"waits in line with {state.words(keys)}")
         restore = stack.restore(keys, can_compute=True)
         self._await(restore, lambda readiness: readiness is not Readiness.WAIT)
         on_device = 0

@@ -13,6 +13,7 @@ from typing import Any
 from ...base.errors import FAILURE, USAGE, CommandRefusedError
 from .outcome import HAPPENINGS, KINDS, Outcome, live
 from .plan import WORLDS, Plan, from_words, make_plan
+from .shrink import shrink
 
 #: How long it runs where neither a number of seeds nor a time is given, minutes.
 MINUTES = 1.0
@@ -36,6 +37,10 @@ def run(options: argparse.Namespace) -> int:
         outcome = live(plan)
         summary.add(outcome)
         if outcome.error is not None:
+            if not options.as_it_is:
+                _say(f"FAILED: {outcome.plan.kind}, seed {outcome.plan.seed}; now it is shrunk", options)
+                outcome = shrink(outcome)
+            summary.failures.append(outcome)
             _say(_story(outcome), options)
             if not options.go_on:
                 break
@@ -61,8 +66,6 @@ class Summary:
         self.worlds += 1
         self.steps += outcome.steps
         self.happened.update(outcome.happened)
-        if outcome.error is not None:
-            self.failures.append(outcome)
 
     def line(self, seconds: float) -> str:
         """How far it has come."""

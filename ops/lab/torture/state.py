@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.base.virtual.schedule import BEGIN
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
@@ -44,17 +45,26 @@ class State:
         self.happened: Counter[str] = Counter()
         #: What was done, in the order of virtual time, for people.
         self.history: list[str] = []
+        self._words: dict[bytes, str] = {}
         self.moment = 0
         self.put_at: dict[bytes, int] = {}
         self.flushed_at = -1  # when the last flush of everything began that has returned
 
-    def tell(self, who: str, what: str) -> None:
-        """One more line of the history."""
-        self.history.append(f"{self.runner.now - 1000.0:12.6f}  {who:<14} {what}")
+    def tell(self, what: str) -> None:
+        """One more line of the history: what the thread that is on does now."""
+        who = self.runner.current.name if self.runner.current is not None else ""
+        self.history.append(f"{self.runner.now - BEGIN:12.6f}  {who:<14} {what}")
+
+    def words(self, keys: Sequence[bytes]) -> str:
+        """A prompt, for people: which branch is taken at each page."""
+        return self._words.get(keys[-1], "?")
 
     def prompt(self, draw: random.Random) -> list[bytes]:
         """The keys of a prompt's pages. There are few branches, so that requests share prefixes."""
-        return chain(*(draw.choice((0, 0, 1)) for _ in range(draw.randint(1, 7))))
+        branches = [draw.choice((0, 0, 1)) for _ in range(draw.randint(1, 7))]
+        keys = chain(*branches)
+        self._words[keys[-1]] = "".join(map(str, branches))
+        return keys
 
     # ---- oracles ----
 

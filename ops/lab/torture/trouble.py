@@ -20,6 +20,7 @@ class Trouble:
     def flush(self, draw: random.Random) -> None:
         state = self._state
         everything, began = draw.random() < 0.5, state.moment
+        state.tell("flushes everything" if everything else "flushes memory")
         state.stack.flush(memory=True, durable=everything)
         if everything:
             state.flushed_at = max(state.flushed_at, began)
@@ -28,7 +29,9 @@ class Trouble:
         array = self._state.array
         if array is not None and len(array.sizes) > 1:
             name = draw.choice(("lost", "silent", "failing"))
-            getattr(array, name).add(draw.randrange(len(array.sizes)))
+            number = draw.randrange(len(array.sizes))
+            getattr(array, name).add(number)
+            self._state.tell(f"device {number} is {name}")
             self._state.happened[f"device {name}"] += 1
 
     def damage_memory(self, draw: random.Random) -> None:
@@ -36,29 +39,38 @@ class Trouble:
         with stack.table.lock:
             for page in stack.table.listed():
                 if page.resident and not page.pins and page.digest is not None:
+                    self._state.tell(f"damages the page in slot {page.slot} of host memory")
                     stack.host.page(page.slot)[3] ^= 0x40
                     return
 
     def damage_disk(self, draw: random.Random) -> None:
         if self._state.array is not None:
             image = draw.choice(self._state.array.images)
-            image[draw.randrange(131_072, image.nbytes)] ^= 1
+            at = draw.randrange(131_072, image.nbytes)
+            self._state.tell(f"flips a bit of byte {at} of a device")
+            image[at] ^= 1
 
     def drop(self, draw: random.Random) -> None:
-        obey(self._state.stack, Drop(page=self._state.prompt(draw)[-1].hex()))
+        keys = self._state.prompt(draw)
+        self._state.tell(f"drops {self._state.words(keys)}")
+        obey(self._state.stack, Drop(page=keys[-1].hex()))
 
     def pin(self, draw: random.Random) -> None:
         state = self._state
-        key = state.prompt(draw)[-1].hex()
+        keys = state.prompt(draw)
+        key = keys[-1].hex()
+        state.tell(f"pins {state.words(keys)}")
         if isinstance(obey(state.stack, Pin(page=key)), str) and draw.random() < 0.8:
             obey(state.stack, Unpin(page=key))
 
     def empty_attic(self, draw: random.Random) -> None:
         if self._state.attic is not None:
+            self._state.tell("empties the attic")
             self._state.attic.lose_all()
 
     def cap(self, draw: random.Random) -> None:
         tier, limit = draw.choice(("host", "attic")), draw.choice((None, 4096 * draw.randint(1, 8)))
+        self._state.tell(f"caps {tier} to {limit} bytes")
         obey(self._state.stack, CapTier(tier=tier, limit=limit))
 
 
@@ -70,7 +82,9 @@ class Neighbours:
 
     def lend(self, draw: random.Random) -> None:
         if (peer := self._state.peer) is not None:
-            self._state.leases.append(peer.lend(draw.randint(1, 8), draw.choice(("d1", "d2"))))
+            slots, donor = draw.randint(1, 8), draw.choice(("d1", "d2"))
+            self._state.tell(f"{donor} lends {slots} slots")
+            self._state.leases.append(peer.lend(slots, donor))
             self._count("lend")
 
     def recall(self, draw: random.Random) -> None:
@@ -82,17 +96,22 @@ class Neighbours:
 
     def _recall(self, draw: random.Random, *, in_time: bool) -> None:
         if (peer := self._state.peer) is not None and self._state.leases:
-            peer.recall(self._leave(draw), in_time=in_time)
+            lease = self._leave(draw)
+            self._state.tell(f"lease {lease.lease} is recalled {'in time' if in_time else 'too late'}")
+            peer.recall(lease, in_time=in_time)
             self._count("recall" if in_time else "late")
 
     def end(self, draw: random.Random) -> None:
         if (peer := self._state.peer) is not None and self._state.leases:
-            peer.end(self._leave(draw))
+            lease = self._leave(draw)
+            self._state.tell(f"lease {lease.lease} ends")
+            peer.end(lease)
             self._count("end")
 
     def hold(self, draw: random.Random) -> None:
         """The lent memory does nothing for a while."""
         if (peer := self._state.peer) is not None:
+            self._state.tell("lent memory does nothing for a while")
             peer.hold(True)
             self._state.runner.sleep(draw.random() * 0.01)
             peer.hold(False)

@@ -119,7 +119,6 @@ class World:
             for action in job.actions.values():
                 if action.pause:
                     state.runner.sleep(action.pause)
-                state.tell(job.name, action.name)
                 getattr(does, action.name)(random.Random(action.seed))
                 if not isinstance(does, Neighbours):
                     state.happened[action.name] += 1
