@@ -10,21 +10,31 @@ from typing import NamedTuple
 
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 
+from .devices import DEVICES_FAIL, FATES
 from .plan import CLIENT as CLIENT_ACTIONS
 from .plan import NEIGHBOURS, TROUBLE, WORLDS, Plan, as_words
 from .scenarios import SCENARIOS
-from .world import World
+from .trouble import DEVICE_FAULTS
+from .world import ENDS, World
 
 #: Every kind of world, by what it is called on the command line.
 KINDS = (*WORLDS, *SCENARIOS)
+#: How processes end.
+CRASHES = (
+    *(f"crash: {name}" for name in ENDS),
+    *(f"crash: a write leaves {fate}" for fate in FATES),
+    "recovered",
+)
 #: What can happen in worlds: what is counted, and what is told where it was never reached.
 HAPPENINGS = (
     *CLIENT_ACTIONS,
     "pages",
     "rounds",
     *TROUBLE,
-    *(f"device {name}" for name in ("lost", "silent", "failing")),
+    *(f"device {name}" for name in DEVICE_FAULTS),
+    *(f"fault: {name}" for name in DEVICES_FAIL),
     *(f"lease {name}" for name in NEIGHBOURS),
+    *CRASHES,
 )
 
 

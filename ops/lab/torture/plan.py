@@ -11,13 +11,15 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 #: What a world is about. `trouble`: anything goes wrong. `calm`: nothing does. `lent`: there is lent memory and no ssd.
-WORLDS = ("trouble", "calm", "lent")
+#: `crash`: the process ends at any moment, or in order, and another one begins on the same devices.
+WORLDS = ("trouble", "calm", "lent", "crash")
 
 #: What a client does, and how often of so many.
 CLIENT = {"put": 4, "restore": 4, "leave": 1, "wait_in_line": 4}
 #: What goes wrong.
 TROUBLE = {
-    "flush": 2, "device": 1, "damage_memory": 1, "damage_disk": 1, "drop": 1, "pin": 1, "cap": 1, "empty_attic": 1,
+    "flush": 2, "device": 2, "damage_memory": 1, "damage_disk": 1, "drop": 1, "pin": 1, "cap": 1, "empty_attic": 1,
+    "clock": 1, "starve": 1,
 }  # fmt: skip
 #: What becomes of leases.
 NEIGHBOURS = {"lend": 3, "recall": 1, "late": 1, "end": 1, "hold": 1}
@@ -50,7 +52,8 @@ class Plan(NamedTuple):
     schedule: int
     jobs: tuple[Job, ...]
     shrunk: bool = False  # whether it is without some of its actions
-    crashes: tuple[float, ...] = ()  # how long each process lives, virtual seconds; one more follows that ends in order
+    #: How long each process but the last lives, virtual seconds; None: it ends in order, as the last one does.
+    crashes: tuple[float | None, ...] = ()
 
     @property
     def size(self) -> int:
@@ -81,7 +84,7 @@ def make_plan(kind: str, seed: int, *, steps: int = 12, schedule: int | None = N
     draw = plan.draw("plan")
     lives = draw.randint(2, 3) if kind == "crash" else 1
     jobs = [job for life in range(lives) for job in _jobs(kind, life, steps, draw)]
-    crashes = tuple(draw.random() ** 2 * 0.02 * steps for _ in range(lives - 1))
+    crashes = tuple(draw.random() ** 2 * 0.02 * steps if draw.random() < 0.8 else None for _ in range(lives - 1))
     return plan._replace(jobs=tuple(jobs), crashes=crashes)
 
 

@@ -14,9 +14,9 @@ from swift_tiers.radix_tiering.base.virtual.schedule import BEGIN
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
-from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 
+from .devices import PowerArray
 from .model_peer import ModelPeer
 from .plan import Plan
 from .stacks import chain, content, page_at
@@ -37,7 +37,7 @@ class State:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.array: ModelArray | None = None
+        self.array: PowerArray | None = None
         self.peer: ModelPeer | None = None
         self.attic: ModelTier | None = None
         self.leases: list[LeaseKey] = []
@@ -49,6 +49,8 @@ class State:
         self.moment = 0
         self.put_at: dict[bytes, int] = {}
         self.flushed_at = -1  # when the last flush of everything began that has returned
+        self.flushed_for_good_at = -1  # the same, of those that said that no crash brings anything back
+        self.opened = False  # whether a stripe set has ever been made
 
     def tell(self, what: str) -> None:
         """One more line of the history: what the thread that is on does now."""

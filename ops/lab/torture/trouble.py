@@ -6,9 +6,13 @@ import random
 
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, Drop, Pin, Unpin
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
+from swift_tiers.radix_tiering.way import sweeps
 
 from .stacks import obey
 from .state import State
+
+#: Sets of devices of the model that a device is put into.
+DEVICE_FAULTS = ("lost", "silent", "failing", "full", "lying")
 
 
 class Trouble:
@@ -21,14 +25,16 @@ class Trouble:
         state = self._state
         everything, began = draw.random() < 0.5, state.moment
         state.tell("flushes everything" if everything else "flushes memory")
-        state.stack.flush(memory=True, durable=everything)
+        flushed = sweeps.run(state.stack.flush_steps(memory=True, durable=everything))
         if everything:
             state.flushed_at = max(state.flushed_at, began)
+            if flushed.durable:
+                state.flushed_for_good_at = max(state.flushed_for_good_at, began)
 
     def device(self, draw: random.Random) -> None:
         array = self._state.array
         if array is not None and len(array.sizes) > 1:
-            name = draw.choice(("lost", "silent", "failing"))
+            name = draw.choice(DEVICE_FAULTS)
             number = draw.randrange(len(array.sizes))
             getattr(array, name).add(number)
             self._state.tell(f"device {number} is {name}")
@@ -72,6 +78,17 @@ class Trouble:
         tier, limit = draw.choice(("host", "attic")), draw.choice((None, 4096 * draw.randint(1, 8)))
         self._state.tell(f"caps {tier} to {limit} bytes")
         obey(self._state.stack, CapTier(tier=tier, limit=limit))
+
+    def clock(self, draw: random.Random) -> None:
+        """The time of day jumps, either way."""
+        seconds = draw.choice((-1, 1)) * draw.choice((0.1, 60.0, 86_400.0))
+        self._state.tell(f"the time of day jumps by {seconds} s")
+        self._state.runner.clock_off += seconds
+
+    def starve(self, draw: random.Random) -> None:
+        """A thread that could go on gets no turn."""
+        if name := self._state.runner.starve(seconds := draw.random() * 0.5):
+            self._state.tell(f"{name} gets no turn for {seconds:.3f} s")
 
 
 class Neighbours:

@@ -1,6 +1,6 @@
 """Requests over a whole `TierStack` in virtual time, while devices, leases and operators do what they like.
 
-The engine is the real one; devices (`ModelArray`) and lent memory (`ModelPeer`) are models. A world follows from its
+The engine is the real one; devices (`PowerArray`) and lent memory (`ModelPeer`) are models. A world follows from its
 plan: what everybody does is drawn there, and in which order by the runner.
 """
 
@@ -12,14 +12,16 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.tiers.peer import LentMemory
-from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 from swift_tiers.radix_tiering.way import down, sweeps, up
 
 from .clients import Clients
+from .devices import PowerArray
 from .model_peer import ModelPeer
 from .plan import Job, Plan
 from .stacks import check, memory_ssd, new_stack
@@ -33,6 +35,8 @@ KNOBS: list[tuple[Any, str, Sequence[int]]] = [
     (LentMemory, "writes_in_flight", (1, 16)),
     (down, "WRITE_BACK_STEP", (1, 64)),
 ]
+#: How a process ends.
+ENDS = ("the end in order", "the process", "the power")
 
 
 class World:
@@ -41,6 +45,8 @@ class World:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.state = State(plan)
+        self._steps = 0  # of processes that have ended
+        self._images: list[np.ndarray] = []  # what is on the devices when a process begins
         self._calm = plan.kind == "calm"
         draw = plan.draw("runner")
         self._pace: dict[str, Any] = {
@@ -58,7 +64,7 @@ class World:
     @property
     def steps(self) -> int:
         """Those of the schedule."""
-        return self.runner.steps
+        return self._steps + self.runner.steps
 
     def run(self) -> World:
         """Live it to its end. Raises AssertionError, or whatever the engine does, where something is wrong."""
@@ -66,8 +72,41 @@ class World:
         with ExitStack() as patches:
             for owner, name, values in KNOBS:
                 patches.enter_context(patch.object(owner, name, draw.choice(values)))
-            self.runner.run(lambda: self._live(0))
+            for life, seconds in enumerate((*self.plan.crashes, None)):
+                if life:
+                    self._begin_again(life)
+                self._run(life, seconds)
         return self
+
+    def _run(self, life: int, seconds: float | None) -> None:
+        """One process, which ends in order, or after so many seconds whatever it does."""
+        state, runner = self.state, self.runner
+
+        def main() -> None:
+            thread = runner.thread(lambda: self._live(life), f"life-{life}")
+            thread.start()
+            thread.join(seconds)
+            state.tell("the process ends")
+
+        runner.run(main if seconds is not None else lambda: self._live(life))
+
+    def _begin_again(self, life: int) -> None:
+        """Another process, which has of the one before what its devices have."""
+        state, draw = self.state, self.plan.draw(f"end of life {life - 1}")
+        self._steps += self.runner.steps
+        array, power = state.array, draw.random() < 0.5
+        crashed = self.plan.crashes[life - 1] is not None
+        if crashed:
+            state.flushed_at = state.flushed_for_good_at
+        if array is not None:
+            self._images = array.left_behind(draw, power=power) if crashed else array.images
+            if crashed and power and array.lied:
+                state.flushed_at = state.flushed_for_good_at = -1
+        if not state.opened:  # half made: whoever sees that begins with blank devices
+            self._images = []
+        state.happened[f"crash: {ENDS[1 + power if crashed else 0]}"] += 1
+        state.array, state.peer, state.attic, state.leases = None, None, None, []
+        state.runner = self._runner(life)
 
     def _runner(self, life: int) -> VirtualRunner:
         return VirtualRunner(self.plan.schedule + life * 1_000_003, most_seconds=600.0, **self._pace)
@@ -128,11 +167,14 @@ class World:
     def _build(self, draw: random.Random) -> None:
         state, runner, lent = self.state, self.runner, self.plan.kind == "lent"
         with_peer, with_ssd = draw.random() < 0.5 or lent, draw.random() < 0.8 and not lent
+        with_ssd = with_ssd or self.plan.kind == "crash"
         ssd = None
         if with_ssd or not with_peer:
             sizes = [262_144 + draw.randint(3, 20) * 8192] * draw.randint(1, 3)
-            state.array = ModelArray(runner, sizes, seconds=draw.choice((1e-5, 1e-4, 2e-3)))
+            images = self._images or [np.zeros(size, np.uint8) for size in sizes]
+            state.array = PowerArray(runner, images, state.happened, seconds=draw.choice((1e-5, 1e-4, 2e-3)))
             ssd = memory_ssd(array=state.array, runner=runner, verifiers=draw.choice((0, 1, 2)), stall_seconds=5.0)
+            state.opened = True
         fingerprint = page_digest if ssd is None else ssd.fingerprint
         if with_peer:
             state.peer = ModelPeer(4096, fingerprint, landing_slots=draw.choice((0, 0, 3)), runner=runner)
@@ -150,3 +192,5 @@ class World:
             others=[state.attic] if state.attic is not None else [],
             restore={"strategy": draw.choice(("load", "token-wise", "auto"))},
         )  # fmt: skip
+        recovered = (event for event in state.stack.events.since() if event.kind == "ssd.recovered")
+        state.happened["recovered"] += sum(event.fields["pages"] for event in recovered)

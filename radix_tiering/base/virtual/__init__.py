@@ -20,6 +20,9 @@ EPOCH = 1.7e9
 class VirtualRunner(Schedule, Runner):
     """Use by `run`; the parameters are those of `Schedule`."""
 
+    #: How far the time of day has jumped, seconds. What never goes back does not jump.
+    clock_off = 0.0
+
     def lock(self) -> Lock:
         return VirtualLock(self)
 
@@ -44,7 +47,7 @@ class VirtualRunner(Schedule, Runner):
         return self.look()
 
     def time(self) -> float:
-        return EPOCH + self.look()
+        return EPOCH + self.look() + self.clock_off
 
     def sleep(self, seconds: float) -> None:
         if self.current is None:

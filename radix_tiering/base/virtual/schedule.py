@@ -23,6 +23,8 @@ import greenlet
 
 #: How far time goes on with every step, and every look at the clock, seconds.
 STEP_SECONDS = 1e-6
+#: Why a task waits that could go on.
+STARVED = "gets no turn"
 #: What the clock says at the beginning, seconds.
 BEGIN = 1000.0
 
@@ -207,6 +209,18 @@ class Schedule:
         self._go(self._next())
         return not task.timed_out
 
+    def starve(self, seconds: float) -> str:
+        """One of the others that could go on gets no turn for so long; its name, or "" where none could."""
+        others = [task for task in self._ready if task is not self.current]
+        if not others:
+            return ""
+        task = self.random.choice(others)
+        self._not_ready(task)
+        task.why = STARVED
+        self._timers_made += 1
+        heapq.heappush(self._timers, (self.now + seconds, self._timers_made, task, task.epoch))
+        return task.name
+
     def wake(self, task: Task) -> None:
         """It need not wait any longer."""
         task.epoch += 1
@@ -259,7 +273,8 @@ class Schedule:
         while self._timers and self._timers[0][0] <= self.now:
             _, _, task, epoch = heapq.heappop(self._timers)
             if task.epoch == epoch:
-                task.timed_out = True
+                if task.why is not STARVED:  # whatever it waited for before has come
+                    task.timed_out = True
                 if task.waiters is not None:
                     task.waiters.remove(task)
                 self.wake(task)

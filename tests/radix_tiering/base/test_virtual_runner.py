@@ -172,6 +172,37 @@ def test_a_missing_lock_shows_under_some_seeds_only() -> None:
     assert len(set(found)) > 1
 
 
+def test_who_gets_no_turn_goes_on_later_and_misses_nothing() -> None:
+    runner = VirtualRunner(3, switch=0.0, stall=0.0)
+    went_on: list[float] = []
+
+    def main() -> None:
+        flag, began = runner.flag(), runner.monotonic()
+
+        def wait() -> None:
+            assert flag.wait(5.0), "it was woken"
+            went_on.append(runner.monotonic() - began)
+
+        thread = runner.thread(wait, "waits")
+        thread.start()
+        runner.sleep(1.0)
+        flag.set()
+        assert runner.starve(10.0) == "waits"
+        assert runner.starve(10.0) == ""
+        thread.join()
+
+    runner.run(main)
+    assert 11.0 <= went_on[0] < 11.1
+
+
+def test_the_time_of_day_jumps_and_nothing_else_does() -> None:
+    runner = VirtualRunner(0)
+    day, began = runner.time(), runner.monotonic()
+    runner.clock_off -= 3600.0
+    assert runner.time() < day - 3599
+    assert began < runner.monotonic() < began + 1
+
+
 def test_who_waits_for_each_other_is_told() -> None:
     runner = VirtualRunner(3)
 
