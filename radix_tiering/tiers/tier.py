@@ -68,8 +68,13 @@ class Written(NamedTuple):
     digest: bytes  # checksum of the bytes that were written
 
 
+#: Why a page is not written whose bytes in memory are no longer those of its checksum.
+DAMAGED = "the bytes in memory are not the page's"
+
+
 class Write(NamedTuple):
-    """One page to write."""
+    """One page to write. A durable tier that is given its checksum writes no other bytes, and answers DAMAGED: what it
+    has written is found again after a crash, whatever became of it before."""
 
     record: PageRecord
     place: Any  # from `Tier.reserve`

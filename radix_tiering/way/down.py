@@ -26,7 +26,7 @@ from ..table.held_page import HOST, Page
 from ..table.page_table import PageTable
 from ..table.policy import AdmissionPolicy
 from ..tiers.host.host_tier import HostTier
-from ..tiers.tier import Tier, Write, Written
+from ..tiers.tier import DAMAGED, Tier, Write, Written
 
 #: What is wanted of a tier beyond the pages that memory holds now: room for those to come.
 HEADROOM = 1.25
@@ -282,7 +282,8 @@ class Mover:
                 self.copies.counters.refuse(reason)
             return None
         self._table.begin(page, self.number, place, page.digest)
-        return Write(page.record, place, self._host.block_run(page.slot), page.digest, self._completion(page))
+        digest = page.digest if self._verify or not self.copies.durable else None
+        return Write(page.record, place, self._host.block_run(page.slot), digest, self._completion(page))
 
     def _reachable(self, page: Page) -> bool:
         """Whether a restart would find the prefix of `page`, once the writes in flight are done."""
@@ -311,12 +312,14 @@ class Mover:
 
         def done(written: Written | None, reason: str) -> None:
             # The checksum of what was written: were the bytes still the page's?
-            intact = written is None or not self._verify or page.digest in (None, written.digest)
+            damaged = written is not None and self._verify and page.digest not in (None, written.digest)
+            intact = not damaged and reason != DAMAGED
             with self._table.lock:
                 self._in_flight -= 1
                 if written is None:
                     self._table.end(page, self.number, whole=False)
-                    self._failed(page, reason)
+                    if intact:
+                        self._failed(page, reason)
                 elif self._table.end(
                     page,
                     self.number,

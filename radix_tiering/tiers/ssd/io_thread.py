@@ -16,7 +16,7 @@ import numpy as np
 
 from ...base.page import BLOCK_BYTES, page_digest, round_up
 from ...base.runner import Runner
-from ..tier import ReadOutcome
+from ..tier import DAMAGED, ReadOutcome
 from .arrays.devices import Completion, DeviceArray, Operation, Request
 from .blockio import CONTROL_TAG, Patience, aligned_buffer
 from .device_state import DeviceState, Service
@@ -365,9 +365,12 @@ class IoThread:
             payload = write.data[start : start + unit_length(write.length, self._unit_bytes, index)]
             write.unit_digests.append(page_digest(payload.data))
         write.digest = combined_digest(write.unit_digests)
+        if write.expected not in (None, write.digest):
+            write.failure = DAMAGED
         with self._wake:
             if any(self._devices[device].service is Service.OUT for device, _ in write.placement):
                 write.lose_device("device gone")
+            if write.failed:
                 self._writes_active -= 1
                 self._end(write)
                 return

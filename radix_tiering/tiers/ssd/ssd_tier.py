@@ -144,7 +144,10 @@ class SsdTier(Tier):
     def write(self, writes: Sequence[Write]) -> None:
         now = self._runner.monotonic()
         self.stripes.write_many(
-            [WriteRequest(one.record, one.place, one.data, partial(self._written, one, now)) for one in writes]
+            [
+                WriteRequest(one.record, one.place, one.data, partial(self._written, one, now), one.digest)
+                for one in writes
+            ]
         )
 
     def _written(self, write: Write, started: float, stored: StoredPage | None, reason: str) -> None:

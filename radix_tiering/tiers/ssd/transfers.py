@@ -48,6 +48,7 @@ class WriteRequest(NamedTuple):
     placement: Placement
     data: np.ndarray
     done: WriteDone
+    digest: bytes | None = None  # of the page, where it is known: other bytes are not written
 
 
 class TransferStage(Enum):
@@ -100,8 +101,8 @@ class PageWrite:
     """A page being written."""
 
     __slots__ = (
-        "data", "digest", "done", "failure", "flying", "generation", "namespace_id", "placement", "record", "stage",
-        "stored", "todo", "unit_digests",
+        "data", "digest", "done", "expected", "failure", "flying", "generation", "namespace_id", "placement", "record",
+        "stage", "stored", "todo", "unit_digests",
     )  # fmt: skip
     writing = True
 
@@ -112,6 +113,7 @@ class PageWrite:
         self.done = request.done
         self.namespace_id = namespace_id
         self.generation = generation
+        self.expected = request.digest
         self.digest = b""
         self.unit_digests: list[bytes] = []
         self.stage = TransferStage.QUEUED
