@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...base.errors import FAILURE, USAGE, CommandRefusedError
+from ...base.errors import FAILURE, USAGE, CommandError
 from .outcome import HAPPENINGS, KINDS, Outcome, live
 from .plan import WORLDS, Plan, from_words, make_plan
 from .shrink import shrink
@@ -25,7 +25,7 @@ HISTORY_LINES = 120
 
 def run(options: argparse.Namespace) -> int:
     if not __debug__:
-        raise CommandRefusedError("torture: worlds are judged by assertions, which Python leaves out with -O", USAGE)
+        raise CommandError("torture: worlds are judged by assertions, which Python leaves out with -O", USAGE)
     plans = _plans(options)
     minutes = options.minutes if options.minutes is not None or options.seeds else MINUTES
     began = told = time.monotonic()
@@ -100,11 +100,11 @@ class Summary:
 
 
 def _plans(options: argparse.Namespace) -> Iterator[Plan]:
-    """The worlds that are asked for, seed by seed. Raises CommandRefusedError for what does not fit together."""
+    """The worlds that are asked for, seed by seed. Raises CommandError for what does not fit together."""
     kinds = options.kind or KINDS
     if options.keep is not None or options.schedule is not None:
         if len(kinds) != 1 or options.seeds != 1 or kinds[0] not in WORLDS:
-            raise CommandRefusedError(
+            raise CommandError(
                 f"torture: --keep and --schedule need --seeds 1 and one --kind of {', '.join(WORLDS)}",
                 USAGE,
             )
@@ -119,12 +119,10 @@ def _kept(plan: Plan, options: argparse.Namespace) -> Plan:
     try:
         kept = from_words(options.keep)
     except ValueError as error:
-        raise CommandRefusedError(f"torture: --keep: {error}", USAGE) from error
+        raise CommandError(f"torture: --keep: {error}", USAGE) from error
     known = plan.kept()
     if strange := [name for name, numbers in kept.items() if not numbers <= set(known.get(name, ()))]:
-        raise CommandRefusedError(
-            f"torture: --keep: this world has no such actions of {', '.join(strange)[:80]}", USAGE
-        )
+        raise CommandError(f"torture: --keep: this world has no such actions of {', '.join(strange)[:80]}", USAGE)
     return plan.keeping(kept)
 
 
