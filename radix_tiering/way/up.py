@@ -1,12 +1,12 @@
 """A page's way up, as one procedure: from what a request asks for to pages in its device's slots.
 
 1. `begin`: a request has arrived, and the device lacks a chain of its pages. Nothing waits for that.
-2. `_start`, on the worker: the chain is claimed page by page as far as it is held, and pinned; a decision is made by
-   what loading and computing cost (`Pacing`); each source is given what to read (`PageReads`); and what was in host
-   memory already is verified.
-3. `_read`, on the threads of the tiers: a page has come up, verified, or will not come (`Reads`). The next is read.
-4. `poll`, on the thread that drives the device: whether the request may be admitted, with all that there is or with a
-   part. It may compute the rest meanwhile: then `step` says how far, and `take` hears what it has taken.
+2. `_start`: the chain is claimed page by page as far as it is held, and pinned; a decision is made by what loading and
+   computing cost (`Pacing`); each source is given what to read (`PageReads`, `Reads`); and what was in host memory
+   already is verified.
+3. `_read`: a page has come up, verified, or will not come. The next is read.
+4. `poll`: whether the request may be admitted, with all that there is or with a part. It may compute the rest
+   meanwhile: then `step` says how far, and `take` hears what it has taken.
 5. `present`, `places`: what can be copied to the device now. Nothing is promised that is not held.
 6. `release`: nothing is pinned for it any more.
 
@@ -92,7 +92,7 @@ class Restorer:
         self._thread = runner.thread(self._run, "swift-restore")
         self._thread.start()
 
-    # ---- any thread ----
+    # ---- 1. a request arrives; any thread ----
 
     def begin(
         self,
@@ -119,23 +119,6 @@ class Restorer:
         self._jobs.put(lambda: self._start(restore))
         return restore
 
-    @property
-    def behind(self) -> float:
-        """So many times its estimate a load may take. May be changed at any time."""
-        return self._pacing.behind
-
-    @behind.setter
-    def behind(self, factor: float) -> None:
-        self._pacing.behind = factor
-
-    def serve(self, *, by_age: bool) -> None:
-        """Whom sources load for first from now on: the oldest, or who has most recomputation left."""
-        self._reads.batch.by_age = by_age
-
-    def change_deadline(self, seconds: float) -> None:
-        """How long those who begin to wait from now on will wait."""
-        self._deadline_seconds = seconds
-
     def nothing(self, keys: Sequence[bytes], prefix_keys: Sequence[bytes] = (), why: str = "") -> Restore:
         """A restore of `keys` where nothing is held, or, if `why` says so, wanted: ready now, with no page. Counts the
         misses and the uses."""
@@ -146,193 +129,7 @@ class Restorer:
         self._jobs.put(lambda: self._miss(restore))
         return restore
 
-    def poll(self, restore: Restore) -> Readiness:
-        """What the request may do now. Past its deadline it is no longer kept waiting: it goes on with what has come
-        up, or computes what is missing."""
-        now = self._clock()
-        if not restore.under_way:
-            return self._pacing.readiness_of_settled(restore)
-        if restore.asked is None:
-            restore.asked = now
-            restore.story.waited_for(now)
-            restore.deadline = now + self._deadline_seconds
-            self._jobs.put(lambda: self._start(restore))  # in case it had been deferred
-        if restore.can_compute and restore.complete:
-            with self._table.lock:
-                return self._pacing.compute_or_wait(restore, now)
-        if now < restore.deadline:
-            return Readiness.WAIT
-        with self._table.lock:
-            if restore.under_way:
-                self._end(restore, "expired")
-                waited = self._clock() - restore.started
-                self._events.emit("restore.expired", pages=len(restore.keys), seconds=round(waited, 3))
-                self._finish(restore)
-        return Readiness.READY
-
-    def settled(self, restore: Restore) -> bool:
-        """Whether nothing is to be waited for, computed or decided any more, without beginning to wait."""
-        return not restore.under_way and self._pacing.readiness_of_settled(restore) is Readiness.READY
-
-    def release(self, restore: Restore) -> None:
-        """The request has its pages on the device, or ended: nothing is pinned for it any more. Idempotent."""
-        with self._table.lock:
-            if restore.state is RestoreState.RELEASED:
-                return
-            self._reads.ended(restore)
-            self._pacing.goes_on(restore)
-            self._reads.remove(restore)
-            if restore.under_way:
-                self._end(restore, "completed" if restore.all_there else "cancelled")
-            claimed = restore.release()
-        if claimed:
-            self._jobs.put(lambda: self._give_back(claimed))
-
-    def count_load(
-        self, restore: Restore, first: int, pages: int, seconds: float, *, failed: bool, landed: int = 0
-    ) -> None:
-        """Account for a copy of `pages` pages, from the restore's page `first` (from 0), to the device; `landed` of
-        them were copied from landing memory."""
-        with self._table.lock:
-            if failed:
-                self._counts["failed_loads"] += 1
-                self._events.emit("load.failed", pages=pages)
-                return
-            served = restore.sources[first : first + pages]
-            length = restore.claimed[0].length if restore.claimed else 0
-            for copies in self._table.of:
-                copies.counters.hits += served.count(copies.number)
-            self._table.of[HOST].counters.bytes_read += (pages - landed) * length
-            self._table.of[HOST].counters.read_latency.observe(seconds)
-            restore.story.copy_seconds += seconds
-
-    # ---- while the device computes; the thread that drives it ----
-
-    def step(self, restore: Restore, front: int) -> Step:
-        """What the device should do next for `restore`, of whose pages it has the first `front`.
-
-        What it says stays possible until the next call of this, of `take` or of `poll`. It holds (`end == jump`) while
-        it would compute what is about to arrive. Nothing is waited for without bound: what takes longer than
-        `restore.behind` times its estimate is computed.
-        """
-        with self._table.lock:
-            flight = restore.flight
-            flight.computed()
-            flight.observe(front)
-            flight.reserve(0)
-            step = self._pacing.next_step(restore)
-            flight.abandon_loading(step.jump, step.end)
-            flight.reserve(step.end)
-            self._reads.pump()
-            return step
-
-    def take(self, restore: Restore, step: Step) -> None:
-        """The device copies and computes as `step` says; see `Flight.take`."""
-        with self._table.lock:
-            restore.flight.take(step)
-            restore.computing = True
-            self._pacing.goes_on(restore)
-            self._pacing.launched(restore, step)
-            restore.story.computed(step.jump, step.end)
-            self._reads.batch.set_computing(restore, True)
-            self._reads.pump()
-
-    def present(self, restore: Restore, front: int) -> int:
-        """How many pages from the start the device could have at once, which has the first `front` of them now: behind
-        those, what lies verified and pinned in host memory. Any number of looks, in any order, changes nothing of it.
-
-        Where the device may compute a part meanwhile, what it has now is not loaded as long as it has it.
-        """
-        with self._table.lock:
-            if restore.can_compute:
-                restore.flight.observe(min(front, len(restore.flight)))  # the device may have what nobody else has
-            return front + restore.flight.arrived_from(front)
-
-    def places(self, restore: Restore, first: int, end: int) -> Places:
-        """See `Restore.places`."""
-        with self._table.lock:
-            return restore.places(first, end)
-
-    def split(self, restore: Restore) -> None:
-        """The device has computed or taken every page of it, or is about to. What it took stays pinned until it is
-        released."""
-        with self._table.lock:
-            self._reads.remove(restore)
-            restore.story.taken(self._clock())
-            if restore.state is RestoreState.RUNNING:
-                self._end(restore, "split")
-                restore.settle(len(restore.claimed))
-
-    # ---- likewise, where it computes layer by layer ----
-
-    def wants_layers(self, restore: Restore) -> bool:
-        """Whether its layers are to be computed from the bottom, as things are."""
-        with self._table.lock:
-            return self._pacing.by_layers(restore)
-
-    def refuse_layers(self, restore: Restore, why: str) -> None:
-        """They cannot be, for this reason: it goes on as if that had never been thought of."""
-        with self._table.lock:
-            self._pacing.not_by_layers(restore, why)
-
-    def take_layers(self, restore: Restore, front: int, end: int) -> None:
-        """The device, which has the first `front` pages, computes those up to `end` layer by layer. What is missing of
-        them still comes up: `arrived` says when the upper layers can be copied instead."""
-        with self._table.lock:
-            restore.flight.begin(front)
-            restore.computing = True
-            self._pacing.goes_on(restore)
-            restore.story.computed(front, end)
-            # Its pages are of use together only, so none is left out for being computed sooner.
-            self._reads.batch.set_computing(restore, False)
-            self._reads.pump()
-
-    def layers_arrived(self, restore: Restore, front: int, end: int) -> bool | None:
-        """Whether pages `[front, end)` lie in host memory, verified; None if one of them never will. Then nothing more
-        is read for it."""
-        with self._table.lock:
-            if restore.flight.arrived_all(front, end):
-                return not any(page.dropped for page in restore.claimed[front:end]) or None
-            if restore.flight.to_compute(front, end):
-                self._reads.remove(restore)
-                return None
-            return False
-
-    def count_layers(self, restore: Restore, pages: int, computed: int, layers: int) -> None:
-        """Of `pages` pages `computed` of `layers` layers were computed, and the others copied to the device."""
-        with self._table.lock:
-            length = restore.claimed[0].length if restore.claimed else 0
-            self._table.of[HOST].counters.bytes_read += pages * length * (layers - computed) // layers
-            restore.story.by_layers(computed, layers)
-
-    # ---- any thread ----
-
-    def snapshot(self) -> RestoreSnapshot:
-        return RestoreSnapshot(**{**self._counts, "restores_late": self._pacing.late})
-
-    def close(self) -> None:
-        """Finish queued jobs and end the worker."""
-        self._jobs.put(None)
-        self._thread.join()
-
-    def flush(self) -> None:
-        """Wait until every job queued so far has run."""
-        done = self._runner.flag()
-        self._jobs.put(done.set)
-        done.wait()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    # ---- the worker ----
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except Exception as error:  # noqa: BLE001 - the worker must outlive any one request
-                self._events.emit("restore.error", error=repr(error))
+    # ---- 2. its chain is claimed, as far as it is held; on the worker ----
 
     def _start(self, restore: Restore) -> None:
         with self._table.lock:
@@ -360,27 +157,9 @@ class Restorer:
             with self._table.lock:
                 self._finish_if_settled(restore)
 
-    def _count_misses(self, wanted: int, sources: Sequence[int] = ()) -> None:
-        """Of so many pages those of `sources` were found, each in its tier: every other tier that comes before that
-        one lacks it. Lock held."""
-        for copies in self._table.of:
-            wanted -= sources.count(copies.number)
-            copies.counters.misses += wanted
-
-    def _use(self, keys: Sequence[bytes], now: int, reach: int) -> None:
-        """Count a use of pages that the device has."""
-        for start in range(0, len(keys), PAGES_PER_HOLD):
-            with self._table.lock:
-                for key in keys[start : start + PAGES_PER_HOLD]:
-                    if (page := self._table.settled(self._table.serving, key)) is not None:
-                        self._touch(page, now, reach)
-
-    def _touch(self, page: Page, now: int, reach: int) -> None:
-        self._table.use(page, now, reach)
-        if page.resident:
-            for mover in self._movers:
-                if page.copies[mover.number] is None:
-                    mover.offer(page)
+    def _may_start_early(self, pages: int) -> bool:
+        kept = self._table.operator_pins.kept_pages
+        return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
 
     def _claim(self, restore: Restore, now: int) -> None:
         """Pin the chain as far as it goes."""
@@ -456,20 +235,27 @@ class Restorer:
                     failure = ReadOutcome.CHECKSUM.value
                 self._settle(restore, unit, HOST, failure)
 
-    def _may_start_early(self, pages: int) -> bool:
-        kept = self._table.operator_pins.kept_pages
-        return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
-
-    def _give_back(self, claimed: Sequence[Page]) -> None:
-        """Unpin, then go on with the restores that were put off for want of room, in their order."""
-        for start in range(0, len(claimed), PAGES_PER_HOLD):
+    def _use(self, keys: Sequence[bytes], now: int, reach: int) -> None:
+        """Count a use of pages that the device has."""
+        for start in range(0, len(keys), PAGES_PER_HOLD):
             with self._table.lock:
-                for page in claimed[start : start + PAGES_PER_HOLD]:
-                    self._table.unpin(page)
-        with self._table.lock:
-            waiting, self._deferred = self._deferred, deque()
-        for restore in waiting:
-            self._start(restore)
+                for key in keys[start : start + PAGES_PER_HOLD]:
+                    if (page := self._table.settled(self._table.serving, key)) is not None:
+                        self._touch(page, now, reach)
+
+    def _touch(self, page: Page, now: int, reach: int) -> None:
+        self._table.use(page, now, reach)
+        if page.resident:
+            for mover in self._movers:
+                if page.copies[mover.number] is None:
+                    mover.offer(page)
+
+    def _count_misses(self, wanted: int, sources: Sequence[int] = ()) -> None:
+        """Of so many pages those of `sources` were found, each in its tier: every other tier that comes before that
+        one lacks it. Lock held."""
+        for copies in self._table.of:
+            wanted -= sources.count(copies.number)
+            copies.counters.misses += wanted
 
     def _miss(self, restore: Restore) -> None:
         with self._table.lock:
@@ -477,7 +263,7 @@ class Restorer:
             self._count_misses(len(restore.keys))
         self._use(restore.prefix_keys, now, restore.reach)
 
-    # ---- lock held ----
+    # ---- 3. a page has come up, or will not; lock held, on the threads of the tiers ----
 
     def _read(self, waiter: Waiter, source: int, failure: str) -> None:
         """A page that was on its way up is there, or will not come."""
@@ -506,6 +292,20 @@ class Restorer:
             self._end(restore, "completed" if whole else "cut_short")
             self._finish(restore)
 
+    def _finish(self, restore: Restore) -> None:
+        """READY: keep the pages that arrived, from the start of the chain; let the others go, unless the device can
+        compute what is missing between them."""
+        usable = restore.usable
+        if not restore.complete:  # its time was up before its chain was claimed
+            restore.story.found(restore.by_source())
+        self._reads.remove(restore)
+        if not restore.can_compute or restore.outcome == "expired":
+            for unit, page in enumerate(restore.claimed[usable:], usable):
+                self._table.unpin(page)
+                restore.flight.failed(unit)
+            del restore.claimed[usable:], restore.sources[usable:]
+        restore.settle(usable)
+
     def _end(self, restore: Restore, outcome: str) -> None:
         if restore.state is RestoreState.WAITING:
             # The worker has not come to it: without this, more would end than begin.
@@ -526,16 +326,222 @@ class Restorer:
             self._counts["lost_pages"] += pages
             self._events.emit("restore.pages_lost", source=source, pages=pages, seconds=waited, reason=reason)
 
-    def _finish(self, restore: Restore) -> None:
-        """READY: keep the pages that arrived, from the start of the chain; let the others go, unless the device can
-        compute what is missing between them."""
-        usable = restore.usable
-        if not restore.complete:  # its time was up before its chain was claimed
-            restore.story.found(restore.by_source())
-        self._reads.remove(restore)
-        if not restore.can_compute or restore.outcome == "expired":
-            for unit, page in enumerate(restore.claimed[usable:], usable):
-                self._table.unpin(page)
-                restore.flight.failed(unit)
-            del restore.claimed[usable:], restore.sources[usable:]
-        restore.settle(usable)
+    # ---- 4. the request waits, or is admitted; the thread that drives the device ----
+
+    def poll(self, restore: Restore) -> Readiness:
+        """What the request may do now. Past its deadline it is no longer kept waiting: it goes on with what has come
+        up, or computes what is missing."""
+        now = self._clock()
+        if not restore.under_way:
+            return self._pacing.readiness_of_settled(restore)
+        if restore.asked is None:
+            restore.asked = now
+            restore.story.waited_for(now)
+            restore.deadline = now + self._deadline_seconds
+            self._jobs.put(lambda: self._start(restore))  # in case it had been deferred
+        if restore.can_compute and restore.complete:
+            with self._table.lock:
+                return self._pacing.compute_or_wait(restore, now)
+        if now < restore.deadline:
+            return Readiness.WAIT
+        with self._table.lock:
+            if restore.under_way:
+                self._end(restore, "expired")
+                waited = self._clock() - restore.started
+                self._events.emit("restore.expired", pages=len(restore.keys), seconds=round(waited, 3))
+                self._finish(restore)
+        return Readiness.READY
+
+    def settled(self, restore: Restore) -> bool:
+        """Whether nothing is to be waited for, computed or decided any more, without beginning to wait."""
+        return not restore.under_way and self._pacing.readiness_of_settled(restore) is Readiness.READY
+
+    # ---- the device computes, while pages come up ----
+
+    def step(self, restore: Restore, front: int) -> Step:
+        """What the device should do next for `restore`, of whose pages it has the first `front`.
+
+        What it says stays possible until the next call of this, of `take` or of `poll`. It holds (`end == jump`) while
+        it would compute what is about to arrive. Nothing is waited for without bound: what takes longer than
+        `restore.behind` times its estimate is computed.
+        """
+        with self._table.lock:
+            flight = restore.flight
+            flight.computed()
+            flight.observe(front)
+            flight.reserve(0)
+            step = self._pacing.next_step(restore)
+            flight.abandon_loading(step.jump, step.end)
+            flight.reserve(step.end)
+            self._reads.pump()
+            return step
+
+    def take(self, restore: Restore, step: Step) -> None:
+        """The device copies and computes as `step` says; see `Flight.take`."""
+        with self._table.lock:
+            restore.flight.take(step)
+            restore.computing = True
+            self._pacing.goes_on(restore)
+            self._pacing.launched(restore, step)
+            restore.story.computed(step.jump, step.end)
+            self._reads.batch.set_computing(restore, True)
+            self._reads.pump()
+
+    def split(self, restore: Restore) -> None:
+        """The device has computed or taken every page of it, or is about to. What it took stays pinned until it is
+        released."""
+        with self._table.lock:
+            self._reads.remove(restore)
+            restore.story.taken(self._clock())
+            if restore.state is RestoreState.RUNNING:
+                self._end(restore, "split")
+                restore.settle(len(restore.claimed))
+
+    # ---- it computes layer by layer ----
+
+    def wants_layers(self, restore: Restore) -> bool:
+        """Whether its layers are to be computed from the bottom, as things are."""
+        with self._table.lock:
+            return self._pacing.by_layers(restore)
+
+    def refuse_layers(self, restore: Restore, why: str) -> None:
+        """They cannot be, for this reason: it goes on as if that had never been thought of."""
+        with self._table.lock:
+            self._pacing.not_by_layers(restore, why)
+
+    def take_layers(self, restore: Restore, front: int, end: int) -> None:
+        """The device, which has the first `front` pages, computes those up to `end` layer by layer. What is missing of
+        them still comes up: `arrived` says when the upper layers can be copied instead."""
+        with self._table.lock:
+            restore.flight.begin(front)
+            restore.computing = True
+            self._pacing.goes_on(restore)
+            restore.story.computed(front, end)
+            # Its pages are of use together only, so none is left out for being computed sooner.
+            self._reads.batch.set_computing(restore, False)
+            self._reads.pump()
+
+    def layers_arrived(self, restore: Restore, front: int, end: int) -> bool | None:
+        """Whether pages `[front, end)` lie in host memory, verified; None if one of them never will. Then nothing more
+        is read for it."""
+        with self._table.lock:
+            if restore.flight.arrived_all(front, end):
+                return not any(page.dropped for page in restore.claimed[front:end]) or None
+            if restore.flight.to_compute(front, end):
+                self._reads.remove(restore)
+                return None
+            return False
+
+    def count_layers(self, restore: Restore, pages: int, computed: int, layers: int) -> None:
+        """Of `pages` pages `computed` of `layers` layers were computed, and the others copied to the device."""
+        with self._table.lock:
+            length = restore.claimed[0].length if restore.claimed else 0
+            self._table.of[HOST].counters.bytes_read += pages * length * (layers - computed) // layers
+            restore.story.by_layers(computed, layers)
+
+    # ---- 5. pages are copied to the device ----
+
+    def present(self, restore: Restore, front: int) -> int:
+        """How many pages from the start the device could have at once, which has the first `front` of them now: behind
+        those, what lies verified and pinned in host memory. Any number of looks, in any order, changes nothing of it.
+
+        Where the device may compute a part meanwhile, what it has now is not loaded as long as it has it.
+        """
+        with self._table.lock:
+            if restore.can_compute:
+                restore.flight.observe(min(front, len(restore.flight)))  # the device may have what nobody else has
+            return front + restore.flight.arrived_from(front)
+
+    def places(self, restore: Restore, first: int, end: int) -> Places:
+        """See `Restore.places`."""
+        with self._table.lock:
+            return restore.places(first, end)
+
+    def count_load(
+        self, restore: Restore, first: int, pages: int, seconds: float, *, failed: bool, landed: int = 0
+    ) -> None:
+        """Account for a copy of `pages` pages, from the restore's page `first` (from 0), to the device; `landed` of
+        them were copied from landing memory."""
+        with self._table.lock:
+            if failed:
+                self._counts["failed_loads"] += 1
+                self._events.emit("load.failed", pages=pages)
+                return
+            served = restore.sources[first : first + pages]
+            length = restore.claimed[0].length if restore.claimed else 0
+            for copies in self._table.of:
+                copies.counters.hits += served.count(copies.number)
+            self._table.of[HOST].counters.bytes_read += (pages - landed) * length
+            self._table.of[HOST].counters.read_latency.observe(seconds)
+            restore.story.copy_seconds += seconds
+
+    # ---- 6. the request has them, or is gone ----
+
+    def release(self, restore: Restore) -> None:
+        """The request has its pages on the device, or ended: nothing is pinned for it any more. Idempotent."""
+        with self._table.lock:
+            if restore.state is RestoreState.RELEASED:
+                return
+            self._reads.ended(restore)
+            self._pacing.goes_on(restore)
+            self._reads.remove(restore)
+            if restore.under_way:
+                self._end(restore, "completed" if restore.all_there else "cancelled")
+            claimed = restore.release()
+        if claimed:
+            self._jobs.put(lambda: self._give_back(claimed))
+
+    def _give_back(self, claimed: Sequence[Page]) -> None:
+        """Unpin, then go on with the restores that were put off for want of room, in their order."""
+        for start in range(0, len(claimed), PAGES_PER_HOLD):
+            with self._table.lock:
+                for page in claimed[start : start + PAGES_PER_HOLD]:
+                    self._table.unpin(page)
+        with self._table.lock:
+            waiting, self._deferred = self._deferred, deque()
+        for restore in waiting:
+            self._start(restore)
+
+    # ---- the restorer itself; any thread ----
+
+    @property
+    def behind(self) -> float:
+        """So many times its estimate a load may take. May be changed at any time."""
+        return self._pacing.behind
+
+    @behind.setter
+    def behind(self, factor: float) -> None:
+        self._pacing.behind = factor
+
+    def serve(self, *, by_age: bool) -> None:
+        """Whom sources load for first from now on: the oldest, or who has most recomputation left."""
+        self._reads.batch.by_age = by_age
+
+    def change_deadline(self, seconds: float) -> None:
+        """How long those who begin to wait from now on will wait."""
+        self._deadline_seconds = seconds
+
+    def snapshot(self) -> RestoreSnapshot:
+        return RestoreSnapshot(**{**self._counts, "restores_late": self._pacing.late})
+
+    def flush(self) -> None:
+        """Wait until every job queued so far has run."""
+        done = self._runner.flag()
+        self._jobs.put(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """Finish queued jobs and end the worker."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - the worker must outlive any one request
+                self._events.emit("restore.error", error=repr(error))
