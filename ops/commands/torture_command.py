@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=KINDS,
         help="worlds of this kind only, may be repeated: %(choices)s",
     )  # fmt: skip
+    parser.add_argument("--fine", action="store_true", help="switch threads between statements, too")
     parser.add_argument("--go-on", action="store_true", help="go on after a world that failed")
     parser.add_argument("--as-it-is", action="store_true", help="do not shrink a world that failed")
     parser.add_argument("--schedule", type=whole, metavar="N", help="another order of threads, for one world")

@@ -101,16 +101,27 @@ class Summary:
 
 def _plans(options: argparse.Namespace) -> Iterator[Plan]:
     """The worlds that are asked for, seed by seed. Raises CommandError for what does not fit together."""
-    kinds = options.kind or KINDS
+    kinds = options.kind or (WORLDS if options.fine else KINDS)
+    if options.fine and not set(kinds) <= set(WORLDS):
+        raise CommandError(f"torture: --fine is for worlds: {', '.join(WORLDS)}", USAGE)
     if options.keep is not None or options.schedule is not None:
         if len(kinds) != 1 or options.seeds != 1 or kinds[0] not in WORLDS:
             raise CommandError(
                 f"torture: --keep and --schedule need --seeds 1 and one --kind of {', '.join(WORLDS)}",
                 USAGE,
             )
-        return iter([_kept(make_plan(kinds[0], options.seed, steps=options.steps, schedule=options.schedule), options)])
+        return iter(
+            [
+                _kept(
+                    make_plan(
+                        kinds[0], options.seed, steps=options.steps, schedule=options.schedule, fine=options.fine
+                    ),
+                    options,
+                )
+            ]
+        )
     seeds = itertools.islice(itertools.count(options.seed), options.seeds)
-    return (make_plan(kind, seed, steps=options.steps) for seed in seeds for kind in kinds)
+    return (make_plan(kind, seed, steps=options.steps, fine=options.fine) for seed in seeds for kind in kinds)
 
 
 def _kept(plan: Plan, options: argparse.Namespace) -> Plan:

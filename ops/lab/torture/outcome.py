@@ -65,6 +65,7 @@ class Outcome(NamedTuple):
             words += ["--steps", str(plan.steps)]
             if plan.schedule != plan.seed:
                 words += ["--schedule", str(plan.schedule)]
+            words += ["--fine"] if plan.fine else []
             if plan.shrunk:
                 words += ["--keep", as_words(plan.kept())]
         return shlex.join(words)

@@ -51,6 +51,7 @@ class Plan(NamedTuple):
     steps: int
     schedule: int
     jobs: tuple[Job, ...]
+    fine: bool = False  # whether threads switch between statements, too
     shrunk: bool = False  # whether it is without some of its actions
     #: How long each process but the last lives, virtual seconds; None: it ends in order, as the last one does.
     crashes: tuple[float | None, ...] = ()
@@ -78,9 +79,9 @@ class Plan(NamedTuple):
         return random.Random(f"{self.kind} {self.seed} {what}")
 
 
-def make_plan(kind: str, seed: int, *, steps: int = 12, schedule: int | None = None) -> Plan:
+def make_plan(kind: str, seed: int, *, steps: int = 12, schedule: int | None = None, fine: bool = False) -> Plan:
     """The world of a seed. `steps`: what each client does; whoever makes trouble does half as much."""
-    plan = Plan(kind, seed, steps, seed if schedule is None else schedule, ())
+    plan = Plan(kind, seed, steps, seed if schedule is None else schedule, (), fine)
     draw = plan.draw("plan")
     lives = draw.randint(2, 3) if kind == "crash" else 1
     jobs = [job for life in range(lives) for job in _jobs(kind, life, steps, draw)]

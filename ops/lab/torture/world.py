@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.tiers.peer import LentMemory
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 from swift_tiers.radix_tiering.way import down, sweeps, up
 
+from . import statements
 from .clients import Clients
 from .devices import PowerArray
 from .model_peer import ModelPeer
@@ -72,6 +73,8 @@ class World:
         with ExitStack() as patches:
             for owner, name, values in KNOBS:
                 patches.enter_context(patch.object(owner, name, draw.choice(values)))
+            if self.plan.fine:
+                patches.enter_context(statements.switching())
             for life, seconds in enumerate((*self.plan.crashes, None)):
                 if life:
                     self._begin_again(life)
@@ -81,6 +84,7 @@ class World:
     def _run(self, life: int, seconds: float | None) -> None:
         """One process, which ends in order, or after so many seconds whatever it does."""
         state, runner = self.state, self.runner
+        statements.use(runner if self.plan.fine else None)
 
         def main() -> None:
             thread = runner.thread(lambda: self._live(life), f"life-{life}")
