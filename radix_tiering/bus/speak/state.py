@@ -13,8 +13,7 @@ from ...lending.leases.hand import LeaseSnapshot
 from ..contract import records
 from ..contract.faults import Faults
 from ..contract.lease_records import lease_sums, leases_record, partners
-from ..contract.link_rates import LinkRates
-from ..contract.recent import RecentLatencies
+from ..contract.recent import LinkRates, RecentLatencies
 from ..contract.records import PublisherNumbers, ServerInfo, gpu_record, reach_record, reaches, record
 from ..contract.schema import (
     LINKS,

@@ -4,7 +4,6 @@
 """
 
 from .lent_memory import LeaseSlots, LentMemory, PeerPlace
-from .snapshot import PeerDonorSnapshot, PeerSnapshot
-from .tier import PeerTier
+from .tier import PeerDonorSnapshot, PeerSnapshot, PeerTier
 
 __all__ = ["LeaseSlots", "LentMemory", "PeerDonorSnapshot", "PeerPlace", "PeerSnapshot", "PeerTier"]

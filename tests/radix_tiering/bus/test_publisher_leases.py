@@ -12,8 +12,8 @@ import pytest
 from swift_tiers.radix_tiering.base.config import BusConfig
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.bus.contract import neighbours
-from swift_tiers.radix_tiering.bus.contract.link_rates import LinkRates
 from swift_tiers.radix_tiering.bus.contract.neighbours import Neighbours
+from swift_tiers.radix_tiering.bus.contract.recent import LinkRates
 from swift_tiers.radix_tiering.bus.contract.schema import LINKS, MOST_DONOR_LINKS, Keys
 from swift_tiers.radix_tiering.bus.redis.batch import RedisBatch
 from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher

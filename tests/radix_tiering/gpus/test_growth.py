@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.radix_tiering.gpus.growth import Growth, growth
+from swift_tiers.radix_tiering.gpus.watch import Growth, growth
 
 KIB = 1024
 

@@ -12,13 +12,13 @@ from swift_tiers.radix_tiering.lending.donation.sizing import (
     NOTHING,
     ElasticSizer,
     Resize,
+    WindowMaximum,
     missing_pages,
     pages_for,
     scale_down,
     scale_up,
     spare_pages,
 )
-from swift_tiers.radix_tiering.lending.donation.window import WindowMaximum
 
 from support.examples import examples
 
