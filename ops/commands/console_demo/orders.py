@@ -35,7 +35,7 @@ SIMULATED = ("eviction", "ssd_admission", "admission_uses", "admission_tokens")
 
 
 def carry_out(server: DemoServer, command: AnyCommand) -> str:
-    """What was done. Raises CommandError."""
+    """What was done. Raises CommandRefusedError."""
     match command:
         case Pin(page=key) | Unpin(page=key) | Drop(page=key):
             return _page(server, command, _held(server, key))
