@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-def mutate(patch: pytest.MonkeyPatch, owner: type, method: str, old: str, new: str) -> None:
+def mutate(patch: pytest.MonkeyPatch, owner: Any, method: str, old: str, new: str) -> None:
     """Replace `old` by `new` in a method of `owner`. Raises AssertionError unless it stands there once."""
     function: Any = getattr(owner, method)
     source = getattr(function, "source", None) or textwrap.dedent(inspect.getsource(function))

@@ -83,6 +83,8 @@ def live(plan: Plan) -> Outcome:
     failure: Exception | None = None
     try:
         world.run()
-    except Exception as error:  # noqa: BLE001 - whatever the engine raises is what was looked for
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # it came to one of the world's threads
+            raise KeyboardInterrupt from error
         failure = error
     return Outcome(plan, world.steps, world.state.happened, failure, world.state.history)

@@ -26,7 +26,7 @@ class Trouble:
         everything, began = draw.random() < 0.5, state.moment
         state.tell("flushes everything" if everything else "flushes memory")
         flushed = sweeps.run(state.stack.flush_steps(memory=True, durable=everything))
-        if everything:
+        if everything or state.array is None:  # without devices, memory is everything
             state.flushed_at = max(state.flushed_at, began)
             if flushed.durable:
                 state.flushed_for_good_at = max(state.flushed_for_good_at, began)

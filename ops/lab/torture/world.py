@@ -143,7 +143,9 @@ class World:
             assert all(mover.wait_idle(30) for mover in stack.movers.values()), "lent memory is never written"
         if state.peer is not None:
             state.runner.sleep(0.5)  # what is being saved of a lease that goes has come
+        began = state.runner.monotonic()
         check(stack)
+        self._soon(began, "what is left to do")
         began = state.runner.monotonic()
         stack.close()
         self._soon(began, "the end")

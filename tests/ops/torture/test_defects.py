@@ -1,0 +1,62 @@
+"""What worlds are for: each of these defects, put into the engine, is found within so many of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from swift_tiers.ops.lab.torture.outcome import Outcome, live
+from swift_tiers.ops.lab.torture.plan import WORLDS, make_plan
+
+from support.defects import FOUND, NOT_FOUND, Defect
+from support.mutate import mutate
+
+#: Seeds of each kind of world within which each is found.
+MOST = 100
+#: Of these the default run looks for the first of each room: they are found in the first worlds.
+QUICK = {
+    "an errand that nobody is told of",
+    "a pin that is not counted",
+    "a copy is whole though nothing came",
+    "a claim that pins nothing",
+    "a child is written before its prefix",
+    "a write that is done counts as one under way",
+}
+
+
+def first_failure(defect: Defect) -> Outcome | None:
+    """The first world that fails with this defect; None if none does."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
+        for seed in range(defect.seed, defect.seed + MOST):
+            for kind in WORLDS:
+                outcome = live(make_plan(kind, seed, fine=defect.fine))
+                if outcome.error is not None:
+                    return outcome
+    return None
+
+
+@pytest.mark.parametrize("defect", [one for one in FOUND if one.name in QUICK], ids=lambda defect: defect.name)
+def test_some_defects_are_found_at_once(defect: Defect) -> None:
+    assert first_failure(defect) is not None
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("defect", FOUND, ids=lambda defect: defect.name)
+def test_defects_are_found(defect: Defect) -> None:
+    """In the default run: `test_some_defects_are_found_at_once`."""
+    assert first_failure(defect) is not None
+
+
+def test_the_table_is_as_long_as_it_says() -> None:
+    names = [one.name for one in (*FOUND, *NOT_FOUND)]
+    assert len(names) == len(set(names))
+    assert len(FOUND) >= 30
+    assert {one.name for one in FOUND} >= QUICK
+    assert all(NOT_FOUND.values()), "each says why"
+
+
+@pytest.mark.parametrize("defect", NOT_FOUND, ids=lambda defect: defect.name)
+def test_what_is_not_found_could_be_put_in(defect: Defect) -> None:
+    """The table follows the engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
