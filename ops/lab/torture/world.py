@@ -55,6 +55,8 @@ class World:
             "stall": draw.choice((0.0, 0.002, 0.02)),
             "changes": draw.choice((0, 0, 0, 3)),
         }
+        if plan.fine:  # there are so many steps that threads which are held up at some would be late everywhere
+            self._pace["stall"] = 0.0
         self.state.runner = self._runner(0)
 
     @property
@@ -100,8 +102,7 @@ class World:
         self._steps += self.runner.steps
         array, power = state.array, draw.random() < 0.5
         crashed = self.plan.crashes[life - 1] is not None
-        if crashed:
-            state.flushed_at = state.flushed_for_good_at
+        state.flushed_at = state.flushed_for_good_at
         if array is not None:
             self._images = array.left_behind(draw, power=power) if crashed else array.images
             if crashed and power and array.lied:
