@@ -9,7 +9,7 @@ from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore, RestoreState
 
 from .stacks import content
-from .state import UNDER_WAY, State
+from .state import UNDER_WAY, WorldState
 
 #: How long a request may wait for its pages, virtual seconds: the deadline, and what is lost on the way to it.
 LONGEST_WAIT = 30.0
@@ -18,7 +18,7 @@ LONGEST_WAIT = 30.0
 class Clients:
     """The actions of `plan.CLIENT`, by their names."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: WorldState) -> None:
         self._state = state
 
     def put(self, draw: random.Random) -> None:

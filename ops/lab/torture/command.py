@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     plans = _plans(options)
     minutes = options.minutes if options.minutes is not None or options.seeds else MINUTES
     began = told = time.monotonic()
-    summary = Summary(options.seed)
+    summary = Tally(options.seed)
     for plan in plans:
         now = time.monotonic()
         if minutes is not None and now - began >= minutes * 60:
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     return FAILURE if summary.failures else 0
 
 
-class Summary:
+class Tally:
     """What many worlds have come to."""
 
     def __init__(self, first: int) -> None:

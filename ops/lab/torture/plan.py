@@ -27,7 +27,7 @@ NEIGHBOURS = {"lend": 3, "recall": 1, "late": 1, "end": 1, "hold": 1}
 CLIENTS = 3
 
 
-class Action(NamedTuple):
+class WorldAction(NamedTuple):
     """One thing that somebody does."""
 
     name: str
@@ -40,7 +40,7 @@ class Job(NamedTuple):
 
     name: str
     life: int  # in which process, counted from 0
-    actions: Mapping[int, Action]
+    actions: Mapping[int, WorldAction]
 
 
 class Plan(NamedTuple):
@@ -102,11 +102,11 @@ def _jobs(kind: str, life: int, steps: int, draw: random.Random) -> list[Job]:
 
 def _actions(
     among: Mapping[str, int], count: int, draw: random.Random, often: float, power: int, longest: float
-) -> dict[int, Action]:
+) -> dict[int, WorldAction]:
     """`often`: the share of actions before which there is a pause, of up to `longest` seconds."""
     names = draw.choices(list(among), list(among.values()), k=count)
     return {
-        number: Action(
+        number: WorldAction(
             name, draw.random() ** power * longest if draw.random() < often else 0.0, draw.randrange(1 << 32)
         )
         for number, name in enumerate(names)

@@ -28,7 +28,7 @@ UNDER_WAY = 1 << 60
 Step = Callable[[random.Random], None]
 
 
-class State:
+class WorldState:
     """Shared by everybody in a world. Where a process of the world begins, `runner`, `stack` and the models are new;
     all else stays."""
 

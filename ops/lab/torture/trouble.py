@@ -9,16 +9,16 @@ from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.way import sweeps
 
 from .stacks import obey
-from .state import State
+from .state import WorldState
 
 #: Sets of devices of the model that a device is put into.
 DEVICE_FAULTS = ("lost", "silent", "failing", "full", "lying")
 
 
-class Trouble:
+class Troublemaker:
     """The actions of `plan.TROUBLE`, by their names."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: WorldState) -> None:
         self._state = state
 
     def flush(self, draw: random.Random) -> None:
@@ -91,10 +91,10 @@ class Trouble:
             self._state.tell(f"{name} gets no turn for {seconds:.3f} s")
 
 
-class Neighbours:
+class Lenders:
     """The actions of `plan.NEIGHBOURS`, by their names. None of them happens where there is no lent memory."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: WorldState) -> None:
         self._state = state
 
     def lend(self, draw: random.Random) -> None:

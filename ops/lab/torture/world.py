@@ -26,8 +26,8 @@ from .devices import PowerArray
 from .model_peer import ModelPeer
 from .plan import Job, Plan
 from .stacks import check, memory_ssd, new_stack
-from .state import State
-from .trouble import Neighbours, Trouble
+from .state import WorldState
+from .trouble import Lenders, Troublemaker
 
 #: Constants that bound a step, and what a world sets them to: in small steps, more happens between two of them.
 KNOBS: list[tuple[Any, str, Sequence[int]]] = [
@@ -45,7 +45,7 @@ class World:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.state = State(plan)
+        self.state = WorldState(plan)
         self._steps = 0  # of processes that have ended
         self._images: list[np.ndarray] = []  # what is on the devices when a process begins
         self._calm = plan.kind == "calm"
@@ -159,14 +159,14 @@ class World:
 
     def _job(self, job: Job) -> Any:
         state = self.state
-        does = {"client": Clients, "trouble": Trouble, "neighbours": Neighbours}[job.name.partition("-")[0]](state)
+        does = {"client": Clients, "trouble": Troublemaker, "neighbours": Lenders}[job.name.partition("-")[0]](state)
 
         def run() -> None:
             for action in job.actions.values():
                 if action.pause:
                     state.runner.sleep(action.pause)
                 getattr(does, action.name)(random.Random(action.seed))
-                if not isinstance(does, Neighbours):
+                if not isinstance(does, Lenders):
                     state.happened[action.name] += 1
 
         return run
