@@ -732,7 +732,7 @@ class Reading:
             pass  # the other end of a terminal was closed
 
     def has(self, text: str, times: int = 1) -> None:
-        wait_for(lambda: self.data.count(text.encode()) >= times, f"{text!r} in {self.data.decode()!r}")
+        wait_for(lambda: self.data.count(text.encode()) >= times, f"{text!r} in {self.data.decode(errors='replace')!r}")
 
 
 def interrupt(process: subprocess.Popen[bytes]) -> tuple[int, str]:

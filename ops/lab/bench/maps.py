@@ -126,7 +126,7 @@ def _scheduler() -> tuple[Any, Any, Any]:
         full_evictable_size=core.full_evictable_size,
         full_protected_size=core.full_protected_size,
         session_records=dict,
-        linker=SimpleNamespace(courses={}, pending_offloads=[]),
+        linker=SimpleNamespace(on_course=lambda req: None, pending_offloads=[]),
     )
     scheduler = SimpleNamespace(
         tree_cache=cache,

@@ -45,7 +45,7 @@ def test_a_new_device_takes_pages_at_once_and_gives_them_back(rig) -> None:
         assert rig.holds(stripes, page, number)
     third = stripes.status().devices[2]
     assert (third.service, third.capacity_units) == (Service.IN, 8)
-    assert third.reads == third.writes > 0
+    assert third.counted.reads == third.counted.writes > 0
 
 
 @pytest.mark.parametrize("orderly", [True, False], ids=["closed", "killed"])
