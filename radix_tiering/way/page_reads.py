@@ -8,7 +8,7 @@ nearest one's copy is read, but not while that tier sets a pace by which a farth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 from ..restore.batch import Batch
@@ -74,19 +74,36 @@ class NearestCopy:
         self._page_seconds = page_seconds
         self._chosen = [under_way(tier.name) for tier in tiers]
         self._in_lane: Counter[tuple[int, Hashable]] = Counter()
+        self._expected: set[Page] = set()
+
+    def expect(self, pages: Iterable[Page]) -> None:
+        """Of these pages, for which is to be chosen next, those that one tier alone has count for it from now on."""
+        for page in pages:
+            having = self._having(page)
+            if len(having) == 1 and page not in self._expected:
+                self._expected.add(page)
+                self._count(page, having[0])
 
     def choose(self, page: Page) -> int:
         """The number of the tier that a page is to be read from, which is in one of them."""
-        having = [at for at in range(len(self._tiers)) if page.whole_in(HOST + 1 + at)]
+        having = self._having(page)
         at = having[0]
+        if page in self._expected and len(having) == 1:
+            return HOST + 1 + at
         for farther in having[1:]:
             each = self._page_seconds(self._tiers[farther].name)
             if each is None or self._paced(page, at) <= (self._chosen[farther] + 1) * each:
                 break
             at = farther
+        self._count(page, at)
+        return HOST + 1 + at
+
+    def _having(self, page: Page) -> list[int]:
+        return [at for at in range(len(self._tiers)) if page.whole_in(HOST + 1 + at)]
+
+    def _count(self, page: Page, at: int) -> None:
         self._chosen[at] += 1
         self._in_lane[at, self._lane(page, at)] += 1
-        return HOST + 1 + at
 
     def _lane(self, page: Page, at: int) -> Hashable:
         copy = page.copies[HOST + 1 + at]

@@ -18,7 +18,7 @@ it is pinned; and the deadline counts from the first `poll`, since only from the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -171,6 +171,7 @@ class Restorer:
             with self._table.lock:
                 if restore.state is not RestoreState.RUNNING:
                     return
+                nearest.expect(self._to_read(batch))
                 for key in batch:
                     page = self._table.settled(self._table.serving, key)
                     if page is None or not self._claim_page(restore, page, now, nearest):
@@ -182,6 +183,15 @@ class Restorer:
             if restore.state is RestoreState.RUNNING:
                 restore.story.found(restore.by_source())
             self._count_misses(len(restore.keys), found)
+
+    def _to_read(self, keys: Sequence[bytes]) -> Iterator[Page]:
+        """Pages from the start of `keys`, as far as they are held, that lie in no memory."""
+        for key in keys:
+            page = self._table.settled(self._table.serving, key)
+            if page is None:
+                return
+            if not page.in_host and page.landing < 0 and page.saved:
+                yield page
 
     def _claim_page(self, restore: Restore, page: Page, now: int, nearest: NearestCopy) -> bool:
         unit = len(restore.claimed)
