@@ -20,7 +20,20 @@ from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 from swift_tiers.radix_tiering.way.observing import tier_map
 
-from support.engine import GEOMETRY, chain, check, content, copy_of, get, make_stack, memory_ssd, obey, put, settle
+from support.engine import (
+    GEOMETRY,
+    chain,
+    check,
+    content,
+    copy_of,
+    get,
+    make_stack,
+    memory_ssd,
+    obey,
+    put,
+    settle,
+    wait_until,
+)
 from support.publishing import bus_config, make_publisher, wait_published
 from support.redis import RealRedis
 from support.telemetry import MadeUp
@@ -83,8 +96,7 @@ def test_what_it_has_lost_is_promised_to_nobody_and_written_again() -> None:
     stack, attic = with_attic()
     keys = filled(stack)
     attic.lose_all()
-    quiet(stack)
-    assert stack.probe(keys) < 3
+    wait_until(lambda: stack.probe(keys) < 3, "what it has lost is promised", stack)
     get(stack, keys)
     assert get(stack, chain("b", 1, 2)) == 3, "memory has it, and writes it again"
     check(stack)
@@ -94,8 +106,7 @@ def test_operators_order_what_it_alone_can_do() -> None:
     stack, _ = with_attic()
     keys = filled(stack)
     assert obey(stack, OrderTier(tier="attic", order="lose")) == "everything is lost"
-    quiet(stack)
-    assert stack.probe(keys) < 3
+    wait_until(lambda: stack.probe(keys) < 3, "what it has lost is promised", stack)
     [event] = [event for event in stack.events.since() if event.kind == "model.emptied"]
     assert event.fields["tier"] == "attic"
     for tier, order, argument, why in (
