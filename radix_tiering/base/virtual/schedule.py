@@ -116,7 +116,7 @@ class Schedule:
         finally:
             self.ending = True
             for left in self._tasks:
-                if not left.over:
+                if not left.glet.dead:  # one that is over has gone on to the next, and would keep all that it knew
                     self.current = left
                     left.glet.throw(greenlet.GreenletExit)
             self.current = None

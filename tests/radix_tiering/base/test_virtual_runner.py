@@ -3,12 +3,14 @@ order of everything."""
 
 from __future__ import annotations
 
+import gc
 import queue
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import greenlet
 import pytest
 
 from swift_tiers.radix_tiering.base.runner import Runner, ThreadRunner
@@ -257,6 +259,37 @@ def test_an_exception_in_any_task_ends_the_run() -> None:
 
     with pytest.raises(TaskDied, match=r"careless: KeyError\('nothing'\)"):
         runner.run(main)
+
+
+def test_nothing_is_left_of_a_run() -> None:
+    """What threads knew goes with them, whether they came to an end, waited at the end, or never began."""
+
+    class Known:
+        pass
+
+    def program(runner: Runner) -> None:
+        def ends(known: Known) -> None:
+            runner.sleep(0.001)
+
+        def waits(known: Known) -> None:
+            runner.flag().wait()
+
+        for target in (ends, waits):
+            thread = runner.thread(lambda target=target: target(Known()), target.__name__)  # type: ignore[misc]
+            thread.start()
+        runner.sleep(1.0)
+        runner.thread(lambda: ends(Known()), "last").start()
+
+    for seed in SEEDS:
+        runner = VirtualRunner(seed)
+        runner.run(lambda runner=runner: program(runner))
+        del runner
+    gc.collect()
+    assert not [
+        found
+        for found in gc.get_objects()
+        if isinstance(found, (Known, greenlet.greenlet)) and found is not greenlet.getcurrent()
+    ]
 
 
 def test_a_condition_wants_its_lock() -> None:
