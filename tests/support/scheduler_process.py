@@ -25,7 +25,7 @@ def _serve(connection: Connection, arguments: list[str], environment: dict[str, 
     # SGLang ends its process group on some errors; the tests' own must not be hit.
     os.setpgrp()
     try:
-        from support.scheduler import StepScheduler
+        from swift_tiers.ops.lab.torture.ranks.scheduler import StepScheduler
 
         if prepare:
             module, name = prepare.rsplit(".", 1)
