@@ -115,6 +115,7 @@ class TierGauges(Figures, Generic[Gap]):
     capacity_bytes: int | Gap = gauge("what the tier can hold")
     used_bytes: int | Gap = gauge("what it holds, padding included")
     pages: int | Gap = gauge("pages it holds")
+    only_pages: int | Gap = gauge("of these, pages that no other tier below the device holds")
     pinned_pages: int | Gap = gauge("pages held for a request or by an operator: not evicted")
     limit_bytes: int | Gap = gauge("a cap set by an operator, or the capacity")
 
@@ -160,9 +161,6 @@ class DirectoryFigures(Figures, Generic[Gap]):
     """Summary of the pages known below the device. Those on their way in for the first time are in `pages` alone."""
 
     pages: int | Gap = gauge("known below the device, each once")
-    host_only_pages: int | Gap = gauge("")
-    ssd_only_pages: int | Gap = gauge("")
-    peer_only_pages: int | Gap = gauge("")
     both_pages: int | Gap = gauge("with copies in two tiers or more")
     deepest_pages: int | Gap = gauge("pages before and with the deepest one")
     first_pages: int | Gap = gauge("beginnings of sequences")

@@ -5,7 +5,7 @@ Kept with every change of the page table, so that reading it costs nothing howev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ..figures.counters import DirectorySnapshot
 from .held_page import HOST, Page
@@ -14,11 +14,11 @@ from .held_page import HOST, Page
 class Directory:
     """Not thread-safe: used under the page table's lock, by which every page passes through here."""
 
-    def __init__(self, tiers: Sequence[str]) -> None:
-        """`tiers`: names, by number."""
+    def __init__(self, tiers: int) -> None:
+        """`tiers`: how many there are."""
         self._tiers = tiers
         #: As what a page is counted, in bits: its whole copies, by the tier's number, and whether it is pinned.
-        self._pinned = 1 << len(tiers)
+        self._pinned = 1 << tiers
         self.pages = 0
         self._first = 0
         self._at_depth: list[int] = []  # pages by depth, from 1; the last number is not 0
@@ -55,6 +55,11 @@ class Directory:
         bits = self._pinned + (1 << tier)
         return sum(count for kind, count in enumerate(self._counts) if kind & bits == bits)
 
+    def only(self, tier: int) -> int:
+        """Pages with a whole copy in this tier alone."""
+        kind = 1 << tier
+        return self._counts[kind] + self._counts[self._pinned + kind]
+
     @property
     def pinned_elsewhere(self) -> int:
         """Pinned pages with a whole copy, but none in host memory."""
@@ -85,16 +90,9 @@ class Directory:
         return kind + bit if page.pins or page.keep or page.kept_children else kind
 
     def _summary(self, pages: int, counts: list[int], deepest: int, first: int, own_pages: int) -> DirectorySnapshot:
-        def of(kind: int) -> int:
-            return counts[kind] + counts[kind + self._pinned]
-
-        alone = {name: of(1 << tier) for tier, name in enumerate(self._tiers)}
         return DirectorySnapshot(
             pages=pages,
-            host_only_pages=alone["host"],
-            ssd_only_pages=alone.get("ssd", 0),
-            peer_only_pages=alone.get("peer", 0),
-            both_pages=sum(counts) - of(0) - sum(alone.values()),
+            both_pages=sum(counts[kind] for kind in range(2 * self._pinned) if (kind % self._pinned).bit_count() > 1),
             deepest_pages=deepest,
             first_pages=first,
             foreign_pages=pages - own_pages,

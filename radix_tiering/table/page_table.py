@@ -77,7 +77,7 @@ class PageTable:
         self._emptying = False  # there may be copies in memory of before the last one
         self._gone: set[tuple[int, Part]] = set()  # parts of tiers that have copies yet, and do not give them
         self._time = 0
-        self.summary = Directory([copies.name for copies in self.of])
+        self.summary = Directory(len(self.of))
         self.operator_pins = OperatorPins(self._kept_changed, pin_lost)
         self.pinned_pages = 0
 

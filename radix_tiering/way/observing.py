@@ -96,6 +96,7 @@ def tier_snapshots(stack: HasTiers) -> dict[str, TierSnapshot]:
             limit_bytes=host.limit_bytes,
             used_bytes=host.used_slots * host.geometry.stride_bytes,
             pages=copies.pages,
+            only_pages=table.summary.only(HOST),
             pinned_pages=table.pinned_in(HOST),
         )
     for tier in stack.tiers.values():
@@ -107,6 +108,7 @@ def tier_snapshots(stack: HasTiers) -> dict[str, TierSnapshot]:
                 limit_bytes=capacity if most is None else most,
                 used_bytes=copies.bytes,
                 pages=copies.pages,
+                only_pages=table.summary.only(copies.number),
                 pinned_pages=table.pinned_in(copies.number),
             )
     return found

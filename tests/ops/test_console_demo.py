@@ -349,9 +349,10 @@ def test_a_flush_empties_the_tiers_and_they_fill_again() -> None:
 
     def held() -> tuple[int, int]:
         demo.look = demo.feed.look()
-        directory = demo.rank("gamma").directory
-        assert directory is not None
-        return directory.pages or 0, directory.ssd_only_pages or 0
+        rank = demo.rank("gamma")
+        assert rank.directory is not None
+        (ssd,) = [tier for tier in rank.tiers if tier.tier == "ssd"]
+        return rank.directory.pages or 0, ssd.only_pages or 0
 
     assert demo.do("gamma", Flush()).endswith("pages forgotten in host memory")
     check(demo.servers["gamma"])

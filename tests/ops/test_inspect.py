@@ -131,7 +131,7 @@ def test_tiers(inspect: Inspect, alpha: HandWritten) -> None:
     ]  # fmt: skip
     assert [tiers["device"][name] for name in ("p50", "p99")] == ["-", "-"], "no restore reads from the device"
     (directory,) = shown.table("below the device")
-    assert (directory["below the device"], directory["several"]) == ("2020", "956")
+    assert (directory["below the device"], directory["several tiers"]) == ("2020", "956")
 
 
 def test_devices(inspect: Inspect, alpha: HandWritten) -> None:
@@ -569,7 +569,7 @@ def test_devices_of_equal_speed_are_not_slow(inspect: Inspect, alpha: HandWritte
         (["page", "abc"], "is no page's key"),
         (["prefix", "abc"], "is no page's key"),
         (["map"], "which one? Give its TIER"),
-        (["map", "remote"], "'remote' is no tier; give one of device, peer, host, ssd"),
+        (["map", "no tier"], "'no tier' is no name of a tier; `inspect tiers` says which there are"),
         (["nodes", "7"], "takes no '7'"),
         (["tiers", "host"], "takes no 'host'"),
         (["tiers", "--watch", "0"], "not a number of seconds"),

@@ -15,13 +15,15 @@ def directory(stack) -> DirectorySnapshot:
     return stack.snapshot().directory
 
 
+def only_in(stack) -> dict[str, int]:
+    """Of each tier, the pages that no other one has."""
+    return {name: tier.only_pages for name, tier in stack.snapshot().tiers.items()}
+
+
 def test_the_directory_says_how_many_pages_are_where_and_how_deep() -> None:
     stack = make_stack(host_pages=8, ssd=memory_ssd())
     assert directory(stack) == DirectorySnapshot(
         pages=0,
-        host_only_pages=0,
-        ssd_only_pages=0,
-        peer_only_pages=0,
         both_pages=0,
         deepest_pages=0,
         first_pages=0,
@@ -33,26 +35,22 @@ def test_the_directory_says_how_many_pages_are_where_and_how_deep() -> None:
     stack.wait_written(10)
     assert directory(stack) == DirectorySnapshot(
         pages=7,
-        host_only_pages=0,
-        ssd_only_pages=0,
-        peer_only_pages=0,
         both_pages=7,
         deepest_pages=5,
         first_pages=2,
         foreign_pages=0,
     )
+    assert only_in(stack) == {"host": 0, "ssd": 0}
     stack.flush(memory=True, durable=False)
     assert get(stack, chain(*"abx")) == 3
     assert directory(stack) == DirectorySnapshot(
         pages=7,
-        host_only_pages=0,
-        ssd_only_pages=4,
-        peer_only_pages=0,
         both_pages=3,
         deepest_pages=5,
         first_pages=2,
         foreign_pages=0,
     )
+    assert only_in(stack) == {"host": 0, "ssd": 4}
     check(stack)
 
 
@@ -61,10 +59,10 @@ def test_pages_on_their_way_in_are_in_the_directory_without_a_copy() -> None:
     put(stack, chain(*"a"))
     offered = stack.intake.begin(chain(*"abc")[1:], chain(*"a")[0], 2)
     seen = directory(stack)
-    assert (seen.pages, seen.host_only_pages, seen.deepest_pages) == (3, 1, 3)
+    assert (seen.pages, only_in(stack), seen.deepest_pages) == (3, {"host": 1}, 3)
     stack.intake.abort(offered)
     seen = directory(stack)
-    assert (seen.pages, seen.host_only_pages, seen.deepest_pages) == (1, 1, 1)
+    assert (seen.pages, only_in(stack), seen.deepest_pages) == (1, {"host": 1}, 1)
 
 
 def test_pages_of_other_weights_are_foreign() -> None:

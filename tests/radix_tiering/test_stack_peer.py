@@ -334,8 +334,8 @@ def test_where_a_page_is() -> None:
     place = copy_of(stack, stack.table.find(stack.digest, keys[0]), "peer").place
     assert stack.page_facts(keys[0]).peer == f"donor lease {key.lease} slot {place.slot}"
     evict_host_copies(stack)
-    directory = stack.snapshot().directory
-    assert (directory.pages, directory.peer_only_pages, directory.both_pages) == (1, 1, 0)
+    snapshot = stack.snapshot()
+    assert (snapshot.directory.pages, snapshot.tiers["peer"].only_pages, snapshot.directory.both_pages) == (1, 1, 0)
     assert np.array_equal(peer.stored[place], content(keys[0]))
 
 

@@ -247,8 +247,9 @@ BORROWED: Fields = {
     "table": "5:2097152:active:1.7",
 }  # fmt: skip
 TIER: Fields = {
-    "capacity_bytes": 2**30, "used_bytes": 2**29, "pages": 1456, "pinned_pages": 12, "limit_bytes": 2**30, "hits": 900,
-    "misses": 100, "bytes_read": 10**9, "bytes_written": 2 * 10**9, "evictions": 40, "checksum_failures": 0,
+    "capacity_bytes": 2**30, "used_bytes": 2**29, "pages": 1456, "only_pages": 500, "pinned_pages": 12,
+    "limit_bytes": 2**30, "hits": 900, "misses": 100,
+    "bytes_read": 10**9, "bytes_written": 2 * 10**9, "evictions": 40, "checksum_failures": 0,
     "refused:full": 0, "restores": 40, "restore_seconds": 1.2, "recent_restores": 9, "recent_p50_seconds": 0.016384,
     "recent_p99_seconds": 0.13,
 }  # fmt: skip
@@ -300,7 +301,7 @@ TREE: Fields = {
     "protected_tokens": 2000, "reused_tokens": 70000, "prompt_tokens": 100000, "evicted_tokens": 12000, "complete": 1,
 }  # fmt: skip
 DIRECTORY: Fields = {
-    "pages": 2020, "host_only_pages": 500, "ssd_only_pages": 544, "peer_only_pages": 20, "both_pages": 956,
+    "pages": 2020, "both_pages": 956,
     "deepest_pages": 256, "first_pages": 12, "foreign_pages": 0,
 }  # fmt: skip
 STORY: Fields = {

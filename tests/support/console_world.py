@@ -132,7 +132,7 @@ class World:
                 prompt_tokens=1_200_000 + 5000 * self.ticks, evicted_tokens=300_000 + 100 * self.ticks, complete=True,
             ),
             directory=DirectoryView(
-                **home, pages=20_000, host_only_pages=2000, ssd_only_pages=9000, peer_only_pages=500, both_pages=8500,
+                **home, pages=20_000, both_pages=8500,
                 deepest_pages=1950, first_pages=120, foreign_pages=0,
             ),
             requests=self._requests(home, number),
@@ -145,7 +145,8 @@ class World:
         share = {"device": 0.93, "peer": 0.41, "host": 0.97, "ssd": 0.38}[tier] - 0.2 * number * (tier != "device")
         return TierView(
             **home, tier=tier, capacity_bytes=capacity, used_bytes=int(capacity * max(0.02, share)),
-            pages=int(capacity * max(0.02, share) / PAGE_BYTES), pinned_pages=12 * number, limit_bytes=capacity,
+            pages=int(capacity * max(0.02, share) / PAGE_BYTES), only_pages=2000,
+            pinned_pages=12 * number, limit_bytes=capacity,
             hits=5000 + 30 * self.ticks, misses=800 + self.ticks, bytes_read=10**10 + 40 * MIB * self.ticks,
             bytes_written=10**10 + 12 * MIB * self.ticks, evictions=400 + 2 * self.ticks,
             checksum_failures=1 if self.sick and number == 1 and tier == "ssd" else 0,

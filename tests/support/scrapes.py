@@ -73,7 +73,8 @@ def differences(found: dict[str, list[Any]], state: Any) -> list[tuple[Any, ...]
             ("hits", "hits_total"), ("misses", "misses_total"), ("bytes_read", "read_bytes_total"),
             ("bytes_written", "written_bytes_total"), ("evictions", "evictions_total"),
             ("checksum_failures", "checksum_failures_total"), ("capacity_bytes", "capacity_bytes"),
-            ("used_bytes", "used_bytes"), ("pages", "pages"), ("pinned_pages", "pinned_pages"),
+            ("used_bytes", "used_bytes"), ("pages", "pages"), ("only_pages", "only_pages"),
+            ("pinned_pages", "pinned_pages"),
         ):  # fmt: skip
             pairs.append((name, {"tier": tier}, counts[field]))
         latency = counts["read_latency"]

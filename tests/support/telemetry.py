@@ -65,6 +65,7 @@ def tier(**changes: Any) -> TierSnapshot:
         "limit_bytes": 2**29,
         "used_bytes": 2**28,
         "pages": 700,
+        "only_pages": 500,
         "pinned_pages": 12,
         "hits": 900,
         "misses": 100,
@@ -110,9 +111,6 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
         "links": dict.fromkeys((*LINKS, "beta.dp0-tp0-host", "host-beta.dp0-tp0"), copies),
         "directory": DirectorySnapshot(
             pages=2000,
-            host_only_pages=500,
-            ssd_only_pages=544,
-            peer_only_pages=20,
             both_pages=956,
             deepest_pages=256,
             first_pages=12,

@@ -18,7 +18,7 @@ from ..parts.asked import answer_line, answer_of
 from ..parts.blocks_offers import page_offers, tier_offers
 from ..parts.heat_map import Stretch, draw, layout
 from ..parts.lazy_rows import LazyRows
-from ..parts.measures import TIERS, fill, share_cell
+from ..parts.measures import fill, share_cell
 from ..parts.settled import Settled, SettledCells, request_key
 from ..parts.view import ConsoleView, OfferedAction, Scene
 from .blocks_tier import SHARE, legend, stretches
@@ -67,7 +67,7 @@ class TopLevel(ConsoleView):
         rank = _looked_at(scene)
         if rank is None:
             return ()
-        return tuple(ViewQuestion("map", tier.tier, tier.server) for tier in rank.tiers if tier.tier in TIERS)
+        return tuple(ViewQuestion("map", tier.tier, tier.server) for tier in rank.tiers)
 
 
 def _columns(scene: Scene) -> tuple[Column, ...]:
@@ -212,9 +212,9 @@ def _maps(scene: Scene, rank: RankState) -> list[Text]:
     """A few lines for each tier of a rank; the pages of the request under the cursor stand out on its device."""
     subject = scene.selected.subject if scene.selected is not None else None
     request = subject.of if isinstance(subject, _Subject) and isinstance(subject.of, RequestView) else None
-    first = next((tier for tier in rank.tiers if tier.tier in TIERS), None)
-    if first is None:
+    if not rank.tiers:
         return []
+    first = rank.tiers[0]
     title = scene.line((f"{text(first.server)} {text(first.rank)}  ", "title"))
     title.append_text(answer_line(scene, ViewQuestion("map", first.tier, first.server), "what is in its slots"))
     states: dict[str, None] = {}

@@ -32,10 +32,7 @@ ENGINE = (
 )
 DIRECTORY = (
     counted("below the device", "pages", 8, "pages"),
-    counted("host only", "host_only_pages", 7, "pages"),
-    counted("ssd only", "ssd_only_pages", 7, "pages"),
-    counted("peer only", "peer_only_pages", 7, "pages"),
-    counted("several", "both_pages", 6, "pages"),
+    counted("several tiers", "both_pages", 6, "pages"),
     counted("first pages", "first_pages", 4),
     counted("deepest", "deepest_pages", 5, "pages"),
     counted("other namespaces", "foreign_pages", 6, "pages"),
@@ -80,6 +77,7 @@ def tier_table(scene: Scene) -> Table:
         counted("hits", "hits", 6, "pages " + _SINCE),
         counted("misses", "misses", 5, "pages " + _SINCE),
         counted("pages", "pages", 5),
+        counted("only here", "only_pages", 5, "pages"),
         counted("pinned", "pinned_pages", 4, "pages"),
         rate("read/s", "bytes_read", "B", 6),
         rate("written/s", "bytes_written", "B", 6),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from swift_tiers.radix_tiering.bus.contract.views import ServerState, ServerView
@@ -19,7 +21,6 @@ from ..parts.drawn import drawn
 from ..parts.measures import (
     PERCENTILES,
     RATES,
-    TIERS,
     first_tokens,
     gauges,
     hit_share,
@@ -28,6 +29,7 @@ from ..parts.measures import (
     seconds_cell,
     share_cell,
     sum_of,
+    tier_names,
     total,
     total_fill,
     total_now,
@@ -46,7 +48,8 @@ CHARTS_FROM, HIGHEST, CHART = 12, 10, 44
 #: Ranks of a server that are told of above its tiers, and from which height on what they have below the device.
 MOST_RANKS, TALL = 8, 30
 
-SERVERS = (
+#: Of a server, before the tiers that there are.
+BEFORE_TIERS = (
     Column("state", rank=9, words=True),
     Column("server", widest=24, rank=9),
     Column("model", widest=26, rank=2),
@@ -57,10 +60,9 @@ SERVERS = (
     Column("hit", right=True, rank=7, unit="share, 0 to 1"),
     Column("TTFT p50", right=True, rank=7, unit="s, last 5 min"),
     Column("p99", right=True, rank=5, unit="s to the first token, last 5 min"),
-    Column("device", rank=4, unit="share, 0 to 1"),
-    Column("peer", rank=3, unit="share, 0 to 1"),
-    Column("host", rank=4, unit="share, 0 to 1"),
-    Column("ssd", rank=4, unit="share, 0 to 1"),
+)
+#: Of a server, behind the tiers that there are.
+BEHIND_TIERS = (
     Column("lent", right=True, rank=2, unit="B"),
     Column("borrowed", right=True, rank=2, unit="B"),
     Column("restores", right=True, rank=1, unit="since the start"),
@@ -112,11 +114,13 @@ class Overview(ConsoleView):
             return tier_table(scene)
         shown = [state for state in scene.moment.servers if scene.only in (None, state.server.server)]
         worst = _worst(scene.moment.alarms)
-        rows = [_server_row(scene, state, worst.get(state.server.server, Mark.OK)) for state in shown]
+        tiers = tier_names(rank for state in shown for rank in state.ranks)
+        rows = [_server_row(scene, state, worst.get(state.server.server, Mark.OK), tiers) for state in shown]
         rows.sort(key=lambda row: -row.cells[0].value)
         if not rows and scene.only is None:
             return self.EMPTY
-        return Table(SERVERS, rows, empty=f"{text(scene.only or '')} is not on this bus")
+        fills = [Column(name, rank=3 if name == "peer" else 4, unit="share, 0 to 1") for name in tiers]
+        return Table((*BEFORE_TIERS, *fills, *BEHIND_TIERS), rows, empty=f"{text(scene.only or '')} is not on this bus")
 
     def offers(self, scene: Scene) -> tuple[OfferedAction, ...]:
         server = scene.place.name("server")
@@ -226,7 +230,7 @@ def _per_s(value: float) -> str:
     return f"{size(value)}/s"
 
 
-def _server_row(scene: Scene, state: ServerState, mark: Mark) -> Row:
+def _server_row(scene: Scene, state: ServerState, mark: Mark, tiers: Sequence[str]) -> Row:
     server = state.server
     requests = [request for rank in state.ranks for request in rank.requests if rank is state.ranks[0]]
     firsts = first_tokens(requests)
@@ -245,7 +249,7 @@ def _server_row(scene: Scene, state: ServerState, mark: Mark) -> Row:
         share_cell(hit),
         seconds_cell(firsts.median),
         seconds_cell(firsts.p99),
-        *(_fill_cell(scene, total_fill(state.ranks, tier), tier) for tier in TIERS),
+        *(_fill_cell(scene, total_fill(state.ranks, tier), tier) for tier in tiers),
         _size(sum_of(rank.lent_bytes for rank in ranks)),
         _size(sum_of(rank.borrowed_bytes for rank in ranks)),
         _count(ranks[0].restores_started if ranks else None),

@@ -47,6 +47,14 @@ def imbalance(values: Iterable[float | None]) -> float | None:
 
 
 TIERS = ("device", "peer", "host", "ssd")
+
+
+def tier_names(ranks: Iterable[RankState]) -> list[str]:
+    """Those that servers have as a rule, and whichever others these ranks have, by how near they are."""
+    said = dict.fromkeys(tier.tier for rank in ranks for tier in rank.tiers)
+    return [*TIERS, *(name for name in said if name not in TIERS)]
+
+
 #: Which time figures are of: rates as they are called now, percentiles as the bus has them.
 RATES, PERCENTILES = f"/s: last {NOW_SECONDS:g} s", f"p50 p99: last {WINDOW:g} s"
 

@@ -158,10 +158,11 @@ class ServerViews:
             capacity_bytes=own * page,
             used_bytes=(own - pool.slots + pool.used_slots) * page,
             pages=tiers.device.of[HOST].pages,
+            only_pages=tiers.device.summary.only(HOST),
             pinned_pages=tiers.device.pinned_pages,
             limit_bytes=own * page,
         )
-        yield self._view(TierView, record(TierView, device, checksum_failures=None), tier="device")
+        yield self._view(TierView, record(TierView, device, only_pages=None, checksum_failures=None), tier="device")
         for name, snapshot in tier_snapshots(tiers).items():
             recent = self._recent.of(f"tier {name}", snapshot.read_latency)
             yield self._view(TierView, tier_record(snapshot, recent, time=0.0), tier=name)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import re
 
+from swift_tiers.radix_tiering.bus.contract.schema import TIER_NAME
+
 from ...base.errors import USAGE, CommandError
 from .bus import add_bus_arguments, seconds_argument
 
@@ -34,8 +36,6 @@ SUBJECTS = (
 )
 #: Subjects that need to be told of which one.
 NAMED = {"request": "RID", "restore": "RID", "page": "KEY", "prefix": "KEY", "map": "TIER"}
-#: Tiers that can be looked at slot by slot.
-TIERS = ("device", "peer", "host", "ssd")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +85,10 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(
             f"inspect {options.subject}: {options.name[:80]!r} is no page's key; give its 64 digits, 0-9 a-f", USAGE
         )
-    if needed == "TIER" and options.name not in TIERS:
-        raise CommandError(f"inspect map: {options.name[:80]!r} is no tier; give one of {', '.join(TIERS)}", USAGE)
+    if needed == "TIER" and not TIER_NAME.fullmatch(options.name):
+        raise CommandError(
+            f"inspect map: {options.name[:80]!r} is no name of a tier; `inspect tiers` says which there are", USAGE
+        )
     return run_inspect(options)
 
 

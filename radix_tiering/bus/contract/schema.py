@@ -13,6 +13,7 @@ No key holds token ids, text of prompts or answers, cache salts, or secrets.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
@@ -49,8 +50,10 @@ SERVER_TTL = 3600.0
 ENDED_REQUEST_TTL, ENDED_REQUESTS = 300.0, 256
 #: How long an answer to a question is kept, seconds.
 ANSWER_TTL = 60.0
-#: Tiers that a map can be asked of; a rank may have others, and says which.
+#: Tiers that are looked for where a rank has not said yet which it has; it may have others.
 TIERS = ("device", "peer", "host", "ssd")
+#: What may be the name of a tier.
+TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 #: How long the text of a map gets at most, bytes; and how many nodes an answer lists at most.
 MOST_MAP_BYTES, MOST_LISTED_NODES = 262_144, 1000
 #: How long the outcome of a command is kept, seconds.

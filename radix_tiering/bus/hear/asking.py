@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple
 from ...base.errors import BusError
 from ..contract.commands import AnyCommand, Order, read_order, write_order
 from ..contract.round_trips import RoundTrips
-from ..contract.schema import MOST_LISTED_NODES, TIERS
+from ..contract.schema import MOST_LISTED_NODES, TIER_NAME
 from ..contract.view_reading import AnyView, aged, read_view
 from ..contract.views import (
     CommandView,
@@ -71,9 +71,9 @@ def prefix_question(page: str) -> Question[PrefixView]:
 
 
 def map_question(tier: str) -> Question[MapView]:
-    """Raises BusError for what is not a tier."""
-    if tier not in TIERS:
-        raise BusError(f"tier {tier[:80]!r}: there is none; give one of {', '.join(TIERS)}")
+    """Raises BusError for what cannot be a tier's name; a rank without one of this name says so."""
+    if not TIER_NAME.fullmatch(tier):
+        raise BusError(f"tier {tier[:80]!r}: is no name of a tier; `swift-tiers inspect tiers` says which there are")
     return Question("map", tier, MapView, {"tier": tier})
 
 

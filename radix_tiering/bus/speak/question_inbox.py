@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...figures.telemetry import Answerer, NoAnswer, NotYet
 from ..contract.faults import Faults
 from ..contract.records import Record, map_record, no_record, nodes_record, page_record, prefix_record
-from ..contract.schema import ANSWER_TTL, MOST_LISTED_NODES, TIERS, Keys
+from ..contract.schema import ANSWER_TTL, MOST_LISTED_NODES, TIER_NAME, Keys
 from ..contract.views import MOST_LISTED_PAGES
 from ..redis.batch import RedisBatch
 from .inbox import Inbox
@@ -108,7 +108,7 @@ def _read(fields: Mapping[str, str]) -> _Question | None:
     elif name == "prefix":
         known = bool(_PAGE.fullmatch(word))
     elif name == "map":
-        known = word in TIERS
+        known = bool(TIER_NAME.fullmatch(word))
     else:
         known = name == "nodes" and bool(_NUMBER.fullmatch(word)) and int(word) <= MOST_LISTED_NODES
     return _Question(name, word) if known else None

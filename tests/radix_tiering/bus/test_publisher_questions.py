@@ -190,7 +190,7 @@ def test_what_is_no_question_is_counted_and_left(redis, publish) -> None:
         {b"\xff": b"\xfe"},
         {"page": "swift:alpha:info"},
         {"page": PAGE, "map": "host"},
-        {"map": "remote"},
+        {"map": "no tier"},
         {"map": ""},
         {"prefix": "short"},
         {"nodes": "0"},

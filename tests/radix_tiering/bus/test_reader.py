@@ -508,6 +508,7 @@ def test_what_a_publisher_writes_is_read_whole(redis: RealRedis, publish: Callab
         "RequestView.ended", "RequestView.block_table",
         # Of the tier `device`, from which nothing is restored.
         "TierView.restores", "TierView.restore_seconds", "TierView.recent_restores", "TierView.checksum_failures",
+        "TierView.only_pages",
         # The borrower does not know.
         "LeasesView.pinned_bytes",
     }  # fmt: skip
@@ -803,7 +804,7 @@ def test_an_answer_to_who_wanted_fewer_nodes_is_waited_past(reader: BusReader, a
 @pytest.mark.parametrize(
     ("ask", "wrong"),
     [
-        (lambda reader: reader.map("remote"), "tier 'remote'"),
+        (lambda reader: reader.map("no tier"), "tier 'no tier'"),
         (lambda reader: reader.nodes(0), "0 nodes"),
         (lambda reader: reader.nodes(1001), "1001 nodes"),
         (lambda reader: reader.prefix("abc"), "page 'abc'"),

@@ -76,7 +76,7 @@ def test_a_document_without_its_place_is_refused() -> None:
     ("field", "unit"),
     [
         ("time", "s since 1970"), ("restore_seconds", "s"), ("used_bytes", "bytes"), ("bytes_read", "bytes"),
-        ("bytes", "bytes"), ("prompt_tokens", "tokens"), ("host_only_pages", "pages"), ("free_units", "stripe units"),
+        ("bytes", "bytes"), ("prompt_tokens", "tokens"), ("only_pages", "pages"), ("free_units", "stripe units"),
         ("nodes", ""), ("refused:*", ""), ("bytes_per_second", "bytes/s"),
         ("nvlink_sent_bytes_per_second", "bytes/s"), ("nvlink_sent_bytes", "bytes"), ("busy_share", ""),
     ],

@@ -71,7 +71,7 @@ def test_a_flush_of_host_memory_leaves_what_is_on_ssd() -> None:
     put(stack, keys)
     stack.wait_written(10)
     assert obey(stack, Flush()) == "3 pages forgotten in host memory"
-    assert stack.snapshot().directory.ssd_only_pages == 3
+    assert stack.snapshot().tiers["ssd"].only_pages == 3
     assert obey(stack, Flush()) == "0 pages forgotten in host memory", "those on ssd only are none of them"
     assert obey(stack, Flush(tiers="all")) == "3 pages forgotten in every tier"
     assert stack.snapshot().directory.pages == 0
@@ -553,7 +553,7 @@ def test_pages_that_only_host_memory_has_do_not_hold_the_ssd_tier_above_its_limi
     stack.flush(memory=True, durable=False)
     stack.movers["ssd"].enabled = False
     put(stack, keys[2:], parent=keys[1], depth=3)
-    assert stack.snapshot().directory.ssd_only_pages == 2
+    assert stack.snapshot().tiers["ssd"].only_pages == 2
     assert obey(stack, CapTier(tier="ssd", limit=PAGE)) == "ssd holds at most 4KiB; 1 pages evicted"
     assert stack.probe(keys) == 1, "no page outlives its prefix"
     check(stack)
