@@ -13,9 +13,9 @@ of them is copied any more, whatever its stage.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeVar
 
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.stack import TierStack
@@ -26,6 +26,8 @@ from ..tell.guard import never_raises
 from ..tell.request_facts import RequestFacts, Runs, runs_of
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class TieringStage(Enum):
@@ -193,13 +195,7 @@ class TieredRequest:
     def next_step(self, front: int) -> Step:
         """What this rank could do next, the device having the first `front` pages."""
         everything = Step(front, self.pages)  # what is computed is right, whatever came up
-        if self.restore is None:
-            return everything
-        try:
-            return self.stack.restorer.step(self.restore, front)
-        except Exception as error:  # noqa: BLE001 - must not end the server
-            self._went_wrong(error)
-            return everything
+        return self._try(lambda restore: self.stack.restorer.step(restore, front)) or everything
 
     def admit(self) -> None:
         """It was admitted with a part of its pages."""
@@ -207,11 +203,7 @@ class TieredRequest:
 
     def take(self, step: Step) -> None:
         """The device takes `step`, which may be the last."""
-        try:
-            if self.restore is not None:
-                self.stack.restorer.take(self.restore, step)
-        except Exception as error:  # noqa: BLE001 - must not end the server
-            self._went_wrong(error)
+        self._try(lambda restore: self.stack.restorer.take(restore, step))
         if step.end == self.pages:
             self.stage = TieringStage.TAKEN
             self._take_all()
@@ -224,24 +216,21 @@ class TieredRequest:
 
     def refuse_layers(self, why: str) -> None:
         """It is restored in another way, since it cannot be computed layer by layer now."""
-        try:
-            if self.restore is not None:
-                self.stack.restorer.refuse_layers(self.restore, why)
-        except Exception as error:  # noqa: BLE001 - must not end the server
-            self._went_wrong(error)
+        self._try(lambda restore: self.stack.restorer.refuse_layers(restore, why))
 
     def take_layers(self, front: int) -> None:
         """The device computes layers of all of its pages behind the first `front`."""
-        try:
-            if self.restore is not None:
-                self.stack.restorer.take_layers(self.restore, front, self.pages)
-        except Exception as error:  # noqa: BLE001 - must not end the server
-            self._went_wrong(error)
+        self._try(lambda restore: self.stack.restorer.take_layers(restore, front, self.pages))
 
-    def _went_wrong(self, error: Exception) -> None:
-        """What the device has stays right: it has computed it, or copied what was verified."""
-        logger.exception("swift-tiers: the restore of request %s went wrong; the rest is recomputed", self.rid)
-        self.stack.events.emit("linker.error", where="course", error=repr(error))
+    def _try(self, what: Callable[[Restore], Result]) -> Result | None:
+        """`what` of the restore; None without one, and where that raises: what the device has stays right, as it has
+        computed it, or copied what was verified."""
+        try:
+            return what(self.restore) if self.restore is not None else None
+        except Exception as error:
+            logger.exception("swift-tiers: the restore of request %s went wrong; the rest is recomputed", self.rid)
+            self.stack.events.emit("linker.error", where="course", error=repr(error))
+            return None
 
     # ---- ends ----
 
