@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...base.errors import FAILURE, USAGE, CommandError
-from .outcome import HAPPENINGS, KINDS, Outcome, live
-from .plan import WORLDS, Plan, from_words, make_plan
+from .outcome import HAPPENINGS, KINDS, RANK_HAPPENINGS, Outcome, live
+from .plan import RANKS, WORLDS, Plan, from_words, make_plan
+from .scenarios import SCENARIOS
 from .shrink import shrink
 
 #: How long it runs where neither a number of seeds nor a time is given, minutes.
@@ -58,7 +59,7 @@ class Tally:
     def __init__(self, first: int) -> None:
         self.first = self.last = first
         self.worlds = self.steps = 0
-        self.happened: Counter[str] = Counter(dict.fromkeys(HAPPENINGS, 0))
+        self.happened: Counter[str] = Counter(dict.fromkeys((*HAPPENINGS, *RANK_HAPPENINGS), 0))
         self.failures: list[Outcome] = []
 
     def add(self, outcome: Outcome) -> None:
@@ -105,21 +106,13 @@ def _plans(options: argparse.Namespace) -> Iterator[Plan]:
     if options.fine and not set(kinds) <= set(WORLDS):
         raise CommandError(f"torture: --fine is for worlds: {', '.join(WORLDS)}", USAGE)
     if options.keep is not None or options.schedule is not None:
-        if len(kinds) != 1 or options.seeds != 1 or kinds[0] not in WORLDS:
+        if len(kinds) != 1 or options.seeds != 1 or kinds[0] in SCENARIOS:
             raise CommandError(
-                f"torture: --keep and --schedule need --seeds 1 and one --kind of {', '.join(WORLDS)}",
+                f"torture: --keep and --schedule need --seeds 1 and one --kind of {', '.join((*WORLDS, RANKS))}",
                 USAGE,
             )
-        return iter(
-            [
-                _kept(
-                    make_plan(
-                        kinds[0], options.seed, steps=options.steps, schedule=options.schedule, fine=options.fine
-                    ),
-                    options,
-                )
-            ]
-        )
+        plan = make_plan(kinds[0], options.seed, steps=options.steps, schedule=options.schedule, fine=options.fine)
+        return iter([_kept(plan, options)])
     seeds = itertools.islice(itertools.count(options.seed), options.seeds)
     return (make_plan(kind, seed, steps=options.steps, fine=options.fine) for seed in seeds for kind in kinds)
 

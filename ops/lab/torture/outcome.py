@@ -12,13 +12,13 @@ from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 
 from .devices import DEVICES_FAIL, FATES
 from .plan import CLIENT as CLIENT_ACTIONS
-from .plan import NEIGHBOURS, TROUBLE, WORLDS, Plan, as_words
+from .plan import NEIGHBOURS, RANK_TROUBLE, RANKS, SERVER, STUMBLES, TROUBLE, WORLDS, Plan, as_words
 from .scenarios import SCENARIOS
 from .trouble import DEVICE_FAULTS
 from .world import ENDS, World
 
 #: Every kind of world, by what it is called on the command line.
-KINDS = (*WORLDS, *SCENARIOS)
+KINDS = (*WORLDS, RANKS, *SCENARIOS)
 #: How processes end.
 CRASHES = (
     *(f"crash: {name}" for name in ENDS),
@@ -35,6 +35,14 @@ HAPPENINGS = (
     *(f"fault: {name}" for name in DEVICES_FAIL),
     *(f"lease {name}" for name in NEIGHBOURS),
     *CRASHES,
+)
+#: The same in worlds of servers.
+RANK_HAPPENINGS = (
+    *SERVER,
+    *RANK_TROUBLE,
+    *(f"stumble: {name}" for name in STUMBLES),
+    *("answers", "answers refused", "retracted", "tokens computed", "tokens compared"),
+    *("pages loaded", "pages from ssd", "restores split"),
 )
 
 
@@ -61,7 +69,7 @@ class Outcome(NamedTuple):
         """The command that does it again."""
         plan = self.plan
         words = ["./swift", "torture", "--kind", plan.kind, "--seed", str(plan.seed), "--seeds", "1"]
-        if plan.kind in WORLDS:
+        if plan.kind not in SCENARIOS:
             words += ["--steps", str(plan.steps)]
             if plan.schedule != plan.seed:
                 words += ["--schedule", str(plan.schedule)]
@@ -79,6 +87,8 @@ def live(plan: Plan) -> Outcome:
         except Exception as error:  # noqa: BLE001 - whatever the engine raises is what was looked for
             return Outcome(plan, 0, Counter({plan.kind: 1}), error)
         return Outcome(plan, runner.steps, Counter({plan.kind: 1}))
+    if plan.kind == RANKS:
+        return _live_on_ranks(plan)
     world = World(plan)
     failure: Exception | None = None
     try:
@@ -88,3 +98,14 @@ def live(plan: Plan) -> Outcome:
             raise KeyboardInterrupt from error
         failure = error
     return Outcome(plan, world.steps, world.state.happened, failure, world.state.history)
+
+
+def _live_on_ranks(plan: Plan) -> Outcome:
+    from .ranks.server import servers_of_this_process  # loads SGLang
+
+    history: list[str] = []
+    try:
+        steps, happened = servers_of_this_process().live(plan, history)
+    except Exception as error:  # noqa: BLE001 - whatever a rank raises is what was looked for
+        return Outcome(plan, 0, Counter(), error, history)
+    return Outcome(plan, steps, happened, None, history)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 #: What a world is about. `trouble`: anything goes wrong. `calm`: nothing does. `lent`: there is lent memory and no ssd.
 #: `crash`: the process ends at any moment, or in order, and another one begins on the same devices.
 WORLDS = ("trouble", "calm", "lent", "crash")
+#: A world of another kind: SGLang's scheduler on one rank or several, which have to stay together.
+RANKS = "ranks"
 
 #: What a client does, and how often of so many.
 CLIENT = {"put": 4, "restore": 4, "leave": 1, "wait_in_line": 4}
@@ -23,6 +25,22 @@ TROUBLE = {
 }  # fmt: skip
 #: What becomes of leases.
 NEIGHBOURS = {"lend": 3, "recall": 1, "late": 1, "end": 1, "hold": 1}
+#: What a server is asked for, alike on every rank.
+SERVER = {
+    "ask": 4, "ask_again": 8, "ask_as": 2, "abort": 1, "evict": 8, "retract": 1, "flush_cache": 1, "rounds_pass": 4,
+}  # fmt: skip
+#: What goes wrong on one rank alone.
+RANK_TROUBLE = {
+    "device": 2, "damage_memory": 1, "damage_disk": 1, "drop": 2, "cap": 1, "clock": 1, "starve": 2, "stumble": 3,
+}  # fmt: skip
+#: What fails once where a rank stumbles, by where it is found from the linker.
+STUMBLES = (
+    "stack.restorer.poll", "stack.restorer.settled", "stack.restorer.present", "stack.restorer.places",
+    "stack.restorer.step", "stack.restorer.take", "stack.restorer.split", "stack.restore", "pool.copy_in",
+    "pool.copy_out", "stack.intake.begin",
+)  # fmt: skip
+#: Of these, what SGLang answers with an error: what was promised is not copied to the device.
+REFUSING = ("stack.restorer.places", "pool.copy_in")
 #: Clients that are there at a time.
 CLIENTS = 3
 
@@ -83,10 +101,26 @@ def make_plan(kind: str, seed: int, *, steps: int = 12, schedule: int | None = N
     """The world of a seed. `steps`: what each client does; whoever makes trouble does half as much."""
     plan = Plan(kind, seed, steps, seed if schedule is None else schedule, (), fine)
     draw = plan.draw("plan")
+    if kind == RANKS:
+        return plan._replace(jobs=tuple(_server(plan, draw)))
     lives = draw.randint(2, 3) if kind == "crash" else 1
     jobs = [job for life in range(lives) for job in _jobs(kind, life, steps, draw)]
     crashes = tuple(draw.random() ** 2 * 0.02 * steps if draw.random() < 0.8 else None for _ in range(lives - 1))
     return plan._replace(jobs=tuple(jobs), crashes=crashes)
+
+
+def ranks_of(plan: Plan) -> int:
+    """How many ranks a server has."""
+    return plan.draw("ranks").choice((1, 2, 2, 4))
+
+
+def _server(plan: Plan, draw: random.Random) -> list[Job]:
+    jobs = [Job("server", 0, _actions(SERVER, 2 * plan.steps, draw, 0.5, 3, 0.05))]
+    if draw.random() < 0.7:
+        for number in range(ranks_of(plan)):
+            trouble = _actions(RANK_TROUBLE, draw.randint(0, plan.steps), draw, 1.0, 2, 0.05)
+            jobs.append(Job(f"rank-{number}", 0, trouble))
+    return jobs
 
 
 def _jobs(kind: str, life: int, steps: int, draw: random.Random) -> list[Job]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .outcome import Outcome, live
-from .plan import WORLDS, Plan
+from .plan import Plan
+from .scenarios import SCENARIOS
 
 #: Worlds that are tried at most.
 MOST_TRIES = 400
@@ -71,6 +72,6 @@ def shrink(failed: Outcome, lives: Callable[[Plan], Outcome] = live, most_tries:
 
     `lives` lets a world happen.
     """
-    if failed.plan.kind not in WORLDS:
+    if failed.plan.kind in SCENARIOS:
         return failed
     return Shrinker(failed, lives, most_tries).run()

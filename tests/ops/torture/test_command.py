@@ -11,8 +11,15 @@ from swift_tiers.ops.commands import torture_command
 from swift_tiers.ops.lab.torture.outcome import HAPPENINGS, KINDS
 from swift_tiers.radix_tiering.way.down import Mover
 
+from support import forked
 from support.command_line import run_command
 from support.mutate import mutate
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sglang_is_loaded() -> None:
+    """Where a world of servers begins: their process is forked from one that has it."""
+    forked.loaded()
 
 
 def test_it_counts_what_happens(capsys: pytest.CaptureFixture[str]) -> None:

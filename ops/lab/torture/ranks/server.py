@@ -1,0 +1,160 @@
+"""Worlds of whole servers: a scheduler is made once in a process, and each rank of each world is forked from that."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..plan import Plan, ranks_of
+from .lockstep import Over, RankFailedError, lead
+from .rank import RankWorld
+from .scheduler import StepScheduler
+
+#: SGLang's own sizes, in tokens: small ones, so that the device is full and prompts are computed in chunks.
+PAGE, POOL, CHUNK = 4, 200, 32
+
+
+def arguments(folder: Path) -> list[str]:
+    """Of a scheduler from which ranks can be forked."""
+    from swift_tiers.ops.base.model import tiny_model
+
+    config = {"host": {"size": "1MiB"}, "bus": {"enabled": False}}
+    return [
+        "--model-path", str(tiny_model(folder / "model")), "--dtype", "float32", "--page-size", str(PAGE),
+        "--max-total-tokens", str(POOL), "--max-running-requests", "8", "--chunked-prefill-size", str(CHUNK),
+        "--disable-overlap-schedule", "--schedule-conservativeness", "0.1",
+        "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
+    ]  # fmt: skip
+
+
+class Servers:
+    """Lets worlds of servers happen. One in a process: SGLang publishes its configuration once."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="swift-torture-") as folder:
+            self._steps = StepScheduler(arguments(Path(folder)))
+        self._prepare()
+
+    @classmethod
+    def over(cls, steps: StepScheduler) -> Servers:
+        """With a scheduler that was made with these `arguments`."""
+        servers = cls.__new__(cls)
+        servers._steps = steps
+        servers._prepare()
+        return servers
+
+    def _prepare(self) -> None:
+        """Leave nothing that a forked process could not go on with: threads, and sockets."""
+        self._steps.linker.close()
+        channels = self._steps.scheduler.ipc_channels
+        for sender in (channels.send_to_tokenizer, channels.send_to_detokenizer):
+            sender.socket = None  # as on every rank but the first
+        torch.set_num_threads(1)  # OpenMP's others are not there in a forked process, and waited for
+        gc.collect()
+        gc.freeze()
+
+    def live(self, plan: Plan, history: list[str]) -> tuple[int, Counter[str]]:
+        """One world to its end: steps of all ranks' schedules, and what happened; `history` takes what was done. Raises
+        AssertionError where something is wrong."""
+        ours: list[Connection] = []
+        children: list[int] = []
+        try:
+            for number in range(ranks_of(plan)):
+                mine, theirs = multiprocessing.Pipe()
+                ours.append(mine)
+                children.append(self._fork(plan, number, theirs, ours))
+                theirs.close()
+            over = lead(ours, history)
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            for mine in ours:
+                mine.close()
+        happened = sum((Counter(one.happened) for one in over), Counter[str]())
+        return sum(one.steps for one in over), happened
+
+    def _fork(self, plan: Plan, number: int, theirs: Connection, ours: list[Connection]) -> int:
+        child = os.fork()
+        if child:
+            return child
+        try:
+            for mine in ours:
+                mine.close()
+            theirs.send(_live(lambda: RankWorld(plan, number, self._steps, theirs)))
+        finally:
+            os._exit(0)  # nothing of the scheduler's is to be cleaned up here
+
+
+class ServersProcess:
+    """`Servers` in a process of its own, which begins where the first world is to happen."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")  # not a copy of whoever asks
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def live(self, plan: Plan, history: list[str]) -> tuple[int, Counter[str]]:
+        """As `Servers.live`."""
+        self._connection.send(plan)
+        try:
+            steps, happened, told, complaint = self._connection.recv()
+        except EOFError:
+            raise RankFailedError("the process from which ranks are forked has died") from None
+        history += told
+        if complaint:
+            raise RankFailedError(complaint)
+        return steps, happened
+
+
+def _serve(theirs: Connection) -> None:
+    # SGLang's log is that of ranks that stumble on purpose.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    servers: Servers | None = None
+    with suppress(EOFError):  # whoever asks is gone
+        while True:
+            plan, told = theirs.recv(), list[str]()
+            try:
+                servers = servers or Servers()
+                theirs.send((*servers.live(plan, told), told, ""))
+            except AssertionError as error:
+                theirs.send((0, Counter(), told, str(error)))
+            except Exception:  # noqa: BLE001 - told to the other side
+                theirs.send((0, Counter(), told, traceback.format_exc()))
+
+
+@functools.cache
+def servers_of_this_process() -> ServersProcess:
+    """Its first world takes half a minute longer, in which SGLang is loaded."""
+    return ServersProcess()
+
+
+def _live(make: Callable[[], RankWorld]) -> Over:
+    """The end of one rank."""
+    rank: Any = None
+    try:
+        rank = make()
+        rank.run()
+    except BaseException as error:  # noqa: BLE001 - told to the others
+        cause = error.__cause__ or error
+        history = rank.state.history if rank is not None else []
+        return Over(0, {}, history, f"{type(cause).__name__}: {cause}", traceback.format_exc())
+    return Over(rank.runner.steps, dict(rank.state.happened), rank.state.history)

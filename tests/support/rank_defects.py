@@ -1,0 +1,31 @@
+"""Defects of one line on SGLang's side, that worlds of whole servers are to find (`ops/torture/test_ranks.py`)."""
+
+from __future__ import annotations
+
+from swift_tiers.sglang_ext.way.admission import Admission
+from swift_tiers.sglang_ext.way.cache import SwiftLinkerWrapper
+from swift_tiers.sglang_ext.way.loads import WatchedLoadCounter
+from swift_tiers.sglang_ext.way.request import TieredRequest
+
+from .defects import Defect
+
+ON_RANKS = [
+    Defect("two requests of one id are one", SwiftLinkerWrapper, "of", " and request.req is req", ""),
+    Defect("who has lost its restore does not ask the others", Admission, "begin_round", "and not one.agreed]",
+           "and not one.agreed and one.restore is not None]"),
+    Defect("who failed at a step does not ask the others", SwiftLinkerWrapper, "agree",
+           "((jump, end),) = least([request.next_step(front)], self.cache._all_reduce_attn_groups)",
+           "jump, end = request.next_step(front)"),
+    Defect("each rank restores what it has itself", SwiftLinkerWrapper, "_sync_restorable_prefix",
+           "((pages,),) = least([[restorable[-1] if restorable else 0]], self.cache._all_reduce_attn_groups)",
+           "pages = restorable[-1] if restorable else 0"),
+    Defect("what has come up once is promised for ever", TieredRequest, "promised",
+           "self.stack.restorer.present(self.restore, offset)", "len(self.restore.claimed)"),
+    Defect("a tail that begins alike is the same", TieredRequest, "_covers",
+           "return offset if self.tail[last] == hashes[last - offset] else None", "return 0"),
+    Defect("pages that are copied may leave", TieredRequest, "copies", "self._copies += 1", "pass"),
+    Defect("pages that were copied stay pinned", TieredRequest, "copied", "self._copies -= 1", "pass"),
+    Defect("one that is over is kept", TieredRequest, "end", "del self._among[self.rid]", "pass"),
+    Defect("the batch's copies are not waited for", WatchedLoadCounter, "finish",
+           "self._watch(index, self._over[index])", "return True"),
+]  # fmt: skip
