@@ -2,9 +2,6 @@
 
 A page is the KV of `page_size` consecutive tokens, all layers, K and V. Below the device it is kept block-major:
 its bytes in one contiguous run `[layer][plane][token][kv_head][head_dim]`, so that one layer is a slice.
-
-A boundary page is of another kind: what goes into the first layer of a pipeline stage for these tokens,
-`[token][hidden]` (CacheFlow, section 3.2). It has the key of the KV page of the same tokens, and its own namespace.
 """
 
 from __future__ import annotations
@@ -73,23 +70,6 @@ class Namespace(msgspec.Struct, frozen=True):
     loading: str = ""  # digest of how the weights are loaded, of KV scales, and of adapters
     software: str = ""  # that computes it, with versions
     format_version: int = FORMAT_VERSION
-    #: Of a boundary page, the dtype of its activations. Left out of the digest where it is not set, so that those of KV
-    #: are what they were before there were pages of another kind.
-    boundary: str | msgspec.UnsetType = msgspec.UNSET
-
-    def of_boundary(self, hidden_size: int, dtype: str, dtype_bytes: int) -> Namespace:
-        """The namespace of the boundary pages of the stage whose KV this one is of.
-
-        Every field that changes a byte of the KV of the layers before changes one of these too, so all are kept. Raises
-        ValueError if this is one already, or if its layers are the first of the model: their input is the prompt.
-        """
-        if self.boundary is not msgspec.UNSET:
-            raise ValueError("boundary pages have no boundary pages of their own")
-        if self.first_layer == 0:
-            raise ValueError("the first stage computes its input from the prompt; it needs no boundary pages")
-        row_bytes = hidden_size * dtype_bytes
-        geometry = PageGeometry(layers=1, planes=1, tokens=self.geometry.tokens, row_bytes=row_bytes)
-        return msgspec.structs.replace(self, geometry=geometry, boundary=dtype)
 
     def digest(self) -> bytes:
         """16 bytes that stand for this namespace in keys and on devices."""
