@@ -18,7 +18,8 @@ from swift_tiers.radix_tiering.tiers.ssd import DeviceArray, StripeSet, files
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion
 from swift_tiers.radix_tiering.tiers.ssd.blockio import Patience, aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.files import create_device_file, open_array
-from swift_tiers.radix_tiering.tiers.testing.faulty import Delay, Fault, FaultPlan, FaultyArray
+
+from support.faulty_array import Delay, Fault, FaultPlan, FaultyArray
 
 UNIT = 8192
 DEVICE_BYTES = 2**20

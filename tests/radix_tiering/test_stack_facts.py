@@ -5,10 +5,10 @@ from __future__ import annotations
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.figures.counters import DirectorySnapshot, PageFacts
 from swift_tiers.radix_tiering.tiers.ssd import Operation
-from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray, FlipBits
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.engine import Clock, chain, check, copy_of, get, make_stack, memory_ssd, namespace, put, settle, wait_until
+from support.faulty_array import Fail, Fault, FaultyArray, FlipBits
 
 
 def directory(stack) -> DirectorySnapshot:

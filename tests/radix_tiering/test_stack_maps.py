@@ -10,11 +10,11 @@ from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.bus.contract.commands import Pin, Unpin
 from swift_tiers.radix_tiering.figures.counters import PagePlaces
 from swift_tiers.radix_tiering.table.held_page import HOST
-from swift_tiers.radix_tiering.tiers.testing.faulty import Fault, FaultyArray, Gone
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 
 from support.engine import chain, check, copy_of, make_stack, memory_ssd, obey, put, settle, slot_words
+from support.faulty_array import Fault, FaultyArray, Gone
 from support.redis import wait_for
 
 

@@ -28,7 +28,6 @@ from swift_tiers.radix_tiering.bus.contract.records import tier_record
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.figures.counters import NO_LATENCY
 from swift_tiers.radix_tiering.tiers.ssd import Operation
-from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.request_restore import RestoreState
 from swift_tiers.radix_tiering.way.sweeps import STEP_PAGES
@@ -47,6 +46,7 @@ from support.engine import (
     refusal,
     settle,
 )
+from support.faulty_array import Fail, Fault, FaultyArray
 from support.lease_hand import BORROWER, Both
 from support.lease_hand import PAGE as LEASE
 from support.redis import wait_for

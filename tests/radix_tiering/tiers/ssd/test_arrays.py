@@ -22,11 +22,11 @@ from swift_tiers.radix_tiering.tiers.ssd.arrays import uring
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, Operation, Request
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.files import ThreadArray, UringArray, create_device_file, open_array
-from swift_tiers.radix_tiering.tiers.testing.faulty import FaultyArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.tiers.testing.recording import RecordingArray
 
 from support.examples import examples
+from support.faulty_array import FaultyArray
+from support.recording_array import RecordingArray
 
 BLOCK = 4096
 BLOCKS = 16

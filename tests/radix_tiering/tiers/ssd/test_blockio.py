@@ -11,9 +11,9 @@ from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
 from swift_tiers.radix_tiering.tiers.ssd.blockio import IN_FLIGHT, Patience, aligned_buffer, execute, sync_devices
-from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
+from support.faulty_array import Fail, Fault, FaultyArray
 from support.silent import SilentArray
 
 BLOCKS = 100

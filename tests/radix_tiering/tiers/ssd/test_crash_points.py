@@ -16,8 +16,9 @@ import pytest
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage, StripeSet
 from swift_tiers.radix_tiering.tiers.ssd.fsck import check, repair
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.tiers.testing.recording import RecordingArray
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
+
+from support.recording_array import RecordingArray
 
 
 class Version(NamedTuple):

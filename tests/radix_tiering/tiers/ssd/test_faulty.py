@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
-from swift_tiers.radix_tiering.tiers.testing.faulty import (
+from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+
+from support.faulty_array import (
     Delay,
     Fail,
     Fault,
@@ -18,7 +20,6 @@ from swift_tiers.radix_tiering.tiers.testing.faulty import (
     Gone,
     Lose,
 )
-from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 READ, WRITE = Operation.READ, Operation.WRITE
 BLOCK = 4096

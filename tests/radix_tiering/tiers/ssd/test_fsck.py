@@ -13,8 +13,9 @@ from swift_tiers.radix_tiering.tiers.ssd import Operation
 from swift_tiers.radix_tiering.tiers.ssd.fsck import Report, Severity, check, repair
 from swift_tiers.radix_tiering.tiers.ssd.layout import StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.members import Standing
-from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+
+from support.faulty_array import Fail, Fault, FaultyArray
 
 
 def filled(rig, *, clean: bool, devices: int = 3) -> tuple[MemoryArray, list[StoredPage]]:

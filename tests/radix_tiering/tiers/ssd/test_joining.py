@@ -14,9 +14,9 @@ from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.ssd.arrays.uring import probe
 from swift_tiers.radix_tiering.tiers.ssd.files import ThreadArray, UringArray, create_device_file, open_device_file
 from swift_tiers.radix_tiering.tiers.ssd.layout import CHECKPOINT_OFFSET, SUPERBLOCK_OFFSETS, decode_superblock
-from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
+from support.faulty_array import Fail, Fault, FaultyArray
 from support.silent import SilentArray, wait_for
 
 ENGINES = [pytest.param(ThreadArray, id="threads")] + [pytest.param(UringArray, id="io_uring")] * (probe() is None)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Operation, Request
-from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultPlan, FaultyArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.tiers.testing.recording import RecordingArray, TornPrefix, TornSubset
 
 from support.examples import examples
+from support.faulty_array import Fail, Fault, FaultPlan, FaultyArray
+from support.recording_array import RecordingArray, TornPrefix, TornSubset
 
 BLOCK = 4096
 BLOCKS = 8

@@ -18,10 +18,10 @@ from swift_tiers.radix_tiering.tiers.ssd.fsck import Severity, check, repair
 from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
 from swift_tiers.radix_tiering.tiers.ssd.members import Standing
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
-from swift_tiers.radix_tiering.tiers.testing.faulty import Delay, Fault, FaultyArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
 from support.engine import Clock, make_stack
+from support.faulty_array import Delay, Fault, FaultyArray
 from support.silent import STALL, SilentArray, wait_for
 
 SLOTS = 12

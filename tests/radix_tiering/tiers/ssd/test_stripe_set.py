@@ -16,10 +16,10 @@ from swift_tiers.radix_tiering.tiers.ssd import Operation, ReadRequest, Service,
 from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.layout import SUPERBLOCK_OFFSETS
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
-from swift_tiers.radix_tiering.tiers.testing.faulty import Delay, Fail, Fault, FaultyArray, Gone
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
+from support.faulty_array import Delay, Fail, Fault, FaultyArray, Gone
 from support.silent import wait_for
 
 

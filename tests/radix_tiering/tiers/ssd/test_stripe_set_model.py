@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swift_tiers.radix_tiering.tiers.ssd import Operation, Service, StoredPage
-from swift_tiers.radix_tiering.tiers.testing.faulty import Fail, Fault, FaultyArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.examples import examples
+from support.faulty_array import Fail, Fault, FaultyArray
 
 SLOTS = 6
 LENGTHS = (1, 8192, 12_000, 24_577)

@@ -20,8 +20,9 @@ from swift_tiers.radix_tiering.tiers.ssd.members import find_members, probe_all,
 from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceTable
 from swift_tiers.radix_tiering.tiers.ssd.transfers import verify_unit
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
-from swift_tiers.radix_tiering.tiers.testing.recording import RecordingArray
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
+
+from support.recording_array import RecordingArray
 
 #: Ways in which what was not synced is lost at each moment: both copies of a table must be torn at once to be seen.
 LOSSES = 400

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..ssd.arrays.devices import DeviceArray, Operation, Request
-from ..ssd.arrays.wrapping import AdmittedRequest, Clock, DelayingArray
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import DeviceArray, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.arrays.wrapping import AdmittedRequest, Clock, DelayingArray
 
 
 class Fail(NamedTuple):

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...base.page import BLOCK_BYTES
-from ..ssd.arrays.checking import check_requests, copy_out
-from ..ssd.arrays.devices import Completion, DeviceArray, NewDevice, Operation, Request
-from ..ssd.arrays.wrapping import WrappingArray
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
+from swift_tiers.radix_tiering.tiers.ssd.arrays.checking import check_requests, copy_out
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, DeviceArray, NewDevice, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.arrays.wrapping import WrappingArray
 
 
 @dataclass
