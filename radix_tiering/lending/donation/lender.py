@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from ..leases.effects import BorrowerJoined, BorrowerLeft, DonorEffect, Reclaimed
 from ..leases.messages import MAX_EXTENTS, Extent, Party
 from ..leases.runs import RunState
+from ..leases.sharing import elastic_unit
 from .extents import PoolLayout, RunShape, Span, run_shape
 from .sizing import ElasticSizer, pages_for
 
@@ -251,7 +252,7 @@ class Lender:
         common = page_bytes
         best = run_shape(self._layout, 1, pool_pages)
         for party, unit in self._units.items():
-            larger = math.lcm(common, unit)
+            larger = elastic_unit(common, unit)
             shape = run_shape(self._layout, larger // page_bytes, pool_pages)
             if shape.pages <= self._bound and shape.spans * len(self._layout.planes) <= MAX_EXTENTS:
                 common, best = larger, shape

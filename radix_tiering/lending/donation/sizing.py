@@ -1,8 +1,7 @@
 """How many pages a donor keeps (SwiftCache, section 3.5, Algorithm 1), and when it changes that.
 
-`scale_up` and `scale_down` are the paper's functions, in units of one borrower; tests hold them to its text, and no
-server calls them. `ElasticSizer` does the same for all borrowers together, by `missing_pages` and `spare_pages`: it
-watches the demand of its own server, keeps to bounds, and does not follow every wave.
+`missing_pages` and `spare_pages` are the paper's scale-up and scale-down, for all borrowers together. `ElasticSizer`
+calls them: it watches the demand of its own server, keeps to bounds, and does not follow every wave.
 
 Demand is in tokens, all that must fit at one time: the paper takes the longest single request; a server that runs
 several at once has to hold them together, so here it is what running and waiting requests need. The paper counts
@@ -12,9 +11,6 @@ requests alone, so that a worker gives its cached prefixes away; here what is ke
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
-
-from .elastic_unit import ElasticUnit
 
 # ---- the largest value of the last seconds, kept incrementally ----
 
@@ -48,44 +44,22 @@ class WindowMaximum:
 WINDOW_SECONDS = 60.0
 
 
-class Resize(NamedTuple):
-    """Pages that change hands: so many of the donor's size, which are so many of the borrower's."""
-
-    donor_pages: int
-    borrower_pages: int
-
-
-NOTHING = Resize(0, 0)
-
-
 def pages_for(tokens: int, page_tokens: int) -> int:
     """Pages that hold so many tokens."""
     return -(-tokens // page_tokens)
 
 
 def missing_pages(pages: int, page_tokens: int, unit_pages: int, tokens: int) -> int:
-    """Pages that a donor which has `pages` lacks to hold `tokens`, in whole units of `unit_pages`, rounded up."""
+    """Pages that a donor which has `pages` lacks to hold `tokens`, in whole units of `unit_pages`, rounded up
+    (Algorithm 1, lines 10-19)."""
     missing = max(0, pages_for(tokens, page_tokens) - pages)
     return -(-missing // unit_pages) * unit_pages
 
 
 def spare_pages(pages: int, page_tokens: int, unit_pages: int, tokens: int) -> int:
-    """Pages that a donor which has `pages` does not need to hold `tokens`, in whole units of `unit_pages`."""
+    """Pages that a donor which has `pages` does not need to hold `tokens`, in whole units of `unit_pages` (lines
+    21-31)."""
     return max(0, pages - pages_for(tokens, page_tokens)) // unit_pages * unit_pages
-
-
-def _exchange(pages: int, unit: ElasticUnit) -> Resize:
-    return Resize(pages, pages // unit.donor_pages * unit.borrower_pages)
-
-
-def scale_up(pages: int, page_tokens: int, unit: ElasticUnit, tokens: int) -> Resize:
-    """What a donor that has `pages` takes back to hold `tokens` (Algorithm 1, lines 10-19): enough, in whole units."""
-    return _exchange(missing_pages(pages, page_tokens, unit.donor_pages, tokens), unit)
-
-
-def scale_down(pages: int, page_tokens: int, unit: ElasticUnit, longest_tokens: int) -> Resize:
-    """What a donor that has `pages` can give when the last seconds took `longest_tokens` (lines 21-31): whole units."""
-    return _exchange(spare_pages(pages, page_tokens, unit.donor_pages, longest_tokens), unit)
 
 
 class ElasticSizer:

@@ -12,6 +12,7 @@ from .link import LinkState
 from .messages import Extent, Letter, Party
 from .runs import RunState
 from .service import LeaseService
+from .sharing import elastic_unit
 from .timing import Timing
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "Ticket",
     "Timing",
     "Use",
+    "elastic_unit",
     "ipc_address",
 ]

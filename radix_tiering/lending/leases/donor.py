@@ -41,7 +41,7 @@ from .messages import (
     in_parts,
 )
 from .runs import LentRun, RunState, RunTable
-from .sharing import Ask, share
+from .sharing import Ask, elastic_unit, share
 from .timing import RECALL_PART, Timing
 
 Outputs = list[Send | DonorEffect]
@@ -272,7 +272,7 @@ class Donor:
         session = self._borrowers.get(sender)
         outputs: Outputs = []
         if session is None:
-            unit = math.lcm(self._page_bytes, hello.page_bytes)
+            unit = elastic_unit(self._page_bytes, hello.page_bytes)
             if unit > MAX_UNIT_BYTES:
                 return [self._to(sender, Refuse(hello.nonce, Reason.PAGE))]
             if len(self._borrowers) >= self._max_borrowers:

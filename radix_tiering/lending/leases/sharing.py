@@ -1,11 +1,19 @@
-"""Who gets how much when there is not enough for all."""
+"""In which unit memory is shared, and who gets how much when there is not enough for all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+
+
+def elastic_unit(*page_bytes: int) -> int:
+    """The smallest amount of memory that is whole pages of each of these sizes, bytes: what changes hands between a
+    donor and its borrowers (SwiftCache, section 3.4, Eq. 8). The paper counts elements, which needs all caches to have
+    one element type; here it is bytes, so that a float16 model may lend to an fp8 one."""
+    return math.lcm(*page_bytes)
 
 
 class Ask(NamedTuple):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.page import PageGeometry
-from swift_tiers.radix_tiering.lending.donation.elastic_unit import block_elements, common_unit, elastic_unit
+from swift_tiers.radix_tiering.lending.leases import elastic_unit
 
 #: Table 2 of the paper: layers, KV heads, head dimension, megabytes of one token in float16.
 TABLE_2 = {
@@ -23,6 +23,12 @@ TABLE_2 = {
 def pages_of(name: str, tokens: int = 16, item: int = 2) -> PageGeometry:
     layers, heads, head_dim, _ = TABLE_2[name]
     return PageGeometry(layers=layers, planes=2, tokens=tokens, row_bytes=heads * head_dim * item)
+
+
+def units_of(donor: PageGeometry, borrower: PageGeometry) -> tuple[int, int]:
+    """The elastic unit in pages of each (Eq. 9)."""
+    unit = elastic_unit(donor.page_bytes, borrower.page_bytes)
+    return unit // donor.page_bytes, unit // borrower.page_bytes
 
 
 @pytest.mark.parametrize("name", TABLE_2)
@@ -43,8 +49,7 @@ def test_a_token_takes_what_table_2_says(name: str) -> None:
     ],
 )
 def test_units_between_the_models_of_table_2(donor: str, borrower: str, donor_pages: int, borrower_pages: int) -> None:
-    unit = elastic_unit(pages_of(donor), pages_of(borrower))
-    assert (unit.donor_pages, unit.borrower_pages) == (donor_pages, borrower_pages)
+    assert units_of(pages_of(donor), pages_of(borrower)) == (donor_pages, borrower_pages)
 
 
 shapes = st.builds(
@@ -58,23 +63,21 @@ shapes = st.builds(
 
 @given(shapes, shapes)
 def test_a_unit_is_whole_pages_of_both_and_the_smallest_such(donor: PageGeometry, borrower: PageGeometry) -> None:
-    unit = elastic_unit(donor, borrower)
-    assert unit.bytes == unit.donor_pages * donor.page_bytes == unit.borrower_pages * borrower.page_bytes
-    assert math.gcd(unit.donor_pages, unit.borrower_pages) == 1
+    donor_pages, borrower_pages = units_of(donor, borrower)
+    assert donor_pages * donor.page_bytes == borrower_pages * borrower.page_bytes
+    assert math.gcd(donor_pages, borrower_pages) == 1
 
 
 @given(*[st.tuples(st.integers(1, 80), st.sampled_from([16, 64]), st.integers(1, 32), st.sampled_from([64, 128]))] * 2)
 def test_bytes_say_what_the_papers_elements_say(donor: tuple, borrower: tuple) -> None:
-    ours = elastic_unit(
+    ours = units_of(
         *(PageGeometry(layers=n, planes=2, tokens=b, row_bytes=h * d * 2) for n, b, h, d in (donor, borrower))
     )
-    elements = [block_elements(*donor), block_elements(*borrower)]
-    assert ours.donor_pages == math.lcm(*elements) // elements[0]
-    assert ours.borrower_pages == math.lcm(*elements) // elements[1]
+    elements = [math.prod(one) for one in (donor, borrower)]  # of one block, of K or of V
+    assert ours == tuple(math.lcm(*elements) // one for one in elements)
 
 
 def test_a_donor_of_several_borrowers_resizes_in_a_step_that_suits_all() -> None:
-    donor = pages_of("Qwen3-8B")
-    step = common_unit(donor, [pages_of("LWM"), pages_of("Qwen3-14B")])
-    assert step == math.lcm(32, 10)
-    assert common_unit(donor, []) == 1
+    sizes = [pages_of(name).page_bytes for name in ("Qwen3-8B", "LWM", "Qwen3-14B")]
+    assert elastic_unit(*sizes) // sizes[0] == math.lcm(32, 10)
+    assert elastic_unit(sizes[0]) == sizes[0]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.page import PageGeometry
-from swift_tiers.radix_tiering.lending.donation.elastic_unit import elastic_unit
 from swift_tiers.radix_tiering.lending.donation.extents import CutRun, Extent, PoolLayout, RunShape, Span, run_shape
+from swift_tiers.radix_tiering.lending.leases import elastic_unit
 
 shapes = st.builds(
     PageGeometry,
@@ -24,17 +24,18 @@ shapes = st.builds(
 def test_a_run_of_whole_units_is_cut_without_a_rest(
     donor: PageGeometry, borrower: PageGeometry, block_major: bool, places: list[int]
 ) -> None:
-    unit = elastic_unit(donor, borrower)
+    unit = elastic_unit(donor.page_bytes, borrower.page_bytes)
+    unit_pages = unit // donor.page_bytes
     planes, plane_bytes = donor.layers * donor.planes, donor.tokens * donor.row_bytes
-    pool_pages = 10 * unit.donor_pages
+    pool_pages = 10 * unit_pages
     layout = PoolLayout((0,), donor.page_bytes)
     if not block_major:
         layout = PoolLayout(tuple(plane * pool_pages * plane_bytes for plane in range(planes)), plane_bytes)
     assert layout.page_bytes == donor.page_bytes
-    spans = [Span(place * unit.donor_pages, unit.donor_pages) for place in places]
+    spans = [Span(place * unit_pages, unit_pages) for place in places]
     extents = layout.extents(spans)
     run = CutRun(extents, borrower.page_bytes)
-    assert run.slots == len(places) * unit.borrower_pages
+    assert run.slots == len(places) * (unit // borrower.page_bytes)
     # Number every byte of the donor's pool, and look at what the slots cover.
     used = np.zeros(pool_pages * donor.page_bytes, dtype=int)
     for slot in range(run.slots):

@@ -7,57 +7,50 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from swift_tiers.radix_tiering.lending.donation.elastic_unit import ElasticUnit
 from swift_tiers.radix_tiering.lending.donation.sizing import (
-    NOTHING,
     ElasticSizer,
-    Resize,
     WindowMaximum,
     missing_pages,
     pages_for,
-    scale_down,
-    scale_up,
     spare_pages,
 )
 
 from support.examples import examples
 
-UNIT = ElasticUnit(bytes=4 * 4096, donor_pages=4, borrower_pages=3)
-units = st.builds(ElasticUnit, bytes=st.just(1), donor_pages=st.integers(1, 50), borrower_pages=st.integers(1, 50))
+units = st.integers(1, 50)
 
 
 def test_scaling_up_by_hand() -> None:
     # 100 tokens are 7 pages of 16; 5 are there; the 2 that are missing come as one unit of 4.
-    assert scale_up(5, 16, UNIT, 100) == Resize(4, 3)
-    assert scale_up(7, 16, UNIT, 100) == NOTHING
-    assert scale_up(0, 16, UNIT, 100) == Resize(8, 6)
+    assert missing_pages(5, 16, 4, 100) == 4
+    assert missing_pages(7, 16, 4, 100) == 0
+    assert missing_pages(0, 16, 4, 100) == 8
 
 
 def test_scaling_down_by_hand() -> None:
     # 7 pages are needed of 18; of the 11 that are spare, two units of 4 can go.
-    assert scale_down(18, 16, UNIT, 100) == Resize(8, 6)
-    assert scale_down(7, 16, UNIT, 100) == NOTHING
-    assert scale_down(10, 16, UNIT, 100) == NOTHING  # 3 spare pages are no whole unit
+    assert spare_pages(18, 16, 4, 100) == 8
+    assert spare_pages(7, 16, 4, 100) == 0
+    assert spare_pages(10, 16, 4, 100) == 0  # 3 spare pages are no whole unit
 
 
 @given(st.integers(0, 5000), st.integers(1, 128), units, st.integers(0, 200_000))
-def test_scaling_up_is_enough_whole_and_no_more(pages: int, page_tokens: int, unit: ElasticUnit, tokens: int) -> None:
-    change = scale_up(pages, page_tokens, unit, tokens)
-    assert (pages + change.donor_pages) * page_tokens >= tokens
-    assert change.donor_pages % unit.donor_pages == 0
-    assert change.borrower_pages * unit.donor_pages == change.donor_pages * unit.borrower_pages
-    if change.donor_pages:
-        assert (pages + change.donor_pages - unit.donor_pages) * page_tokens < tokens
+def test_scaling_up_is_enough_whole_and_no_more(pages: int, page_tokens: int, unit: int, tokens: int) -> None:
+    missing = missing_pages(pages, page_tokens, unit, tokens)
+    assert (pages + missing) * page_tokens >= tokens
+    assert missing % unit == 0
+    if missing:
+        assert (pages + missing - unit) * page_tokens < tokens
 
 
 @given(st.integers(0, 5000), st.integers(1, 128), units, st.integers(0, 200_000))
-def test_scaling_down_leaves_what_was_needed(pages: int, page_tokens: int, unit: ElasticUnit, tokens: int) -> None:
-    change = scale_down(pages, page_tokens, unit, tokens)
-    assert change.donor_pages % unit.donor_pages == 0
-    if change.donor_pages:
-        assert (pages - change.donor_pages) * page_tokens >= tokens
+def test_scaling_down_leaves_what_was_needed(pages: int, page_tokens: int, unit: int, tokens: int) -> None:
+    spare = spare_pages(pages, page_tokens, unit, tokens)
+    assert spare % unit == 0
+    if spare:
+        assert (pages - spare) * page_tokens >= tokens
     # What was just given is never asked back for the same demand.
-    assert scale_up(pages - change.donor_pages, page_tokens, unit, min(tokens, pages * page_tokens)) == NOTHING
+    assert missing_pages(pages - spare, page_tokens, unit, min(tokens, pages * page_tokens)) == 0
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 100)), max_size=60), st.floats(0, 50))
@@ -70,13 +63,6 @@ def test_the_window_is_the_largest_value_of_its_seconds(steps: list[tuple[float,
         assert window.maximum(now) == max(value for when, value in seen if when > now - 30.0)
     now += later
     assert window.maximum(now) == max((value for when, value in seen if when > now - 30.0), default=0)
-
-
-@given(st.integers(0, 5000), st.integers(1, 128), st.integers(1, 50), st.integers(0, 200_000))
-def test_one_side_is_told_the_same_as_both(pages: int, page_tokens: int, unit_pages: int, tokens: int) -> None:
-    unit = ElasticUnit(bytes=1, donor_pages=unit_pages, borrower_pages=7)
-    assert missing_pages(pages, page_tokens, unit_pages, tokens) == scale_up(pages, page_tokens, unit, tokens)[0]
-    assert spare_pages(pages, page_tokens, unit_pages, tokens) == scale_down(pages, page_tokens, unit, tokens)[0]
 
 
 def sizer(**options: object) -> ElasticSizer:
