@@ -103,13 +103,13 @@ class Member:
             return math.inf
         return max(left(source), self.latency_seconds(source)) + each * self.flight.absent_from(source, unit)
 
-    def _fewest(self, units: range, left: Callable[[str], float], now: float) -> int:
+    def _fewest(self, units: range, left: Callable[[str], float], sooner_than: Callable[[int], float]) -> int:
         """How many units, of which these are the last, have to come for it to be sooner: what lies alone between units
         that are computed is computed with them, unless it is worth a jump and one forward more."""
         flight, behind = self.flight, units.stop
         if behind == len(flight) or flight[behind] is not Unit.ABSENT:
             return 1
-        return 1 if self._comes_in(behind, left) < self._computed_in(left, now)(behind) else flight.island
+        return 1 if self._comes_in(behind, left) < sooner_than(behind) else flight.island
 
     def worth_loading(self, units: range, source: str, left: Callable[[str], float], now: float) -> range:
         """The last of these units, as far as they would arrive sooner than the compute pointer gets there; `left`:
@@ -123,7 +123,7 @@ class Member:
             return units
         sooner_than = self._computed_in(left, now)
         before = max(left(source), self.latency_seconds(source))
-        fewest = self._fewest(units, left, now)
+        fewest = self._fewest(units, left, sooner_than)
         if before + fewest * each >= sooner_than(max(self.flight.front, units.stop - fewest)):
             return range(0)
         while units and before + len(units) * each >= sooner_than(units.start):

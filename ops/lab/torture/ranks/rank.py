@@ -269,7 +269,8 @@ class RankWorld:
 
     def _end(self) -> None:
         state, began = self.state, self.runner.now
-        longest = LONGEST_END if len(self.plan.jobs) > 1 else CALM_END
+        calm = len(self.plan.jobs) == 1
+        longest = CALM_END if calm else LONGEST_END
         if state.array is not None:
             state.array.heal()
         while self._round() is not None or not self._idle():
@@ -282,6 +283,8 @@ class RankWorld:
         assert not state.linker.requests, f"kept for requests that are over: {list(state.linker.requests)}"
         for stumble in self._armed.values():  # what has not happened yet is not to
             stumble.close()
+        if not calm:
+            self.runner.sleep(5.0)  # what was late comes
         check(stack)
         with stack.table.lock:
             check_rules(stack.table)
