@@ -69,6 +69,7 @@ class World:
         self.ticks = 0
         self.sick = True
         self.on_gpus = False
+        self.tiers = ("device", "peer", "host", "ssd")
 
     def tick(self, count: int = 1) -> None:
         self.ticks += count
@@ -115,7 +116,7 @@ class World:
                 borrows_from=(donor,) if borrows else (), lend_window_seconds=60.0 if lends else None,
                 lend_peak_bytes=5 * GIB if lends else None,
             ),
-            tiers=tuple(self._tier(home, number, tier) for tier in ("device", "peer", "host", "ssd")),
+            tiers=tuple(self._tier(home, number, tier) for tier in self.tiers),
             stripe_set=StripeSetView(
                 **home, set="abcdef0123456789", unit_bytes=128 * 1024, devices=4, missing=0, capacity_units=4_000_000,
                 free_units=2_400_000, queued=3, reads={"ok": 4000 + 50 * self.ticks, "corrupt: checksum": number},
@@ -141,8 +142,9 @@ class World:
         )  # fmt: skip
 
     def _tier(self, home: dict, number: int, tier: str) -> TierView:
-        capacity = {"device": 16 * GIB, "peer": 2 * GIB, "host": 64 * GIB, "ssd": 2048 * GIB}[tier]
-        share = {"device": 0.93, "peer": 0.41, "host": 0.97, "ssd": 0.38}[tier] - 0.2 * number * (tier != "device")
+        capacity = {"device": 16 * GIB, "peer": 2 * GIB, "host": 64 * GIB, "ssd": 2048 * GIB}.get(tier, 8 * GIB)
+        share = {"device": 0.93, "peer": 0.41, "host": 0.97, "ssd": 0.38}.get(tier, 0.75)
+        share -= 0.2 * number * (tier != "device")
         return TierView(
             **home, tier=tier, capacity_bytes=capacity, used_bytes=int(capacity * max(0.02, share)),
             pages=int(capacity * max(0.02, share) / PAGE_BYTES), only_pages=2000,
