@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import re
 
-from swift_tiers.radix_tiering.bus.contract.schema import TIER_NAME
-
 from ...base.errors import USAGE, CommandError
 from .bus import add_bus_arguments, seconds_argument
 
@@ -70,6 +68,8 @@ def add_look_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from swift_tiers.radix_tiering.bus.contract.schema import TIER_NAME
+
     from .command import run_inspect, show_redis_cli
 
     if options.redis_cli:
