@@ -38,21 +38,24 @@ if TYPE_CHECKING:
         page_digest,
         round_up,
     )
+    from .poller import BROKEN, READABLE, WRITABLE, Waker
     from .private_directory import open_private_directory
     from .redis_address import Address, parse_url
-    from .runner import THREADS, Condition, Flag, Lock, Queue, Runner, Thread, ThreadRunner
+    from .runner import THREADS, Condition, Flag, Lock, Poller, Queue, Runner, Thread, ThreadRunner
     from .slot_map import MapPiece, SlotState, TierMap
     from .units import Duration, Size, format_size
-    from .waker import Waker
 else:
     __getattr__ = lazily(__name__)
 
 __all__ = [
     "BLOCK_BYTES",
+    "BROKEN",
     "KEY_BYTES",
     "NAMESPACE_BYTES",
+    "READABLE",
     "ROOT_KEY",
     "THREADS",
+    "WRITABLE",
     "Address",
     "BusConfig",
     "BusError",
@@ -75,6 +78,7 @@ __all__ = [
     "PageRecord",
     "PeerConfig",
     "PolicyConfig",
+    "Poller",
     "Queue",
     "RestoreConfig",
     "Runner",

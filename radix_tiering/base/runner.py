@@ -22,6 +22,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
+from .poller import ThreadPoller
+
+#: What `Queue.get` raises where nothing has come.
+Empty = queue.Empty
+
 
 class Guard(Protocol):
     """What is held between entering and leaving."""
@@ -59,11 +64,30 @@ class Flag(Protocol):
 
 
 class Queue(Protocol):
-    """As `queue.SimpleQueue`. `get` raises `queue.Empty` after its timeout."""
+    """As `queue.SimpleQueue`. `get` raises `Empty` after its timeout."""
 
     def put(self, item: Any) -> None: ...
     def get(self, block: bool = True, timeout: float | None = None) -> Any: ...
     def empty(self) -> bool: ...
+
+
+class Poller(Protocol):
+    """Waits for descriptors, as `select.poll` does. For one thread, but for `wake`."""
+
+    def register(self, descriptor: int, events: int) -> None:
+        """Wait for these events of it from now on (`poller.READABLE`, ...), whatever was waited for before."""
+
+    def unregister(self, descriptor: int) -> None:
+        """Wait for it no more. Raises KeyError for one that is not waited for."""
+
+    def poll(self, seconds: float) -> dict[int, int]:
+        """Which have events, and which events; after at most so many seconds, or once woken."""
+
+    def wake(self) -> None:
+        """Let `poll` return now, or the next one at once. Any thread, also under locks, and after `close`."""
+
+    def close(self) -> None:
+        """The descriptors stay open."""
 
 
 class Thread(Protocol):
@@ -103,12 +127,28 @@ class Runner(ABC):
         """A thread that is not started yet. It does not keep the process alive."""
 
     @abstractmethod
+    def poller(self) -> Poller:
+        """Waits for descriptors of this process; it has none yet."""
+
+    @abstractmethod
+    def local(self) -> Any:
+        """As `threading.local`: each thread finds the attributes that it has set itself."""
+
+    @abstractmethod
     def here(self, thread: Thread | None) -> bool:
         """Whether the caller is on this thread."""
 
     @abstractmethod
     def monotonic(self) -> float:
         """Seconds that never go back."""
+
+    @abstractmethod
+    def boot_time(self) -> float:
+        """Seconds of a clock that goes on while this process, or the machine, sleeps."""
+
+    @abstractmethod
+    def thread_time(self) -> float:
+        """Seconds that this thread has computed for."""
 
     @abstractmethod
     def time(self) -> float:
@@ -122,9 +162,9 @@ class Runner(ABC):
 class ThreadRunner(Runner):
     """Threads and time as they are."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """`monotonic`: another clock, for whoever moves one by hand."""
-        self._monotonic = monotonic
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        """`monotonic`, `wall`: other clocks, for whoever moves them by hand."""
+        self._monotonic, self._wall = monotonic, wall
         self.random = random.SystemRandom()
 
     def lock(self) -> Lock:
@@ -142,14 +182,26 @@ class ThreadRunner(Runner):
     def thread(self, target: Callable[[], None], name: str) -> Thread:
         return threading.Thread(target=target, name=name, daemon=True)
 
+    def poller(self) -> Poller:
+        return ThreadPoller()
+
+    def local(self) -> Any:
+        return threading.local()
+
     def here(self, thread: Thread | None) -> bool:
         return threading.current_thread() is thread
 
     def monotonic(self) -> float:
         return self._monotonic()
 
+    def boot_time(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def thread_time(self) -> float:
+        return time.thread_time()
+
     def time(self) -> float:
-        return time.time()
+        return self._wall()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 
+from ..base.runner import THREADS, Runner
 from .nvml import NoNvml
 from .snapshots import GpuSample
 from .watch import GpuWatch
@@ -21,26 +21,28 @@ class GpuSampler:
     """The thread "swift-gpu". `start` it once and `close` it; any thread may. Where there is no driver, it ends at once
     and `newest` stays None."""
 
-    def __init__(self, watch: GpuWatch, interval: float = INTERVAL) -> None:
+    def __init__(self, watch: GpuWatch, interval: float = INTERVAL, runner: Runner = THREADS) -> None:
         """Does nothing yet. `watch` is its own from here on."""
         self._watch = watch
         self._interval = interval
         self._newest: GpuSample | None = None
-        self._stop = threading.Event()
+        self._stop = runner.flag()
         # A daemon: a driver that hangs must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name="swift-gpu", daemon=True)
+        self._thread = runner.thread(self._run, "swift-gpu")
+        self._started = False
 
     def newest(self) -> GpuSample | None:
         """The last sample; None before the first. Any thread; waits for nothing."""
         return self._newest
 
     def start(self) -> None:
+        self._started = True
         self._thread.start()
 
     def close(self, timeout: float = 1.0) -> None:
         """End. Waits at most `timeout` seconds, however the driver does. Idempotent."""
         self._stop.set()
-        if self._thread.ident is not None:
+        if self._started:
             self._thread.join(timeout)
 
     def _run(self) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from ..base.runner import THREADS
 from .nvml import GpuLost, NoNvml, Nvml
 from .snapshots import Gpu, GpuSample, NvLink, Reach, ReachSample
 from .visible import gpu_of
@@ -99,8 +99,8 @@ class GpuWatch:
         environment: Mapping[str, str],
         *,
         open_nvml: Callable[[], Nvml] = Nvml,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = THREADS.time,
+        monotonic: Callable[[], float] = THREADS.monotonic,
     ) -> None:
         """At CUDA device `ordinal` of this process; `cuda_uuid` and `environment`: see `gpu_of`. Opens nothing yet."""
         self._ordinal = ordinal

@@ -16,6 +16,7 @@ import msgspec
 
 from swift_tiers.radix_tiering.base.config import BusConfig, parse_config
 from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.bus.speak.publisher import BusPublisher
 
 from support.redis import PATIENCE, RealRedis, wait_for
@@ -55,7 +56,7 @@ def make_publisher(
         answerer=telemetry,
         leases=(lambda: telemetry.leases()) if lends else None,
         leader=leader,
-        wall=wall,
+        runner=ThreadRunner(wall=wall),
         **options,
     )
 

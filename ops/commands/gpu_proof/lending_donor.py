@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import torch
 
 from swift_tiers.radix_tiering.base.errors import SwiftTiersError
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.lending.donation.device_arena import DeviceArena
 from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, Span, run_shape
 from swift_tiers.radix_tiering.lending.leases import Donor, Extent, LeaseService, ipc_address
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, Reclaimed
-from swift_tiers.radix_tiering.lending.leases.service import boot_time
 
 #: What comes back is filled with this, as if its next owner had written there.
 OVERWRITTEN = 0xA5
@@ -85,7 +85,7 @@ class LendingDonor:
 
     def recall(self) -> dict[str, Any]:
         """`seconds` from the recall until the run was back, and how it came `back`."""
-        asked = boot_time()
+        asked = THREADS.boot_time()
         self._service.withdraw(self._run_bytes)
         try:
             reclaimed, at = self._back.get(timeout=PATIENCE)
@@ -121,7 +121,7 @@ class LendingDonor:
     def _told(self, effect: DonorEffect) -> None:
         """Under the lease service's lock."""
         if isinstance(effect, Reclaimed):
-            self._back.put((effect, boot_time()))
+            self._back.put((effect, THREADS.boot_time()))
 
     def _parts(self, extents: list[Extent]) -> Iterator[torch.Tensor]:
         for extent in extents:

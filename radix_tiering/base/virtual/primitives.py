@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import select
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -174,6 +175,64 @@ class VirtualQueue:
 
     def __str__(self) -> str:
         return "a queue"
+
+
+class VirtualPoller:
+    """For descriptors whose both ends are in this process: whatever comes is there at once."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._poll = select.poll()
+        self._woken = False
+        #: That are waited for.
+        self.descriptors: set[int] = set()
+
+    def register(self, descriptor: int, events: int) -> None:
+        self._poll.register(descriptor, events)
+        self.descriptors.add(descriptor)
+
+    def unregister(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        self.descriptors.discard(descriptor)
+
+    def poll(self, seconds: float) -> dict[int, int]:
+        schedule = self._schedule
+        schedule.step()
+        if seconds > 0 and not self._ready():
+            schedule.watch(self._ready)
+            schedule.block(None, self, seconds)
+        self._woken = False
+        return dict(self._poll.poll(0))
+
+    def wake(self) -> None:
+        self._woken = True
+        self._schedule.step()
+
+    def close(self) -> None:
+        pass
+
+    def _ready(self) -> bool:
+        return self._woken or bool(self._poll.poll(0))
+
+    def __str__(self) -> str:
+        return "descriptors"
+
+
+class VirtualLocal:
+    """As `threading.local`."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        object.__setattr__(self, "_schedule", schedule)
+        object.__setattr__(self, "_of", {})  # by task
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._of[self._schedule.current][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._of.setdefault(self._schedule.current, {})[name] = value
 
 
 class VirtualThread:

@@ -40,7 +40,10 @@ class TaskDied(AssertionError):
 class Task:
     """One thread of the program. States: ready, running, waiting (with or without a timer), over."""
 
-    __slots__ = ("epoch", "glet", "name", "number", "over", "place", "priority", "timed_out", "waiters", "why")
+    __slots__ = (
+        "dead", "epoch", "glet", "name", "number", "over", "place", "priority", "stopped_until", "timed_out",
+        "waiters", "why",
+    )  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
         self.number = number
@@ -50,6 +53,8 @@ class Task:
         self.place = -1  # in the list of those that are ready; -1: it is not
         self.priority = 0.0
         self.timed_out = self.over = False
+        self.dead = False  # its process was killed: it never goes on
+        self.stopped_until = 0.0
         self.waiters: deque[Task] | None = None  # where it waits
         self.why: object = None
 
@@ -93,6 +98,7 @@ class Schedule:
         self._until = BEGIN + most_seconds
         self._tasks: list[Task] = []
         self._ready: list[Task] = []
+        self._watching: dict[Task, Callable[[], bool]] = {}  # who waits for what nobody here tells of
         self._timers: list[tuple[float, int, Task, int]] = []
         self._timers_made = 0
         self._failure: BaseException | None = None
@@ -173,6 +179,8 @@ class Schedule:
             return
         self.steps += 1
         self.now += STEP_SECONDS
+        if self._watching:
+            self._look_outside()
         if self._timers and self._timers[0][0] <= self.now:
             self._fire()
         if self.steps > self._most_steps or self.now > self._until:
@@ -209,23 +217,50 @@ class Schedule:
         self._go(self._next())
         return not task.timed_out
 
+    def watch(self, there: Callable[[], bool]) -> None:
+        """Have the running task, which is about to wait, woken as soon as this is so: it is asked at every step."""
+        assert self.current is not None, "outside of a task nobody can wait"
+        self._watching[self.current] = there
+
+    def kill(self, task: Task) -> None:
+        """It never goes on. What it holds it keeps."""
+        self._not_ready(task)
+        if task.waiters is not None:
+            task.waiters.remove(task)
+        self._watching.pop(task, None)
+        task.epoch += 1
+        task.dead, task.waiters, task.why, task.stopped_until = True, None, "killed", 0.0
+
+    def stop(self, task: Task, seconds: float) -> None:
+        """It does nothing for so long, as in a process that is stopped; then it goes on with whatever has come."""
+        task.stopped_until = self.now + seconds
+        if task.place >= 0 and task is not self.current:
+            self._starve(task, seconds)
+
     def starve(self, seconds: float) -> str:
         """One of the others that could go on gets no turn for so long; its name, or "" where none could."""
         others = [task for task in self._ready if task is not self.current]
         if not others:
             return ""
         task = self.random.choice(others)
+        self._starve(task, seconds)
+        return task.name
+
+    def _starve(self, task: Task, seconds: float) -> None:
         self._not_ready(task)
         task.why = STARVED
         self._timers_made += 1
         heapq.heappush(self._timers, (self.now + seconds, self._timers_made, task, task.epoch))
-        return task.name
 
     def wake(self, task: Task) -> None:
         """It need not wait any longer."""
         task.epoch += 1
         task.waiters = task.why = None
-        self._make_ready(task)
+        self._watching.pop(task, None)
+        if task.stopped_until > self.now:
+            self._starve(task, task.stopped_until - self.now)
+        elif not task.dead:
+            self._make_ready(task)
 
     def wake_some(self, waiters: deque[Task], count: int = 1) -> None:
         """So many of those who wait there, whichever."""
@@ -251,6 +286,8 @@ class Schedule:
 
     def _next(self) -> Task:
         """Who goes on. Time jumps where nobody can."""
+        if self._watching:
+            self._look_outside()
         while not self._ready:
             if not self._timers:
                 self._fail("everybody waits")
@@ -258,6 +295,8 @@ class Schedule:
             if self.now > self._until:
                 self._fail(f"no end after {self.now - BEGIN:.3f} s of virtual time")
             self._fire()
+            if self._watching:
+                self._look_outside()
         if self._by_priority:
             return max(self._ready, key=lambda task: task.priority)
         return self._ready[self.random.randrange(len(self._ready))] if len(self._ready) > 1 else self._ready[0]
@@ -268,6 +307,11 @@ class Schedule:
             self.current = task
             self.history = hash((self.history, self.steps, task.number))
             task.glet.switch()
+
+    def _look_outside(self) -> None:
+        for task, there in list(self._watching.items()):
+            if there():
+                self.wake(task)
 
     def _fire(self) -> None:
         while self._timers and self._timers[0][0] <= self.now:

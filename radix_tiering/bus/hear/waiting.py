@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from ...base.runner import THREADS, Runner
 
 #: Between two looks, seconds.
 POLL_SECONDS = 0.05
@@ -12,11 +13,11 @@ POLL_SECONDS = 0.05
 Found = TypeVar("Found")
 
 
-def wait_for(look: Callable[[], Found | None], seconds: float) -> Found | None:
+def wait_for(look: Callable[[], Found | None], seconds: float, runner: Runner = THREADS) -> Found | None:
     """What `look` finds, looking once at least; None if that is nothing for so long."""
-    end = time.monotonic() + seconds
+    end = runner.monotonic() + seconds
     while True:
         found = look()
-        if found is not None or time.monotonic() >= end:
+        if found is not None or runner.monotonic() >= end:
             return found
-        time.sleep(POLL_SECONDS)
+        runner.sleep(POLL_SECONDS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...base.events import EventLog
+from ...base.runner import Runner
 from ...figures.forms import to_text
 from ..contract.commands import CommandRefusedError
 from ..contract.records import shorten
@@ -86,8 +86,7 @@ class CommandBook:
         events: EventLog,
         *,
         leader: bool,
-        wall: Callable[[], float],
-        monotonic: Callable[[], float] = time.monotonic,
+        runner: Runner,
     ) -> None:
         """`ranks`: all of the server's; those of one tensor group have the same first part, as `dp0-tp0`, `dp0-tp1`."""
         self._keys = keys
@@ -97,8 +96,8 @@ class CommandBook:
         self._group = [one for one in ranks if one.partition("-")[0] == rank.partition("-")[0]]
         self._events = events
         self._leader = leader
-        self._wall = wall
-        self._monotonic = monotonic
+        self._wall = runner.time
+        self._monotonic = runner.monotonic
         self._notes: dict[str, _Note] = {}  # oldest first
         self._reports: deque[tuple[str, Outcome, bool]] = deque()
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
-import time
 from collections.abc import Callable
 
 import redis
@@ -18,6 +16,7 @@ import redis
 from ...base.config import BusConfig
 from ...base.errors import BusError, ConfigError
 from ...base.events import EventLog
+from ...base.runner import THREADS, Runner
 from ...figures.telemetry import Answerer, Telemetry
 from ...gpus.snapshots import GpuSample
 from ...lending.leases.hand import LeaseSnapshot
@@ -74,8 +73,7 @@ class BusPublisher:
         on_neighbours: OnNeighbours | None = None,
         scope: str = "",
         leader: bool,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        runner: Runner = THREADS,
     ) -> None:
         """Does nothing yet. `server` is its name on the bus, `rank` this rank's, as `dp0-tp0`.
 
@@ -89,21 +87,21 @@ class BusPublisher:
         address, whenever that changes; as long as Redis is away it stays as it was. All are called on the publisher's
         thread. `scope`: of its leases, unless it is `neighbours.lease_scope`.
 
-        `wall` is this machine's clock. Raises ConfigError for a directory of the embedded Redis that cannot be.
+        Raises ConfigError for a directory of the embedded Redis that cannot be.
         """
         self._config = config
         self._server = server
         self._rank = rank
         self._events = events
-        self._wall = wall
-        self._monotonic = monotonic
+        self._runner = runner
+        self._monotonic = runner.monotonic
         self._keys = Keys(config.prefix)
         self._numbers = PublisherNumbers()
-        self._clock = RedisClock(monotonic)
+        self._clock = RedisClock(runner.monotonic)
         if not scope and (leases is not None or on_neighbours is not None):
             scope = lease_scope()
         self._faults = Faults(events)
-        self._outage = Outage(events, monotonic)
+        self._outage = Outage(events, runner.monotonic)
         self._state = RankSpeaker(
             config,
             self._keys,
@@ -116,22 +114,19 @@ class BusPublisher:
             gpu=gpu,
             scope=scope,
             leader=leader,
-            wall=wall,
-            monotonic=monotonic,
+            runner=runner,
         )
         self._neighbours = (
             None
             if on_neighbours is None
-            else Neighbours(self._keys, lease_name(server, rank), scope, on_neighbours, monotonic)
+            else Neighbours(self._keys, lease_name(server, rank), scope, on_neighbours, runner.monotonic)
         )
         self._guard = (
             NameGuard(self._keys.of("info", server=server), server, info.host, os.getpid(), events) if leader else None
         )
         self._feed = EventFeed(events, self._keys.of("events", server=server), rank, config.events)
         self._questions = QuestionInbox(self._keys, server, rank, answerer, self._faults)
-        self._book = CommandBook(
-            self._keys, server, rank, info.ranks, events, leader=leader, wall=wall, monotonic=monotonic
-        )
+        self._book = CommandBook(self._keys, server, rank, info.ranks, events, leader=leader, runner=runner)
         self._inboxes = [self._questions.inbox]
         self._control: ControlInbox | None = None
         if config.control and on_order is not None:
@@ -145,13 +140,15 @@ class BusPublisher:
         self._announced = False  # Redis has, as far as is known, all that was said
         # When it was last done, by the monotonic clock.
         self._ensured = self._looked = self._stated = self._renewed = float("-inf")
-        self._wake = threading.Event()
+        self._wake = runner.flag()
         self._closing = False
         # A daemon: a Redis that does not answer must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name="swift-bus", daemon=True)
+        self._thread = runner.thread(self._run, "swift-bus")
+        self._started = False
 
     def start(self) -> None:
         """Begin. Returns at once."""
+        self._started = True
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
@@ -161,7 +158,7 @@ class BusPublisher:
         """
         self._closing = True
         self._wake.set()
-        if self._thread.ident is not None:
+        if self._started:
             self._thread.join(timeout)
 
     def report(self, order: str, outcome: str | CommandRefusedError, *, for_group: bool = False) -> None:
@@ -235,7 +232,7 @@ class BusPublisher:
     def _turn(self) -> float:
         client = self._client
         assert client is not None
-        started, cpu = self._monotonic(), time.thread_time()
+        started, cpu = self._monotonic(), self._runner.thread_time()
         interval = float(self._config.interval)
         if not self._announced:
             self._look_around(client)
@@ -264,7 +261,7 @@ class BusPublisher:
             self._outage.succeeded()
             self._numbers.publishes += 1
             self._numbers.publish_seconds = self._monotonic() - started
-        self._numbers.publish_cpu_seconds += time.thread_time() - cpu
+        self._numbers.publish_cpu_seconds += self._runner.thread_time() - cpu
         if self._state.mirror.lost:
             # Redis was emptied without a break in the connection, or evicts keys: then not too often.
             self._announced = False
@@ -296,7 +293,7 @@ class BusPublisher:
         """Send what needed an answer first; whether there may be more of it."""
         batch = RedisBatch()
         self._feed.send(batch)
-        more = self._questions.answer(batch, self._wall())
+        more = self._questions.answer(batch, self._runner.time())
         if self._control is not None:
             more |= self._control.take(self._redis_now())
         self._book.write(batch, self._redis_now())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ...base.runner import Runner
 from ...figures.forms import write_table
 from ...figures.telemetry import EngineSample, RequestSample
 from ..contract.records import request_record
@@ -28,7 +28,8 @@ class _Text(NamedTuple):
 class RequestBoard:
     """One thread. Times are of this machine's clock, as in the samples."""
 
-    def __init__(self, keys: Keys, mirror: Mirror, server: str, rank: str) -> None:
+    def __init__(self, keys: Keys, mirror: Mirror, server: str, rank: str, runner: Runner) -> None:
+        self._runner = runner
         self._keys = keys
         self._mirror = mirror
         self._words = {"server": server, "rank": rank}
@@ -92,7 +93,7 @@ class RequestBoard:
             self._texts[rid] = _Text(key, request.block_table, text)
             self._mirror.write(batch, key, request_record(request, text, time=sample.time))
             if number % REQUESTS_IN_A_ROW == 0:
-                time.sleep(0)
+                self._runner.sleep(0)
 
     def _show_ended(self, batch: RedisBatch, request: RequestSample, now: float) -> None:
         key, ended = self._key(request.rid), request.ended or now

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 
 from ...base.config import BusConfig
+from ...base.runner import Runner
 from ...figures.counters import LatencySnapshot, LinkSnapshot, StackSnapshot
 from ...figures.telemetry import EngineSample, RequestSample, Telemetry
 from ...gpus.snapshots import GpuSample
@@ -47,8 +48,7 @@ class RankSpeaker:
         gpu: Callable[[], GpuSample | None] | None,
         scope: str,
         leader: bool,
-        wall: Callable[[], float],
-        monotonic: Callable[[], float],
+        runner: Runner,
     ) -> None:
         self._config = config
         self._keys = keys
@@ -61,13 +61,13 @@ class RankSpeaker:
         self._gpu = gpu
         self._scope = scope
         self._leader = leader
-        self._wall = wall
+        self._wall = runner.time
         ttl = max(STATE_TTL_LOWEST, STATE_TTL_INTERVALS * float(config.interval))
-        self.mirror = Mirror(ttl, monotonic)
-        self._board = RequestBoard(keys, self.mirror, server, rank)
+        self.mirror = Mirror(ttl, runner.monotonic)
+        self._board = RequestBoard(keys, self.mirror, server, rank, runner)
         self._sample: EngineSample | None = None
-        self._rates = LinkRates(monotonic)
-        self._recent = RecentLatencies(monotonic)
+        self._rates = LinkRates(runner.monotonic)
+        self._recent = RecentLatencies(runner.monotonic)
         self._families: dict[str, set[str]] = {}  # what each name of the schema was last written for
 
     def forget(self) -> None:

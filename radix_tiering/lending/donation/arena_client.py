@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import select
 from collections import Counter, deque
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ...base.poller import READABLE, WRITABLE
 from ...base.private_directory import open_private_directory
+from ...base.runner import THREADS, Runner
 from ..leases.messages import GarbledError, Party
 from .arena import ArenaError, AttachedArena, SharedArena
 from .arena_messages import (
@@ -51,6 +52,7 @@ class ArenaClient:
         page_bytes: int,
         staging: SharedArena,
         device: DeviceMemory | None = None,
+        runner: Runner = THREADS,
     ) -> None:
         """Connect to the donor of this name at `path`, as `party`. `staging`: where pages to be stored are put; it may
         be shared by all clients of a process. `device`: for which a donor's device memory is mapped; None: for none,
@@ -59,6 +61,7 @@ class ArenaClient:
         os.close(open_private_directory(path.parent, "lease directory", create=False))
         self._donor = donor
         self._device = device
+        self._runner = runner
         #: What was ignored: `garbled`, `oversized`.
         self.counters: Counter[str] = Counter()
         #: The donor's memory, once it has answered, and whose leases lie in it.
@@ -94,7 +97,7 @@ class ArenaClient:
     @property
     def interest(self) -> int:
         """What to poll for."""
-        return select.POLLIN | (select.POLLOUT if self._blocked else 0)
+        return READABLE | (WRITABLE if self._blocked else 0)
 
     def store(self, stores: list[Store]) -> None:
         """Have these pages stored. Each is answered by `handle`, once, unless the connection ends before."""
@@ -201,6 +204,6 @@ class ArenaClient:
                 "to map it for; borrow with a server that runs on such a device, or lend from one that does not"
             )
         try:
-            return AttachedDevice(device, descriptor, attached.size)
+            return AttachedDevice(device, descriptor, attached.size, self._runner)
         except ArenaError as error:
             raise ArenaError(f"its memory on {attached.device} cannot be mapped for {device.name}: {error}") from None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import select
 import socket
 from collections import deque
 
+from ...base.poller import READABLE, WRITABLE
 from ..leases.messages import Extents, Party
 from .arena import AttachedArena
 from .arena_messages import (
@@ -61,7 +61,7 @@ class Guest:
     @property
     def interest(self) -> int:
         """What is to be waited for; the end of the connection is told in any case."""
-        return (select.POLLIN if self.may_ask else 0) | (select.POLLOUT if self._blocked else 0)
+        return (READABLE if self.may_ask else 0) | (WRITABLE if self._blocked else 0)
 
     def cut(self, lease: int, extents: Extents) -> CutRun | None:
         """The slots of a lease; None where it holds no page of this borrower's."""

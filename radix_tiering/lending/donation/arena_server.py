@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
 from ...base.errors import ConfigError
+from ...base.poller import BROKEN, READABLE
 from ...base.private_directory import open_private_directory
-from ...base.waker import Waker
+from ...base.runner import THREADS, Runner
 from ..leases.messages import Extents, GarbledError, Party
 from .arena import ArenaError, AttachedArena, ExportedArena
 from .arena_guest import Guest
@@ -68,7 +66,7 @@ class ArenaServer:
         *,
         bandwidth: float | None = None,
         interference: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        runner: Runner = THREADS,
     ) -> None:
         """Serve at the socket beside the lease address `address`, which a `LeaseService` of this process has taken.
 
@@ -78,7 +76,8 @@ class ArenaServer:
         the donor computes, here and at all borrowers together; None: any. Raises ConfigError.
         """
         path = arena_path(address)
-        self._party, self._arena, self._lent, self._clock = party, arena, lent, clock
+        self._party, self._arena, self._lent, self._clock = party, arena, lent, runner.monotonic
+        self._runner = runner
         self._bandwidth = bandwidth
         self._interference = interference
         self._computes = False
@@ -86,7 +85,7 @@ class ArenaServer:
         #: `garbled`, `oversized`, of an `other version`; `full`: turned away; `faults`: errors of ours, logged.
         self.counters: Counter[str] = Counter()
         self._guests: dict[int, Guest] = {}  # by descriptor
-        self._copying = threading.Condition()
+        self._copying = runner.condition()
         self._copy_under_way = False
         self._copies_ended = 0
         self._stopping = False
@@ -102,11 +101,9 @@ class ArenaServer:
         except OSError as error:
             self._listener.close()
             raise ConfigError(f"lease address: cannot listen at {path} ({error.strerror}); name another") from None
-        self._waker = Waker()
-        self._poll = select.poll()
-        self._poll.register(self._waker.descriptor, select.POLLIN)
-        self._poll.register(self._listener, select.POLLIN)
-        self._thread = threading.Thread(target=self._run, name="swift-arena", daemon=True)
+        self._poll = runner.poller()
+        self._poll.register(self._listener.fileno(), READABLE)
+        self._thread = runner.thread(self._run, "swift-arena")
         self._thread.start()
 
     def wait_for_copy(self) -> None:
@@ -126,7 +123,7 @@ class ArenaServer:
         if computes != self._computes:
             self._computes = computes
             if self._interference is not None:
-                self._waker.set()
+                self._poll.wake()
 
     @property
     def guests(self) -> list[Party]:
@@ -138,9 +135,9 @@ class ArenaServer:
         if self._stopping:
             return
         self._stopping = True
-        self._waker.set()
+        self._poll.wake()
         self._thread.join()
-        self._waker.close()
+        self._poll.close()
 
     # The thread
 
@@ -152,7 +149,7 @@ class ArenaServer:
             except Exception:
                 self.counters["faults"] += 1
                 logger.exception("swift-tiers: arena socket: a round failed")
-                time.sleep(FAULT_SECONDS)
+                self._runner.sleep(FAULT_SECONDS)
         for guest in list(self._guests.values()):
             self._drop(guest)
         self._listener.close()
@@ -160,9 +157,7 @@ class ArenaServer:
 
     def _round(self, seconds: float) -> float:
         """Wait so long at most for something to do, and do a little of it; how long to wait next."""
-        ready = dict(self._poll.poll(seconds * 1000))
-        if ready.pop(self._waker.descriptor, 0):
-            self._waker.clear()
+        ready = self._poll.poll(seconds)
         knocks = ready.pop(self._listener.fileno(), 0)
         for descriptor, events in ready.items():
             guest = self._guests.get(descriptor)
@@ -214,7 +209,7 @@ class ArenaServer:
             return
         guest = Guest(connection, self._clock())
         self._guests[connection.fileno()] = guest
-        self._poll.register(connection, select.POLLIN)
+        self._poll.register(guest.descriptor, READABLE)
 
     def _drop(self, guest: Guest) -> None:
         """The end of a connection. What it asked for and has not got will not be done."""
@@ -224,8 +219,8 @@ class ArenaServer:
         guest.close()
 
     def _hear(self, guest: Guest, events: int) -> None:
-        if not events & select.POLLIN:
-            if events & (select.POLLHUP | select.POLLERR):
+        if not events & READABLE:
+            if events & BROKEN:
                 self._drop(guest)
             return
         for _ in range(_BATCH):
@@ -284,13 +279,13 @@ class ArenaServer:
     def _serve(self, guest: Guest) -> None:
         """One store, if it is its time, and the answers that wait."""
         if guest.has_work and not guest.pace.wait(self._clock()):
-            store, began = guest.stores.popleft(), time.thread_time()
+            store, began = guest.stores.popleft(), self._runner.thread_time()
             guest.answers.append(Stored(store.number, self._store(guest, store)))
             now = self._clock()
             guest.pace.take(guest.page_bytes, now)
-            guest.pace.spent(time.thread_time() - began, now)
+            guest.pace.spent(self._runner.thread_time() - began, now)
         guest.flush()
-        self._poll.modify(guest.descriptor, guest.interest)
+        self._poll.register(guest.descriptor, guest.interest)
 
     def _store(self, guest: Guest, store: Store) -> bool:
         """Copy one page, if its lease is held. Whoever waits for a copy waits for this one at most."""

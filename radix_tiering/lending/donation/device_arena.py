@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
+from ...base.runner import THREADS, Runner
 from .arena import ArenaError
 from .device_memory import DeviceMemory
 
@@ -50,7 +50,7 @@ class DeviceArena:
 class AttachedDevice:
     """A device arena of another process, mapped for this process' device, to be read."""
 
-    def __init__(self, device: DeviceMemory, fd: int, size: int) -> None:
+    def __init__(self, device: DeviceMemory, fd: int, size: int, runner: Runner = THREADS) -> None:
         """Takes `fd` over and closes it. Raises ArenaError for what cannot be mapped as so many bytes."""
         if size < 1:
             os.close(fd)
@@ -61,7 +61,7 @@ class AttachedDevice:
             os.close(fd)
         self.size = size
         self._device = device
-        self._lock = threading.Lock()
+        self._lock = runner.lock()
         self._uses = 0
         self._closed = False
 

@@ -1,6 +1,7 @@
 """Leases: how a donor lends memory to borrowers, and gets it back. docs/leases.md is the protocol in words.
 
-`Donor` and `Borrower` are state machines without I/O; `LeaseService` drives them with real time and ZeroMQ.
+`Donor` and `Borrower` are state machines without I/O; `LeaseService` drives them by a
+clock and a `Wire`, which is ZeroMQ where servers run.
 """
 
 from .addresses import ipc_address
@@ -14,6 +15,7 @@ from .runs import RunState
 from .service import LeaseService
 from .sharing import elastic_unit
 from .timing import Timing
+from .wire import Wire
 
 __all__ = [
     "Borrower",
@@ -30,6 +32,7 @@ __all__ = [
     "Ticket",
     "Timing",
     "Use",
+    "Wire",
     "elastic_unit",
     "ipc_address",
 ]

@@ -1,14 +1,13 @@
-"""The thread "swift-lease": drives a server's donor and borrower with real time and real sockets."""
+"""The thread "swift-lease": drives a server's donor and borrower by a clock and a wire."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from ...base.runner import THREADS, Runner
 from .borrower import Borrower
 from .donor import Donor
 from .effects import (
@@ -22,15 +21,8 @@ from .effects import (
 from .lease import Ticket, Use
 from .messages import Extent, Extents, Party
 from .runs import RunState
-from .wire import (
-    BorrowerGone,
-    DonorGone,
-    DonorRefuses,
-    Event,
-    FromBorrower,
-    FromDonor,
-    Wire,
-)
+from .wire import BorrowerGone, DonorGone, DonorRefuses, Event, FromBorrower, FromDonor, Wire
+from .zmq_wire import ZmqWire
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +32,6 @@ IDLE_SECONDS = 1.0
 FAULT_SECONDS = 0.1
 #: How long closing waits for the others, in recall bounds.
 CLOSING_BOUNDS = 4
-
-
-def boot_time() -> float:
-    """Seconds of a clock that goes on while a process, or the machine, sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseService:
@@ -63,27 +50,30 @@ class LeaseService:
         on_donor: Callable[[DonorEffect], None] = lambda effect: None,
         borrower: Borrower | None = None,
         on_borrower: Callable[[BorrowerEffect], None] = lambda effect: None,
-        clock: Callable[[], float] = boot_time,
+        runner: Runner = THREADS,
+        wire: Wire[Any] | None = None,
     ) -> None:
-        """`listen`: the donor's address, `ipc:///PATH`. Raises ConfigError."""
+        """`listen`: the donor's address, `ipc:///PATH`. `wire`: which is closed with this; None: over ZeroMQ. Raises
+        ConfigError."""
         if donor is None and borrower is None:
             raise ValueError("a lease service without a donor or a borrower has nothing to do")
         self._donor, self._borrower = donor, borrower
         self._on_donor, self._on_borrower = on_donor, on_borrower
-        self._clock = clock
-        self._lock = threading.Lock()
+        self._runner = runner
+        self._clock = runner.boot_time
+        self._lock = runner.lock()
         self._outbox: deque[Send] = deque()
         self._errands: deque[Callable[[], None]] = deque()  # for the thread, which alone touches the sockets
         self._closing = self._stopping = False
-        self._settled = threading.Event()
-        self._wire = Wire()
+        self._settled = runner.flag()
+        self._wire = ZmqWire() if wire is None else wire
         try:
             if donor is not None:
                 self._wire.listen(listen, donor.party)
         except BaseException:
             self._wire.close()
             raise
-        self._thread = threading.Thread(target=self._run, name="swift-lease", daemon=True)
+        self._thread = runner.thread(self._run, "swift-lease")
         self._thread.start()
 
     # For the donor's server
@@ -153,12 +143,12 @@ class LeaseService:
         with self._lock:
             if self._borrower is None or donor in self._borrower.donors or self._closing:
                 raise ValueError(f"{donor}: is connected already, or this server does not borrow (any more)")
-        dealer = self._wire.dial(address)
+        way = self._wire.dial(address)
         with self._lock:
             if self._closing:
-                dealer.socket.close(0)
+                way.close()
                 raise ValueError(f"{donor}: this server does not borrow any more")
-            self._errands.append(lambda: self._wire.add(donor, dealer))
+            self._errands.append(lambda: self._wire.add(donor, way))
             self._dispatch(self._borrower.connect(donor, self._clock()))
         self._wire.wake()
 
@@ -239,7 +229,7 @@ class LeaseService:
                 # Leases end by themselves if this goes on, and nobody gets what is not his.
                 self._wire.counters["faults"] += 1
                 logger.exception("lease protocol: a round failed")
-                time.sleep(FAULT_SECONDS)
+                self._runner.sleep(FAULT_SECONDS)
         self._wire.close()
 
     def _round(self, seconds: float) -> float:

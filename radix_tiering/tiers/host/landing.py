@@ -10,7 +10,6 @@ It holds pages for as long as a request is about to read them, and no longer: it
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +19,7 @@ import torch
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
 
 from ...base.page import round_up
+from ...base.runner import THREADS, Runner
 
 #: Each page begins at such a multiple of bytes: what GPUDirect Storage reads to without a detour.
 _ALIGNMENT = 4096
@@ -46,7 +46,7 @@ def landing_slots(page_bytes: int, size_bytes: float) -> int:
 class Landing:
     """Slots of one page each. Any thread."""
 
-    def __init__(self, accelerator: Accelerator, page_bytes: int, size_bytes: int) -> None:
+    def __init__(self, accelerator: Accelerator, page_bytes: int, size_bytes: int, runner: Runner = THREADS) -> None:
         """As many whole pages as `size_bytes` hold, but one, on `accelerator`'s device. Raises ValueError if that is
         none, and torch.OutOfMemoryError where the device has not got the memory."""
         self.page_bytes = page_bytes
@@ -58,9 +58,9 @@ class Landing:
         self.memory: torch.Tensor = accelerator.device_memory(self.slots + 1, self._stride)
         self._flat = self.memory.view(-1)
         self._accelerator = accelerator
-        self._queues = threading.local()
-        self._scratch = threading.Lock()
-        self._lock = threading.Lock()
+        self._queues = runner.local()
+        self._scratch = runner.lock()
+        self._lock = runner.lock()
         self._free = list(range(self.slots - 1, -1, -1))
 
     @property

@@ -7,6 +7,7 @@ from collections import deque
 from pathlib import Path
 
 from ...base.errors import SwiftTiersError
+from ...base.runner import Runner
 from ...lending.donation.arena import SharedArena
 from ...lending.donation.arena_client import ArenaClient
 from ...lending.donation.device_memory import DeviceMemory
@@ -97,12 +98,18 @@ class Neighbour:
         return min(self.answer_by, self.next_at if waits_for_try else math.inf)
 
     def call(
-        self, party: Party, page_bytes: int, staging: SharedArena, now: float, device: DeviceMemory | None = None
+        self,
+        party: Party,
+        page_bytes: int,
+        staging: SharedArena,
+        now: float,
+        device: DeviceMemory | None,
+        runner: Runner,
     ) -> bool:
         """Try to attach its memory, for `device` if it lies on one. False if it is not there; then it is tried again
         later, ever less often."""
         try:
-            self.client = ArenaClient(self.path, self.name, party, page_bytes, staging, device)
+            self.client = ArenaClient(self.path, self.name, party, page_bytes, staging, device, runner)
         except SwiftTiersError as error:
             self.rest(str(error), now)
             return False

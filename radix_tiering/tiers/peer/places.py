@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
+from ...base.runner import THREADS, Runner
 from ...lending.donation.extents import CutRun
 from ...lending.leases import LeaseKey
 from .lent_memory import LeaseSlots, PeerPlace
@@ -56,8 +56,8 @@ class PlaceBook:
     A slot is never given to a new page while a read or write of it is queued or under way.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, runner: Runner = THREADS) -> None:
+        self._lock = runner.lock()
         self._donors: dict[str, _Donor] = {}
 
     # Leases

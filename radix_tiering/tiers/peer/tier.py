@@ -12,10 +12,10 @@ import numpy as np
 
 from ...base.config import PeerConfig
 from ...base.page import page_digest
+from ...base.runner import THREADS, Runner
 from ...figures.counters import LinkCounters
 from ...lending.donation.device_memory import DeviceMemory
-from ...lending.leases import LeaseService, Timing
-from ...lending.leases.service import boot_time
+from ...lending.leases import LeaseService, Timing, Wire
 from ...lending.leases.timing import lease_timing
 from ...table.held_page import Copy
 from ..host.landing import Landing
@@ -71,15 +71,16 @@ class PeerTier(LentMemory):
         config: PeerConfig,
         *,
         fingerprint: Callable[[np.ndarray], bytes] = page_digest,
-        clock: Callable[[], float] = boot_time,
+        runner: Runner = THREADS,
+        wire: Wire[Any] | None = None,
         timing: Timing | None = None,
         device: DeviceMemory | None = None,
         landing: Landing | None = None,
     ) -> None:
-        """`name`: this rank's lease name. `fingerprint`: the checksum of a page, as given to `read`. `clock`: as
-        `LeaseService` needs it. `timing`: None: as `config` says. `device`: this rank's own, for which donors' device
-        memory is mapped; None: such donors cannot be used. `landing`: where pages come straight from donors'
-        devices; None: they all come through host memory.
+        """`name`: this rank's lease name. `fingerprint`: the checksum of a page, as given to `read`. `wire`: how
+        letters go to donors; None: over ZeroMQ. `timing`: None: as `config` says. `device`: this rank's own, for which
+        donors' device memory is mapped; None: such donors cannot be used. `landing`: where pages come straight from
+        donors' devices; None: they all come through host memory.
 
         Raises ArenaError where the machine has not got the memory to stage pages in.
         """
@@ -89,15 +90,16 @@ class PeerTier(LentMemory):
             timing = lease_timing(config.term, config.recall_bound, retry=0.02)
         self.page_bytes = page_bytes
         self._limit_bytes = config.borrow_limit
-        self._clock = clock
-        self._book = PlaceBook()
+        self._clock = runner.boot_time
+        self._book = PlaceBook(runner)
         self._worker = PeerWorker(
             name,
             page_bytes,
             self._book,
             most_bytes=math.inf if config.borrow_limit is None else config.borrow_limit,
             fingerprint=fingerprint,
-            clock=clock,
+            runner=runner,
+            wire=wire,
             timing=timing,
             landing=landing,
             device=device,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-import select
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from random import SystemRandom
+from typing import Any
 
 import numpy as np
 
 from ...base.errors import ConfigError
-from ...base.waker import Waker
+from ...base.runner import Runner
 from ...lending.donation.arena_socket import arena_path
 from ...lending.donation.device_memory import DeviceMemory
 from ...lending.donation.extents import CutRun
-from ...lending.leases import Borrower, LeaseKey, LeaseService, Timing
+from ...lending.leases import Borrower, LeaseKey, LeaseService, Timing, Wire
 from ...lending.leases.effects import (
     BorrowerEffect,
     DonorJoined,
@@ -60,19 +57,21 @@ class PeerWorker:
         *,
         most_bytes: float,
         fingerprint: Callable[[np.ndarray], bytes],
-        clock: Callable[[], float],
+        runner: Runner,
+        wire: Wire[Any] | None,
         timing: Timing,
         landing: Landing | None = None,
         device: DeviceMemory | None = None,
     ) -> None:
-        """`most_bytes`: what is borrowed at most, of all donors together."""
+        """`most_bytes`: what is borrowed at most, of all donors together. `wire` is closed with this."""
         self._name = name
         self._page_bytes = page_bytes
         self._book = book
         self._most_bytes = most_bytes
-        self._clock = clock
+        self._runner = runner
+        self._clock = runner.boot_time
         self._device = device
-        self._lock = threading.Lock()  # of what other threads put here
+        self._lock = runner.lock()  # of what other threads put here
         self._inbox: deque[Job] = deque()
         self._named: Mapping[str, str] | None = None
         self._closing = False
@@ -84,14 +83,12 @@ class PeerWorker:
         self.neighbours: dict[str, Neighbour] = {}
         self._turn = 0
         self.staging = Staging(page_bytes)
-        self._waker = Waker()
-        borrower = Borrower(name, page_bytes, SystemRandom(), timing=timing)
+        borrower = Borrower(name, page_bytes, runner.random, timing=timing)
         self._party = borrower.party
-        self.service = LeaseService(borrower=borrower, on_borrower=self._on_effect, clock=clock)
-        self.copier = Copier(self.service, book, self.staging, page_bytes, fingerprint, clock, landing)
-        self._poll = select.poll()
-        self._poll.register(self._waker.descriptor, select.POLLIN)
-        self._thread = threading.Thread(target=self._run, name="swift-peer", daemon=True)
+        self.service = LeaseService(borrower=borrower, on_borrower=self._on_effect, runner=runner, wire=wire)
+        self.copier = Copier(self.service, book, self.staging, page_bytes, fingerprint, runner.boot_time, landing)
+        self._poll = runner.poller()
+        self._thread = runner.thread(self._run, "swift-peer")
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -102,7 +99,7 @@ class PeerWorker:
             if len(self._inbox) + sum(one.queued for one in list(self.neighbours.values())) >= MAX_JOBS:
                 raise RuntimeError(f"{MAX_JOBS} reads and writes of lent memory wait already")
             self._inbox.extend(jobs)
-        self._waker.set()
+        self._poll.wake()
 
     def reaches(self, donor: str) -> bool:
         """Whether pages can be copied from this donor's device to this server's: a hint, which may change at once."""
@@ -113,14 +110,14 @@ class PeerWorker:
         """Who lends now: lease name -> lease address."""
         with self._lock:
             self._named = dict(named)
-        self._waker.set()
+        self._poll.wake()
 
     def want(self, wanted_bytes: int) -> None:
         """How much to hold."""
         with self._lock:
             self.wanted_bytes = wanted_bytes
             self._ceiling = math.inf
-        self._waker.set()
+        self._poll.wake()
 
     def close(self) -> None:
         """Answer everything, return everything, end. Waits for the donors, a few recall bounds at most. Idempotent."""
@@ -128,16 +125,16 @@ class PeerWorker:
             if self._closing:
                 return
             self._closing = True
-        self._waker.set()
+        self._poll.wake()
         self._thread.join()
         self.service.close()
-        self._waker.close()
+        self._poll.close()
         self.staging.close()
 
     def _on_effect(self, effect: BorrowerEffect) -> None:
         """Under the lease service's lock."""
         self._effects.append(effect)
-        self._waker.set()
+        self._poll.wake()
 
     # ---- the thread ----
 
@@ -149,7 +146,7 @@ class PeerWorker:
             except Exception:
                 self.copier.faults += 1
                 logger.exception("swift-tiers: lent memory: a round failed")
-                time.sleep(FAULT_SECONDS)
+                self._runner.sleep(FAULT_SECONDS)
         for neighbour in list(self.neighbours.values()):
             self.copier.abandon(neighbour, CLOSING)
             for job in neighbour.take():
@@ -160,9 +157,7 @@ class PeerWorker:
 
     def _round(self, seconds: float) -> float:
         """Wait so long at most for something to do, and do it; how long to wait next."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
-        if self._waker.descriptor in ready:
-            self._waker.clear()
+        ready = self._poll.poll(seconds)
         for neighbour in list(self.neighbours.values()):
             if neighbour.client is not None and neighbour.client.descriptor in ready:
                 self._hear(neighbour)
@@ -200,12 +195,12 @@ class PeerWorker:
 
         Pages that are saved do not keep to the pace: their donor wants its memory back.
         """
-        began = time.thread_time()
+        began = self._runner.thread_time()
         worked = self._work_for(now)
         if worked is not None:
             neighbour, pages = worked
             # Of this thread's own time: that it was kept waiting costs the donor nothing.
-            neighbour.pace.spent(time.thread_time() - began, self._clock(), pages)
+            neighbour.pace.spent(self._runner.thread_time() - began, self._clock(), pages)
         return worked is not None
 
     def _work_for(self, now: float) -> tuple[Neighbour, int] | None:
@@ -380,7 +375,7 @@ class PeerWorker:
             self._part(neighbour, "does not answer")
         elif now >= neighbour.next_at:
             if neighbour.client is None:
-                if neighbour.call(self._party, self._page_bytes, self.staging.arena, now, self._device):
+                if neighbour.call(self._party, self._page_bytes, self.staging.arena, now, self._device, self._runner):
                     self._poll_for(neighbour)
             elif neighbour.attached and not neighbour.joined:
                 self._join(neighbour, now)

@@ -9,9 +9,6 @@ where headers and checksums tell what is wrong.
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.page import round_up
+from ...base.runner import THREADS, Empty, Runner
 from ...figures.counters import LinkCounters
 from ..host.landing import Landing
 from ..tier import ReadOutcome
@@ -68,27 +66,27 @@ class DirectReads:
         files: DirectFiles,
         landing: Landing,
         fingerprint: Callable[[np.ndarray], bytes],
-        clock: Callable[[], float] = time.monotonic,
+        runner: Runner = THREADS,
     ) -> None:
         """`fingerprint`: the checksum of a page in host memory. `files` is closed with this."""
         self._stripes = stripes
         self._files = files
         self._landing = landing
         self._fingerprint = fingerprint
-        self._clock = clock
+        self._clock = runner.monotonic
         #: What has come this way.
         self.link = LinkCounters()
         #: Reads by how they were answered; lessons "learnt" or "refused"; "faults": errors of ours, logged.
         self.counters: Counter[str] = Counter()
-        self._jobs: queue.SimpleQueue[_Read | _Learn | None] = queue.SimpleQueue()
+        self._jobs = runner.queue()  # of reads and lessons, and None at the end
         self._lessons: deque[_Learn] = deque()
         self._under_way: deque[_UnderWay] = deque()
         self._learning = 0
         self._failed = 0  # reads, since the last that came
         self._rest_until = float("-inf")
-        self._lock = threading.Lock()
+        self._lock = runner.lock()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="swift-direct", daemon=True)
+        self._thread = runner.thread(self._run, "swift-direct")
         self._thread.start()
 
     def read(self, stored: StoredPage, digest: bytes, done: ReadDone) -> bool:
@@ -148,7 +146,7 @@ class DirectReads:
         while len(self._under_way) < PAGES_UNDER_WAY:
             try:
                 job = self._jobs.get(block=not self._under_way and not self._lessons)
-            except queue.Empty:
+            except Empty:
                 return False
             if job is None:
                 self._jobs.put(None)  # for the next look

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.bus.contract.commands import CommandRefusedError
 from swift_tiers.radix_tiering.bus.contract.schema import COMMAND_TTL, Keys
 from swift_tiers.radix_tiering.bus.redis.batch import RedisBatch
@@ -61,8 +62,7 @@ class World:
             ranks,
             self.events,
             leader=leader,
-            wall=lambda: self.now,
-            monotonic=lambda: self.now,
+            runner=ThreadRunner(lambda: self.now, lambda: self.now),
         )
 
     def turn(self, client: object = None) -> int:

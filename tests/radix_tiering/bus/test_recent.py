@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.runner import ThreadRunner
 from swift_tiers.radix_tiering.bus.contract.faults import Faults
 from swift_tiers.radix_tiering.bus.contract.recent import WINDOW, RecentLatencies, quantiles
 from swift_tiers.radix_tiering.bus.contract.records import PublisherNumbers, Record
@@ -48,8 +49,7 @@ class Server(MadeUp):
             gpu=None,
             scope="",
             leader=True,
-            wall=lambda: self.now,
-            monotonic=lambda: self.now,
+            runner=ThreadRunner(lambda: self.now, lambda: self.now),
         )
         self.state.mirror.write = lambda batch, key, record: self.written.update({key: record})  # type: ignore[method-assign]
 

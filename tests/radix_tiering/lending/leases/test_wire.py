@@ -53,13 +53,8 @@ from swift_tiers.radix_tiering.lending.leases.messages import (
     decode,
     encode,
 )
-from swift_tiers.radix_tiering.lending.leases.wire import (
-    MAX_FRAME_BYTES,
-    MAX_ROUTES,
-    QUEUED_LETTERS,
-    FromBorrower,
-    Wire,
-)
+from swift_tiers.radix_tiering.lending.leases.wire import FromBorrower
+from swift_tiers.radix_tiering.lending.leases.zmq_wire import MAX_FRAME_BYTES, MAX_ROUTES, QUEUED_LETTERS, ZmqWire
 
 from support.redis import wait_for
 
@@ -266,7 +261,7 @@ def test_a_donor_of_another_version_is_named(directory: Path, servers: Servers) 
 
 
 def test_letters_to_who_does_not_read_are_dropped_not_kept(directory: Path) -> None:
-    wire = Wire()
+    wire = ZmqWire()
     context = zmq.Context()
     silent = context.socket(zmq.DEALER)
     silent.rcvhwm = 1
@@ -293,7 +288,7 @@ def test_letters_to_who_does_not_read_are_dropped_not_kept(directory: Path) -> N
 
 
 def test_ways_to_borrowers_are_bounded(directory: Path) -> None:
-    wire = Wire()
+    wire = ZmqWire()
     try:
         wire.listen(ipc_address(directory, "d"), Party("d", 1))
         events: list[Any] = []
@@ -399,11 +394,11 @@ def test_a_round_that_fails_is_followed_by_another(
 ) -> None:
     donor = servers.donor(ipc_address(directory, "d"))
 
-    def broken(self: Wire, seconds: float) -> list[Any]:
+    def broken(self: ZmqWire, seconds: float) -> list[Any]:
         raise RuntimeError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Wire, "wait", broken)
+        patch.setattr(ZmqWire, "wait", broken)
         donor.set_limit(None)
         wait_for(lambda: count(donor, "faults")() > 0)
     servers.borrower(ipc_address(directory, "d")).want(PAGE)
