@@ -50,7 +50,7 @@ FLOORS = {
         ["."],
     ],
     "ops": [
-        ["base", "base/devices"],
+        ["base", "base/devices", "lab/torture/neighbours"],
         ["commands/inspect", "commands/console_demo", "lab/simulate", "lab/simulate/scenarios", "lab/torture",
          "lab/torture/ranks"],
         ["commands/demo"],

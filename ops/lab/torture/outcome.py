@@ -11,8 +11,9 @@ from typing import NamedTuple
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 
 from .devices import DEVICES_FAIL, FATES
+from .neighbours.network import NETWORKS_FAIL
 from .plan import CLIENT as CLIENT_ACTIONS
-from .plan import NEIGHBOURS, RANK_TROUBLE, RANKS, SERVER, STUMBLES, TROUBLE, WORLDS, Plan, as_words
+from .plan import NEIGHBOURS, RANK_TROUBLE, RANKS, SERVER, STUMBLES, TORMENTS, TROUBLE, WORLDS, Plan, as_words
 from .scenarios import SCENARIOS
 from .trouble import DEVICE_FAULTS
 from .world import ENDS, World
@@ -34,6 +35,9 @@ HAPPENINGS = (
     *(f"device {name}" for name in DEVICE_FAULTS),
     *(f"fault: {name}" for name in DEVICES_FAIL),
     *(f"lease {name}" for name in NEIGHBOURS),
+    *(f"neighbour: {name}" for name in TORMENTS),
+    *(f"network: {name}" for name in NETWORKS_FAIL),
+    *("donor: a request of its own", "pages lent", "pages from lent memory"),
     *CRASHES,
 )
 #: The same in worlds of servers.

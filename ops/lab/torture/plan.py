@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 #: What a world is about. `trouble`: anything goes wrong. `calm`: nothing does. `lent`: there is lent memory and no ssd.
-#: `crash`: the process ends at any moment, or in order, and another one begins on the same devices.
-WORLDS = ("trouble", "calm", "lent", "crash")
+#: `crash`: the process ends at any moment, or in order, and another one begins on the same devices. `borrowed`: real
+#: donors lend, over a network that fails.
+WORLDS = ("trouble", "calm", "lent", "crash", "borrowed")
 #: A world of another kind: SGLang's scheduler on one rank or several, which have to stay together.
 RANKS = "ranks"
 
@@ -25,6 +26,8 @@ TROUBLE = {
 }  # fmt: skip
 #: What becomes of leases.
 NEIGHBOURS = {"lend": 3, "recall": 1, "late": 1, "end": 1, "hold": 1}
+#: What becomes of donors, of others that borrow, and of the network between them.
+TORMENTS = {"request": 6, "stop": 1, "kill": 1, "cut": 1, "letters": 2, "unnamed": 1}
 #: What a server is asked for, alike on every rank.
 SERVER = {
     "ask": 4, "ask_again": 8, "ask_as": 2, "abort": 1, "evict": 8, "retract": 1, "flush_cache": 1, "rounds_pass": 4,
@@ -124,13 +127,17 @@ def _server(plan: Plan, draw: random.Random) -> list[Job]:
 
 
 def _jobs(kind: str, life: int, steps: int, draw: random.Random) -> list[Job]:
-    first = life * CLIENTS
+    first, pause = life * CLIENTS, 1.0 if kind == "borrowed" else 0.02
     jobs = [
-        Job(f"client-{first + number}", life, _actions(CLIENT, steps, draw, 0.3, 3, 0.02)) for number in range(CLIENTS)
+        Job(f"client-{first + number}", life, _actions(CLIENT, steps, draw, 0.3, 3, pause)) for number in range(CLIENTS)
     ]
     if kind != "calm":
         jobs.append(Job(f"trouble-{life}", life, _actions(TROUBLE, steps // 2, draw, 1.0, 2, 0.05)))
-    jobs.append(Job(f"neighbours-{life}", life, _actions(NEIGHBOURS, steps, draw, 1.0, 2, 0.03)))
+    if kind == "borrowed":
+        among = TORMENTS if draw.random() < 0.8 else {"request": 1}
+        jobs.append(Job(f"torments-{life}", life, _actions(among, steps, draw, 1.0, 2, 1.0)))
+    else:
+        jobs.append(Job(f"neighbours-{life}", life, _actions(NEIGHBOURS, steps, draw, 1.0, 2, 0.03)))
     return jobs
 
 

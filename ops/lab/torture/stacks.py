@@ -17,6 +17,7 @@ from swift_tiers.radix_tiering.base.runner import THREADS, Runner
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandRefusedError
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
+from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import HOST, Copy, Page
 from swift_tiers.radix_tiering.table.rules import check_rules
@@ -224,6 +225,7 @@ def check_maps(stack: TierStack) -> None:
             copies = [copy_of(stack, page, "peer") for page in stack.table.all_pages()]
             places = {copy.place for copy in copies if copy is not None}
             leases = sorted(peer.lease_slots())
+        wait_until(lambda: not _stray(stack, peer), "pages are remembered of leases that are over", stack)
         found = tier_map(stack, "peer", time=1.0)
         assert found is not None
         if [(f"{lease.key.donor}/{lease.key.lease}", lease.slots) for lease in leases] == [*found.pieces]:
@@ -232,6 +234,14 @@ def check_maps(stack: TierStack) -> None:
                 for lease in leases
                 for slot in range(lease.slots)
             ]
+
+
+def _stray(stack: TierStack, peer: LentMemory) -> set[LeaseKey]:
+    """Leases that pages say they lie under, and that are none."""
+    with stack.table.lock:
+        copies = [copy_of(stack, page, "peer") for page in stack.table.all_pages()]
+        known = {lease.key for lease in peer.lease_slots()}
+        return {copy.place.key for copy in copies if copy is not None} - known
 
 
 def obey(stack: TierStack, command: AnyCommand) -> str | CommandRefusedError:

@@ -18,6 +18,7 @@ from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 
 from .devices import PowerArray
 from .model_peer import ModelPeer
+from .neighbours import Neighbourhood
 from .plan import Plan
 from .stacks import chain, content, page_at
 
@@ -39,6 +40,7 @@ class WorldState:
         self.plan = plan
         self.array: PowerArray | None = None
         self.peer: ModelPeer | None = None
+        self.neighbourhood: Neighbourhood | None = None
         self.attic: ModelTier | None = None
         self.leases: list[LeaseKey] = []
         #: How often what happened: what a run of many worlds has never reached, it has not tested.

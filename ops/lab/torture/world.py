@@ -1,7 +1,8 @@
 """Requests over a whole `TierStack` in virtual time, while devices, leases and operators do what they like.
 
-The engine is the real one; devices (`PowerArray`) and lent memory (`ModelPeer`) are models. A world follows from its
-plan: what everybody does is drawn there, and in which order by the runner.
+The engine is the real one; devices (`PowerArray`) are models, and so is lent memory (`ModelPeer`), but where real
+donors lend it (`neighbours`). A world follows from its plan: what everybody does is drawn there, and in which order by
+the runner.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from . import statements
 from .clients import Clients
 from .devices import PowerArray
 from .model_peer import ModelPeer
+from .neighbours import Neighbourhood, Tormentor, slow_memory
 from .plan import Job, Plan
 from .stacks import check, memory_ssd, new_stack
 from .state import WorldState
@@ -77,6 +79,8 @@ class World:
                 patches.enter_context(patch.object(owner, name, draw.choice(values)))
             if self.plan.fine:
                 patches.enter_context(statements.switching())
+            if self.plan.kind == "borrowed":
+                patches.enter_context(slow_memory(self.state.runner, draw))
             for life, seconds in enumerate((*self.plan.crashes, None)):
                 if life:
                     self._begin_again(life)
@@ -131,6 +135,9 @@ class World:
             state.array.heal()
         if state.peer is not None:
             state.peer.hold(False)
+        if state.neighbourhood is not None:
+            state.neighbourhood.heal()
+            state.runner.sleep(5.0)  # leases of what is gone end
         if not self._calm:
             state.runner.sleep(5.0)  # what was late comes
         self._end()
@@ -150,6 +157,8 @@ class World:
         began = state.runner.monotonic()
         stack.close()
         self._soon(began, "the end")
+        if state.neighbourhood is not None:
+            state.neighbourhood.close(damaged=state.happened["damage_memory"] > 0)
         errors = [event for event in stack.events.since() if event.kind in ("restore.error", "linker.error")]
         assert not errors, errors
 
@@ -159,20 +168,29 @@ class World:
 
     def _job(self, job: Job) -> Any:
         state = self.state
-        does = {"client": Clients, "trouble": Troublemaker, "neighbours": Lenders}[job.name.partition("-")[0]](state)
+        does = self._who(job)
 
         def run() -> None:
             for action in job.actions.values():
                 if action.pause:
                     state.runner.sleep(action.pause)
                 getattr(does, action.name)(random.Random(action.seed))
-                if not isinstance(does, Lenders):
+                if isinstance(does, Clients | Troublemaker):
                     state.happened[action.name] += 1
 
         return run
 
+    def _who(self, job: Job) -> Any:
+        """Whose actions a job's are."""
+        state, name = self.state, job.name.partition("-")[0]
+        if name == "torments":
+            assert state.neighbourhood is not None
+            return Tormentor(state.neighbourhood, state.tell, state.happened)
+        return {"client": Clients, "trouble": Troublemaker, "neighbours": Lenders}[name](state)
+
     def _build(self, draw: random.Random) -> None:
         state, runner, lent = self.state, self.runner, self.plan.kind == "lent"
+        borrowed = self.plan.kind == "borrowed"
         with_peer, with_ssd = draw.random() < 0.5 or lent, draw.random() < 0.8 and not lent
         with_ssd = with_ssd or self.plan.kind == "crash"
         ssd = None
@@ -183,7 +201,9 @@ class World:
             ssd = memory_ssd(array=state.array, runner=runner, verifiers=draw.choice((0, 1, 2)), stall_seconds=5.0)
             state.opened = True
         fingerprint = page_digest if ssd is None else ssd.fingerprint
-        if with_peer:
+        if borrowed:
+            state.neighbourhood = Neighbourhood(runner, draw, state.happened, fingerprint, 4096)
+        elif with_peer:
             state.peer = ModelPeer(4096, fingerprint, landing_slots=draw.choice((0, 0, 3)), runner=runner)
         if draw.random() < 0.4:
             seconds = draw.choice((0.0, 1e-5, 1e-3))
@@ -194,8 +214,9 @@ class World:
             "write": draw.choice(("through", "back")), "ssd_admission": draw.choice(("always", "reuse")),
             "eviction": draw.choice(("lru", "lfu")), "restore_deadline": "20s",
         }  # fmt: skip
+        lent_memory = state.peer if state.neighbourhood is None else state.neighbourhood.tier
         state.stack = new_stack(
-            draw.randint(2, 12), ssd, lent=state.peer, runner=runner, policy=policy,
+            draw.randint(2, 12), ssd, lent=lent_memory, runner=runner, policy=policy,
             others=[state.attic] if state.attic is not None else [],
             restore={"strategy": draw.choice(("load", "token-wise", "auto"))},
         )  # fmt: skip

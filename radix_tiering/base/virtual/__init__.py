@@ -68,7 +68,7 @@ class _Virtual(Runner):
         return self.monotonic()
 
     def thread_time(self) -> float:
-        return self.monotonic()
+        return self.schedule.computed()
 
     def time(self) -> float:
         return EPOCH + self.schedule.look() + self.schedule.clock_off

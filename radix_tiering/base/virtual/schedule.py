@@ -41,8 +41,8 @@ class Task:
     """One thread of the program. States: ready, running, waiting (with or without a timer), over."""
 
     __slots__ = (
-        "dead", "epoch", "glet", "name", "number", "over", "place", "priority", "stopped_until", "timed_out",
-        "waiters", "why",
+        "dead", "epoch", "glet", "name", "number", "over", "place", "priority", "steps", "stopped_until",
+        "timed_out", "waiters", "why",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
@@ -55,6 +55,7 @@ class Task:
         self.timed_out = self.over = False
         self.dead = False  # its process was killed: it never goes on
         self.stopped_until = 0.0
+        self.steps = 0
         self.waiters: deque[Task] | None = None  # where it waits
         self.why: object = None
 
@@ -172,12 +173,17 @@ class Schedule:
         self.now += STEP_SECONDS  # a loop that only looks at the clock comes to its end
         return self.now
 
+    def computed(self) -> float:
+        """How long the running task has not waited, seconds."""
+        return 0.0 if self.current is None else self.current.steps * STEP_SECONDS
+
     def step(self) -> None:
         """Another task may go on here."""
         task = self.current
         if task is None or self.ending:
             return
         self.steps += 1
+        task.steps += 1
         self.now += STEP_SECONDS
         if self._watching:
             self._look_outside()

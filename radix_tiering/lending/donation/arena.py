@@ -91,7 +91,7 @@ class SharedArena:
 
     def write(self, source: np.ndarray, pieces: np.ndarray) -> None:
         """See `ExportedArena`. Without the interpreter lock: other threads go on meanwhile."""
-        _copy(source, self.array, pieces)
+        copy_pieces(source, self.array, pieces)
 
     def close(self) -> None:
         """Give up this process' descriptor; the memory goes with the last mapping of it. Idempotent."""
@@ -126,14 +126,15 @@ class AttachedArena:
 
     def read(self, pieces: np.ndarray, into: np.ndarray) -> None:
         """Copy bytes from here: int64 [n, 3] of (offset here, offset in `into`, length)."""
-        _copy(self.array, into, pieces)
+        copy_pieces(self.array, into, pieces)
 
     def close(self) -> None:
         """Unmap it, as soon as no part of the array is in use any more. Idempotent."""
         self.array = self.array[:0].copy()
 
 
-def _copy(source: np.ndarray, target: np.ndarray, pieces: np.ndarray) -> None:
+def copy_pieces(source: np.ndarray, target: np.ndarray, pieces: np.ndarray) -> None:
+    """Copy bytes within this process: int64 [n, 3] of (offset in `source`, offset in `target`, length)."""
     for start, at, length in pieces.tolist():
         np.copyto(target[at : at + length], source[start : start + length])
 

@@ -1,0 +1,57 @@
+"""What worlds with real donors are for: each of these defects in lending is found within so many of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from swift_tiers.ops.lab.torture.outcome import Outcome, live
+from swift_tiers.ops.lab.torture.plan import make_plan
+
+from support.defects import Defect
+from support.lending_defects import IN_LENDING, NOT_FOUND_IN_LENDING
+from support.mutate import mutate
+
+#: Seeds within which each is found.
+MOST = 100
+#: Of these the default run looks for some of each room: they are found in the first worlds.
+QUICK = {
+    "a donor counts a term too short",
+    "what comes back is not the donor's again",
+    "nobody asks whether a lease is held before a store",
+    "a job that nobody is told of",
+    "a place that is left while it is used is free",
+}
+
+
+def first_failure(defect: Defect) -> Outcome | None:
+    """The first world that fails with this defect; None if none does."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
+        outcomes = (live(make_plan("borrowed", seed)) for seed in range(MOST))
+        return next((outcome for outcome in outcomes if outcome.error is not None), None)
+
+
+@pytest.mark.parametrize("defect", [one for one in IN_LENDING if one.name in QUICK], ids=lambda defect: defect.name)
+def test_some_defects_of_lending_are_found_at_once(defect: Defect) -> None:
+    assert first_failure(defect) is not None
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("defect", IN_LENDING, ids=lambda defect: defect.name)
+def test_defects_of_lending_are_found(defect: Defect) -> None:
+    """In the default run: `test_some_defects_of_lending_are_found_at_once`."""
+    assert first_failure(defect) is not None
+
+
+@pytest.mark.parametrize("defect", NOT_FOUND_IN_LENDING, ids=lambda defect: defect.name)
+def test_what_is_not_found_could_be_put_in(defect: Defect) -> None:
+    """The table follows the engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
+
+
+def test_a_seed_is_one_history() -> None:
+    for seed in range(3):
+        first, second = live(make_plan("borrowed", seed)), live(make_plan("borrowed", seed))
+        assert first == second
+        assert first.history
