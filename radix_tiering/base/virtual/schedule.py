@@ -239,7 +239,7 @@ class Schedule:
 
     def stop(self, task: Task, seconds: float) -> None:
         """It does nothing for so long, as in a process that is stopped; then it goes on with whatever has come."""
-        task.stopped_until = self.now + seconds
+        task.stopped_until = max(task.stopped_until, self.now + seconds)
         if task.place >= 0 and task is not self.current:
             self._starve(task, seconds)
 

@@ -18,7 +18,7 @@ from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write, Writt
 from .network import Network
 
 #: Between two things that it does, at most, seconds.
-PAUSE_SECONDS = 0.02
+PAUSE_SECONDS = 0.05
 #: Within which everything is answered whatever happens, but that this process itself is stopped: a lease that is not
 #: renewed ends by then.
 LONGEST_SECONDS = 4.0
@@ -57,7 +57,7 @@ class Rival:
     def stop(self, seconds: float) -> None:
         """The process does nothing for so long."""
         self.process.stop(seconds)
-        self._stopped_until = self._network.runner.now + seconds
+        self._stopped_until = max(self._stopped_until, self._network.runner.now + seconds)
 
     def kill(self) -> None:
         """The process ends at once."""
