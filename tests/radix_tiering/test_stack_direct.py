@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from swift_tiers.ops.lab.torture.direct_files import PlainLanding, direct_reads
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry
 from swift_tiers.radix_tiering.table.held_page import HOST
@@ -17,7 +18,6 @@ from swift_tiers.radix_tiering.tiers.ssd.direct import KvikioFiles, find_kvikio
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
-from support.direct_files import PlainLanding, direct_reads
 from support.engine import (
     GEOMETRY,
     chain,

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from swift_tiers.ops.lab.torture.direct_files import PlainLanding, direct_reads
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, page_digest
 from swift_tiers.radix_tiering.bus.contract.commands import (
@@ -33,7 +34,6 @@ from swift_tiers.radix_tiering.tiers.ssd.device_files import MadeDevice
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.sweeps import prefix_of
 
-from support.direct_files import PlainLanding, direct_reads
 from support.engine import (
     chain,
     check,

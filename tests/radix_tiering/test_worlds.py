@@ -27,7 +27,7 @@ OF_DONORS |= {"pages lent", "pages from lent memory"}
 SELDOM = {
     "trouble": {*CRASHES, "fault: a short read", "fault: a sync does nothing", "fault: a sync fails"},
     "calm": {*CRASHES, *OF_DEVICES, *TROUBLE},
-    "lent": {*CRASHES, *OF_DEVICES},
+    "lent": {*CRASHES, *OF_DEVICES, "pages read to the device"},
     "crash": {"fault: a sync fails"},
     "borrowed": {*CRASHES, *OF_DEVICES, *OF_LEASES, *TROUBLE},
 }

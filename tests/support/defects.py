@@ -7,6 +7,7 @@ from typing import NamedTuple
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.tiers.ssd import transfers
+from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
 from swift_tiers.radix_tiering.tiers.ssd.stripe_set import StripeSet
 from swift_tiers.radix_tiering.way import sweeps
@@ -82,6 +83,10 @@ FOUND = [
            "self._allocator.give_back_taken(transfer.placement)", "pass"),
     Defect("a read that failed is reported as done", IoThread, "complete",
            "transfer.outcome = ReadOutcome.IO_ERROR", "pass"),
+    Defect("a read to the device holds its places for good", DirectReads, "_end_some",
+           "self._stripes.end_reading_beside(one.read.stored)", "pass"),
+    Defect("a read to the device that fails keeps its slot", DirectReads, "_answer",
+           "self._landing.give_back(read.slot)", "pass"),
     Defect("slots of ssd are not given back", StripeSet, "release", "self._allocator.give_back(placement)", "pass"),
     Defect("damaged memory is written to ssd", IoThread, "_prepare", "write.failure = DAMAGED", "pass", seed=1119),
     Defect("a flush that is not written down", StripeSet, "flush_namespace",
@@ -112,6 +117,9 @@ NOT_FOUND: dict[Defect, str] = {
         "a page that is not saved is a miss, which is allowed",
     Defect("a checksum of ssd that differs is served", transfers, "verify_unit",
            "if digest != block[PAYLOAD_DIGEST_OFFSET : PAYLOAD_DIGEST_OFFSET + DIGEST_BYTES]:", "if False:"):
+        "a bit of a device flips seldom where a page lies that is read later",
+    Defect("a page that was read to the device is not verified", DirectReads, "_verify",
+           "if digest == read.digest", "if True"):
         "a bit of a device flips seldom where a page lies that is read later",
     Defect("a sweep that leaves what is hidden", sweeps, "clean", "more = table.leaving", "more = False"):
         "one step is mostly enough, and the next sweep takes the rest",

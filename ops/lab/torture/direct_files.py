@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import threading
+import errno
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from swift_tiers.kernels.page_digest import digest_bytes, host_page_digest, page_digests
+from swift_tiers.radix_tiering.base.runner import THREADS, Runner
 from swift_tiers.radix_tiering.tiers.ssd.direct import DirectFiles
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
 
 POISON = 0xAA
 
@@ -23,13 +24,13 @@ class PlainLanding:
 
     queue = None
 
-    def __init__(self, page_bytes: int, slots: int) -> None:
+    def __init__(self, page_bytes: int, slots: int, runner: Runner = THREADS) -> None:
         self.page_bytes = page_bytes
         self.slots = slots
         self.memory = torch.full((slots, -(-page_bytes // 4096) * 4096), POISON, dtype=torch.uint8)
         self.landed = self.memory.numpy()
         self._free = list(range(slots))
-        self._lock = threading.Lock()
+        self._lock = runner.lock()
 
     @property
     def used_slots(self) -> int:
@@ -64,6 +65,7 @@ class _Late:
         files.gets += 1
         if files.error is not None:
             raise files.error
+        files.wait_for_device(self._path)
         image = files.images()[self._path]
         part = image[self._offset : self._offset + len(self._memory)][: files.most]
         self._memory[: len(part)] = torch.from_numpy(part.copy())
@@ -71,12 +73,13 @@ class _Late:
 
 
 class MemoryFiles(DirectFiles):
-    """The devices of a `MemoryArray`."""
+    """The devices of a `MemoryArray`; those of a `ModelArray` fail here as they do there."""
 
-    def __init__(self, array: MemoryArray, names: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, array: MemoryArray, names: Callable[[], Sequence[str]], runner: Runner = THREADS) -> None:
         self._array = array
         self._names = names
-        self.held = threading.Event()
+        self._runner = runner
+        self.held = runner.flag()
         self.held.set()
         self.error: Exception | None = None  # of every read
         self.refused: Exception | None = None  # when a read is asked for
@@ -96,6 +99,15 @@ class MemoryFiles(DirectFiles):
             raise self.refused
         return _Late(self, path, memory, offset)
 
+    def wait_for_device(self, path: str) -> None:
+        """Until it answers. Raises OSError where it does not, or with an error."""
+        array, number = self._array, list(self._names()).index(path)
+        if isinstance(array, ModelArray):
+            while number in array.silent:
+                self._runner.sleep(0.01)
+            if number in array.lost or (number in array.failing and self._runner.random.random() < 0.5):
+                raise OSError(errno.EIO, "the device failed")
+
     def close(self) -> None:
         self.closed = True
 
@@ -106,17 +118,19 @@ class SettlingReads(DirectReads):
     def settle(self) -> None:
         """Until everything asked for so far has been answered."""
         self.files.held.set()
-        done = threading.Event()
+        done = self.runner.flag()
         while not self.learn(np.zeros(0, np.uint8), b"nothing", lambda digest: done.set()):
             if self._closing:
                 return
         assert done.wait(30), "it does not answer"
 
     files: MemoryFiles
+    runner: Runner
 
 
-def direct_reads(ssd: SsdTier, array: MemoryArray, landing: PlainLanding, **options: Any) -> SettlingReads:
-    files = MemoryFiles(array, lambda: ssd.paths)
-    reads = SettlingReads(ssd.stripes, files, landing, ssd.fingerprint, **options)  # type: ignore[arg-type]
-    reads.files = files
+def direct_reads(ssd: SsdTier, array: MemoryArray, landing: PlainLanding, *, runner: Runner = THREADS) -> SettlingReads:
+    """Reads of the array's devices into this landing memory."""
+    files = MemoryFiles(array, lambda: ssd.paths, runner)
+    reads = SettlingReads(ssd.stripes, files, landing, ssd.fingerprint, runner)  # type: ignore[arg-type]
+    reads.files, reads.runner = files, runner
     return reads

@@ -31,6 +31,7 @@ HAPPENINGS = (
     *CLIENT_ACTIONS,
     "pages",
     "rounds",
+    "pages read to the device",
     *TROUBLE,
     *(f"device {name}" for name in DEVICE_FAULTS),
     *(f"fault: {name}" for name in DEVICES_FAIL),

@@ -18,12 +18,15 @@ import numpy as np
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.tiers.peer import LentMemory
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 from swift_tiers.radix_tiering.way import down, sweeps, up
 
 from . import statements
 from .clients import Clients
 from .devices import PowerArray
+from .direct_files import PlainLanding, direct_reads
 from .model_peer import ModelPeer
 from .neighbours import Neighbourhood, Tormentor, slow_memory
 from .plan import Job, Plan
@@ -151,6 +154,9 @@ class World:
         self._soon(began, "writing")
         with stack.table.lock:
             assert all(mover.wait_idle(30) for mover in stack.movers.values()), "lent memory is never written"
+        ssd = stack.tiers.get("ssd")
+        if isinstance(ssd, SsdTier) and ssd.direct is not None:
+            state.happened["pages read to the device"] += ssd.direct.counters[ReadOutcome.OK.value]
         if state.peer is not None:
             state.runner.sleep(0.5)  # what is being saved of a lease that goes has come
         began = state.runner.monotonic()
@@ -216,10 +222,15 @@ class World:
             "write": draw.choice(("through", "back")), "ssd_admission": draw.choice(("always", "reuse")),
             "eviction": draw.choice(("lru", "lfu")), "restore_deadline": "20s",
         }  # fmt: skip
+        landing = direct = None
+        sideways = self.plan.draw("direct reads")
+        if ssd is not None and state.array is not None and state.peer is None and sideways.random() < 0.4:
+            landing = PlainLanding(4096, sideways.choice((1, 4)), runner)
+            direct = direct_reads(ssd, state.array, landing, runner=runner)
         lent_memory = state.peer if state.neighbourhood is None else state.neighbourhood.tier
         state.stack = new_stack(
             draw.randint(2, 12), ssd, lent=lent_memory, runner=runner, policy=policy,
-            others=[state.attic] if state.attic is not None else [],
+            others=[state.attic] if state.attic is not None else [], landing=landing, direct=direct,
             restore={"strategy": draw.choice(("load", "token-wise", "auto"))},
         )  # fmt: skip
         recovered = (event for event in state.stack.events.since() if event.kind == "ssd.recovered")
