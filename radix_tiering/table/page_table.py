@@ -75,7 +75,8 @@ class PageTable:
         self._leaving = Leaving(self._drop_one, clean or self.clean_up)
         self.flushes = 0  # of memory
         self._emptying = False  # there may be copies in memory of before the last one
-        self._gone: set[tuple[int, Part]] = set()  # parts of tiers that have copies yet, and do not give them
+        #: Parts of tiers that have copies yet, and do not give them: how many pages have given theirs up so far.
+        self._gone: dict[tuple[int, Part], int] = {}
         self._time = 0
         self.summary = Directory(len(self.of))
         self.operator_pins = OperatorPins(self._kept_changed, pin_lost)
@@ -116,7 +117,14 @@ class PageTable:
         of = self.of[tier]
         if self._emptying and not of.durable and copy.flushes < self.flushes:
             return False
-        return not any(where == tier and of.keeper.uses(copy.place, part) for where, part in self._gone.copy())
+        return not self._gone_with(tier, copy)
+
+    def _gone_with(self, tier: int, copy: Copy) -> list[tuple[int, Part]]:
+        """The parts that have gone on which it lies."""
+        if not self._gone:
+            return []
+        uses = self.of[tier].keeper.uses
+        return [(where, part) for where, part in list(self._gone) if where == tier and uses(copy.place, part)]
 
     def keys_beginning(self, namespace: bytes, begin: bytes) -> list[bytes]:
         """The keys of its pages that begin with these bytes; takes as long as there are pages. Any thread, without the
@@ -353,14 +361,24 @@ class PageTable:
         if flushes == self.flushes:
             self._emptying = False
 
+    def lying_on(self, tier: int, part: Part) -> Iterable[Page]:
+        """The pages with a whole copy on a part of a tier, to be gone through later, by any thread, without the lock:
+        those of now, as far as they still are then."""
+        of = self.of[tier]
+        if not of.durable:
+            return of.under(part)
+        # To make a list of all is one step of the interpreter; to go through them, with the lock held, is not.
+        copies = ((page, page.copies[tier]) for page in self.listed())
+        return (page for page, copy in copies if copy is not None and copy.whole and of.keeper.uses(copy.place, part))
+
     def part_gone(self, tier: int, part: Part) -> None:
         """From now on no copy counts that lies on this part of a tier. To be given up by `settle`; then
         `part_forgotten`."""
-        self._gone.add((tier, part))
+        self._gone[tier, part] = 0
 
-    def part_forgotten(self, tier: int, part: Part) -> None:
-        """No copy lies on it any more."""
-        self._gone.discard((tier, part))
+    def part_forgotten(self, tier: int, part: Part) -> int:
+        """No copy lies on it any more; how many pages had one when it went, and have given it up."""
+        return self._gone.pop((tier, part), 0)
 
     def settle(self, page: Page) -> bool:
         """Have `page` give up the copies that do not count any more, those that outlive a restart first. What requests
@@ -515,6 +533,8 @@ class PageTable:
         """`page` has a whole copy there no more."""
         copy, copies = page.copies[tier], self.of[tier]
         assert copy is not None
+        for where in self._gone_with(tier, copy):
+            self._gone[where] += 1
         page.copies[tier] = None
         copies.left(page, copy)
         copies.keeper.release([copy.place])

@@ -113,9 +113,8 @@ class TierListener(Protocol):
         tier's clock; then `Tier.give_up` returns the part."""
         ...
 
-    def gone(self, part: Part, reason: str, lost: Iterable[tuple[PageRecord, Any]] | None) -> None:
-        """Nothing of this part can be read any more. `lost`: the pages with bytes there and their places; None: the
-        page table knows them by `Tier.part_of`."""
+    def gone(self, part: Part, reason: str) -> None:
+        """Nothing of this part can be read any more."""
         ...
 
 

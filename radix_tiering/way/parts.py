@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from ..base.events import EventLog
-from ..base.page import PageRecord
 from ..base.runner import Runner
 from ..table.held_page import Page
 from ..table.page_table import PageTable
@@ -85,7 +84,7 @@ class Parts:
         """Wait until nothing is being saved any more; False on timeout. The page table's lock is held."""
         return bool(self._idle.wait_for(lambda: not self._saving, timeout))
 
-    def gone(self, part: Part, reason: str, lost: Iterable[tuple[PageRecord, Any]] | None) -> None:
+    def gone(self, part: Part, reason: str) -> None:
         """None of its copies is promised any more. Who waits for a page that is being read from it goes on without, or
         with another copy."""
         with self._table.lock:
@@ -94,29 +93,21 @@ class Parts:
                 self._reads.abandon(self._number, part)
             self._saving.pop(part, None)
             self._idle.notify_all()
-            if lost is None:
-                pages = self._table.of[self._number].under(part)
-                lost = [(page.record, copy.place) for page in pages if (copy := page.copies[self._number])]
+            lost = self._table.lying_on(self._number, part)
         self._tell(self._tier.part_gone, part, reason=reason)
         self._start(self._forget(part, lost))
 
-    def _forget(self, part: Part, lost: Iterable[tuple[PageRecord, Any]]) -> Generator[None, None, int]:
+    def _forget(self, part: Part, lost: Iterable[Page]) -> Generator[None, None, int]:
         """Its copies are given up; what memory still has of them is written again, to the parts that are left."""
-        pages, staying = 0, []
+        staying = []
         for batch in sweeps.batches(lost):
             with self._table.lock:
-                for record, place in batch:
-                    page = self._table.find(record.namespace, record.key)
-                    copy = None if page is None else page.copies[self._number]
-                    if page is None or copy is None or copy.place != place:
-                        continue  # it has left, or has been written anew
-                    self._table.lose(page, self._number)
-                    if not page.dropped:
+                for page in batch:
+                    if self._table.settle(page) and not page.dropped:
                         staying.append(page)
-            pages += len(batch)
             yield
         with self._table.lock:
-            self._table.part_forgotten(self._number, part)
+            pages = self._table.part_forgotten(self._number, part)
         yield from sweeps.offer(self._table, self._mover, staying)
         if pages or self._tier.durable:
             self._tell(self._tier.part_lost, part, pages=pages)

@@ -43,7 +43,7 @@ IN_LENDING = [
     Defect("what waits for a lease that is recalled is never answered", PeerWorker, "_drop_jobs",
            "self.copier.refuse(job)", "pass"),
     Defect("nobody hears of an end", PeerWorker, "_ended",
-           "self._tell(lambda listener: listener.gone(key, LEASE_ENDED, None))", "pass"),
+           "self._tell(lambda listener: listener.gone(key, LEASE_ENDED))", "pass"),
     Defect("a page is believed whatever became of its lease", Copier, "_fetch", "if not lasted:", "if False:"),
     Defect("staging memory is not given back", Copier, "_end_store", "self._staging.give_back(storing.staged_at)",
            "pass"),

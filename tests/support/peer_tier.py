@@ -91,7 +91,7 @@ class Borrowing:
         self.told.append(("recalled", part))
         self.on_recall(part)
 
-    def gone(self, part: LeaseKey, reason: str, lost: None) -> None:
+    def gone(self, part: LeaseKey, reason: str) -> None:
         self.told.append(("ended", part))
 
     def keys(self, what: str) -> list[LeaseKey]:

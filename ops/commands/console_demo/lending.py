@@ -291,4 +291,4 @@ class BorrowerSide:
                 parts.leaving(output.key, output.until)
             elif isinstance(output, LeaseEnded):
                 self._memory.ended(output.key)
-                parts.gone(output.key, "the lease ended", None)
+                parts.gone(output.key, "the lease ended")

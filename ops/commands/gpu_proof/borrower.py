@@ -100,7 +100,7 @@ class KnowingBorrower:
         """Nothing of it is worth saving."""
         self.tier.give_up(part)
 
-    def gone(self, part: Part, reason: str, lost: object) -> None:
+    def gone(self, part: Part, reason: str) -> None:
         """Its places are found out about when they are read."""
 
     # Steps

@@ -266,7 +266,7 @@ class ModelPeer(LentMemory):
         for place in [place for place in self.stored if place.key == key]:
             self.stored[place] = np.full(self.page_bytes, 0xDD, np.uint8)  # another owner's by now
         if not self._closed:
-            self._put(lambda: self._listener.gone(key, "the lease ended", None), first=True)
+            self._put(lambda: self._listener.gone(key, "the lease ended"), first=True)
 
     def _ask(self, asked: Sequence[tuple[PeerPlace, Callable[[], None]]], *, first: bool = False) -> None:
         with self._lock:

@@ -297,7 +297,7 @@ class PeerWorker:
             self.copier.abandon(neighbour, LEASE_ENDED, key)
         self._take_jobs()
         self._drop_jobs(key)
-        self._tell(lambda listener: listener.gone(key, LEASE_ENDED, None))
+        self._tell(lambda listener: listener.gone(key, LEASE_ENDED))
 
     def _drop_jobs(self, key: LeaseKey, *, but_demotes: bool = False) -> None:
         """Answer what waits for places of a lease that allows it no more."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...base.runner import Flag
-from .layout import StoredPage
 
 
 class IoErrand:
@@ -27,13 +26,7 @@ class IoErrand:
 
 
 class DeviceOut(NamedTuple):
-    """A device went out of service, and every stored page of these that has a part on it."""
+    """A device went out of service."""
 
     device: int
     reason: str
-    known: list[StoredPage]
-
-    @property
-    def lost(self) -> Iterator[StoredPage]:
-        """Those, looked for as they are asked for: there may be very many."""
-        return (page for page in self.known if page.uses(self.device))

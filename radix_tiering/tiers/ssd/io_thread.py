@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,7 +62,7 @@ class IoThread:
         verifiers: int,
         stall_seconds: float,
         runner: Runner,
-        on_device_out: Callable[[int, str, Iterator[StoredPage]], None],
+        on_device_out: Callable[[int, str], None],
     ) -> None:
         self.array = array
         self.runner = runner
@@ -91,7 +91,6 @@ class IoThread:
         self.patience = Patience(stall_seconds, runner, self.complete, self._serve)
         self.pending = 0  # transfers accepted and not yet called back
         self.callback_errors = 0
-        self.pages: dict[tuple[int, int], StoredPage] = {}  # those that are not released, by place of their first unit
         self._pool = VerifyPool(verifiers, self._notify, runner) if verifiers else None
         self._thread = runner.thread(self._run, "ssd-io")
         self._thread.start()
@@ -211,8 +210,7 @@ class IoThread:
                 self._allocator.give_back_taken(transfer.placement)
             else:
                 self._allocator.fill(transfer.placement)
-                stored = StoredPage(transfer.record, transfer.generation, transfer.digest, transfer.placement)
-                transfer.stored = self.pages[transfer.placement[0]] = stored
+                transfer.stored = StoredPage(transfer.record, transfer.generation, transfer.digest, transfer.placement)
         self._outbox.append(transfer)
 
     # The I/O thread.
@@ -471,8 +469,7 @@ class IoThread:
             state.service = Service.OUT
             state.reason = reason
             self._allocator.shut(device)
-            # To make a list of them is one step of the interpreter; to go through them, with the lock held, is not.
-            self._outbox.append(DeviceOut(device, reason, list(self.pages.values())))
+            self._outbox.append(DeviceOut(device, reason))
             hit = [unit.transfer for queue in (state.reads, state.writes) for unit in queue]
             under_way = [self._flying[tag][0].transfer for tag in state.in_flight if tag in self._flying]
             hit += [transfer for transfer in under_way if transfer.writing]
@@ -513,7 +510,7 @@ class IoThread:
         while self._outbox:
             news = self._outbox.popleft()
             if isinstance(news, DeviceOut):
-                self._guarded(self._on_device_out, news.device, news.reason, news.lost)
+                self._guarded(self._on_device_out, news.device, news.reason)
                 continue
             self._guarded(news.finish)
             with self._wake:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,11 +194,7 @@ class SsdTier(Tier):
 
     def watch(self, listener: TierListener) -> None:
         """Tell `listener`, on "ssd-io", of devices that leave service."""
-
-        def gone(device: int, reason: str, lost: Iterator[StoredPage]) -> None:
-            listener.gone(device, reason, ((page.record, page) for page in lost))
-
-        self.stripes.on_device_out = gone
+        self.stripes.on_device_out = listener.gone
 
     # ---- namespaces and restarts ----
 

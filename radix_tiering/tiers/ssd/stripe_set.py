@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ from .transfers import (
 )
 
 #: Device, reason, and the stored pages that cannot be read any more.
-DeviceOutCallback = Callable[[int, str, Iterator[StoredPage]], None]
+DeviceOutCallback = Callable[[int, str], None]
 
 
 class StripeSetStatus(NamedTuple):
@@ -84,9 +84,9 @@ class StripeSet:
     """Thread-safe. Callbacks run on the thread "ssd-io": they must be short and must not wait for the stripe set.
 
     The array stays the caller's: it is used by "ssd-io" alone (which has helpers sync it) from `open` until `close`
-    returns, then the caller closes it. When `on_device_out(device, reason, lost)` is called, the stored pages in `lost`
-    can no longer be read: the caller drops them from its directory and calls `release` for each, which frees their
-    units on other devices. There may be very many: `lost` is gone through once, later, on any thread.
+    returns, then the caller closes it. After `on_device_out(device, reason)` no stored page that has a unit on that
+    device can be read: the caller, who alone knows which these are, drops them and calls `release` for each, which
+    frees their units on other devices.
     """
 
     def __init__(self, io: IoThread, opened: Opened, names: Sequence[str], on_device_out: DeviceOutCallback) -> None:
@@ -104,7 +104,6 @@ class StripeSet:
         self._next_copy = opened.next_copy
         self._outcomes = dict.fromkeys(ReadOutcome, 0)
         self._names = [*names, *(f"device {device}" for device in range(len(names), len(opened.devices)))]
-        io.pages = {page.placement[0]: page for page in opened.recovered}
         #: Called on "ssd-io" when a device goes out of service. May be replaced; pass it to `open` to miss nothing.
         self.on_device_out = on_device_out
         self.set_id = opened.set_id
@@ -147,7 +146,7 @@ class StripeSet:
         stall_seconds: float = STALL_SECONDS,
         runner: Runner = THREADS,
         names: Sequence[str] = (),
-        on_device_out: DeviceOutCallback = lambda device, reason, lost: None,
+        on_device_out: DeviceOutCallback = lambda device, reason: None,
         progress: Callable[[int, int, int], None] | None = None,
     ) -> StripeSet:
         """Open for reading and writing; blank devices join the set, missing and silent ones leave it degraded.
@@ -173,7 +172,7 @@ class StripeSet:
             verifiers=verifiers,
             stall_seconds=stall_seconds,
             runner=runner,
-            on_device_out=lambda device, reason, lost: stripes.on_device_out(device, reason, lost),
+            on_device_out=lambda device, reason: stripes.on_device_out(device, reason),
         )
 
         def start() -> None:
@@ -235,7 +234,6 @@ class StripeSet:
         """
         with self._lock:
             self._allocator.give_back(placement)
-            self._io.pages.pop(placement[0], None)
 
     # Transfers.
 

@@ -66,7 +66,7 @@ class ModelTier(Tier):
                 page[:] = 0xDD
             listener = self._listener
             assert listener is not None
-            self._jobs.append(lambda: listener.gone("all", "lost", None))
+            self._jobs.append(lambda: listener.gone("all", "lost"))
             self._wake.notify_all()
 
     # ---- operators ----

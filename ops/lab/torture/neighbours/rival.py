@@ -84,7 +84,7 @@ class Rival:
         self._forget(part)
         self.tier.give_up(part)
 
-    def gone(self, part: Any, reason: str, lost: object) -> None:
+    def gone(self, part: Any, reason: str) -> None:
         self._forget(part)
 
     def _forget(self, part: Any) -> None:

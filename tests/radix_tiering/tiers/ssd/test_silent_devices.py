@@ -32,13 +32,13 @@ class Silent:
         self.clock = Clock()
         self.started = self.clock.now
         self.array = SilentArray(rig.memory(devices, slots))
-        self.out: list[tuple[int, str, list[StoredPage]]] = []
+        self.out: list[tuple[int, str]] = []
         self.stripes: StripeSet = rig.open(
             self.array,
             stall_seconds=STALL,
             runner=ThreadRunner(self.clock),
             **options,
-            on_device_out=lambda device, reason, lost: self.out.append((device, reason, list(lost))),
+            on_device_out=lambda device, reason: self.out.append((device, reason)),
         )
         self.stripes.register_namespace(rig.NAMESPACE, "one")
 
@@ -122,7 +122,7 @@ def test_registering_ends_although_two_devices_do_not_answer(silent, operation: 
     one.waits(lambda: one.stripes.register_namespace(one.rig.OTHER, "two"))()
     wait_for(lambda: len(one.out) == 2)
     assert one.services() == [Service.OUT, Service.IN, Service.OUT]
-    assert all("ETIMEDOUT" in reason for _, reason, _ in one.out)
+    assert all("ETIMEDOUT" in reason for _, reason in one.out)
     assert one.waited < 2 * STALL, "they were waited for one after the other"
     page = one.rig.put(one.stripes, 1, namespace=one.rig.OTHER)
     assert one.rig.holds(one.stripes, page, 1)

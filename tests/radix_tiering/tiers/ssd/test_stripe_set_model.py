@@ -15,6 +15,7 @@ from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from support.examples import examples
 from support.faulty_array import Fail, Fault, FaultyArray
+from support.silent import wait_for
 
 SLOTS = 6
 LENGTHS = (1, 8192, 12_000, 24_577)
@@ -37,11 +38,11 @@ class Model(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.array = FaultyArray(self.memory)
-        self.lost: list[StoredPage] = []
+        self.lost: list[int] = []  # devices
         self.stripes = self.rig.open(
             self.array,
             verifiers=self.verifiers,
-            on_device_out=lambda device, reason, lost: self.lost.extend(lost),
+            on_device_out=lambda device, reason: self.lost.append(device),
         )
         for namespace in (self.rig.NAMESPACE, self.rig.OTHER):
             self.stripes.register_namespace(namespace, "model")
@@ -51,11 +52,13 @@ class Model(RuleBasedStateMachine):
         return {state.device for state in self.stripes.status().devices if state.service is Service.OUT}
 
     def settle(self) -> None:
-        """Drop what a lost device took along, as a user of the stripe set does."""
+        """Wait until what was under way has ended; drop what a lost device took along, as a user of the stripe set
+        does."""
+        self.stripes._io.call(lambda: None)  # whatever was to be told before that has been told
+        wait_for(lambda: not any(state.slots.held for state in self.stripes._devices if state.slots is not None))
         while self.lost:
-            page = self.lost.pop()
-            name = (page.record.namespace, page.record.key[0])
-            if name in self.pages and self.pages[name][0] == page:
+            device = self.lost.pop()
+            for name in [name for name, (page, _) in self.pages.items() if page.uses(device)]:
                 self.stripes.release(self.pages.pop(name)[0].placement)
 
     namespaces = st.booleans()
@@ -153,6 +156,7 @@ class Model(RuleBasedStateMachine):
     def space_is_exact(self) -> None:
         if not hasattr(self, "stripes"):
             return
+        self.settle()
         gone = self.out()
         held = [stored.placement for stored, _ in self.pages.values()] + self.reserved
         used = sum(device not in gone for placement in held for device, _ in placement)
