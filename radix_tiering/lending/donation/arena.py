@@ -16,6 +16,7 @@ import fcntl
 import mmap
 import os
 import stat
+import weakref
 from collections.abc import Callable
 from typing import Literal, Protocol
 
@@ -88,6 +89,8 @@ class SharedArena:
             raise ArenaError("this kernel cannot share memory for reading alone; lending needs Linux 5.1") from None
         #: uint8 [size]. The memory is mapped for as long as this array, or a part of it, is referred to.
         self.array: np.ndarray = np.frombuffer(mapping, np.uint8)
+        self._give_up = weakref.finalize(self, os.close, self.fd)  # of one that nobody closes, too
+        self._give_up.atexit = False
 
     def write(self, source: np.ndarray, pieces: np.ndarray) -> None:
         """See `ExportedArena`. Without the interpreter lock: other threads go on meanwhile."""
@@ -95,9 +98,8 @@ class SharedArena:
 
     def close(self) -> None:
         """Give up this process' descriptor; the memory goes with the last mapping of it. Idempotent."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._give_up()
+        self.fd = -1
 
 
 class AttachedArena:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 import pytest
 
 from swift_tiers.ops.lab.torture.outcome import Outcome, live
@@ -55,3 +58,18 @@ def test_a_seed_is_one_history() -> None:
         first, second = live(make_plan("borrowed", seed)), live(make_plan("borrowed", seed))
         assert first == second
         assert first.history
+
+
+def test_nothing_is_left_of_worlds_in_which_servers_are_killed() -> None:
+    killed = 0
+
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    live(make_plan("borrowed", 0))
+    before = descriptors()
+    for seed in range(1, 9):
+        killed += live(make_plan("borrowed", seed)).happened["neighbour: kill"]
+    assert killed > 2
+    assert descriptors() == before
