@@ -30,8 +30,7 @@ from .layout import (
     unit_length,
 )
 from .slots import SlotAllocator
-from .transfers import PageRead, PageWrite, Transfer, TransferStage, TransferUnit
-from .verify_pool import ReadUnit, VerifyPool
+from .transfers import PageRead, PageWrite, ReadUnit, Transfer, TransferStage, TransferUnit, VerifyPool
 
 logger = logging.getLogger(__name__)
 
