@@ -71,7 +71,8 @@ FOUND = [
     Defect("bytes in memory that differ are served", Restorer, "_verify_resident",
            "elif digest != expected and not page.dropped:", "elif False:"),
     Defect("requests that are over keep their pins", Restorer, "_give_back", "self._table.unpin(page)", "pass"),
-    Defect("pages of a part that has gone are kept", Parts, "_forget", "self._table.lose(page, self._number)", "pass"),
+    Defect("pages of a part that has gone are kept", Parts, "_forget",
+           "if self._table.settle(page) and not page.dropped:", "if False:"),
     Defect("the lock of what comes in is missing", Intake, "begin", "with self._table.lock:", "if True:", fine=True),
     # tiers/ssd
     Defect("transfers that nobody is told of", IoThread, "enqueue", "self._wake.notify_all()", "pass"),

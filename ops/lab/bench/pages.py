@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Figure("entering_per_page", 1e6 * entering / options.pages, "us"),
         Figure("collecting_per_page", 1e6 * collecting / options.pages, "us"),
     ]
-    return finish("pages", figures, {"pages": options.pages}, options.json)
+    return finish("pages", figures, {"pages": options.pages, "known": table.summary.pages}, options.json)
 
 
 class Kept:
