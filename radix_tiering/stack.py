@@ -299,8 +299,8 @@ class TierStack:
                     self.events.emit(f"{mover.tier.name}.not_all_written", pages=mover.backlog)
                     mover.clear()
             # Nobody changes pages any more, but for a part that goes.
-            copies = [page.copies[mover.number] for page in self.table.listed()]
-            mover.tier.close([copy for copy in copies if copy is not None and copy.whole], timeout)
+            copies = ((page, page.copies[mover.number]) for page in self.table.listed())
+            mover.tier.close(((page.record, copy) for page, copy in copies if copy and copy.whole), timeout)
 
     def snapshot(self) -> StackSnapshot:
         """Everything that is counted, at one moment."""
@@ -352,7 +352,7 @@ class TierStack:
         Recency does not survive a restart, the order of writing does: it stands in for it.
         """
         number, unreachable = self.table.named(tier.name).number, 0
-        kept = sorted(tier.recovered, key=lambda one: (one[0].depth, one[2]))
+        kept = sorted(tier.recover(), key=lambda one: (one[0].depth, one[2]))
         newest = max((order for _, _, order in kept), default=0)
         for batch in sweeps.batches(kept):
             with self.table.lock:

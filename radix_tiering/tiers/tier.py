@@ -86,6 +86,7 @@ class Write(NamedTuple):
 class Read(NamedTuple):
     """One page to read."""
 
+    record: PageRecord
     copy: Copy
     into: np.ndarray  # uint8, as `Write.data`; the page only after OK
     done: Callable[[ReadOutcome], None]
@@ -213,7 +214,7 @@ class Tier(ABC):
         """Read pages, each verified against its copy's digest or better. CANCELLED: the part it lies on is leaving or
         over. Raises as `write` does."""
 
-    def land(self, copy: Copy, done: LandDone) -> bool:
+    def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
         """Read a page straight into landing memory. False, and no answer, where that is not possible now. Raises
         RuntimeError once the tier is closed."""
         return False
@@ -259,9 +260,8 @@ class Tier(ABC):
 
     # ---- namespaces and restarts, of a durable tier ----
 
-    @property
-    def recovered(self) -> Sequence[tuple[PageRecord, Copy, int]]:
-        """What it had when it was opened: pages, their copies, and in what order they were written."""
+    def recover(self) -> Sequence[tuple[PageRecord, Copy, int]]:
+        """What it had when it was opened: pages, their copies, and in what order they were written. Asked once."""
         return ()
 
     def register(self, namespace: bytes, text: str, done: Callable[[bool], None] | None = None) -> None:
@@ -303,6 +303,8 @@ class Tier(ABC):
         that are whole now, which takes as long as there are copies; `time`: now, seconds since the epoch."""
         return None
 
-    def close(self, copies: Iterable[Copy] | None, timeout: float | None = None) -> None:  # noqa: B027 - as above
+    def close(  # noqa: B027 - as above
+        self, copies: Iterable[tuple[PageRecord, Copy]] | None, timeout: float | None = None
+    ) -> None:
         """Answer everything and end. A durable tier writes down that it has `copies`; None: as after a crash. After
         `timeout` seconds what does not answer is given up. Idempotent."""

@@ -134,7 +134,7 @@ class Reads(Generic[Waiter]):
         copy = page.copies[tier]
         assert copy is not None
         self._on_its_way[page] = _OnItsWay(tier, copy)
-        return Read(copy, self._host.block_run(page.slot), self._done(page, tier, copy))
+        return Read(page.record, copy, self._host.block_run(page.slot), self._done(page, tier, copy))
 
     def _done(self, page: Page, tier: int, copy: Copy) -> Callable[[ReadOutcome], None]:
         started = self._clock()
@@ -218,7 +218,7 @@ class Reads(Generic[Waiter]):
                 ended(complete)
 
         try:
-            self._tiers[tier].read([Read(copy, self._host.block_run(slot), done, saving=True)])
+            self._tiers[tier].read([Read(page.record, copy, self._host.block_run(slot), done, saving=True)])
         except RuntimeError:  # it was closed meanwhile
             self._table.end(page, HOST, whole=False)
             return False
@@ -266,7 +266,7 @@ class Reads(Generic[Waiter]):
         self._table.pin(page)
         self._on_its_way[page] = _OnItsWay(tier, copy)
         try:
-            if self._tiers[tier].land(copy, done):
+            if self._tiers[tier].land(page.record, copy, done):
                 return True
         except RuntimeError:  # it was closed meanwhile
             pass

@@ -170,14 +170,14 @@ def test_a_page_that_is_damaged_on_ssd_alone_takes_nobody_along_that_can_still_b
 def test_a_device_that_goes_out_hides_its_pages_at_once(in_host: bool) -> None:
     stack, keys = filled(in_host, devices=2)
     before = {key: copy_of(stack, stack.table.find(stack.digest, key), "ssd") for key in keys}
-    lost = [key for key in keys if before[key].place.uses(0)]
+    lost = [key for key in keys if stack.tiers["ssd"].uses(before[key].place, 0)]
     assert 0 < len(lost) < PAGES
     present = stack.tiers["ssd"]._array.present
     with stack.table.lock.watching():
         with busy_errands(stack):
             stack.tiers["ssd"]._array.present = lambda device: device != 0 and present(device)
             wait_until(lambda: "device.out" in [event.kind for event in stack.events.since()], "it does not leave")
-            alone = next(at for at, key in enumerate(keys) if before[key].place.uses(0))
+            alone = next(at for at, key in enumerate(keys) if stack.tiers["ssd"].uses(before[key].place, 0))
             assert stack.probe(keys[alone:]) == (PAGES - alone if in_host else 0)
             restore = settle(stack, stack.restore(keys))
             assert restore.pages == (PAGES if in_host else alone)
@@ -186,7 +186,11 @@ def test_a_device_that_goes_out_hides_its_pages_at_once(in_host: bool) -> None:
         assert stack.wait_written(60)
     (told,) = [event.fields["pages"] for event in stack.events.since() if event.kind == "device.pages_lost"]
     assert told == len(lost)
-    assert not any(copy.place.uses(0) for page in stack.table.all_pages() if (copy := copy_of(stack, page, "ssd")))
+    assert not any(
+        stack.tiers["ssd"].uses(copy.place, 0)
+        for page in stack.table.all_pages()
+        if (copy := copy_of(stack, page, "ssd"))
+    )
     assert known(stack, keys) == (PAGES if in_host else alone)
     check(stack)
 

@@ -24,13 +24,13 @@ from support.engine import (
     check,
     close,
     content,
-    copy_of,
     crash,
     get,
     make_stack,
     memory_ssd,
     namespace,
     page_at,
+    placement_of,
     put,
     settle,
     wait_until,
@@ -180,8 +180,7 @@ def test_flipped_bits_on_the_device_are_noticed_twice() -> None:
     """By the GPU, and by host memory, which says so; nothing wrong is ever promised."""
     made = Direct()
     keys = made.left_on_ssd(*"abc")
-    stored = copy_of(made.stack, made.stack.table.find(made.stack.digest, keys[1]), "ssd").place
-    ((device, _),) = stored.placement
+    ((device, _),) = placement_of(made.stack, made.stack.table.find(made.stack.digest, keys[1]))
     image = made.array.images[device]
     where = image.tobytes().find(content(keys[1]).tobytes())
     assert where > 0

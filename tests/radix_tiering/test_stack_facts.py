@@ -7,7 +7,20 @@ from swift_tiers.radix_tiering.figures.counters import DirectorySnapshot, PageFa
 from swift_tiers.radix_tiering.tiers.ssd import Operation
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
-from support.engine import Clock, chain, check, copy_of, get, make_stack, memory_ssd, namespace, put, settle, wait_until
+from support.engine import (
+    Clock,
+    chain,
+    check,
+    copy_of,
+    get,
+    make_stack,
+    memory_ssd,
+    namespace,
+    placement_of,
+    put,
+    settle,
+    wait_until,
+)
 from support.faulty_array import Fail, Fault, FaultyArray, FlipBits
 
 
@@ -156,8 +169,8 @@ def test_a_page_says_where_it_is() -> None:
     assert (held.uses, held.pins, held.children) == (2, 1, 0)
     assert held.host_slot == restore.slots[2]
     page = stack.table.find(stack.namespace.digest(), keys[2])
-    assert held.ssd_placement == copy_of(stack, page, "ssd").place.placement != ()
-    assert held.generation == copy_of(stack, page, "ssd").place.generation
+    assert held.ssd_placement == placement_of(stack, page) != ()
+    assert held.generation == stack.tiers["ssd"].facts(copy_of(stack, page, "ssd"))["generation"] > 0
     stack.restorer.release(restore)
     stack.restorer.flush()
     stack.flush(memory=True, durable=False)

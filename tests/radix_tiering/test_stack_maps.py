@@ -13,7 +13,7 @@ from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 
-from support.engine import chain, check, copy_of, make_stack, memory_ssd, obey, put, settle, slot_words
+from support.engine import chain, check, copy_of, make_stack, memory_ssd, obey, placement_of, put, settle, slot_words
 from support.faulty_array import Fault, FaultyArray, Gone
 from support.redis import wait_for
 
@@ -224,7 +224,7 @@ def test_the_pages_of_a_sequence_and_their_places() -> None:
             key.hex(),
             host_slot=page.slot if page.depth > 100 else None,
             peer=None if lent is None else ("beta.dp0-tp0", lease.lease, lent.slot),
-            ssd_placement=copy_of(stack, page, "ssd").place.placement,
+            ssd_placement=placement_of(stack, page),
         )
     assert any(one.peer for one in found)
     assert prefix_places(stack, keys[-1], 7) == found[-7:]

@@ -158,7 +158,7 @@ def two_share_a_prefix(s):
         begun = link.tier.read
 
         def counted(asked):
-            reads.extend(one.copy.place.record.key for one in asked)
+            reads.extend(one.record.key for one in asked)
             begun(asked)
 
         link.tier.read = counted

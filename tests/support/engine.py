@@ -20,6 +20,7 @@ from swift_tiers.ops.lab.torture.stacks import (
     new_stack,
     obey,
     page_at,
+    placement_of,
     put,
     refusal,
     settle,
@@ -33,8 +34,8 @@ from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 
 __all__ = [
     "GEOMETRY", "LOOK", "WAIT", "Clock", "chain", "check", "close", "content", "copy_of", "crash", "end_all",
-    "forget_all", "get", "make_stack", "memory_ssd", "namespace", "obey", "page_at", "put", "refusal", "settle",
-    "slot_words", "wait_until",
+    "forget_all", "get", "make_stack", "memory_ssd", "namespace", "obey", "page_at", "placement_of", "put",
+    "refusal", "settle", "slot_words", "wait_until",
 ]  # fmt: skip
 
 #: How long a thread that has been told to end may take.

@@ -52,8 +52,14 @@ def write_page(
     tier: Tier, place: PeerPlace, data: np.ndarray, done: Callable[[bool, str], object], digest: bytes
 ) -> None:
     """Put one page there; `done(whether it is there, why not)`."""
-    record = PageRecord(b"k" * 32, ROOT_KEY, b"n" * 32, 1, data.nbytes)
-    tier.write([Write(record, place, data, digest, lambda written, why: done(written is not None, why))])
+    tier.write(
+        [Write(record_of(data.nbytes), place, data, digest, lambda written, why: done(written is not None, why))]
+    )
+
+
+def record_of(length: int) -> PageRecord:
+    """Of any page: lent memory does not look at it."""
+    return PageRecord(b"k" * 32, ROOT_KEY, b"n" * 32, 1, length)
 
 
 def read_page(
@@ -66,7 +72,7 @@ def read_page(
     saving: bool = False,
 ) -> None:
     """Fetch one page with this checksum."""
-    tier.read([Read(Copy(place, digest, 0, whole=True), into, done, saving)])
+    tier.read([Read(record_of(into.nbytes), Copy(place, digest, 0, whole=True), into, done, saving)])
 
 
 class Borrowing:
@@ -127,7 +133,7 @@ class Borrowing:
     def land(self, place: PeerPlace) -> Answer | None:
         """Have a page come to landing memory; None where it cannot."""
         answer = Answer()
-        return answer if self.tier.land(Copy(place, None, 0, whole=True), answer) else None
+        return answer if self.tier.land(record_of(self.page_bytes), Copy(place, None, 0, whole=True), answer) else None
 
     def write(self, seed: int) -> PeerPlace:
         """Put the page of this seed somewhere."""

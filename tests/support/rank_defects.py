@@ -10,7 +10,7 @@ from swift_tiers.sglang_ext.way.request import TieredRequest
 from .defects import Defect
 
 ON_RANKS = [
-    Defect("two requests of one id are one", SwiftLinkerWrapper, "of", " and request.req is req", ""),
+    Defect("two requests of one id are one", SwiftLinkerWrapper, "of", " and request.req is req", "", seed=40),
     Defect("who has lost its restore does not ask the others", Admission, "begin_round", "and not one.agreed]",
            "and not one.agreed and one.restore is not None]"),
     Defect("who failed at a step does not ask the others", SwiftLinkerWrapper, "agree",

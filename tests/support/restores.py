@@ -7,7 +7,8 @@ from typing import Any
 
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome
+from swift_tiers.radix_tiering.tiers.ssd import ReadRequest
+from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 from swift_tiers.radix_tiering.way.request_restore import Restore
 
 from support.engine import WAIT, Clock, chain, make_stack, memory_ssd, put
@@ -17,18 +18,18 @@ class Link:
     """Stands between a stack and its ssd tier: pages arrive, or fail, when the test says so."""
 
     def __init__(self, stack: TierStack) -> None:
-        self.tier = stack.tiers["ssd"]
-        self.read = self.tier.read
-        self.kept: list[Read] = []
+        self.stripes = stack.tiers["ssd"].stripes
+        self.read = self.stripes.read_many
+        self.kept: list[ReadRequest] = []
         self.failed = 0
-        self.tier.read = self.kept.extend  # type: ignore[method-assign]
+        self.stripes.read_many = self.kept.extend
 
     def __enter__(self) -> Link:
         return self
 
     def __exit__(self, *_: object) -> None:
         """What nobody has decided about comes in, and so does what is asked for from now on."""
-        self.tier.read = self.read  # type: ignore[method-assign]
+        self.stripes.read_many = self.read
         while self.kept:
             self.deliver(0)
 

@@ -82,18 +82,18 @@ class Link:
         self.deadline = 1e9 if patient else self.restorer._deadline_seconds
         self.kept: list = []
         self.tier = s.linker.stack.tiers["ssd"]
-        self.read = self.tier.read
+        self.read = self.tier.stripes.read_many
 
     def __enter__(self):
         self._swap()
         self.planner.costs = Unknown()
-        self.tier.read = self.kept.extend
+        self.tier.stripes.read_many = self.kept.extend
         return self
 
     def __exit__(self, *_: object) -> None:
         self._swap()
         self.planner.costs = self.costs
-        self.tier.read = self.read
+        self.tier.stripes.read_many = self.read
         self.deliver(len(self.kept))
 
     def _swap(self) -> None:

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.page import PageRecord
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
 from swift_tiers.radix_tiering.lending.donation.lender import Lender
@@ -246,7 +247,7 @@ class DemoLentMemory(LentMemory):
         if self.side is not None:
             self.side.later(lambda side: side.machine.release(part, self._clock.now))
 
-    def close(self, copies: Iterable[Copy] | None = None, timeout: float | None = None) -> None:
+    def close(self, copies: Iterable[tuple[PageRecord, Copy]] | None = None, timeout: float | None = None) -> None:
         self._leases.clear()
 
 

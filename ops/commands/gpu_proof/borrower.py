@@ -75,6 +75,7 @@ class KnowingBorrower:
         )
         self.tier.watch(self)
         self._page_bytes = page_bytes
+        self._record = PageRecord(bytes(KEY_BYTES), ROOT_KEY, bytes(NAMESPACE_BYTES), 1, self.tier.page_bytes)
         self._held: dict[PeerPlace, int] = {}  # what is stored there
         self._random = random.Random(seed)
         self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
@@ -166,13 +167,12 @@ class KnowingBorrower:
         if not places:
             return False
         page, (place,) = self._random.randrange(_KNOWN), places
-        record = PageRecord(bytes(KEY_BYTES), ROOT_KEY, bytes(NAMESPACE_BYTES), 1, self.tier.page_bytes)
 
         def done(written: Written | None, why: str) -> None:
             outcome = ReadOutcome.CANCELLED if written is None else ReadOutcome.OK
             self._answers.put(_Answer("stored", place, page, outcome))
 
-        self.tier.write([Write(record, place, self.known.host[page], self.known.checksums[page], done)])
+        self.tier.write([Write(self._record, place, self.known.host[page], self.known.checksums[page], done)])
         self._asked += 1
         return True
 
@@ -182,14 +182,18 @@ class KnowingBorrower:
         copy = Copy(place, self.known.checksums[page], 0, whole=True)
         if land:
             landing = self.tier.land(
-                copy, lambda outcome, slot: self._answers.put(_Answer("landed", place, page, outcome, slot))
+                self._record,
+                copy,
+                lambda outcome, slot: self._answers.put(_Answer("landed", place, page, outcome, slot)),
             )
             self._asked += landing
             return landing
         into = self._buffers.pop()
-        self.tier.read(
-            [Read(copy, into, lambda outcome: self._answers.put(_Answer("read", place, page, outcome, into=into)))]
-        )
+
+        def done(outcome: ReadOutcome) -> None:
+            self._answers.put(_Answer("read", place, page, outcome, into=into))
+
+        self.tier.read([Read(self._record, copy, into, done)])
         self._asked += 1
         return True
 

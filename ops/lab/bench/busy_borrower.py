@@ -149,7 +149,7 @@ def _move(tier: object, pipe: Connection) -> Moved:
         elif stored:
             buffer = buffers.pop()
             copy = Copy(generator.choice(stored), digest, 0, whole=True)
-            tier.read([Read(copy, buffer, partial(fetched, buffer))])
+            tier.read([Read(record, copy, buffer, partial(fetched, buffer))])
         else:
             free.release()
             time.sleep(0.01)  # nothing is lent just now

@@ -23,6 +23,7 @@ from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import EvictionPolicy, LeastRecentlyUsed
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
+from swift_tiers.radix_tiering.tiers.ssd.places import Places
 from swift_tiers.radix_tiering.way import sweeps
 
 from ...commands.bench.report import Figure, finish
@@ -30,7 +31,7 @@ from ...commands.bench.report import Figure, finish
 #: Pages of the system prompt, and of each conversation behind it.
 PROMPT, CONVERSATION = 64, 64
 #: What docs/operations.md reckons with, bytes a page.
-BOUND_BYTES = 2_600
+BOUND_BYTES = 1_200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,13 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = asked.parse_args(argv)
     geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=options.units << 18)
     host = HostTier(geometry, geometry.stride_bytes)
+    places = Places(THREADS)
     table = PageTable(host, LeastRecentlyUsed(), [Kept()], runner=THREADS)
     before, collecting = _resident_bytes(), _collect()
-    stored = list(_recovered(options.pages, options.units, geometry.page_bytes))
-    started = time.process_time()
-    _enter(table, stored)
-    entering = time.process_time() - started
-    del stored
+    entering = 0.0
+    for stored in sweeps.batches(_recovered(options.pages, options.units, geometry.page_bytes)):
+        started = time.process_time()
+        _enter(table, places, stored, options.pages)
+        entering += time.process_time() - started
     grown = _resident_bytes() - before
     collecting = _collect() - collecting
     each = grown / options.pages
@@ -81,8 +83,8 @@ class Kept:
     def part_of(self, place: Any) -> None:
         """All of it is one part."""
 
-    def uses(self, place: StoredPage, part: Any) -> bool:
-        return place.uses(part)
+    def uses(self, place: Any, part: Any) -> bool:
+        return False
 
 
 def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
@@ -102,13 +104,11 @@ def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
         trunk = key if generation == PROMPT else trunk
 
 
-def _enter(table: PageTable, stored: Sequence[StoredPage]) -> None:
-    for batch in sweeps.batches(stored):
-        with table.lock:
-            for page in batch:
-                copy = Copy(page, page.digest, 0, whole=True)
-                entered = table.recover(page.record, HOST + 1, copy, now=page.generation - len(stored))
-                assert entered is not None
+def _enter(table: PageTable, places: Places, stored: Sequence[StoredPage], pages: int) -> None:
+    with table.lock:
+        for record, generation, digest, placement in stored:
+            copy = Copy(places.found(generation, digest, placement), digest, 0, whole=True)
+            assert table.recover(record, HOST + 1, copy, now=generation - pages) is not None
 
 
 def _collect() -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import page_digest
+from swift_tiers.radix_tiering.base.page import PageRecord, page_digest
 from swift_tiers.radix_tiering.base.runner import THREADS, Runner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
@@ -191,7 +191,7 @@ class ModelPeer(LentMemory):
             intact = self.checksum(into) == read.copy.digest
             read.done(ReadOutcome.OK if intact else ReadOutcome.CHECKSUM)
 
-    def land(self, copy: Copy, done: LandDone) -> bool:
+    def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
         place = copy.place
         with self._lock:
             if not self._landing_free:
@@ -246,7 +246,7 @@ class ModelPeer(LentMemory):
             self.returned.append(part)
             self._finish(part)
 
-    def close(self, copies: Iterable[Copy] | None = None, timeout: float | None = None) -> None:
+    def close(self, copies: Iterable[tuple[PageRecord, Copy]] | None = None, timeout: float | None = None) -> None:
         with self._lock:
             if self._closed:
                 return

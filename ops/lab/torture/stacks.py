@@ -24,6 +24,7 @@ from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
 from swift_tiers.radix_tiering.tiers.peer import LentMemory
+from swift_tiers.radix_tiering.tiers.ssd import Placement
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
@@ -99,6 +100,13 @@ def copy_of(stack: TierStack, page: Page, tier: str) -> Copy | None:
     return copy if copy is not None and copy.whole else None
 
 
+def placement_of(stack: TierStack, page: Page) -> Placement:
+    """The slots of the devices that its copy on ssd has; empty where it has none."""
+    copy = copy_of(stack, page, "ssd")
+    placement: Placement = () if copy is None else stack.tiers["ssd"].place_facts(copy)["ssd_placement"]
+    return placement
+
+
 def chain(*names: object) -> list[bytes]:
     """Page keys of a sequence: each depends on all before it, as SGLang's do."""
     keys, previous = [], b""
@@ -172,7 +180,9 @@ def check(stack: TierStack) -> None:
         wait_until(lambda: not landing.used_slots, "landing memory leaked", stack)
     if isinstance(ssd, SsdTier):
         status = ssd.stripes.status()
-        units = sum(ssd.stripes.units(page.length) for page in stack.table.all_pages() if copy_of(stack, page, "ssd"))
+        pages = [page for page in stack.table.all_pages() if copy_of(stack, page, "ssd")]
+        assert ssd.places.taken == len(pages), "places leaked"
+        units = sum(ssd.stripes.units(page.length) for page in pages)
         assert sum(device.used_units for device in status.devices) == units, "stripe units leaked"
     check_maps(stack)
 
@@ -216,7 +226,7 @@ def check_maps(stack: TierStack) -> None:
             for device in devices
         ]
         for page in pages:
-            for number, slot in copy.place.placement if (copy := copy_of(stack, page, "ssd")) else ():
+            for number, slot in placement_of(stack, page):
                 striped[number][slot] = "cached"
         assert slot_words(stack, "ssd") == [word for device in striped for word in device]
     if isinstance(peer, LentMemory):

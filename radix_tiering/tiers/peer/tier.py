@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ...base.config import PeerConfig
-from ...base.page import page_digest
+from ...base.page import PageRecord, page_digest
 from ...base.runner import THREADS, Runner
 from ...figures.counters import LinkCounters
 from ...lending.donation.device_memory import DeviceMemory
@@ -197,7 +197,7 @@ class PeerTier(LentMemory):
             raise ValueError(f"a page is uint8 [{self.page_bytes}], contiguous, not {run.dtype} {run.shape}")
         return run[: self.page_bytes]
 
-    def land(self, copy: Copy, done: LandDone) -> bool:
+    def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
         place = copy.place
         digest = self._book.noted(place)
         if self.landing is None or digest is None or not self._worker.reaches(place.key.donor):
@@ -258,7 +258,7 @@ class PeerTier(LentMemory):
             donors=tuple(donors),
         )
 
-    def close(self, copies: Iterable[Copy] | None = None, timeout: float | None = None) -> None:
+    def close(self, copies: Iterable[tuple[PageRecord, Copy]] | None = None, timeout: float | None = None) -> None:
         """Answer everything, return all leases, end. Waits for the donors, a few recall bounds at most. Idempotent.
 
         The listener is told nothing of it. Not to be called on the thread "swift-peer".

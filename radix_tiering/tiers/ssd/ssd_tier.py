@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,25 @@ from ...base.slot_map import TierMap
 from ...figures.counters import DeviceSnapshot, LinkCounters, StripeSnapshot
 from ...table.held_page import Copy
 from ..tier import LandDone, Obeyed, Read, ReadOutcome, Tier, TierListener, TierOrder, Write, Written, as_many_as_free
-from . import DeviceArray, Placement, ReadRequest, StoredPage, StripeSet, WriteRequest
+from . import DeviceArray, ReadRequest, StoredPage, StripeSet, WriteRequest
 from .arrays.throttled import ThrottledArray
 from .blockio import STALL_SECONDS, close_array
 from .device_files import MadeDevice
 from .direct_reads import DirectReads
 from .layout import combined_digest
+from .places import MOST_DEVICES, Places
 from .snapshots import device_snapshots, slot_map, stripe_snapshot
 
 
 class SsdTier(Tier):
     """Owns a device array and the stripe set on it; blank devices become a new set, or join the one that is there.
 
-    A reserved place is a `Placement`, that of a copy a `StoredPage`; a part is a device, by its number.
+    A place is a number of `Places`; a part is a device, by its number.
     """
 
     name = "ssd"
     durable = True
     tries_again = True
-    lands_by_digest = True
     may_hang = True
     refusal = "no device takes pages"
     part_gone, part_lost = "device.out", "device.pages_lost"
@@ -65,10 +66,12 @@ class SsdTier(Tier):
         self._array = array
         self._runner = runner
         self._make_device = make_device
+        self.places = Places(runner)
         self._links = {"host-ssd": LinkCounters(), "ssd-host": LinkCounters()}
         #: Reads from the devices to landing memory, where that is possible.
         self.direct: DirectReads | None = None
         try:
+            _check_count(len(array.sizes))
             self.stripes = StripeSet.open(
                 array,
                 create=unit_bytes,
@@ -86,6 +89,7 @@ class SsdTier(Tier):
     def land_by(self, direct: DirectReads) -> None:
         """Let pages be read straight to landing memory. Closed with this."""
         self.direct = direct
+        self.lands_by_digest = True
 
     def throttle(self, bytes_per_second: float) -> bool:
         """Slow each device down to this rate from now on; False where the tier was not opened to be throttled."""
@@ -132,20 +136,20 @@ class SsdTier(Tier):
         """Whether the devices that take new pages could hold one of so many bytes."""
         return self.stripes.units(length) <= self.stripes.capacity_units
 
-    def reserve(self, lengths: Sequence[int]) -> list[Placement]:
-        return as_many_as_free(self.stripes.reserve, lengths)
+    def reserve(self, lengths: Sequence[int]) -> list[int]:
+        return [self.places.reserve(placement) for placement in as_many_as_free(self.stripes.reserve, lengths)]
 
-    def release(self, places: Sequence[StoredPage | Placement]) -> None:
+    def release(self, places: Sequence[int]) -> None:
         for place in places:
-            self.stripes.release(place.placement if isinstance(place, StoredPage) else place)
+            self.stripes.release(self.places.free(place))
 
     # ---- bytes ----
 
     def write(self, writes: Sequence[Write]) -> None:
-        now = self._runner.monotonic()
+        now, slots = self._runner.monotonic(), self.places.placement
         self.stripes.write_many(
             [
-                WriteRequest(one.record, one.place, one.data, partial(self._written, one, now), one.digest)
+                WriteRequest(one.record, slots(one.place), one.data, partial(self._written, one, now), one.digest)
                 for one in writes
             ]
         )
@@ -153,26 +157,32 @@ class SsdTier(Tier):
     def _written(self, write: Write, started: float, stored: StoredPage | None, reason: str) -> None:
         """On "ssd-io"."""
         if stored is None:
+            self.places.free(write.place)  # the stripe set has its slots back
             write.done(None, reason)
         else:
+            self.places.hold(write.place, stored.generation, stored.digest)
             self._links["host-ssd"].count(1, write.record.length, self._runner.monotonic() - started)
-            write.done(Written(stored, stored.digest), "")
+            write.done(Written(write.place, stored.digest), "")
 
     def read(self, reads: Sequence[Read]) -> None:
         now = self._runner.monotonic()
-        self.stripes.read_many([ReadRequest(one.copy.place, one.into, partial(self._came, one, now)) for one in reads])
+        self.stripes.read_many(
+            [
+                ReadRequest(self.places.stored(one.copy.place, one.record), one.into, partial(self._came, one, now))
+                for one in reads
+            ]
+        )
 
     def _came(self, read: Read, started: float, outcome: ReadOutcome) -> None:
         """On "ssd-io"."""
         if outcome is ReadOutcome.OK:
-            length = read.copy.place.record.length
-            self._links["ssd-host"].count(1, length, self._runner.monotonic() - started)
+            self._links["ssd-host"].count(1, read.record.length, self._runner.monotonic() - started)
         read.done(outcome)
 
-    def land(self, copy: Copy, done: LandDone) -> bool:
+    def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
         if self.direct is None or copy.landing_digest is None:
             return False
-        return self.direct.read(copy.place, copy.landing_digest, done)
+        return self.direct.read(self.places.stored(copy.place, record), copy.landing_digest, done)
 
     def learn(self, copy: Copy, page: np.ndarray, done: Callable[[bytes | None], None]) -> bool:
         if self.direct is None or copy.digest is None:
@@ -185,9 +195,9 @@ class SsdTier(Tier):
 
     # ---- devices ----
 
-    def uses(self, place: StoredPage, part: Any) -> bool:
+    def uses(self, place: int, part: Any) -> bool:
         """Whether a unit of the page lies on the device of this number."""
-        return place.uses(part)
+        return self.places.uses(place, part)
 
     def part_facts(self, part: Any) -> dict[str, Any]:
         return {"device": self.paths[part]}
@@ -198,11 +208,12 @@ class SsdTier(Tier):
 
     # ---- namespaces and restarts ----
 
-    @property
-    def recovered(self) -> Sequence[tuple[PageRecord, Copy, int]]:
-        return [
-            (page.record, Copy(page, page.digest, 0, whole=True), page.generation) for page in self.stripes.recovered
-        ]
+    def recover(self) -> Sequence[tuple[PageRecord, Copy, int]]:
+        found = []
+        for record, generation, digest, placement in self.stripes.forget_recovered():
+            place = self.places.found(generation, digest, placement)
+            found.append((record, Copy(place, digest, 0, whole=True), generation))
+        return found
 
     def register(self, namespace: bytes, text: str, done: Callable[[bool], None] | None = None) -> None:
         self.stripes.register_namespace(namespace, text, done)
@@ -222,6 +233,7 @@ class SsdTier(Tier):
             raise ConfigError("this ssd tier is of devices that it has no name for another of; restart it with more")
         made = self._make_device(directory, self.paths)
         try:
+            _check_count(len(self.paths) + 1)
             return self.stripes.add(made.device, made.path), made.path
         except FormatError:
             made.discard(False)  # the array closes it
@@ -268,24 +280,36 @@ class SsdTier(Tier):
         return {"stripe": stripe, "devices": devices, "io_engine": self.description}
 
     def facts(self, copy: Copy) -> dict[str, Any]:
-        return {"ssd_placement": copy.place.placement, "generation": copy.place.generation}
+        return {"ssd_placement": self.places.placement(copy.place), "generation": self.places.generation(copy.place)}
 
     def place_facts(self, copy: Copy) -> dict[str, Any]:
-        return {"ssd_placement": copy.place.placement}
+        return {"ssd_placement": self.places.placement(copy.place)}
 
-    def slot_map(self, held: Callable[[], Sequence[StoredPage]], *, time: float) -> TierMap:
+    def slot_map(self, held: Callable[[], Sequence[int]], *, time: float) -> TierMap:
         """What is in each slot of each device; it knows by itself which are held."""
         return slot_map(self.stripes.slot_states(), self.stripes.unit_bytes, time=time)
 
-    def close(self, copies: Iterable[Copy] | None, timeout: float | None = None) -> None:
+    def close(self, copies: Iterable[tuple[PageRecord, Copy]] | None, timeout: float | None = None) -> None:
         """Write the index of these copies, mark the devices clean, release them.
 
         After `timeout` seconds devices that do not answer are given up; a later start then scans them.
         """
         if self.direct is not None:
             self.direct.close()
-        self.stripes.close(None if copies is None else [copy.place for copy in copies], timeout)
+        self.stripes.close(None if copies is None else self._stored(copies), timeout)
         close_array(self._array, self._runner)
+
+    def _stored(self, copies: Iterable[tuple[PageRecord, Copy]]) -> Iterator[StoredPage]:
+        for record, copy in copies:
+            # One that was lost meanwhile, with its device, has no place any more.
+            with suppress(ValueError):
+                yield self.places.stored(copy.place, record)
+
+
+def _check_count(devices: int) -> None:
+    """Raise ConfigError for more devices than a place can tell apart."""
+    if devices > MOST_DEVICES:
+        raise ConfigError(f"ssd: {devices} devices are more than one stripe set can have; name at most {MOST_DEVICES}")
 
 
 def _check_place(config: TiersConfig, directory: str) -> None:

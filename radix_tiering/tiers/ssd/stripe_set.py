@@ -235,6 +235,11 @@ class StripeSet:
         with self._lock:
             self._allocator.give_back(placement)
 
+    def forget_recovered(self) -> Sequence[StoredPage]:
+        """`recovered`, which nobody else has from now on."""
+        recovered, self.recovered = self.recovered, []
+        return recovered
+
     # Transfers.
 
     def write(self, record: PageRecord, placement: Placement, data: np.ndarray, done: WriteDone) -> None:
@@ -522,20 +527,21 @@ class StripeSet:
                 patience.deadline = None if timeout is None else patience.clock() + timeout
                 self._io.wait_idle(patience.deadline)
             if stored_pages is not None:
-                pages = list(stored_pages)
-                self._io.call(lambda: self._checkpoint(pages))
+                self._io.call(lambda: self._checkpoint(stored_pages))
             self._io.call(lambda: self._io.give_up("it did not answer before the stripe set was closed"))
             with self._lock:
                 self._io.wait_idle(None)
             self._io.stop()
 
-    def _checkpoint(self, pages: Sequence[StoredPage]) -> None:
+    def _checkpoint(self, pages: Iterable[StoredPage]) -> None:
         """On "ssd-io": pages and records durable first, then the superblocks that vouch for them."""
         array, patience = self._io.array, self._io.patience
         self._leave_out_silent()
         with self._lock:
-            live = [page for page in pages if not self._is_flushed(page.record.namespace, page.generation)]
             identifiers = {entry.digest: entry.identifier for entry in self._table.entries}
+
+        # Nothing is flushed any more, so no lock is needed.
+        live = (page for page in pages if not self._is_flushed(page.record.namespace, page.generation))
 
         def late() -> bool:
             return patience.deadline is not None and patience.clock() >= patience.deadline

@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.page_reads import NearestCopy
 
-from support.engine import GEOMETRY, chain, check, copy_of, get, make_stack, memory_ssd, put, settle
+from support.engine import GEOMETRY, chain, check, copy_of, get, make_stack, memory_ssd, placement_of, put, settle
 
 PAGE = GEOMETRY.page_bytes
 
@@ -161,7 +161,7 @@ def test_a_damaged_copy_on_ssd_leads_to_the_one_at_the_donor() -> None:
     array = MemoryArray([2**20] * 2, seed=1)
     stack, peer, keys = both(array)
     peer.seconds_each = 1.0
-    ((device, slot),) = copy_of(stack, stack.table.find(stack.digest, keys[3]), "ssd").place.placement
+    ((device, slot),) = placement_of(stack, stack.table.find(stack.digest, keys[3]))
     geometry = stack.tiers["ssd"].stripes._devices[device].geometry
     array.images[device][geometry.slot_offset(slot) + BLOCK_BYTES + 5] ^= 1
     found = restored(stack, keys)

@@ -104,7 +104,7 @@ def test_how_far_it_has_come_is_told_while_it_runs() -> None:
             assert progress(restore) == (0, came, loading - came)
             link.deliver(-1)
         for depth in (1, 2):
-            link.fail(next(number for number, read in enumerate(link.kept) if read.copy.place.record.depth == depth))
+            link.fail(next(number for number, read in enumerate(link.kept) if read.stored.record.depth == depth))
         stack.restorer.take(restore, stack.restorer.step(restore, 0))
         assert progress(restore) == (2, 3, len(link.kept)) == (2, 3, loading - 5)
     stack.restorer.release(restore)

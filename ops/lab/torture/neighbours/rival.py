@@ -108,8 +108,6 @@ class Rival:
 
     def _write(self, place: PeerPlace) -> None:
         data = np.frombuffer(self._draw.randbytes(self.page_bytes), np.uint8)
-        record = PageRecord(data[:32].tobytes(), ROOT_KEY, b"n" * 32, 1, data.nbytes)
-
         asked = self._network.runner.now
 
         def done(written: Written | None, why: str) -> None:
@@ -118,7 +116,7 @@ class Rival:
                 with self._lock:
                     self._held[place] = data
 
-        self.tier.write([Write(record, place, data, page_digest(data), done)])
+        self.tier.write([Write(_record(data), place, data, page_digest(data), done)])
 
     def _read(self, place: PeerPlace) -> None:
         data, into = self._held[place], np.zeros(self.page_bytes, np.uint8)
@@ -132,9 +130,13 @@ class Rival:
                     del self._held[place]
                     self.tier.release([place])
 
-        self.tier.read([Read(Copy(place, page_digest(data), 0, whole=True), into, done)])
+        self.tier.read([Read(_record(data), Copy(place, page_digest(data), 0, whole=True), into, done)])
 
     def _answered(self, asked: float) -> None:
         now = self._network.runner.now
         self.longest = max(self.longest, now - asked)
         assert now - max(asked, self._stopped_until) < LONGEST_SECONDS, f"a page waited for {now - asked:.3f} s"
+
+
+def _record(data: np.ndarray) -> PageRecord:
+    return PageRecord(data[:32].tobytes(), ROOT_KEY, b"n" * 32, 1, data.nbytes)

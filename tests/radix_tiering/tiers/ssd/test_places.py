@@ -1,0 +1,90 @@
+"""Places of pages on the devices, compared with a dictionary."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
+from swift_tiers.radix_tiering.base.runner import THREADS
+from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
+from swift_tiers.radix_tiering.tiers.ssd.places import MOST_DEVICES, Places
+
+from support.examples import examples
+
+RECORD = PageRecord(b"k" * 32, ROOT_KEY, b"n" * 32, 1, 4096)
+slots = st.tuples(st.integers(0, MOST_DEVICES - 1), st.integers(0, 2**32 - 1))
+placements = st.lists(slots, min_size=1, max_size=9).map(tuple)
+generations, digests = st.integers(1, 2**64 - 1), st.binary(min_size=16, max_size=16)
+
+
+class Model(RuleBasedStateMachine):
+    """`held`: what each place is of; no page there yet where there is no digest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = Places(THREADS)
+        self.held: dict[int, tuple[Placement, int, bytes]] = {}
+
+    def enter(self, place: int, placement: Placement, generation: int, digest: bytes) -> None:
+        assert place not in self.held, "two pages in one place"
+        self.held[place] = placement, generation, digest
+
+    @rule(placement=placements)
+    def reserve(self, placement: Placement) -> None:
+        self.enter(self.places.reserve(placement), placement, 0, b"")
+
+    @rule(placement=placements, generation=generations, digest=digests)
+    def found(self, placement: Placement, generation: int, digest: bytes) -> None:
+        self.enter(self.places.found(generation, digest, placement), placement, generation, digest)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), generation=generations, digest=digests)
+    def hold(self, data, generation: int, digest: bytes) -> None:
+        place = data.draw(st.sampled_from(sorted(self.held)))
+        self.places.hold(place, generation, digest)
+        self.held[place] = self.held[place][0], generation, digest
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def free(self, data) -> None:
+        place = data.draw(st.sampled_from(sorted(self.held)))
+        assert self.places.free(place) == self.held.pop(place)[0]
+        for call in (self.places.free, self.places.placement, self.places.generation):
+            with pytest.raises(ValueError, match="released before"):
+                call(place)
+        assert not any(self.places.uses(place, device) for device in range(MOST_DEVICES))
+
+    @invariant()
+    def all_is_told(self) -> None:
+        assert self.places.taken == len(self.held)
+        for place, (placement, generation, digest) in self.held.items():
+            assert self.places.placement(place) == placement
+            assert self.places.generation(place) == generation
+            if digest:
+                assert self.places.stored(place, RECORD) == StoredPage(RECORD, generation, digest, placement)
+            devices = {device for device, _ in placement}
+            assert all(self.places.uses(place, device) == (device in devices) for device in range(0, MOST_DEVICES, 7))
+
+
+class TestModel(Model.TestCase):  # type: ignore[name-defined]
+    settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None, derandomize=True)
+
+
+def test_places_that_are_free_are_taken_again() -> None:
+    places = Places(THREADS)
+    for _ in range(100):
+        taken = [places.reserve(((0, 1), (1, 2), (2, 3))[:units]) for units in (1, 2, 3, 1)]
+        for place in taken:
+            places.free(place)
+    assert len(places._words) == sum(7 + units + 1 for units in (1, 2, 3, 1))
+
+
+@pytest.mark.parametrize("place", [-1, 3, 10**9])
+def test_a_number_that_is_no_place(place: int) -> None:
+    places = Places(THREADS)
+    places.reserve(((0, 1),))
+    with pytest.raises(ValueError, match="is not reserved"):
+        places.free(place)
