@@ -33,7 +33,7 @@ from .way import sweeps
 from .way.down import Intake, Mover
 from .way.observing import page_facts, take_snapshot
 from .way.page_reads import PageReads
-from .way.parts import Parts
+from .way.parts import Answers, Parts
 from .way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 from .way.up import Restorer
 
@@ -146,12 +146,16 @@ class TierStack:
             behind=restoring.behind,
             landing=landing,
         )
+        answers = {
+            name: Answers(self.table.lock, (mover.pump, self.restorer.pump)) for name, mover in self.movers.items()
+        }
         #: What tiers tell of their leases and devices.
         self.parts = {
             name: Parts(
                 self.table,
                 mover,
                 self.restorer.page_reads,
+                answers[name],
                 runner=runner,
                 start=self.errands.start,
                 events=self.events,
@@ -159,6 +163,7 @@ class TierStack:
             for name, mover in self.movers.items()
         }
         for tier in tiers:
+            tier.answer_within(answers[tier.name])
             tier.watch(self.parts[tier.name])
             for event, facts in tier.opened():
                 self.events.emit(event, **facts)

@@ -5,13 +5,14 @@ pages it has is not its business: the page table knows that (`table.tier_copies`
 bytes. Host memory is not one of these: it is where bytes come from and go to.
 
 Any thread may call; but for `close`, and what says otherwise, nothing here waits. Every write and read is answered
-exactly once, on a thread of the tier's own, never from within the call.
+exactly once, on a thread of the tier's own, never from within the call, and within `Tier.answers`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
@@ -158,6 +159,13 @@ class Tier(ABC):
     full = "full"
     #: Events that tell of a part: it is to leave, it has gone, and its pages have.
     part_leaves, part_gone, part_lost = "", "", ""
+    #: Within this a tier calls `done`, of as many as have ended together: a lock is held once for all of them. A tier
+    #: enters it without any lock of its own.
+    answers: AbstractContextManager[object] = nullcontext()
+
+    def answer_within(self, answers: AbstractContextManager[object]) -> None:
+        """Call `done` within these `answers` from now on. Before the first write or read."""
+        self.answers = answers
 
     def fingerprint(self, page: np.ndarray) -> bytes:
         """The checksum of a page, uint8 [page bytes], as this tier makes it."""

@@ -7,7 +7,8 @@
 4. `Mover.pump`, `_begin`: a bounded number of pages is being written at a time. The rest waits in a queue without
    holding anything, so a page that leaves host memory meanwhile is simply not written. Where a tier has no room, those
    leave for a page that are worth less, by the order of the tier.
-5. `Mover._completion`, on the tier's thread: it is written, and its bytes were still the page's; or it is forgotten.
+5. `Mover._completion`, on the tier's thread, within `Tier.answers`: it is written, and its bytes were still the page's;
+   or it is forgotten. The next are begun when all that ended together has been told.
 """
 
 from __future__ import annotations
@@ -314,28 +315,26 @@ class Mover:
             # The checksum of what was written: were the bytes still the page's?
             damaged = written is not None and self._verify and page.digest not in (None, written.digest)
             intact = not damaged and reason != DAMAGED
-            with self._table.lock:
-                self._in_flight -= 1
-                if written is None:
-                    self._table.end(page, self.number, whole=False)
-                    if intact:
-                        self._failed(page, reason)
-                elif self._table.end(
-                    page,
-                    self.number,
-                    whole=intact and self._reachable(page),
-                    place=written.place,
-                    digest=written.digest,
-                ):
-                    self._stored(page)
-                else:
-                    self.tier.release([written.place])
-                if not intact:
-                    self._table.of[HOST].counters.checksum_failures += 1
-                    self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=slot)
-                    if not page.dropped:
-                        self._table.drop(page)
-                self.pump()
+            self._in_flight -= 1
+            if written is None:
+                self._table.end(page, self.number, whole=False)
+                if intact:
+                    self._failed(page, reason)
+            elif self._table.end(
+                page,
+                self.number,
+                whole=intact and self._reachable(page),
+                place=written.place,
+                digest=written.digest,
+            ):
+                self._stored(page)
+            else:
+                self.tier.release([written.place])
+            if not intact:
+                self._table.of[HOST].counters.checksum_failures += 1
+                self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=slot)
+                if not page.dropped:
+                    self._table.drop(page)
 
         return done
 

@@ -173,6 +173,8 @@ class PageReads:
 
     def pump(self) -> None:
         """Give the sources what to do."""
+        if not len(self.batch) and not self._changed:
+            return
         for source, channel in self._channels.items():
             window = self._window(source)
             most = max(1, window // PICKS)

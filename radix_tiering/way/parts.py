@@ -8,17 +8,37 @@ From the moment a part has gone none of its copies is promised; they are given u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from ..base.events import EventLog
-from ..base.runner import Runner
+from ..base.runner import Lock, Runner
 from ..table.held_page import Page
 from ..table.page_table import PageTable
 from ..table.tier_copies import Part
 from . import sweeps
 from .down import Mover
 from .reads import Reads
+
+
+class Answers:
+    """What several writes and reads of a tier have come to is told within one hold of the page table's lock; then
+    begins what there is room for now. See `Tier.answers`."""
+
+    def __init__(self, lock: Lock, then: Sequence[Callable[[], None]]) -> None:
+        """`then`: to be called when all have been told, with the lock held."""
+        self._lock = lock
+        self._then = then
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for begin in self._then:
+                begin()
+        finally:
+            self._lock.release()
 
 
 class Parts:
@@ -29,17 +49,20 @@ class Parts:
         table: PageTable,
         mover: Mover,
         reads: Reads[Any],
+        answers: Answers,
         *,
         runner: Runner,
         start: Callable[[Generator[None, None, int]], None],
         events: EventLog,
     ) -> None:
-        """`mover`: the tier's; `reads`: those that bring pages up; `start`: has an errand of many steps done."""
+        """`mover`, `answers`: the tier's; `reads`: those that bring pages up; `start`: has an errand of many steps
+        done."""
         self._table = table
         self._mover = mover
         self._tier = mover.tier
         self._number = mover.number
         self._reads = reads
+        self._answers = answers
         self._start = start
         self._events = events
         self._saving: dict[Part, int] = {}  # parts that are leaving: pages that are being saved from them
@@ -87,7 +110,7 @@ class Parts:
     def gone(self, part: Part, reason: str) -> None:
         """None of its copies is promised any more. Who waits for a page that is being read from it goes on without, or
         with another copy."""
-        with self._table.lock:
+        with self._answers:
             self._table.part_gone(self._number, part)
             if self._tier.may_hang:
                 self._reads.abandon(self._number, part)

@@ -140,18 +140,17 @@ class Reads(Generic[Waiter]):
         started = self._clock()
 
         def done(outcome: ReadOutcome) -> None:
-            with self._table.lock:
-                complete = outcome is ReadOutcome.OK and not page.dropped
-                if outcome is not ReadOutcome.OK and not page.dropped:
-                    self._lost(page, tier, copy, outcome)
-                    if self._ask_another(page, without=tier):
-                        return
-                # The tier has verified the bytes against this checksum.
-                self._table.end(page, HOST, whole=complete, digest=copy.digest)
-                if complete:
-                    self._arrived(page, tier, self._clock() - started)
-                    self.learn(page)
-                self._tell(page, tier, "" if complete else _failure(outcome))
+            complete = outcome is ReadOutcome.OK and not page.dropped
+            if outcome is not ReadOutcome.OK and not page.dropped:
+                self._lost(page, tier, copy, outcome)
+                if self._ask_another(page, without=tier):
+                    return
+            # The tier has verified the bytes against this checksum.
+            self._table.end(page, HOST, whole=complete, digest=copy.digest)
+            if complete:
+                self._arrived(page, tier, self._clock() - started)
+                self.learn(page)
+            self._tell(page, tier, "" if complete else _failure(outcome))
 
         return done
 
@@ -208,14 +207,13 @@ class Reads(Generic[Waiter]):
             return False
 
         def done(outcome: ReadOutcome) -> None:
-            with self._table.lock:
-                complete = outcome is ReadOutcome.OK and not page.dropped
-                self._table.end(page, HOST, whole=complete, digest=copy.digest)
-                if complete:
-                    self._table.of[tier].counters.bytes_read += page.length
-                self._saving.pop(page, None)
-                self._tell(page, tier, "" if complete else _failure(outcome))
-                ended(complete)
+            complete = outcome is ReadOutcome.OK and not page.dropped
+            self._table.end(page, HOST, whole=complete, digest=copy.digest)
+            if complete:
+                self._table.of[tier].counters.bytes_read += page.length
+            self._saving.pop(page, None)
+            self._tell(page, tier, "" if complete else _failure(outcome))
+            ended(complete)
 
         try:
             self._tiers[tier].read([Read(page.record, copy, self._host.block_run(slot), done, saving=True)])
@@ -240,24 +238,23 @@ class Reads(Generic[Waiter]):
         started = self._clock()
 
         def done(outcome: ReadOutcome, slot: int) -> None:
-            with self._table.lock:
-                complete = outcome is ReadOutcome.OK and not page.dropped
-                if complete:
-                    self._table.land(page, slot)
-                    self._arrived(page, tier, self._clock() - started)
-                elif outcome is ReadOutcome.OK:
-                    landing.give_back(slot)
-                elif not page.dropped:
-                    if copy.landing_digest is not None:
-                        # It is read to host memory now, and learnt anew if it is sound there.
-                        copy.landing_digest = None
-                    else:
-                        self._lost(page, tier, copy, outcome)
-                    if self._fill(page) or page in self._saving:
-                        self._table.unpin(page)
-                        return
-                self._tell(page, tier, "" if complete else _failure(outcome))
-                self._table.unpin(page)
+            complete = outcome is ReadOutcome.OK and not page.dropped
+            if complete:
+                self._table.land(page, slot)
+                self._arrived(page, tier, self._clock() - started)
+            elif outcome is ReadOutcome.OK:
+                landing.give_back(slot)
+            elif not page.dropped:
+                if copy.landing_digest is not None:
+                    # It is read to host memory now, and learnt anew if it is sound there.
+                    copy.landing_digest = None
+                else:
+                    self._lost(page, tier, copy, outcome)
+                if self._fill(page) or page in self._saving:
+                    self._table.unpin(page)
+                    return
+            self._tell(page, tier, "" if complete else _failure(outcome))
+            self._table.unpin(page)
 
         return self._start_landing(page, tier, copy, done)
 
@@ -299,9 +296,8 @@ class Reads(Generic[Waiter]):
 
     def _learnt(self, page: Page, copy: Copy) -> Callable[[bytes | None], None]:
         def done(digest: bytes | None) -> None:
-            with self._table.lock:
-                copy.landing_digest = digest
-                self._table.unpin(page)
+            copy.landing_digest = digest
+            self._table.unpin(page)
 
         return done
 

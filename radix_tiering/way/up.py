@@ -285,8 +285,11 @@ class Restorer:
         if not failure:
             restore.story.arrived(self._names[source], self._clock())
         self._settle(restore, unit, source, failure)
-        self._reads.pump()
         self._finish_if_settled(restore)
+
+    def pump(self) -> None:
+        """Read what there is room for. Lock held, after pages have come up."""
+        self._reads.pump()
 
     def _settle(self, restore: Restore, unit: int, source: int, failure: str) -> None:
         if not failure:

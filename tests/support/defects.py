@@ -78,7 +78,7 @@ FOUND = [
     Defect("transfers that nobody is told of", IoThread, "enqueue", "self._wake.notify_all()", "pass"),
     Defect("commands that nobody is told of", IoThread, "post", "self._wake.notify_all()", "pass"),
     Defect("a write that is done counts as one under way", IoThread, "_end_all",
-           "self._writes_active -= transfer.writing", "pass"),
+           "self._write_over(transfer)", "pass"),
     Defect("a write that failed is reported as done", IoThread, "_end", "if transfer.failed:", "if False:"),
     Defect("the slots of a failed write are not free", IoThread, "_end",
            "self._allocator.give_back_taken(transfer.placement)", "pass"),

@@ -18,7 +18,8 @@ class Link:
     """Stands between a stack and its ssd tier: pages arrive, or fail, when the test says so."""
 
     def __init__(self, stack: TierStack) -> None:
-        self.stripes = stack.tiers["ssd"].stripes
+        self.tier = stack.tiers["ssd"]
+        self.stripes = self.tier.stripes
         self.read = self.stripes.read_many
         self.kept: list[ReadRequest] = []
         self.failed = 0
@@ -43,7 +44,8 @@ class Link:
     def fail(self, number: int) -> None:
         read = self.kept.pop(number % len(self.kept))
         self.failed += 1
-        read.done(ReadOutcome.IO_ERROR)
+        with self.tier.answers:
+            read.done(ReadOutcome.IO_ERROR)
 
 
 def on_ssd(pages: int, **config: Any) -> tuple[TierStack, Clock, list[bytes]]:

@@ -214,7 +214,8 @@ class DemoLentMemory(LentMemory):
 
     def _written(self, write: Write) -> None:
         lasts = write.place.key in self._leases
-        write.done(Written(write.place, write.digest or b"") if lasts else None, "" if lasts else "lease ended")
+        with self.answers:
+            write.done(Written(write.place, write.digest or b"") if lasts else None, "" if lasts else "lease ended")
 
     def read(self, reads: Sequence[Read]) -> None:
         """The bytes stay as they are."""
@@ -223,7 +224,8 @@ class DemoLentMemory(LentMemory):
 
     def _came(self, read: Read) -> None:
         lasts = read.copy.place.key in self._leases
-        read.done(ReadOutcome.OK if lasts else ReadOutcome.CANCELLED)
+        with self.answers:
+            read.done(ReadOutcome.OK if lasts else ReadOutcome.CANCELLED)
 
     def send(self, nbytes: float, done: Callable[[], None]) -> None:
         """Load a page of this length for a restore."""

@@ -130,16 +130,23 @@ class DemoStripes(Tier):
         placement: Placement = write.place
         if any(self.devices[device].service == OUT for device, _ in placement):
             self.release([placement])
-            write.done(None, "its device is out of service")
+            with self.answers:
+                write.done(None, "its device is out of service")
             return
         self._allocator.fill(placement)
         digest = write.record.key[-16:]
-        write.done(Written(StoredPage(write.record, next(self._generations), digest, placement), digest), "")
+        stored = StoredPage(write.record, next(self._generations), digest, placement)
+        with self.answers:
+            write.done(Written(stored, digest), "")
 
     def read(self, reads: Sequence[Read]) -> None:
         """The bytes stay as they are."""
         for one in reads:
-            self.send(one.into.nbytes, partial(one.done, ReadOutcome.OK))
+            self.send(one.into.nbytes, partial(self._came, one))
+
+    def _came(self, read: Read) -> None:
+        with self.answers:
+            read.done(ReadOutcome.OK)
 
     def facts(self, copy: Copy) -> dict[str, Any]:
         return {"ssd_placement": copy.place.placement, "generation": copy.place.generation}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from swift_tiers.radix_tiering.tiers.ssd import Placement
@@ -41,11 +41,15 @@ class StripeSetModel(Tier):
     def write(self, writes: Sequence[Write]) -> None:
         """The bytes are not looked at."""
         for one in writes:
-            written = partial(one.done, Written(one.place, b""), "")
-            self._stripes.transfer(self._stripes.lengths(one.place, one.record.length), written)
+            lengths = self._stripes.lengths(one.place, one.record.length)
+            self._stripes.transfer(lengths, partial(self._answer, partial(one.done, Written(one.place, b""), "")))
 
     def read(self, reads: Sequence[Read]) -> None:
         """The bytes stay as they are."""
         for one in reads:
             lengths = self._stripes.lengths(one.copy.place, one.into.nbytes)
-            self._stripes.transfer(lengths, partial(one.done, ReadOutcome.OK))
+            self._stripes.transfer(lengths, partial(self._answer, partial(one.done, ReadOutcome.OK)))
+
+    def _answer(self, done: Callable[[], None]) -> None:
+        with self.answers:
+            done()

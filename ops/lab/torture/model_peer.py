@@ -171,7 +171,8 @@ class ModelPeer(LentMemory):
             if not lives:
                 self._give_back(place)
         self._links["host-peer"].count(1, self.page_bytes, 0.0)
-        write.done(Written(place, write.digest or b"") if lives else None, "" if lives else "lease ended")
+        with self.answers:
+            write.done(Written(place, write.digest or b"") if lives else None, "" if lives else "lease ended")
 
     def read(self, reads: Sequence[Read]) -> None:
         for read in reads:
@@ -184,12 +185,13 @@ class ModelPeer(LentMemory):
             if allowed:
                 into[:] = self.stored[place]
             self._no_longer(place)
-        if not allowed:
-            into[:] = 0xEE
-            read.done(ReadOutcome.CANCELLED)
+        outcome = ReadOutcome.CANCELLED
+        if allowed:
+            outcome = ReadOutcome.OK if self.checksum(into) == read.copy.digest else ReadOutcome.CHECKSUM
         else:
-            intact = self.checksum(into) == read.copy.digest
-            read.done(ReadOutcome.OK if intact else ReadOutcome.CHECKSUM)
+            into[:] = 0xEE
+        with self.answers:
+            read.done(outcome)
 
     def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
         place = copy.place
@@ -204,12 +206,15 @@ class ModelPeer(LentMemory):
                 intact = allowed and self.checksum(self.stored[place]) == copy.digest
                 self.landed[slot] = self.stored[place] if allowed else 0xEE
                 self._no_longer(place)
-            if not intact:
-                self.give_back(slot)
-                done(ReadOutcome.CHECKSUM if allowed else ReadOutcome.CANCELLED, -1)
-            else:
+            if intact:
                 self.landings += 1
-                done(ReadOutcome.OK, slot)
+            else:
+                self.give_back(slot)
+            with self.answers:
+                if intact:
+                    done(ReadOutcome.OK, slot)
+                else:
+                    done(ReadOutcome.CHECKSUM if allowed else ReadOutcome.CANCELLED, -1)
 
         try:
             self._ask([(place, job)])

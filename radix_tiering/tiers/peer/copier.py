@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -53,6 +54,8 @@ class Copier:
         self._landing = landing
         self._numbers = itertools.count(1)
         self._storing: dict[int, Storing] = {}
+        #: See `Tier.answers`.
+        self.answers: AbstractContextManager[object] = nullcontext()
         #: Copies that ended well: "peer-host", "host-peer" and "peer-device" of all donors, "DONOR-host" and so on of
         #: each.
         #: Replaced, not changed, when a donor comes or goes: other threads look at it.
@@ -241,7 +244,8 @@ class Copier:
 
     def _call(self, done: Callable[[], None]) -> None:
         try:
-            done()
+            with self.answers:
+                done()
         except Exception:
             self.faults += 1
             logger.exception("swift-tiers: whoever waited for a page of lent memory raised")

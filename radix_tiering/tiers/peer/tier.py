@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -106,6 +107,10 @@ class PeerTier(LentMemory):
         )
         #: Where pages land, if they do.
         self.landing = landing
+
+    def answer_within(self, answers: AbstractContextManager[object]) -> None:
+        super().answer_within(answers)
+        self._worker.copier.answers = answers
 
     @property
     def service(self) -> LeaseService:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,8 @@ class DirectReads:
         self._landing = landing
         self._fingerprint = fingerprint
         self._clock = runner.monotonic
+        #: See `Tier.answers`.
+        self.answers: AbstractContextManager[object] = nullcontext()
         #: What has come this way.
         self.link = LinkCounters()
         #: Reads by how they were answered; lessons "learnt" or "refused"; "faults": errors of ours, logged.
@@ -229,7 +232,8 @@ class DirectReads:
 
     def _call(self, done: Callable[[], None]) -> None:
         try:
-            done()
+            with self.answers:
+                done()
         except Exception:
             self.counters["faults"] += 1
             logger.exception("swift-tiers: whoever waited for a page from a device raised")

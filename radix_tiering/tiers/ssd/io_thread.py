@@ -10,6 +10,7 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +47,11 @@ LATE_INTERVAL = 0.005
 #: How often closing looks, in seconds, whether there is still something to wait for.
 IDLE_POLL = 0.01
 
+#: Bytes that are hashed in one round, before reads have their turn again, but for one page: some hundred microseconds.
+HASHED_TOGETHER = 1 << 20
+#: Transfers whose ends are told together: bounds how long a lock is held for them.
+ANSWERS_TOGETHER = 16
+
 Result = TypeVar("Result")
 
 
@@ -58,6 +64,7 @@ class IoThread:
         *,
         depth: int,
         max_writes: int,
+        max_units: int,
         verifiers: int,
         stall_seconds: float,
         runner: Runner,
@@ -69,6 +76,7 @@ class IoThread:
         self._wake = runner.condition(self.lock)
         self._depth = depth
         self._max_writes = max_writes
+        self._max_units = max_units
         self._clock = clock = runner.monotonic
         self._on_device_out = on_device_out
         self._devices: list[DeviceState] = []
@@ -78,7 +86,7 @@ class IoThread:
         self._is_flushed: Callable[[bytes, int], bool] = lambda namespace, generation: False
         self._commands: deque[IoErrand] = deque()
         self._write_queue: deque[PageWrite] = deque()
-        self._writes_active = 0
+        self._writes_active = self._units_active = 0  # pages that are being written, and their units
         self._outbox: deque[Transfer | DeviceOut] = deque()  # what is to be called back, in the order it happened
         self._flying: dict[int, tuple[TransferUnit, np.ndarray]] = {}
         self._next_tag = 0
@@ -88,6 +96,7 @@ class IoThread:
         self._stopping = False
         self._given_up = False
         self.patience = Patience(stall_seconds, runner, self.complete, self._serve)
+        self.answers: AbstractContextManager[object] = nullcontext()  # see `Tier.answers`
         self.pending = 0  # transfers accepted and not yet called back
         self.callback_errors = 0
         self._pool = VerifyPool(verifiers, self._notify, runner) if verifiers else None
@@ -260,13 +269,13 @@ class IoThread:
                 self._wake.wait(min(rest, CHECK_INTERVAL))
         if requests:
             self._submit(requests)
-        if admitted is not None:
-            self._prepare(admitted)
+        for write in admitted:
+            self._prepare(write)
         self._call_back()
         if command is not None:
             command.run()
         if self._flying:
-            wait = answers and admitted is None and command is None
+            wait = answers and not admitted and command is None
             self.complete(self.array.reap(1, self._reap_timeout()) if wait else self.array.reap(0))
         if self._verified():
             self._settle_verified()
@@ -288,8 +297,8 @@ class IoThread:
             admitted = self._admit()
         if requests:
             self._submit(requests)
-        if admitted is not None:
-            self._prepare(admitted)
+        for write in admitted:
+            self._prepare(write)
         if self._verified():
             self._settle_verified()
         self._call_back()
@@ -348,12 +357,29 @@ class IoThread:
             tag, operation, state.device, state.geometry.slot_offset(slot), (header, transfer.data[start:stop])
         )
 
-    def _admit(self) -> PageWrite | None:
-        """The next write to begin, if not too many are under way. One per round: hashing it delays reads. Lock held."""
-        if self._write_queue and self._writes_active < self._max_writes:
-            self._writes_active += 1
-            return self._write_queue.popleft()
-        return None
+    def _admit(self) -> list[PageWrite]:
+        """The next writes to begin, if not too many are under way; few per round: hashing delays reads. Lock held."""
+        admitted: list[PageWrite] = []
+        hashed = 0
+        while self._write_queue:
+            if self._writes_active >= self._max_writes and self._units_active >= self._max_units:
+                break
+            hashed += self._write_queue[0].length
+            if admitted and hashed > HASHED_TOGETHER:
+                break
+            admitted.append(self._write_begins(self._write_queue.popleft()))
+        return admitted
+
+    def _write_begins(self, write: PageWrite) -> PageWrite:
+        self._writes_active += 1
+        self._units_active += len(write.placement)
+        return write
+
+    def _write_over(self, transfer: Transfer) -> None:
+        """One that has begun has ended."""
+        if transfer.writing:
+            self._writes_active -= 1
+            self._units_active -= len(transfer.placement)
 
     def _prepare(self, write: PageWrite) -> None:
         """Compute the checksums of a write, then queue its units."""
@@ -368,7 +394,7 @@ class IoThread:
             if any(self._devices[device].service is Service.OUT for device, _ in write.placement):
                 write.lose_device("device gone")
             if write.failed:
-                self._writes_active -= 1
+                self._write_over(write)
                 self._end(write)
                 return
             for index, (device, _) in enumerate(write.placement):
@@ -453,7 +479,7 @@ class IoThread:
                 for transfer in ending:
                     # Losing a device may have ended it already.
                     if transfer.stage is not TransferStage.FINISHED:
-                        self._writes_active -= transfer.writing
+                        self._write_over(transfer)
                         self._end(transfer)
 
     def take_out(self, device: int, reason: str) -> None:
@@ -479,7 +505,7 @@ class IoThread:
                     continue
                 transfer.lose_device(f"device {device} went out of service: {reason}")
                 if transfer.writing or not transfer.flying:
-                    self._writes_active -= transfer.writing
+                    self._write_over(transfer)
                     self._end(transfer)
 
     def give_up(self, reason: str) -> None:
@@ -492,8 +518,7 @@ class IoThread:
             left: list[Transfer] = [unit.transfer for unit, _ in self._flying.values()]
             for state in self._devices:
                 left += [unit.transfer for queue in (state.reads, state.writes) for unit in queue]
-            left += self._write_queue
-            self._writes_active += len(self._write_queue)  # they are taken for active ones below
+            left += map(self._write_begins, self._write_queue)  # they are taken for active ones below
             self._write_queue.clear()
             for transfer in left:
                 if transfer.stage is TransferStage.FINISHED:
@@ -501,21 +526,37 @@ class IoThread:
                 if isinstance(transfer, PageRead) and transfer.stage is TransferStage.QUEUED:
                     transfer.outcome = ReadOutcome.CANCELLED
                 transfer.lose_device(reason)
-                self._writes_active -= transfer.writing
+                self._write_over(transfer)
                 self._end(transfer)
 
     def _call_back(self) -> None:
         """Tell the callers what has ended. A callback that raises is logged and harms nobody else."""
         while self._outbox:
-            news = self._outbox.popleft()
-            if isinstance(news, DeviceOut):
+            ended = self._ended_together()
+            if not ended:
+                news = self._outbox.popleft()
+                assert isinstance(news, DeviceOut)
                 self._guarded(self._on_device_out, news.device, news.reason)
                 continue
-            self._guarded(news.finish)
+            self._guarded(self._answer, ended)
             with self._wake:
-                self.pending -= 1
+                self.pending -= len(ended)
                 if not self.pending:
                     self._wake.notify_all()
+
+    def _ended_together(self) -> list[Transfer]:
+        """The next that have ended, with nothing else to tell between them."""
+        ended: list[Transfer] = []
+        while self._outbox and len(ended) < ANSWERS_TOGETHER and not isinstance(self._outbox[0], DeviceOut):
+            news = self._outbox.popleft()
+            assert not isinstance(news, DeviceOut)
+            ended.append(news)
+        return ended
+
+    def _answer(self, ended: Sequence[Transfer]) -> None:
+        with self.answers:
+            for transfer in ended:
+                self._guarded(transfer.finish)
 
     def _guarded(self, callback: Callable[..., None], *arguments: Any) -> None:
         try:

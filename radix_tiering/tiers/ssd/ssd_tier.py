@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from .layout import combined_digest
 from .places import MOST_DEVICES, Places
 from .snapshots import device_snapshots, slot_map, stripe_snapshot
 
+#: Stripe units that may be written at a time, of pages that have few: one at a time would take a round each.
+WRITTEN_UNITS = 32
+
 
 class SsdTier(Tier):
     """Owns a device array and the stripe set on it; blank devices become a new set, or join the one that is there.
@@ -39,6 +42,7 @@ class SsdTier(Tier):
     durable = True
     tries_again = True
     may_hang = True
+    writes_in_flight = 64
     refusal = "no device takes pages"
     part_gone, part_lost = "device.out", "device.pages_lost"
 
@@ -76,6 +80,7 @@ class SsdTier(Tier):
                 array,
                 create=unit_bytes,
                 max_writes=max_writes,
+                max_units=WRITTEN_UNITS,
                 verifiers=verifiers,
                 stall_seconds=stall_seconds,
                 runner=runner,
@@ -90,6 +95,12 @@ class SsdTier(Tier):
         """Let pages be read straight to landing memory. Closed with this."""
         self.direct = direct
         self.lands_by_digest = True
+
+    def answer_within(self, answers: AbstractContextManager[object]) -> None:
+        super().answer_within(answers)
+        self.stripes.answer_within(answers)
+        if self.direct is not None:
+            self.direct.answers = answers
 
     def throttle(self, bytes_per_second: float) -> bool:
         """Slow each device down to this rate from now on; False where the tier was not opened to be throttled."""

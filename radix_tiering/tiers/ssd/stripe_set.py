@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -142,6 +143,7 @@ class StripeSet:
         create: int | None = None,
         depth: int = 32,
         max_writes: int = 8,
+        max_units: int = 0,
         verifiers: int = 0,
         stall_seconds: float = STALL_SECONDS,
         runner: Runner = THREADS,
@@ -152,7 +154,8 @@ class StripeSet:
         """Open for reading and writing; blank devices join the set, missing and silent ones leave it degraded.
 
         `create`: where all devices are blank, make them a new set with stripe units of so many bytes. `depth`: requests
-        in flight per device. `max_writes`: pages being written at a time. `verifiers`: threads that compute the
+        in flight per device. `max_writes`: pages being written at a time, or more as
+        long as they have less than `max_units` stripe units. `verifiers`: threads that compute the
         checksums of what is read; 0 does it on "ssd-io". `stall_seconds`: a device that leaves a request unanswered so
         long goes out of service, and nothing that waits for devices waits for one of them longer; all by the
         runner's clock, so whoever moves one by hand must let it run while he closes. `names`: what people call the
@@ -169,6 +172,7 @@ class StripeSet:
             array,
             depth=depth,
             max_writes=max_writes,
+            max_units=max_units,
             verifiers=verifiers,
             stall_seconds=stall_seconds,
             runner=runner,
@@ -189,6 +193,10 @@ class StripeSet:
             io.stop()
             raise
         return stripes
+
+    def answer_within(self, answers: AbstractContextManager[object]) -> None:
+        """Call what is told that transfers have ended within these; see `Tier.answers`. Before the first transfer."""
+        self._io.answers = answers
 
     # Space.
 

@@ -120,7 +120,8 @@ class ModelTier(Tier):
         self._moved(f"host-{self.name}", page.nbytes)
         with self._wake:
             self._bytes[write.place] = page
-        write.done(Written(write.place, self._fingerprint(page)), "")
+        with self.answers:
+            write.done(Written(write.place, self._fingerprint(page)), "")
 
     def read(self, reads: Sequence[Read]) -> None:
         with self._wake:
@@ -139,7 +140,8 @@ class ModelTier(Tier):
         self._moved(f"{self.name}-host", page.nbytes)
         self._no_longer(read.copy.place)
         intact = self._fingerprint(read.into[: page.nbytes]) == read.copy.digest
-        read.done(ReadOutcome.OK if intact else ReadOutcome.CHECKSUM)
+        with self.answers:
+            read.done(ReadOutcome.OK if intact else ReadOutcome.CHECKSUM)
 
     def _no_longer(self, place: int) -> None:
         with self._wake:

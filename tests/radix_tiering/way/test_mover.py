@@ -15,6 +15,7 @@ from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.tier import Read, Tier, Write, Written
 from swift_tiers.radix_tiering.way.down import Mover
+from swift_tiers.radix_tiering.way.parts import Answers
 
 from support.engine import GEOMETRY, chain
 
@@ -59,7 +60,8 @@ class HeldTier(Tier):
         """The place that was written, or was to be."""
         write = self.asked[key]
         made = Written(("written", write.place), b"d" * 16)
-        write.done(made if written else None, "" if written else "a device went out of service")
+        with self.answers:
+            write.done(made if written else None, "" if written else "a device went out of service")
         return made.place
 
 
@@ -76,6 +78,7 @@ def rig() -> tuple[PageTable, Mover, HeldTier]:
         admission=AdmitAlways(),
         verify=False,
     )
+    tier.answer_within(Answers(table.lock, (mover.pump,)))
     return table, mover, tier
 
 
