@@ -15,6 +15,7 @@ import numpy as np
 
 from ...base.page import BLOCK_BYTES, round_up
 from ...base.runner import THREADS, Runner
+from .arrays.checking import address_of
 from .arrays.devices import Completion, DeviceArray, Operation, Request
 
 logger = logging.getLogger(__name__)
@@ -110,12 +111,12 @@ def check_buffer(buffer: np.ndarray, length: int, what: str) -> None:
         raise ValueError(
             f"{what} must be a contiguous, writable, one-dimensional uint8 array, not {buffer.dtype} {buffer.shape}"
         )
-    if buffer.__array_interface__["data"][0] % BLOCK_BYTES:
-        raise ValueError(f"{what} must start at a multiple of {BLOCK_BYTES} bytes")
     if buffer.nbytes < round_up(length, BLOCK_BYTES):
         raise ValueError(
             f"{what} holds {buffer.nbytes} bytes; a page of {length} needs {round_up(length, BLOCK_BYTES)}"
         )
+    if address_of(buffer) % BLOCK_BYTES:
+        raise ValueError(f"{what} must start at a multiple of {BLOCK_BYTES} bytes")
 
 
 def execute(array: DeviceArray, requests: Sequence[Request], patience: Patience) -> list[int]:

@@ -15,23 +15,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...base.page import BLOCK_BYTES, page_digest, round_up
+from ...base.page import BLOCK_BYTES, PageRecord, page_digest, round_up
 from ...base.runner import Runner
 from ..tier import DAMAGED, ReadOutcome
 from .arrays.devices import Completion, DeviceArray, Operation, Request
 from .blockio import CONTROL_TAG, Patience, aligned_buffer
 from .device_state import DeviceState, Service
 from .errands import DeviceOut, IoErrand
-from .layout import (
-    SlotPlace,
-    StoredPage,
-    combined_digest,
-    encode_header,
-    unit_identity,
-    unit_length,
-)
+from .layout import PageIdentity, StoredPage, combined_digest, unit_length, write_header
 from .slots import SlotAllocator
-from .transfers import PageRead, PageWrite, ReadUnit, Transfer, TransferStage, TransferUnit, VerifyPool
+from .transfers import PageRead, PageWrite, ReadUnit, Transfer, TransferStage, VerifyPool
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +81,8 @@ class IoThread:
         self._write_queue: deque[PageWrite] = deque()
         self._writes_active = self._units_active = 0  # pages that are being written, and their units
         self._outbox: deque[Transfer | DeviceOut] = deque()  # what is to be called back, in the order it happened
-        self._flying: dict[int, tuple[TransferUnit, np.ndarray]] = {}
+        self._flying: dict[int, tuple[Transfer, int, np.ndarray]] = {}  # by tag: a unit, and its header
+        self._out: set[int] = set()  # devices that are
         self._next_tag = 0
         self._headers: list[np.ndarray] = []
         self._next_check = clock() + CHECK_INTERVAL
@@ -99,6 +93,7 @@ class IoThread:
         self.answers: AbstractContextManager[object] = nullcontext()  # see `Tier.answers`
         self.pending = 0  # transfers accepted and not yet called back
         self.callback_errors = 0
+        self.outcomes = dict.fromkeys(ReadOutcome, 0)  # of the reads called back
         self._pool = VerifyPool(verifiers, self._notify, runner) if verifiers else None
         self._thread = runner.thread(self._run, "ssd-io")
         self._thread.start()
@@ -114,6 +109,7 @@ class IoThread:
         """Begin to serve transfers. Called once, on the I/O thread. `is_flushed`: (namespace, generation)."""
         with self.lock:
             self._devices = devices
+            self._out = {state.device for state in devices if state.service is Service.OUT}
             self._allocator = allocator
             self._set_id = set_id
             self._unit_bytes = unit_bytes
@@ -124,6 +120,8 @@ class IoThread:
     def add_device(self, state: DeviceState) -> None:
         """One more device, the last, whose place in the allocator there is already. On the I/O thread, lock held."""
         self._devices.append(state)
+        if state.service is Service.OUT:
+            self._out.add(state.device)
         self._headers += list(aligned_buffer(self._depth * BLOCK_BYTES).reshape(-1, BLOCK_BYTES))
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -151,13 +149,17 @@ class IoThread:
         if self.runner.here(self._thread):
             raise RuntimeError("a callback of the stripe set must not wait for it: hand this over to another thread")
 
+    def identity(self, record: PageRecord, generation: int, digest: bytes, namespace_id: int) -> PageIdentity:
+        """What the headers of a page's units say alike."""
+        return PageIdentity(record, generation, digest, namespace_id, self._unit_bytes, self._set_id)
+
     # Any thread, with the lock held.
 
     def enqueue(self, transfers: Sequence[Transfer]) -> None:
         """Accept transfers whose places are held already."""
         self.pending += len(transfers)
         for transfer in transfers:
-            if any(self._devices[device].service is Service.OUT for device, _ in transfer.placement):
+            if self._on_lost_device(transfer):
                 transfer.lose_device("device gone")
             if transfer.failed:
                 self._end(transfer)
@@ -165,8 +167,12 @@ class IoThread:
                 self._write_queue.append(transfer)
             else:
                 for index, (device, _) in enumerate(transfer.placement):
-                    self._devices[device].reads.append(TransferUnit(transfer, index))
+                    self._devices[device].reads.append((transfer, index))
         self._wake.notify_all()
+
+    def _on_lost_device(self, transfer: Transfer) -> bool:
+        """Whether a unit of it lies on a device that is out."""
+        return bool(self._out) and any(device in self._out for device, _ in transfer.placement)
 
     def cancel(self, transfer: PageRead) -> bool:
         """End a read that has not started; False where it has."""
@@ -204,13 +210,13 @@ class IoThread:
         back."""
         transfer.stage = TransferStage.FINISHED
         if transfer.flying:
-            away = {number for (other, number), _ in self._flying.values() if other is transfer}
+            away = {number for other, number, _ in self._flying.values() if other is transfer}
             back = [place for number, place in enumerate(transfer.placement) if number not in away]
             self._allocator.unhold(tuple(back))
         else:
             self._allocator.unhold(transfer.placement)
         if isinstance(transfer, PageWrite):
-            if any(self._devices[device].service is Service.OUT for device, _ in transfer.placement):
+            if self._on_lost_device(transfer):
                 transfer.lose_device("a device went out of service meanwhile")
             if self._is_flushed(transfer.record.namespace, transfer.generation):
                 transfer.lose_device("the namespace was flushed meanwhile")
@@ -311,13 +317,12 @@ class IoThread:
         for state in self._devices:
             for queue in (state.reads, state.writes):
                 while queue and len(state.in_flight) < self._depth:
-                    unit = queue.popleft()
-                    transfer = unit.transfer
+                    transfer, index = queue.popleft()
                     if transfer.stage is TransferStage.FINISHED or transfer.failed:
                         continue
                     transfer.stage = TransferStage.STARTED
                     transfer.flying += 1
-                    requests.append(self._request(unit, state, now))
+                    requests.append(self._request(transfer, index, state, now))
         return requests
 
     def _submit(self, requests: Sequence[Request]) -> None:
@@ -329,10 +334,8 @@ class IoThread:
             logger.exception("the device array refused requests")
             self.complete([Completion(request.tag, request.device, errno.EINVAL) for request in requests])
 
-    def _request(self, unit: TransferUnit, state: DeviceState, now: float) -> Request:
-        transfer, index = unit
-        tag = self._next_tag
-        self._next_tag += 1
+    def _request(self, transfer: Transfer, index: int, state: DeviceState, now: float) -> Request:
+        self._next_tag = tag = self._next_tag + 1
         header = self._headers.pop()
         start = index * self._unit_bytes
         stop = min(start + self._unit_bytes, round_up(transfer.length, BLOCK_BYTES))
@@ -340,17 +343,10 @@ class IoThread:
         operation = Operation.READ
         if isinstance(transfer, PageWrite):
             operation = Operation.WRITE
-            identity = unit_identity(
-                transfer.record,
-                transfer.generation,
-                transfer.digest,
-                transfer.namespace_id,
-                index,
-                self._unit_bytes,
-                SlotPlace(self._set_id, state.device_index, slot),
-            )
-            header[:] = np.frombuffer(encode_header(identity, transfer.unit_digests[index]), dtype=np.uint8)
-        self._flying[tag] = (unit, header)
+            assert transfer.identity is not None  # since `_prepare`
+            identity = transfer.identity.of_unit(index, state.device_index, slot)
+            write_header(header.data, identity, transfer.unit_digests[index])
+        self._flying[tag] = transfer, index, header
         state.in_flight[tag] = now
         assert state.geometry is not None  # a device without one is out of service
         return Request(
@@ -388,17 +384,18 @@ class IoThread:
             payload = write.data[start : start + unit_length(write.length, self._unit_bytes, index)]
             write.unit_digests.append(page_digest(payload.data))
         write.digest = combined_digest(write.unit_digests)
+        write.identity = self.identity(write.record, write.generation, write.digest, write.namespace_id)
         if write.expected not in (None, write.digest):
             write.failure = DAMAGED
         with self._wake:
-            if any(self._devices[device].service is Service.OUT for device, _ in write.placement):
+            if self._on_lost_device(write):
                 write.lose_device("device gone")
             if write.failed:
                 self._write_over(write)
                 self._end(write)
                 return
             for index, (device, _) in enumerate(write.placement):
-                self._devices[device].writes.append(TransferUnit(write, index))
+                self._devices[device].writes.append((write, index))
 
     def complete(self, completions: Sequence[Completion]) -> None:
         """Account for completions, verify what was read, end the transfers that have all their units."""
@@ -412,12 +409,11 @@ class IoThread:
                 # The slow paths gave up on this one.
                 self.patience.abandoned.pop(tag, None)
                 continue
-            (transfer, index), header = self._flying.pop(tag)
+            transfer, index, header = self._flying.pop(tag)
             state = self._devices[device]
-            started = state.in_flight.pop(tag)
             start = index * self._unit_bytes
-            length = unit_length(transfer.length, self._unit_bytes, index)
-            fault = state.completed(transfer.writing, length, error, now - started)
+            length = min(self._unit_bytes, transfer.length - start)
+            fault = state.completed(transfer.writing, length, error, now - state.in_flight.pop(tag))
             verifying = False
             if transfer.stage is TransferStage.FINISHED:
                 with self.lock:
@@ -429,9 +425,17 @@ class IoThread:
                 if error:
                     transfer.outcome = ReadOutcome.IO_ERROR
                 else:
-                    place = SlotPlace(self._set_id, state.device_index, transfer.placement[index][1])
-                    payload = transfer.into[start : start + length]
-                    unverified.append(ReadUnit(transfer, index, device, place, header.tobytes(), payload))
+                    number, slot = state.device_index, transfer.placement[index][1]
+                    unverified.append(
+                        ReadUnit(
+                            transfer,
+                            device,
+                            transfer.identity.of_unit(index, number, slot),
+                            (self._set_id, number, slot),
+                            header.tobytes(),
+                            transfer.data[start : start + length],
+                        )
+                    )
                     verifying = True
             self._headers.append(header)
             if fault:
@@ -439,10 +443,10 @@ class IoThread:
             if not verifying:
                 self._unit_back(transfer, ending)
         if self._pool is not None and len(unverified) >= self._pool.WORTH:
-            self._pool.verify(unverified, self._unit_bytes)
+            self._pool.verify(unverified)
         else:
             for unit in unverified:
-                self._judge(unit, unit.verify(self._unit_bytes), ending)
+                self._judge(unit, unit.verify(), ending)
         self._end_all(ending)
 
     def _verified(self) -> bool:
@@ -493,10 +497,11 @@ class IoThread:
                 return
             state.service = Service.OUT
             state.reason = reason
+            self._out.add(device)
             self._allocator.shut(device)
             self._outbox.append(DeviceOut(device, reason))
-            hit = [unit.transfer for queue in (state.reads, state.writes) for unit in queue]
-            under_way = [self._flying[tag][0].transfer for tag in state.in_flight if tag in self._flying]
+            hit = [transfer for queue in (state.reads, state.writes) for transfer, _ in queue]
+            under_way = [self._flying[tag][0] for tag in state.in_flight if tag in self._flying]
             hit += [transfer for transfer in under_way if transfer.writing]
             state.reads.clear()
             state.writes.clear()
@@ -515,9 +520,9 @@ class IoThread:
                 self.take_out(state.device, reason)
         with self._wake:
             self._given_up = True
-            left: list[Transfer] = [unit.transfer for unit, _ in self._flying.values()]
+            left: list[Transfer] = [transfer for transfer, _, _ in self._flying.values()]
             for state in self._devices:
-                left += [unit.transfer for queue in (state.reads, state.writes) for unit in queue]
+                left += [transfer for queue in (state.reads, state.writes) for transfer, _ in queue]
             left += map(self._write_begins, self._write_queue)  # they are taken for active ones below
             self._write_queue.clear()
             for transfer in left:
@@ -556,6 +561,8 @@ class IoThread:
     def _answer(self, ended: Sequence[Transfer]) -> None:
         with self.answers:
             for transfer in ended:
+                if isinstance(transfer, PageRead):
+                    self.outcomes[transfer.outcome] += 1
                 self._guarded(transfer.finish)
 
     def _guarded(self, callback: Callable[..., None], *arguments: Any) -> None:

@@ -103,7 +103,6 @@ class StripeSet:
         self._device_count = opened.device_count
         self._superblocks = opened.superblocks
         self._next_copy = opened.next_copy
-        self._outcomes = dict.fromkeys(ReadOutcome, 0)
         self._names = [*names, *(f"device {device}" for device in range(len(names), len(opened.devices)))]
         #: Called on "ssd-io" when a device goes out of service. May be replaced; pass it to `open` to miss nothing.
         self.on_device_out = on_device_out
@@ -308,9 +307,11 @@ class StripeSet:
             self._check_open()
             transfers = []
             for request in requests:
-                entry = self._table.get(request.stored.record.namespace)
-                transfer = PageRead(self._counted(request), 0 if entry is None else entry.identifier)
-                if entry is None or request.stored.generation < entry.minimum_generation:
+                record, generation, digest, _ = request.stored
+                entry = self._table.get(record.namespace)
+                number = 0 if entry is None else entry.identifier
+                transfer = PageRead(request, number, self._io.identity(record, generation, digest, number))
+                if entry is None or generation < entry.minimum_generation:
                     transfer.outcome = ReadOutcome.FLUSHED
                 self._allocator.hold(transfer.placement)
                 transfers.append(transfer)
@@ -355,13 +356,6 @@ class StripeSet:
         # Said by an exception, not by calling back: callers hold locks here that their callbacks take.
         if self._closed:
             raise RuntimeError("the stripe set is closed")
-
-    def _counted(self, request: ReadRequest) -> ReadRequest:
-        def done(outcome: ReadOutcome) -> None:
-            self._outcomes[outcome] += 1
-            request.done(outcome)
-
-        return request._replace(done=done)
 
     # Namespaces.
 
@@ -498,7 +492,7 @@ class StripeSet:
                 self._allocator.free_units,
                 self._io.pending,
                 self._io.callback_errors,
-                dict(self._outcomes),
+                dict(self._io.outcomes),
                 tuple(state.status() for state in self._devices),
                 tuple(self._names),
             )

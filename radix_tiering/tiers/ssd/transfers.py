@@ -25,6 +25,7 @@ from .layout import (
     DIGEST_BYTES,
     IDENTITY_BYTES,
     PAYLOAD_DIGEST_OFFSET,
+    PageIdentity,
     Placement,
     SlotPlace,
     StoredPage,
@@ -65,30 +66,24 @@ class TransferStage(Enum):
 class PageRead:
     """A page being read."""
 
-    __slots__ = ("done", "flying", "into", "namespace_id", "outcome", "stage", "stored", "todo")
+    __slots__ = (
+        "data", "done", "flying", "identity", "length", "namespace_id", "outcome", "placement", "stage", "stored",
+        "todo",
+    )  # fmt: skip
     writing = False
 
-    def __init__(self, request: ReadRequest, namespace_id: int) -> None:
+    def __init__(self, request: ReadRequest, namespace_id: int, identity: PageIdentity) -> None:
         self.stored = request.stored
-        self.into = request.into
+        self.placement: Placement = request.stored.placement
+        self.length: int = request.stored.record.length
+        self.data = request.into
         self.done = request.done
         self.namespace_id = namespace_id
+        self.identity = identity
         self.stage = TransferStage.QUEUED
         self.flying = 0  # units submitted and not yet back
-        self.todo = len(request.stored.placement)  # units not yet verified
+        self.todo = len(self.placement)  # units not yet verified
         self.outcome = ReadOutcome.OK
-
-    @property
-    def placement(self) -> Placement:
-        return self.stored.placement
-
-    @property
-    def length(self) -> int:
-        return self.stored.record.length
-
-    @property
-    def data(self) -> np.ndarray:
-        return self.into
 
     @property
     def failed(self) -> bool:
@@ -106,14 +101,15 @@ class PageWrite:
     """A page being written."""
 
     __slots__ = (
-        "data", "digest", "done", "expected", "failure", "flying", "generation", "namespace_id", "placement", "record",
-        "stage", "stored", "todo", "unit_digests",
+        "data", "digest", "done", "expected", "failure", "flying", "generation", "identity", "length", "namespace_id",
+        "placement", "record", "stage", "stored", "todo", "unit_digests",
     )  # fmt: skip
     writing = True
 
     def __init__(self, request: WriteRequest, namespace_id: int, generation: int) -> None:
         self.record = request.record
         self.placement = request.placement
+        self.length = request.record.length
         self.data = request.data
         self.done = request.done
         self.namespace_id = namespace_id
@@ -121,15 +117,12 @@ class PageWrite:
         self.expected = request.digest
         self.digest = b""
         self.unit_digests: list[bytes] = []
+        self.identity: PageIdentity | None = None  # once its digest is known
         self.stage = TransferStage.QUEUED
         self.flying = 0
         self.todo = len(request.placement)
         self.failure = ""
         self.stored: StoredPage | None = None  # once it is written
-
-    @property
-    def length(self) -> int:
-        return self.record.length
 
     @property
     def failed(self) -> bool:
@@ -145,11 +138,8 @@ class PageWrite:
 Transfer = PageRead | PageWrite
 
 
-class TransferUnit(NamedTuple):
-    """One stripe unit of a transfer."""
-
-    transfer: Transfer
-    number: int  # from 0, within the page
+#: One stripe unit of a transfer, by its number in the page, from 0.
+TransferUnit = tuple[Transfer, int]
 
 
 def verify_unit(
@@ -170,6 +160,11 @@ def verify_unit(
     expected = unit_identity(record, stored.generation, stored.digest, namespace_id, index, unit_bytes, place)
     if block[:IDENTITY_BYTES] != expected:
         return _explain(stored, namespace_id, place, block)
+    return _verify_checksums(block, payload)
+
+
+def _verify_checksums(block: bytes, payload: np.ndarray) -> ReadOutcome:
+    """Whether a header and a payload are what they were when they were written."""
     if page_digest(memoryview(block)[:CHECKSUM_OFFSET]) != block[CHECKSUM_OFFSET:]:
         return ReadOutcome.CHECKSUM
     digest = page_digest(payload.data)
@@ -204,22 +199,17 @@ class ReadUnit(NamedTuple):
     """A unit that has been read and not yet been verified."""
 
     transfer: PageRead
-    number: int
     device: int
-    place: SlotPlace
+    identity: bytes  # that its header should begin with
+    place: tuple[bytes, int, int]  # the fields of a `SlotPlace`
     block: bytes  # its header
     payload: np.ndarray
 
-    def verify(self, unit_bytes: int) -> ReadOutcome:
-        return verify_unit(
-            self.transfer.stored,
-            self.number,
-            self.transfer.namespace_id,
-            unit_bytes,
-            self.place,
-            self.block,
-            self.payload,
-        )
+    def verify(self) -> ReadOutcome:
+        """As `verify_unit`."""
+        if self.block[:IDENTITY_BYTES] != self.identity:
+            return _explain(self.transfer.stored, self.transfer.namespace_id, SlotPlace(*self.place), self.block)
+        return _verify_checksums(self.block, self.payload)
 
 
 class VerifyPool:
@@ -230,17 +220,17 @@ class VerifyPool:
 
     def __init__(self, threads: int, ready: Callable[[], None], runner: Runner) -> None:
         self._ready = ready
-        self._jobs = runner.queue()  # of (units, unit bytes), and None at the end
+        self._jobs = runner.queue()  # of units, and None at the end
         self.results: deque[tuple[ReadUnit, ReadOutcome]] = deque()
         self._threads = [runner.thread(self._run, f"ssd-verify-{number}") for number in range(threads)]
         for thread in self._threads:
             thread.start()
 
-    def verify(self, units: Sequence[ReadUnit], unit_bytes: int) -> None:
+    def verify(self, units: Sequence[ReadUnit]) -> None:
         """Verify all, spread over the threads; each comes back in `results`."""
         share = -(-len(units) // len(self._threads))
         for start in range(0, len(units), share):
-            self._jobs.put((units[start : start + share], unit_bytes))
+            self._jobs.put(units[start : start + share])
 
     def close(self) -> None:
         """End the threads once they have done what they were given."""
@@ -250,12 +240,10 @@ class VerifyPool:
             thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            units: Sequence[ReadUnit]
-            units, unit_bytes = job
+        while (units := self._jobs.get()) is not None:
             for unit in units:
                 try:
-                    outcome = unit.verify(unit_bytes)
+                    outcome = unit.verify()
                 except Exception:
                     # What cannot be verified is not served.
                     logger.exception("verifying a unit failed")

@@ -11,6 +11,7 @@ import numpy as np
 from .devices import Operation, Request
 
 _UINT8 = np.dtype(np.uint8)
+_OPERATIONS = (Operation.READ, Operation.WRITE)
 _byte_at: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 _address = ctypes.addressof
 #: What one preadv or pwritev takes (IOV_MAX).
@@ -23,26 +24,26 @@ def check_requests(requests: Sequence[Request], sizes: Sequence[int]) -> None:
     All are looked at before the first is started. In particular a write beyond the end would make a regular file
     longer, where a block device would refuse it.
     """
-    for request in requests:
-        if not 0 <= request.device < len(sizes):
-            raise ValueError(f"request {request.tag}: device {request.device} of {len(sizes)}")
-        if not 0 < len(request.buffers) <= MOST_BUFFERS:
-            raise ValueError(f"request {request.tag}: {len(request.buffers)} buffers; 1 to {MOST_BUFFERS} are possible")
+    for tag, operation, device, offset, buffers in requests:
+        if not 0 <= device < len(sizes):
+            raise ValueError(f"request {tag}: device {device} of {len(sizes)}")
+        if not 0 < len(buffers) <= MOST_BUFFERS:
+            raise ValueError(f"request {tag}: {len(buffers)} buffers; 1 to {MOST_BUFFERS} are possible")
         length = 0
-        for buffer in request.buffers:
-            if buffer.dtype != _UINT8 or not buffer.flags.carray or not buffer.nbytes:
+        for buffer in buffers:
+            nbytes = buffer.nbytes
+            if buffer.dtype != _UINT8 or not buffer.flags.carray or not nbytes:
                 raise ValueError(
-                    f"request {request.tag}: a buffer is not a C-contiguous, writable, non-empty uint8 array "
+                    f"request {tag}: a buffer is not a C-contiguous, writable, non-empty uint8 array "
                     f"({buffer.dtype}, shape {buffer.shape})"
                 )
-            length += buffer.nbytes
-        if request.offset < 0 or request.offset + length > sizes[request.device]:
+            length += nbytes
+        if offset < 0 or offset + length > sizes[device]:
             raise ValueError(
-                f"request {request.tag}: bytes {request.offset} to {request.offset + length} of device "
-                f"{request.device}, which has {sizes[request.device]}"
+                f"request {tag}: bytes {offset} to {offset + length} of device {device}, which has {sizes[device]}"
             )
-        if request.operation not in (Operation.READ, Operation.WRITE):
-            raise ValueError(f"request {request.tag}: operation {request.operation}")
+        if operation not in _OPERATIONS:
+            raise ValueError(f"request {tag}: operation {operation}")
 
 
 def address_of(buffer: np.ndarray) -> int:

@@ -97,6 +97,11 @@ class UringArray(FileArray):
         slots, self._resume = self._resume, []
         addresses: list[int] = []
         counts: list[int] = []
+        requests = [self._request(slot) for slot in slots]
+        offsets = [
+            request.offset + request.length - int(self._left[slot])
+            for slot, request in zip(slots, requests, strict=True)
+        ]
         for slot in slots:
             address, count = self._rest(slot)
             addresses.append(address)
@@ -119,18 +124,16 @@ class UringArray(FileArray):
                 addresses.append(address_of(self._wide[slot]))
             slots.append(slot)
             counts.append(len(pairs))
+            requests.append(request)
+            offsets.append(request.offset)
         if not slots:
             return
         if positions:
             self._iovecs[positions] = np.array(iovecs, np.uint64)
-        requests = [self._request(slot) for slot in slots]
         self._ring.push(
             opcodes=[READV if request.operation == Operation.READ else WRITEV for request in requests],
             fds=[self._fds[request.device] for request in requests],
-            offsets=[
-                request.offset + request.length - int(self._left[slot])
-                for slot, request in zip(slots, requests, strict=True)
-            ],
+            offsets=offsets,
             addresses=addresses,
             lengths=counts,
             user_data=slots,
