@@ -9,10 +9,11 @@ from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.tiers.ssd import transfers
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.ssd.stripe_set import StripeSet
 from swift_tiers.radix_tiering.way import sweeps
 from swift_tiers.radix_tiering.way.down import Intake, Mover
-from swift_tiers.radix_tiering.way.parts import Parts
+from swift_tiers.radix_tiering.way.parts import Answers, Parts
 from swift_tiers.radix_tiering.way.up import Restorer
 
 
@@ -73,6 +74,7 @@ FOUND = [
     Defect("requests that are over keep their pins", Restorer, "_give_back", "self._table.unpin(page)", "pass"),
     Defect("pages of a part that has gone are kept", Parts, "_forget",
            "if self._table.settle(page) and not page.dropped:", "if False:"),
+    Defect("what there is room for after a write is not begun", Answers, "__exit__", "begin()", "pass"),
     Defect("the lock of what comes in is missing", Intake, "begin", "with self._table.lock:", "if True:", fine=True),
     # tiers/ssd
     Defect("transfers that nobody is told of", IoThread, "enqueue", "self._wake.notify_all()", "pass"),
@@ -87,7 +89,9 @@ FOUND = [
     Defect("a read to the device holds its places for good", DirectReads, "_end_some",
            "self._stripes.end_reading_beside(one.read.stored)", "pass"),
     Defect("a read to the device that fails keeps its slot", DirectReads, "_answer",
-           "self._landing.give_back(read.slot)", "pass"),
+           "self._landing.give_back(read.slot)", "pass", seed=200),
+    Defect("the place of a page that was not written is kept", SsdTier, "_written",
+           "self.places.free(write.place)", "pass"),
     Defect("slots of ssd are not given back", StripeSet, "release", "self._allocator.give_back(placement)", "pass"),
     Defect("damaged memory is written to ssd", IoThread, "_prepare", "write.failure = DAMAGED", "pass", seed=1119),
     Defect("a flush that is not written down", StripeSet, "flush_namespace",
