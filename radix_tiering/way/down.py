@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -125,9 +125,7 @@ class Intake:
             for page, digest in zip(put.pages, digests, strict=True):
                 self._table.end(page, HOST, whole=True, digest=digest)
             for mover in filter(self._goes_through, self._movers):
-                for page in put.pages:
-                    if not page.dropped:
-                        mover.offer(page)
+                mover.offer(put.pages)
             self._write_back()
 
     def abort(self, put: Put) -> None:
@@ -159,10 +157,9 @@ class Intake:
         later = [mover for mover in self._movers if not self._goes_through(mover)]
         reserve = max(1, int(self._host.limit_slots * WRITE_BACK_RESERVE))
         if later and self._host.free_slots < reserve:
-            count = min(reserve - self._host.free_slots, WRITE_BACK_STEP)
-            for page in self._table.coldest_unsaved(count):
-                for mover in later:
-                    mover.offer(page)
+            coldest = self._table.coldest_unsaved(min(reserve - self._host.free_slots, WRITE_BACK_STEP))
+            for mover in later:
+                mover.offer(coldest)
 
     def _goes_through(self, mover: Mover) -> bool:
         """Whether pages go to its tier as soon as they come in."""
@@ -209,22 +206,27 @@ class Mover:
         """Pages admitted and not yet written."""
         return len(self._queue) + self._in_flight
 
-    def offer(self, page: Page) -> None:
-        """Write `page`, and to a durable tier what of its prefix is not there yet, if it is admitted."""
-        if self.enabled and page.copies[self.number] is None and self.admission.admits(page):
-            self.enqueue(page)
+    def offer(self, pages: Iterable[Page]) -> None:
+        """Write those of `pages` that are admitted, and to a durable tier what of their prefixes is not there yet."""
+        number, admits = self.number, self.admission.admits
+        if not self.enabled:
+            return
+        admitted = [page for page in pages if page.copies[number] is None and not page.dropped and admits(page)]
+        if admitted:
+            self.enqueue(admitted)
 
-    def enqueue(self, page: Page) -> None:
-        """Write `page`, and to a durable tier what of its prefix is not there yet."""
+    def enqueue(self, pages: Sequence[Page]) -> None:
+        """Write `pages`, and to a durable tier what of their prefixes is not there yet."""
         self._say_what_is_wanted()
         if not self.tier.takes(1):
-            if self.tier.refusal:
-                self.copies.counters.refuse(self.tier.refusal)  # its whole prefix need not be looked at
+            if self.tier.refusal:  # their whole prefixes need not be looked at
+                self.copies.counters.refuse(self.tier.refusal, len(pages))
             return
-        for unsaved in reversed(self._missing(page)):
-            if len(self._queue) < self._most_queued:
-                self._queue.append(unsaved)
-                self._queued.add(unsaved)
+        for page in pages:
+            for unsaved in reversed(self._missing(page)):
+                if len(self._queue) < self._most_queued:
+                    self._queue.append(unsaved)
+                    self._queued.add(unsaved)
         self.pump()
 
     def _missing(self, page: Page) -> list[Page]:
@@ -342,7 +344,7 @@ class Mover:
         self._tell_failed(page, reason)
         # What has failed has left service, so trying again ends at the latest when nothing is left.
         if self.tier.tries_again and not page.dropped and page.resident:
-            self.offer(page)
+            self.offer([page])
 
     def _tell_failed(self, page: Page, reason: str) -> None:
         self.copies.counters.refuse("write failed" if self.tier.tries_again else reason)

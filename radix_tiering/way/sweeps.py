@@ -83,10 +83,9 @@ def offer(
     offered = 0
     for batch in batches(sorted(pages, key=order)):
         with table.lock:
-            for page in batch:
-                if not page.dropped and page.resident:
-                    mover.offer(page)
-                    offered += 1
+            there = [page for page in batch if not page.dropped and page.resident]
+            mover.offer(there)
+            offered += len(there)
         yield
     return offered
 

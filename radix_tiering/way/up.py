@@ -177,6 +177,7 @@ class Restorer:
                     if page is None or not self._claim_page(restore, page, now, nearest):
                         break
                     found.append(restore.sources[-1])
+                self._offer(restore.claimed[start:])
             if len(found) < start + len(batch):
                 break
         with self._table.lock:
@@ -216,7 +217,7 @@ class Restorer:
             restore.flight.take_load(range(unit, unit + 1))
         if there:
             restore.flight.arrived(unit)
-        self._touch(page, now, restore.reach)
+        self._table.use(page, now, restore.reach)
         return True
 
     def _verify_resident(self, restore: Restore) -> None:
@@ -249,16 +250,17 @@ class Restorer:
         """Count a use of pages that the device has."""
         for start in range(0, len(keys), PAGES_PER_HOLD):
             with self._table.lock:
-                for key in keys[start : start + PAGES_PER_HOLD]:
-                    if (page := self._table.settled(self._table.serving, key)) is not None:
-                        self._touch(page, now, reach)
+                found = (self._table.settled(self._table.serving, key) for key in keys[start : start + PAGES_PER_HOLD])
+                pages = [page for page in found if page is not None]
+                for page in pages:
+                    self._table.use(page, now, reach)
+                self._offer(pages)
 
-    def _touch(self, page: Page, now: int, reach: int) -> None:
-        self._table.use(page, now, reach)
-        if page.resident:
-            for mover in self._movers:
-                if page.copies[mover.number] is None:
-                    mover.offer(page)
+    def _offer(self, pages: Sequence[Page]) -> None:
+        """Once more to tiers that have not got them: a use may have made them worth it."""
+        there = [page for page in pages if page.resident]
+        for mover in self._movers:
+            mover.offer(there)
 
     def _count_misses(self, wanted: int, sources: Sequence[int] = ()) -> None:
         """Of so many pages those of `sources` were found, each in its tier: every other tier that comes before that

@@ -19,7 +19,7 @@ def test_what_is_damaged_in_memory_is_not_written(devices: int) -> None:
     assert page is not None
     stack.host.page(page.slot)[3] ^= 1
     with stack.table.lock:
-        stack.movers["ssd"].enqueue(page)
+        stack.movers["ssd"].enqueue([page])
     assert stack.wait_written(10)
     assert page.dropped
     corrupt = [event.fields["key"] for event in stack.events.since() if event.kind == "page.corrupt"]

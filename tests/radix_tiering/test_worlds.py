@@ -13,7 +13,7 @@ from swift_tiers.ops.lab.torture.scenarios import SCENARIOS
 from support.examples import exhaustive
 
 #: Of each kind; a world takes some hundredths of a second.
-WORLDS_EACH = 500 if exhaustive() else 60
+WORLDS_EACH = 500 if exhaustive() else 100
 #: Of worlds with real donors, which take longer.
 BORROWED = 300 if exhaustive() else 25
 #: What needs a device, or a crash.

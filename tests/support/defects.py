@@ -120,7 +120,7 @@ NOT_FOUND: dict[Defect, str] = {
         "only the last look of worlds waits for that, when all has been saved",
     Defect("a part is returned before all is saved", Parts, "_save", "self._saving[part] += saving", "pass"):
         "a page that is not saved is a miss, which is allowed",
-    Defect("a checksum of ssd that differs is served", transfers, "verify_unit",
+    Defect("a checksum of ssd that differs is served", transfers, "_verify_checksums",
            "if digest != block[PAYLOAD_DIGEST_OFFSET : PAYLOAD_DIGEST_OFFSET + DIGEST_BYTES]:", "if False:"):
         "a bit of a device flips seldom where a page lies that is read later",
     Defect("a page that was read to the device is not verified", DirectReads, "_verify",

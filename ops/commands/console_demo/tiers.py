@@ -319,10 +319,8 @@ class DemoTiers:
                 self.table.begin(page, HOST, slot)
                 self.table.end(page, HOST, whole=True, digest=digest_of(key))
                 entered.append(page)
-            for page in entered:
-                for mover in self.movers.values():
-                    if not page.dropped:
-                        mover.offer(page)
+            for mover in self.movers.values():
+                mover.offer(entered)
         if entered:
             nbytes = len(entered) * self.geometry.page_bytes
             self.links["device-host"].count(len(entered), nbytes, self._copy_seconds(nbytes))

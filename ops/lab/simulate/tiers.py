@@ -119,10 +119,10 @@ class Tiers:
                 self.table.end(page, HOST, whole=True)
             for page in claim.pages:
                 self.table.unpin(page)
-        for page in self._put(self.table, keys):
-            if self._mover is not None:
-                with self.table.lock:
-                    self._mover.offer(page)
+        entered = self._put(self.table, keys)
+        if self._mover is not None:
+            with self.table.lock:
+                self._mover.offer(entered)
 
     def _on_device(self, keys: Sequence[bytes]) -> int:
         with self._device.lock:

@@ -105,7 +105,7 @@ class PowerArray(ModelArray):
         if request.device in self.full and request.operation == Operation.WRITE:
             self._happened["fault: no space"] += 1
             return Completion(request.tag, request.device, errno.ENOSPC)
-        if request.device in self.failing and self._draw.random() < 0.5:
+        if request.device in self.failing and self._draw.random() < 0.9:
             return self._fail(request)
         completion = super()._carry_out(request)
         if not completion.error and request.operation == Operation.WRITE:

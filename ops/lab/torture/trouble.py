@@ -11,8 +11,9 @@ from swift_tiers.radix_tiering.way import sweeps
 from .stacks import obey
 from .state import WorldState
 
-#: Sets of devices of the model that a device is put into.
-DEVICE_FAULTS = ("lost", "silent", "failing", "full", "lying")
+#: Sets of devices of the model that a device is put into. Those that end by themselves, with the device out of
+#: service or full, are drawn more often.
+DEVICE_FAULTS = ("lost", "silent", "failing", "failing", "failing", "full", "full", "lying")
 
 
 class Troublemaker:

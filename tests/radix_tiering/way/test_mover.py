@@ -102,7 +102,7 @@ def test_a_page_whose_prefix_was_not_written_is_not_kept_on_ssd() -> None:
     table, mover, tier = rig()
     first, second = entered(table, chain("a", "b"))
     with table.lock:
-        mover.enqueue(second)
+        mover.enqueue([second])
         assert first.copies[SSD] is not None
         assert second.copies[SSD] is not None
         mover.enabled = False
@@ -118,7 +118,7 @@ def test_pages_are_kept_in_whatever_order_they_are_written() -> None:
     table, mover, tier = rig()
     first, second = entered(table, chain("a", "b"))
     with table.lock:
-        mover.enqueue(second)
+        mover.enqueue([second])
     tier.answer(second.key, written=True)
     tier.answer(first.key, written=True)
     assert first.whole_in(SSD)
