@@ -28,8 +28,8 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, NewDevice, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
-from swift_tiers.radix_tiering.way import sweeps
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
 from ...commands.bench.report import Figure, finish, parser, ratio, take_turns
@@ -38,10 +38,10 @@ from ...commands.bench.report import Figure, finish, parser, ratio, take_turns
 BOUND = 1.05
 #: Requests of the batch, and tokens of each.
 REQUESTS, PROMPT, ANSWER = 8, 32, 6000
-#: Stripe units of a page, of 4 KiB here; devices; pages that host memory has room for, and each device.
-UNITS, DEVICES, HOST_PAGES, DEVICE_PAGES = 9, 4, 512, 256
-#: Pages that are offered, or asked for, together.
-TOGETHER = 64
+#: Stripe units of a page, of 4 KiB here; devices, and units of each; pages that host memory has room for.
+UNITS, DEVICES, DEVICE_UNITS, HOST_PAGES = 9, 4, 2304, 512
+#: Pages of a chain, and those that are promoted again and again.
+TOGETHER, PROMOTED = 64, 256
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,14 +84,14 @@ def measure(steps: Any, options: argparse.Namespace) -> int:
             turns.append(time.perf_counter() - started)
         return turns
 
-    def beside(work: Callable[[], None]) -> Callable[[], list[float]]:
+    def beside(name: str, work: Callable[[], int]) -> Callable[[], list[float]]:
         def both() -> list[float]:
-            with load.running(work, spent):
+            with load.running(work, spent.setdefault(name, {"pages": 0.0, "seconds": 0.0})):
                 return loop()
 
         return both
 
-    cases = {"alone": loop, "writing": beside(load.write), "promoting": beside(load.promote)}
+    cases = {"alone": loop, "writing": beside("writing", load.write), "promoting": beside("promoting", load.promote)}
     try:
         turns = take_turns(cases, options.rounds)
     finally:
@@ -107,15 +107,16 @@ def measure(steps: Any, options: argparse.Namespace) -> int:
             f"   longest {1e3 * statistics.median(worst[name]):.1f}"
         )
     for name, threads in spent.items():
-        pages = threads.pop("pages")
-        seconds = threads.pop("seconds")
-        print(f"  {name}: {pages / seconds:.0f} pages a second came; CPU of each thread, us a page:")
-        print("   ", "  ".join(f"{thread} {1e6 * cpu / max(pages, 1):.1f}" for thread, cpu in sorted(threads.items())))
+        each = {one: 1e6 * cpu / max(threads["pages"], 1) for one, cpu in sorted(threads.items())}
+        print(
+            f"  {name}: {threads['pages'] / threads['seconds']:.0f} pages a second came; CPU of each thread, us a page:"
+        )
+        print("   ", "  ".join(f"{one} {took:.1f}" for one, took in each.items() if one not in ("pages", "seconds")))
     figures = [
         Figure(name, ratio(means[name], means["alone"]), " of alone", at_most=BOUND)
         for name in ("writing", "promoting")
     ]
-    return finish("interpreter", figures, {"turns": means, "longest": worst}, options.json)
+    return finish("interpreter", figures, {"turns": means, "longest": worst, "spent": spent}, options.json)
 
 
 def keep_busy(steps: Any) -> None:
@@ -132,82 +133,77 @@ class Load:
     """A tier stack with a thread that writes through it, or promotes, at a pace."""
 
     def __init__(self, pages_per_second: int) -> None:
-        self._pace = TOGETHER / pages_per_second
+        self._pages_per_second = pages_per_second
         geometry = PageGeometry(layers=1, planes=2, tokens=16, row_bytes=UNITS * BLOCK_BYTES // 32)
         space = Namespace(
             model="m", weights="w", dtype="float32", geometry=geometry, first_layer=0, kv_heads=2, head_dim=32,
             rank="tp0/1",
         )  # fmt: skip
-        array = HeaderArray(DEVICES, (DEVICE_PAGES + 16) * (UNITS + 1) * 2 * BLOCK_BYTES)
+        array = HeaderArray(DEVICES, first_slot_offset(DEVICE_UNITS) + DEVICE_UNITS * 2 * BLOCK_BYTES)
         ssd = SsdTier(array, [f"device{number}" for number in range(DEVICES)], BLOCK_BYTES)
         config = parse_config({"policy": {"restore_deadline": "60s"}, "restore": {"strategy": "load"}})
         self._stack = TierStack(space, config, HostTier(geometry, HOST_PAGES * geometry.stride_bytes), [ssd])
         self._chains = 0
-        self._pages = 0
+        self._known: list[list[bytes]] = []
         self._stop = threading.Event()
-        self._known = [self._put(DEVICES * DEVICE_PAGES // (4 * TOGETHER)) for _ in range(1)]
 
-    def _put(self, batches: int) -> list[bytes]:
-        """Offer a new chain of so many batches of pages, which are all alike; their keys."""
-        keys: list[bytes] = []
+    def _put(self) -> list[bytes]:
+        """Offer a chain of pages that nobody has had yet, whose bytes are all alike; their keys."""
         self._chains += 1
-        for _ in range(batches):
-            first = len(keys)
-            keys += [(self._chains * 2**20 + at).to_bytes(32, "little") for at in range(first, first + TOGETHER)]
-            put = self._stack.intake.begin(keys[first:], keys[first - 1] if first else ROOT_KEY, first + 1)
-            self._stack.intake.commit(put)
+        keys = [(self._chains * TOGETHER + at).to_bytes(32, "little") for at in range(TOGETHER)]
+        self._stack.intake.commit(self._stack.intake.begin(keys, ROOT_KEY, 1))
         return keys
 
-    def write(self) -> None:
-        """A batch of pages that nobody has had yet."""
-        self._put(1)
-        self._pages += TOGETHER
+    def write(self) -> int:
+        """Pages come in, and go on to ssd; how many."""
+        return len(self._put())
 
-    def promote(self) -> None:
-        """A batch of pages that are on ssd alone, which leave memory again."""
-        stack, keys = self._stack, self._known[0][:TOGETHER]
-        restore = stack.restore(keys)
-        while stack.restorer.poll(restore) is Readiness.WAIT and not self._stop.is_set():
+    def promote(self) -> int:
+        """Pages that are on ssd alone come up, and leave memory again; how many."""
+        stack = self._stack
+        restores = [stack.restore(keys) for keys in self._known]
+        while any(stack.restorer.poll(one) is Readiness.WAIT for one in restores) and not self._stop.is_set():
             time.sleep(0.001)
-        self._pages += restore.pages
-        stack.restorer.release(restore)
+        for one in restores:
+            stack.restorer.release(one)
         stack.restorer.flush()
-        with stack.table.lock:
-            for key in keys:
-                page = stack.table.find(stack.digest, key)
-                if page is not None and page.resident and not page.pins:
-                    stack.table.lose(page, HOST)
+        self._forget_memory()
+        return sum(one.pages for one in restores)
+
+    def _forget_memory(self) -> None:
+        with self._stack.table.lock:
+            for page in self._stack.table.in_memory():
+                if page.resident and not page.pins:
+                    self._stack.table.lose(page, HOST)
 
     @contextmanager
-    def running(self, work: Callable[[], None], spent: dict[str, dict[str, float]]) -> Iterator[None]:
-        """Do so again and again at the pace meanwhile; `spent` takes what its threads computed for."""
-        stack = self._stack
+    def running(self, work: Callable[[], int], spent: dict[str, float]) -> Iterator[None]:
+        """Do so again and again at the pace meanwhile; `spent` takes what each thread has computed for."""
         if work == self.promote:
-            stack.wait_written(60)
-            sweeps.run(sweeps.clean(stack.table))
-            stack.flush(memory=True, durable=False)
+            self._known = [self._put() for _ in range(PROMOTED // TOGETHER)]
+            self._stack.wait_written(60)
+            self._forget_memory()
         self._stop.clear()
-        self._pages, before, started = 0, cpu_seconds(), time.perf_counter()
-        thread = threading.Thread(target=self._keep_pace, args=(work,), name="feeder", daemon=True)
+        thread = threading.Thread(target=self._keep_pace, args=(work, spent), name="feeder", daemon=True)
+        before, started = cpu_seconds(), time.perf_counter()
         thread.start()
         try:
             yield
         finally:
-            taken = spent.setdefault(work.__name__, {"pages": 0.0, "seconds": 0.0})
             for name, seconds in cpu_seconds().items():
                 if name.startswith(("ssd-", "swift-", "feeder")):
-                    taken[name] = taken.get(name, 0.0) + seconds - before.get(name, 0.0)
-            taken["pages"] += self._pages
-            taken["seconds"] += time.perf_counter() - started
+                    spent[name] = spent.get(name, 0.0) + seconds - before.get(name, 0.0)
+            spent["seconds"] += time.perf_counter() - started
             self._stop.set()
             thread.join()
 
-    def _keep_pace(self, work: Callable[[], None]) -> None:
+    def _keep_pace(self, work: Callable[[], int], spent: dict[str, float]) -> None:
         due = time.perf_counter()
         while not self._stop.is_set():
-            work()
-            due = max(due + self._pace, time.perf_counter() - self._pace)
-            self._stop.wait(max(0.0, due - time.perf_counter()))
+            pages = work()
+            spent["pages"] += pages
+            due = max(due + pages / self._pages_per_second, time.perf_counter())
+            self._stop.wait(due - time.perf_counter())
 
     def close(self) -> None:
         self._stack.close()
@@ -233,8 +229,8 @@ class HeaderArray:
     def submit(self, requests: Sequence[Request]) -> None:
         for tag, operation, device, offset, buffers in requests:
             blocks, buffer = self._blocks[device], buffers[0]
-            at = offset if len(buffers) > 1 else None  # a unit: its header is first; else a block of the set's own
-            for start in range(0, BLOCK_BYTES if at is not None else buffer.nbytes, BLOCK_BYTES):
+            # Of a unit the header, which comes first; of what is the set's own, everything.
+            for start in range(0, BLOCK_BYTES if len(buffers) > 1 else buffer.nbytes, BLOCK_BYTES):
                 part = buffer[start : start + BLOCK_BYTES]
                 if operation is Operation.WRITE:
                     blocks[offset + start] = part.tobytes()
