@@ -33,7 +33,7 @@ from .way import sweeps
 from .way.down import Intake, Mover
 from .way.observing import page_facts, take_snapshot
 from .way.page_reads import PageReads
-from .way.parts import Answers, Parts
+from .way.parts import AnswerBatch, Parts
 from .way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
 from .way.up import Restorer
 
@@ -147,7 +147,7 @@ class TierStack:
             landing=landing,
         )
         answers = {
-            name: Answers(self.table.lock, (mover.pump, self.restorer.pump)) for name, mover in self.movers.items()
+            name: AnswerBatch(self.table.lock, (mover.pump, self.restorer.pump)) for name, mover in self.movers.items()
         }
         #: What tiers tell of their leases and devices.
         self.parts = {

@@ -21,7 +21,7 @@ from .down import Mover
 from .reads import Reads
 
 
-class Answers:
+class AnswerBatch:
     """What several writes and reads of a tier have come to is told within one hold of the page table's lock; then
     begins what there is room for now. See `Tier.answers`."""
 
@@ -49,7 +49,7 @@ class Parts:
         table: PageTable,
         mover: Mover,
         reads: Reads[Any],
-        answers: Answers,
+        answers: AnswerBatch,
         *,
         runner: Runner,
         start: Callable[[Generator[None, None, int]], None],

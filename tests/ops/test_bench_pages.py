@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from swift_tiers.ops.lab.bench import pages
 from swift_tiers.ops.lab.bench.pages import BOUND_BYTES, main
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -23,6 +24,22 @@ def test_it_says_what_a_page_costs(tmp_path: Path, capsys: pytest.CaptureFixture
     ]  # fmt: skip
     assert all(math.isfinite(figure["value"]) for figure in told["figures"])
     assert told["known"] == told["pages"] == 3000
+
+
+def test_the_table_of_kinds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "KINDS", (("a", 16, 3 << 18), ("b", 64, (3 << 18) - 1)))
+    assert main(["--table", "--pages", "2000"]) == 0
+    head, rule, *rows = capsys.readouterr().out.splitlines()
+    assert head.count("|") == rule.count("|") == 8
+    assert [row.split("|")[1:6] for row in rows] == [
+        [" a ", " 16 ", " 0.75 MiB ", " 3 ", " 1,252,003 "], [" b ", " 64 ", " 0.75 MiB ", " 3 ", " 1,252,003 "],
+    ]  # fmt: skip
+
+
+def test_every_kind_is_in_the_documents() -> None:
+    text = OPERATIONS.read_text()
+    for name, tokens, nbytes in pages.KINDS:
+        assert f"| {name} | {tokens} | {nbytes / 2**20:.2f} MiB |" in text
 
 
 def test_the_sizing_in_the_documents_is_what_it_holds_to() -> None:

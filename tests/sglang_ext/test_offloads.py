@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,7 +130,8 @@ def test_a_copy_that_stalls_over_an_update_keeps_the_name_of_the_old_weights(
 ) -> None:
     monkeypatch.setattr(linker, "unnamed_weights", lambda: "new weights")
     keys = chain("a", "b")
-    stack, pool = make_stack(), StallingPool(keys)
+    # Its clock goes on: the copy is given up after a hundredth of a second.
+    stack, pool = make_stack(clock=time.monotonic), StallingPool(keys)
     swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
     monkeypatch.setattr(swift, "wait_offloads", lambda: offloads.Offloader.wait(swift.offloader, 0.01))
     old = stack.digest

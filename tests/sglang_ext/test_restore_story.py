@@ -85,12 +85,12 @@ class Known:
 @contextlib.contextmanager
 def nothing_arrives(s):
     """The ssd tier keeps what it is asked for until the end."""
-    tier, kept = s.linker.stack.tiers["ssd"], []
-    read, tier.read = tier.read, kept.extend
+    stripes, kept = s.linker.stack.tiers["ssd"].stripes, []
+    read, stripes.read_many = stripes.read_many, kept.extend
     try:
         yield kept
     finally:
-        tier.read = read
+        stripes.read_many = read
         read(kept)
 
 
@@ -102,10 +102,14 @@ def failing(s, fails):
     tier, numbers = s.linker.stack.tiers["ssd"], itertools.count(1)
     read = tier.read
 
+    def fail(one):
+        with tier.answers:
+            one.done(ReadOutcome.IO_ERROR)
+
     def read_or_fail(reads):
         for one in reads:
             if fails(next(numbers)):
-                threading.Thread(target=one.done, args=(ReadOutcome.IO_ERROR,)).start()
+                threading.Thread(target=fail, args=(one,)).start()
             else:
                 read([one])
 

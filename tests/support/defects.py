@@ -13,7 +13,7 @@ from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.tiers.ssd.stripe_set import StripeSet
 from swift_tiers.radix_tiering.way import sweeps
 from swift_tiers.radix_tiering.way.down import Intake, Mover
-from swift_tiers.radix_tiering.way.parts import Answers, Parts
+from swift_tiers.radix_tiering.way.parts import AnswerBatch, Parts
 from swift_tiers.radix_tiering.way.up import Restorer
 
 
@@ -74,7 +74,7 @@ FOUND = [
     Defect("requests that are over keep their pins", Restorer, "_give_back", "self._table.unpin(page)", "pass"),
     Defect("pages of a part that has gone are kept", Parts, "_forget",
            "if self._table.settle(page) and not page.dropped:", "if False:"),
-    Defect("what there is room for after a write is not begun", Answers, "__exit__", "begin()", "pass"),
+    Defect("what there is room for after a write is not begun", AnswerBatch, "__exit__", "begin()", "pass"),
     Defect("the lock of what comes in is missing", Intake, "begin", "with self._table.lock:", "if True:", fine=True),
     # tiers/ssd
     Defect("transfers that nobody is told of", IoThread, "enqueue", "self._wake.notify_all()", "pass"),

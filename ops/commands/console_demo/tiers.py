@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.tiers.peer import LentMemory
 from swift_tiers.radix_tiering.tiers.tier import Tier
 from swift_tiers.radix_tiering.way import sweeps
 from swift_tiers.radix_tiering.way.down import Mover
-from swift_tiers.radix_tiering.way.parts import Answers, Parts
+from swift_tiers.radix_tiering.way.parts import AnswerBatch, Parts
 from swift_tiers.radix_tiering.way.reads import Reads
 
 from ...base.devices.clock import Clock
@@ -147,7 +147,7 @@ class DemoTiers:
 
         self.parts = {}
         for name, mover in self.movers.items():
-            answers = Answers(self.table.lock, (mover.pump,))
+            answers = AnswerBatch(self.table.lock, (mover.pump,))
             mover.tier.answer_within(answers)
             self.parts[name] = Parts(self.table, mover, reads, answers, runner=runner, start=start, events=events)
 

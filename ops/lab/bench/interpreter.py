@@ -71,7 +71,7 @@ def arguments(folder: Path) -> list[str]:
 
 def measure(steps: Any, options: argparse.Namespace) -> int:
     """With a `StepScheduler` of these `arguments`; the exit code."""
-    load = Load(options.pages)
+    load = TierLoad(options.pages)
     spent: dict[str, dict[str, float]] = {}
 
     def loop() -> list[float]:
@@ -129,7 +129,7 @@ def keep_busy(steps: Any) -> None:
             steps.step()
 
 
-class Load:
+class TierLoad:
     """A tier stack with a thread that writes through it, or promotes, at a pace."""
 
     def __init__(self, pages_per_second: int) -> None:

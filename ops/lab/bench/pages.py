@@ -10,7 +10,11 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,15 +27,27 @@ from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import EvictionPolicy, LeastRecentlyUsed
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
-from swift_tiers.radix_tiering.tiers.ssd.places import Places
+from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
 from swift_tiers.radix_tiering.way import sweeps
 
-from ...commands.bench.report import Figure, finish
+from ...base.errors import CommandError
+from ...commands.bench.report import MISSED, Figure, finish
 
 #: Pages of the system prompt, and of each conversation behind it.
 PROMPT, CONVERSATION = 64, 64
 #: What docs/operations.md reckons with, bytes a page.
 BOUND_BYTES = 1_200
+#: Of `--table`: whose pages, of how many tokens, and how many bytes they have on each rank.
+KINDS = (
+    ("Qwen3-8B", 16, 16 * 147_456),
+    ("Qwen3-8B", 64, 64 * 147_456),
+    ("Llama 3.1 8B", 16, 16 * 131_072),
+    ("Llama 3.1 70B on 8 ranks", 16, 16 * 40_960),
+    ("Llama 3.1 70B on 8 ranks", 64, 64 * 40_960),
+    ("DeepSeek V3", 64, 64 * 70_272),
+)
+#: Bytes of a stripe unit, as `ssd.stripe_unit` is by default, and of the header of each.
+UNIT_BYTES, HEADER_BYTES = 256 << 10, 4 << 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,10 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked.add_argument("--json", metavar="FILE", type=Path, help="write the figures as JSON")
     asked.add_argument("--pages", type=int, default=100_000, help="pages that are known")
     asked.add_argument("--units", type=int, default=9, help="stripe units of a page")
+    asked.add_argument("--table", action="store_true", help="memory for 1 TB of SSD by kind of page, as Markdown")
     options = asked.parse_args(argv)
+    if options.table:
+        return _table(options.pages)
     geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=options.units << 18)
     host = HostTier(geometry, geometry.stride_bytes)
-    places = Places(THREADS)
+    places = StripePlaces(THREADS)
     table = PageTable(host, LeastRecentlyUsed(), [Kept()], runner=THREADS)
     before, collecting = _resident_bytes(), _collect()
     entering = 0.0
@@ -62,6 +81,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         Figure("collecting_per_page", 1e6 * collecting / options.pages, "us"),
     ]
     return finish("pages", figures, {"pages": options.pages, "known": table.summary.pages}, options.json)
+
+
+def _table(pages: int) -> int:
+    print("| | tokens a page | page | stripe units | pages on 1 TB | memory of a rank | entered at a start in |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    measured: dict[int, dict[str, float]] = {}
+    for name, tokens, nbytes in KINDS:
+        units = -(-nbytes // UNIT_BYTES)
+        if units not in measured:
+            measured[units] = _measured(pages, units)
+        figures = measured[units]
+        fit = 10**12 // (units * (UNIT_BYTES + HEADER_BYTES))
+        memory, seconds = fit * figures["memory_per_page"], fit * figures["entering_per_page"] / 1e6
+        print(
+            f"| {name} | {tokens} | {nbytes / 2**20:.2f} MiB | {units} | {fit:,} | {memory / 2**20:,.0f} MiB "
+            f"| {seconds:.1f} s |"
+        )
+    return 0
+
+
+def _measured(pages: int, units: int) -> dict[str, float]:
+    """The figures of one kind of page, from a process of its own: memory that was given back stays with a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        words = ["--pages", str(pages), "--units", str(units), "--json", str(file)]
+        done = subprocess.run([sys.executable, "-m", __name__, *words], stdout=subprocess.DEVNULL, check=False)
+        if done.returncode not in (0, MISSED):
+            raise CommandError(f"bench pages --units {units} ended with exit code {done.returncode}")
+        return {figure["name"]: figure["value"] for figure in json.loads(file.read_text())["figures"]}
 
 
 class Kept:
@@ -104,7 +152,7 @@ def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
         trunk = key if generation == PROMPT else trunk
 
 
-def _enter(table: PageTable, places: Places, stored: Sequence[StoredPage], pages: int) -> None:
+def _enter(table: PageTable, places: StripePlaces, stored: Sequence[StoredPage], pages: int) -> None:
     with table.lock:
         for record, generation, digest, placement in stored:
             copy = Copy(places.found(generation, digest, placement), digest, 0, whole=True)
@@ -122,3 +170,7 @@ def _collect() -> float:
 def _resident_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -20,7 +20,7 @@ from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.way.down import Mover
-from swift_tiers.radix_tiering.way.parts import Answers
+from swift_tiers.radix_tiering.way.parts import AnswerBatch
 
 from ...base.devices.clock import Clock
 from ...base.devices.setup import SSD
@@ -81,7 +81,7 @@ class Tiers:
                     admission=admission_policy(policy, page.tokens),
                     verify=False,
                 )
-                ssd.answer_within(Answers(self.table.lock, (self._mover.pump,)))
+                ssd.answer_within(AnswerBatch(self.table.lock, (self._mover.pump,)))
 
     # ---- requests ----
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...base.page import BLOCK_BYTES, PageRecord, page_digest, round_up
+from ...base.page import BLOCK_BYTES, PageRecord, page_digest
 from ...base.runner import Runner
 from ..tier import DAMAGED, ReadOutcome
 from .arrays.devices import Completion, DeviceArray, Operation, Request
@@ -313,17 +313,36 @@ class IoThread:
     def _collect(self) -> list[Request]:
         """The next units of every device that has room: reads before writes. Lock held."""
         requests: list[Request] = []
-        now = self._clock()
         for state in self._devices:
-            for queue in (state.reads, state.writes):
-                while queue and len(state.in_flight) < self._depth:
-                    transfer, index = queue.popleft()
-                    if transfer.stage is TransferStage.FINISHED or transfer.failed:
-                        continue
-                    transfer.stage = TransferStage.STARTED
-                    transfer.flying += 1
-                    requests.append(self._request(transfer, index, state, now))
+            if (state.reads or state.writes) and len(state.in_flight) < self._depth:
+                self._fill(state, requests)
         return requests
+
+    def _fill(self, state: DeviceState, requests: list[Request]) -> None:
+        """Give a device as many units as it has room for."""
+        geometry, in_flight, tag = state.geometry, state.in_flight, self._next_tag
+        assert geometry is not None  # a device without one is out of service
+        unit_bytes, first, stride, now = self._unit_bytes, geometry.first_slot, geometry.slot_bytes, self._clock()
+        for queue, operation in ((state.reads, Operation.READ), (state.writes, Operation.WRITE)):
+            while queue and len(in_flight) < self._depth:
+                transfer, index = queue.popleft()
+                if transfer.stage is TransferStage.FINISHED or transfer.failed:
+                    continue
+                transfer.stage = TransferStage.STARTED
+                transfer.flying += 1
+                slot = transfer.placement[index][1]
+                header = self._headers.pop()
+                if isinstance(transfer, PageWrite):
+                    assert transfer.identity is not None  # since `_prepare`
+                    identity = transfer.identity.of_unit(index, state.device_index, slot)
+                    write_header(header.data, identity, transfer.unit_digests[index])
+                start = index * unit_bytes
+                tag += 1
+                self._flying[tag] = transfer, index, header
+                in_flight[tag] = now
+                buffers = header, transfer.data[start : start + unit_bytes]
+                requests.append(Request(tag, operation, state.device, first + slot * stride, buffers))
+        self._next_tag = tag
 
     def _submit(self, requests: Sequence[Request]) -> None:
         self._stirred = self._clock()
@@ -333,25 +352,6 @@ class IoThread:
             # An array refuses requests as a whole, before it has started any.
             logger.exception("the device array refused requests")
             self.complete([Completion(request.tag, request.device, errno.EINVAL) for request in requests])
-
-    def _request(self, transfer: Transfer, index: int, state: DeviceState, now: float) -> Request:
-        self._next_tag = tag = self._next_tag + 1
-        header = self._headers.pop()
-        start = index * self._unit_bytes
-        stop = min(start + self._unit_bytes, round_up(transfer.length, BLOCK_BYTES))
-        slot = transfer.placement[index][1]
-        operation = Operation.READ
-        if isinstance(transfer, PageWrite):
-            operation = Operation.WRITE
-            assert transfer.identity is not None  # since `_prepare`
-            identity = transfer.identity.of_unit(index, state.device_index, slot)
-            write_header(header.data, identity, transfer.unit_digests[index])
-        self._flying[tag] = transfer, index, header
-        state.in_flight[tag] = now
-        assert state.geometry is not None  # a device without one is out of service
-        return Request(
-            tag, operation, state.device, state.geometry.slot_offset(slot), (header, transfer.data[start:stop])
-        )
 
     def _admit(self) -> list[PageWrite]:
         """The next writes to begin, if not too many are under way; few per round: hashing delays reads. Lock held."""
@@ -421,22 +421,15 @@ class IoThread:
             elif isinstance(transfer, PageWrite):
                 if error:
                     transfer.failure = transfer.failure or f"device {device}: {fault}"
-            elif not transfer.failed:
-                if error:
+            elif error:
+                if not transfer.failed:
                     transfer.outcome = ReadOutcome.IO_ERROR
-                else:
-                    number, slot = state.device_index, transfer.placement[index][1]
-                    unverified.append(
-                        ReadUnit(
-                            transfer,
-                            device,
-                            transfer.identity.of_unit(index, number, slot),
-                            (self._set_id, number, slot),
-                            header.tobytes(),
-                            transfer.data[start : start + length],
-                        )
-                    )
-                    verifying = True
+            elif not transfer.failed:
+                verifying = True
+                payload = transfer.data[start : start + length]
+                unverified.append(
+                    ReadUnit(transfer, index, device, state.device_index, self._set_id, header.tobytes(), payload)
+                )
             self._headers.append(header)
             if fault:
                 self.take_out(device, fault)

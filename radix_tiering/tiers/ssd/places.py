@@ -1,8 +1,9 @@
 """Where pages lie on the devices: a place for each, which is a number, and behind it an array, no object of Python's.
 
 A place is a run of 32-bit words in one array, and its number is where the run begins: how many units it has and whether
-they hold a page; the generation of the write and the digest of the page; the slot of each unit; and the devices, four
-to a word. So a page of nine units takes 76 bytes. A run that is free again waits for a page of as many units.
+somebody has it; the generation of the write and the digest of the page, zeros before there is one; the slot of each
+unit; and the devices, four to a word. So a page of nine units takes 76 bytes. A run that is free again waits for a page
+of as many units.
 """
 
 from __future__ import annotations
@@ -13,18 +14,16 @@ from ...base.page import PageRecord
 from ...base.runner import Runner
 from .layout import DIGEST_BYTES, Placement, StoredPage
 
-#: A place is FREE, or RESERVED for a page that is not written yet, or it HOLDS one.
-FREE, RESERVED, HOLDS = 0, 1, 2
 #: Devices that a place can tell apart: one byte each.
 MOST_DEVICES = 256
-#: The first word of a run: its state above the number of its units.
-_STATE, _UNITS = 24, (1 << 24) - 1
+#: The first word of a run: the number of its units, and this, unless it is free.
+_TAKEN = 1 << 31
 #: Where in a run the generation, the digest and the slots begin.
 _GENERATION, _DIGEST, _SLOTS = 1, 3, 3 + DIGEST_BYTES // 4
 _LOW = (1 << 32) - 1
 
 
-class Places:
+class StripePlaces:
     """Thread-safe. What a place holds is changed by whoever has it; numbers of places that are free mean nothing, and
     raise ValueError where they can be told."""
 
@@ -36,19 +35,19 @@ class Places:
 
     def reserve(self, placement: Placement) -> int:
         """A place of these slots, for a page that is to be written."""
-        return self._enter(RESERVED, 0, bytes(DIGEST_BYTES), placement)
+        return self._enter(0, bytes(DIGEST_BYTES), placement)
 
     def found(self, generation: int, digest: bytes, placement: Placement) -> int:
         """A place of a page that the devices had already."""
-        return self._enter(HOLDS, generation, digest, placement)
+        return self._enter(generation, digest, placement)
 
     def hold(self, place: int, generation: int, digest: bytes) -> None:
-        """RESERVED -> HOLDS: its page is written."""
+        """Its page is written."""
+        self._units(place)
         self._describe(place, generation, digest)
-        self._words[place] = HOLDS << _STATE | self._units(place)
 
     def free(self, place: int) -> Placement:
-        """To FREE; the slots that it was of."""
+        """Nobody has it any more; the slots that it was of."""
         with self._lock:
             placement = self.placement(place)
             self._words[place] = len(placement)
@@ -75,19 +74,19 @@ class Places:
     def uses(self, place: int, device: int) -> bool:
         """Whether a unit of it lies on `device`. False for a place that is free."""
         head = self._words[place]
-        return bool(head >> _STATE) and device in self._devices(place, head & _UNITS)
+        return head > _TAKEN and device in self._devices(place, head - _TAKEN)
 
     def _units(self, place: int) -> int:
         head = self._words[place] if 0 <= place < len(self._words) else 0
-        if not head >> _STATE:
+        if head <= _TAKEN:
             raise ValueError(f"place {place} is not reserved: was its page released before?")
-        return head & _UNITS
+        return head - _TAKEN
 
     def _devices(self, place: int, units: int) -> bytes:
         begin = place + _SLOTS + units
         return self._words[begin : begin + _words(units)].tobytes()[:units]
 
-    def _enter(self, state: int, generation: int, digest: bytes, placement: Placement) -> int:
+    def _enter(self, generation: int, digest: bytes, placement: Placement) -> int:
         units = len(placement)
         devices = bytes([device for device, _ in placement])
         where = packed("I", [slot for _, slot in placement])
@@ -102,7 +101,7 @@ class Places:
                 self._words.frombytes(bytes(4 * (_SLOTS + len(where))))
         self._words[place + _SLOTS : place + _SLOTS + len(where)] = where
         self._describe(place, generation, digest)
-        self._words[place] = state << _STATE | units
+        self._words[place] = _TAKEN + units
         return place
 
     def _describe(self, place: int, generation: int, digest: bytes) -> None:

@@ -25,7 +25,7 @@ from .blockio import STALL_SECONDS, close_array
 from .device_files import MadeDevice
 from .direct_reads import DirectReads
 from .layout import combined_digest
-from .places import MOST_DEVICES, Places
+from .places import MOST_DEVICES, StripePlaces
 from .snapshots import device_snapshots, slot_map, stripe_snapshot
 
 #: Stripe units that may be written at a time, of pages that have few: one at a time would take a round each.
@@ -35,7 +35,7 @@ WRITTEN_UNITS = 32
 class SsdTier(Tier):
     """Owns a device array and the stripe set on it; blank devices become a new set, or join the one that is there.
 
-    A place is a number of `Places`; a part is a device, by its number.
+    A place is a number of `StripePlaces`; a part is a device, by its number.
     """
 
     name = "ssd"
@@ -70,7 +70,7 @@ class SsdTier(Tier):
         self._array = array
         self._runner = runner
         self._make_device = make_device
-        self.places = Places(runner)
+        self.places = StripePlaces(runner)
         self._links = {"host-ssd": LinkCounters(), "ssd-host": LinkCounters()}
         #: Reads from the devices to landing memory, where that is possible.
         self.direct: DirectReads | None = None

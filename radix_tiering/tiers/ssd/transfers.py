@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...base.page import PageRecord, page_digest
+from ...base.page import BLOCK_BYTES, PageRecord, page_digest, round_up
 from ...base.runner import Runner
 from ..tier import ReadOutcome
 from .layout import (
@@ -76,7 +76,7 @@ class PageRead:
         self.stored = request.stored
         self.placement: Placement = request.stored.placement
         self.length: int = request.stored.record.length
-        self.data = request.into
+        self.data = request.into[: round_up(self.length, BLOCK_BYTES)]
         self.done = request.done
         self.namespace_id = namespace_id
         self.identity = identity
@@ -110,7 +110,7 @@ class PageWrite:
         self.record = request.record
         self.placement = request.placement
         self.length = request.record.length
-        self.data = request.data
+        self.data = request.data[: round_up(self.length, BLOCK_BYTES)]
         self.done = request.done
         self.namespace_id = namespace_id
         self.generation = generation
@@ -199,17 +199,20 @@ class ReadUnit(NamedTuple):
     """A unit that has been read and not yet been verified."""
 
     transfer: PageRead
-    device: int
-    identity: bytes  # that its header should begin with
-    place: tuple[bytes, int, int]  # the fields of a `SlotPlace`
+    number: int
+    device: int  # its position in the array
+    device_index: int  # its number in the set
+    set_id: bytes
     block: bytes  # its header
     payload: np.ndarray
 
     def verify(self) -> ReadOutcome:
         """As `verify_unit`."""
-        if self.block[:IDENTITY_BYTES] != self.identity:
-            return _explain(self.transfer.stored, self.transfer.namespace_id, SlotPlace(*self.place), self.block)
-        return _verify_checksums(self.block, self.payload)
+        transfer, block, index = self.transfer, self.block, self.device_index
+        slot = transfer.placement[self.number][1]
+        if block[:IDENTITY_BYTES] != transfer.identity.of_unit(self.number, index, slot):
+            return _explain(transfer.stored, transfer.namespace_id, SlotPlace(self.set_id, index, slot), block)
+        return _verify_checksums(block, self.payload)
 
 
 class VerifyPool:

@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.tier import Read, Tier, Write, Written
 from swift_tiers.radix_tiering.way.down import Mover
-from swift_tiers.radix_tiering.way.parts import Answers
+from swift_tiers.radix_tiering.way.parts import AnswerBatch
 
 from support.engine import GEOMETRY, chain
 
@@ -78,7 +78,7 @@ def rig() -> tuple[PageTable, Mover, HeldTier]:
         admission=AdmitAlways(),
         verify=False,
     )
-    tier.answer_within(Answers(table.lock, (mover.pump,)))
+    tier.answer_within(AnswerBatch(table.lock, (mover.pump,)))
     return table, mover, tier
 
 

@@ -1,4 +1,4 @@
-"""Places of pages on the devices, compared with a dictionary."""
+"""StripePlaces of pages on the devices, compared with a dictionary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
-from swift_tiers.radix_tiering.tiers.ssd.places import MOST_DEVICES, Places
+from swift_tiers.radix_tiering.tiers.ssd.places import MOST_DEVICES, StripePlaces
 
 from support.examples import examples
 
@@ -25,7 +25,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places = Places(THREADS)
+        self.places = StripePlaces(THREADS)
         self.held: dict[int, tuple[Placement, int, bytes]] = {}
 
     def enter(self, place: int, placement: Placement, generation: int, digest: bytes) -> None:
@@ -74,7 +74,7 @@ class TestModel(Model.TestCase):  # type: ignore[name-defined]
 
 
 def test_places_that_are_free_are_taken_again() -> None:
-    places = Places(THREADS)
+    places = StripePlaces(THREADS)
     for _ in range(100):
         taken = [places.reserve(((0, 1), (1, 2), (2, 3))[:units]) for units in (1, 2, 3, 1)]
         for place in taken:
@@ -84,7 +84,7 @@ def test_places_that_are_free_are_taken_again() -> None:
 
 @pytest.mark.parametrize("place", [-1, 3, 10**9])
 def test_a_number_that_is_no_place(place: int) -> None:
-    places = Places(THREADS)
+    places = StripePlaces(THREADS)
     places.reserve(((0, 1),))
     with pytest.raises(ValueError, match="is not reserved"):
         places.free(place)
