@@ -185,13 +185,7 @@ class TierStack:
 
     def probe(self, keys: Sequence[bytes]) -> int:
         """How many pages from the start of `keys` are held somewhere: a hint, taken without waiting for anything."""
-        found = 0
-        for key in keys:
-            page = self.table.find(self.digest, key)
-            if page is None or not self.table.holds(page):
-                break
-            found += 1
-        return found
+        return self.table.probe(self.digest, keys)
 
     def restore(
         self,
@@ -265,7 +259,7 @@ class TierStack:
             self.namespace = namespace
             self.table.serving = digest
             self.table.forget_memory()
-            pinned = [page for page in self.table.operator_pins.pinned if before != digest]
+            pinned = dict(self.table.operator_pins.pinned) if before != digest else {}
         self.errands.start(self._leave_behind(pinned))
         registered = [self._register_soon(mover, namespace) for mover in self._durable]
         for mover in self._durable:
@@ -273,12 +267,12 @@ class TierStack:
                 mover.tier.retire(before)
         self.events.emit("namespace.changed", namespace=digest.hex(), on_ssd=any(registered))
 
-    def _leave_behind(self, pinned: Sequence[Page]) -> Generator[None, None, int]:
+    def _leave_behind(self, pinned: Mapping[Page, bytes]) -> Generator[None, None, int]:
         """After a change of namespace: memory is for pages of the new one."""
-        for page in pinned:
+        for page, key in pinned.items():
             # Nobody could take such a pin back: no page of the old weights is found by its key.
             if (yield from sweeps.let_go(self.table, page)):
-                self.events.emit("prefix.unpinned", page=page.key.hex(), reason="the weights changed")
+                self.events.emit("prefix.unpinned", page=key.hex(), reason="the weights changed")
         return (yield from sweeps.settle_memory(self.table))
 
     def wait_written(self, timeout: float) -> bool:
@@ -304,7 +298,7 @@ class TierStack:
                     self.events.emit(f"{mover.tier.name}.not_all_written", pages=mover.backlog)
                     mover.clear()
             # Nobody changes pages any more, but for a part that goes.
-            copies = ((page, page.copies[mover.number]) for page in self.table.listed())
+            copies = ((page, page.copy_in(mover.number)) for page in self.table.all_pages())
             mover.tier.close(((page.record, copy) for page, copy in copies if copy and copy.whole), timeout)
 
     def snapshot(self) -> StackSnapshot:
@@ -317,8 +311,8 @@ class TierStack:
 
     # ---- inside ----
 
-    def _pin_lost(self, page: Page) -> None:
-        self.events.emit("prefix.unpinned", page=page.key.hex(), reason="the page was flushed, dropped or lost")
+    def _pin_lost(self, key: bytes) -> None:
+        self.events.emit("prefix.unpinned", page=key.hex(), reason="the page was flushed, dropped or lost")
 
     def _too_much(self) -> None:
         self.errands.start(sweeps.shed(self.table))
@@ -362,7 +356,7 @@ class TierStack:
         for batch in sweeps.batches(kept):
             with self.table.lock:
                 for record, copy, order in batch:
-                    if self.table.recover(record, number, copy, now=order - newest) is None:
+                    if self.table.recover(record, number, copy.place, now=order - newest) is None:
                         unreachable += 1
                         tier.release([copy.place])
         self.events.emit(f"{tier.name}.recovered", pages=len(kept) - unreachable, unreachable=unreachable)

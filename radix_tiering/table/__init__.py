@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from ..base.door import lazily
 
 if TYPE_CHECKING:
-    from .held_page import HOST, Copy, Page, Places
+    from .held_page import Page, Places
     from .page_table import PageTable
     from .policy import AdmissionPolicy, EvictionPolicy, admission_policy, eviction_policy
     from .rules import check_rules
-    from .tier_copies import Part, TierCopies
+    from .tier_copies import HOST, Copy, Part, TierCopies
 else:
     __getattr__ = lazily(__name__)
 

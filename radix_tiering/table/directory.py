@@ -1,99 +1,58 @@
-"""The summary of the directory: how many pages are known below the device, where, and how deep.
+"""The summary of a page table: how many pages are known below the device, where, and how deep.
 
-Kept with every change of the page table, so that reading it costs nothing however many pages there are.
+It is counted with every change, so that reading it costs nothing however many pages there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import numpy as np
 
+from ..base.slot_map import SlotState
 from ..figures.counters import DirectorySnapshot
-from .held_page import HOST, Page
+from .kernels import COUNTS, DEEPEST, DROPPED, FIRST, FLAGS, KEEP, KEPT, PAGES, PINS
+from .rows import Rows
+from .tier_copies import HOST
 
 
-class Directory:
-    """Not thread-safe: used under the page table's lock, by which every page passes through here."""
+def _counts(rows: Rows) -> np.ndarray:
+    """Pages by what they are counted as: bits of the tiers that have a whole copy, and one more where it is pinned."""
+    return rows.meta[COUNTS : COUNTS + (2 << rows.tiers)]
 
-    def __init__(self, tiers: int) -> None:
-        """`tiers`: how many there are."""
-        self._tiers = tiers
-        #: As what a page is counted, in bits: its whole copies, by the tier's number, and whether it is pinned.
-        self._pinned = 1 << tiers
-        self.pages = 0
-        self._first = 0
-        self._at_depth: list[int] = []  # pages by depth, from 1; the last number is not 0
-        self._counts = [0] * (2 * self._pinned)  # by what the pages are counted as
 
-    def enter(self, page: Page) -> None:
-        """`page` is in the table now. Its parent is."""
-        self.pages += 1
-        self._counts[0] += 1
-        self._first += page.parent is None
-        if page.depth > len(self._at_depth):
-            self._at_depth.append(0)
-        self._at_depth[page.depth - 1] += 1
+def pinned(rows: Rows, tier: int) -> int:
+    """Pinned pages with a whole copy in this tier."""
+    bits = 1 << rows.tiers | 1 << tier
+    return sum(count for kind, count in enumerate(_counts(rows).tolist()) if kind & bits == bits)
 
-    def leave(self, page: Page) -> None:
-        """`page` is in the table no more, and nothing behind it is."""
-        self._counts[page.counted_as] -= 1
-        self.pages -= 1
-        self._first -= page.parent is None
-        self._at_depth[page.depth - 1] -= 1
-        while self._at_depth and not self._at_depth[-1]:
-            self._at_depth.pop()
 
-    def changed(self, page: Page) -> None:
-        """`page` has gained or lost a whole copy or its last pin; once it has left, nothing counts."""
-        kind = self._count_as(page)
-        if kind != page.counted_as and not page.dropped:
-            self._counts[page.counted_as] -= 1
-            self._counts[kind] += 1
-            page.counted_as = kind
+def only(rows: Rows, tier: int) -> int:
+    """Pages with a whole copy in this tier alone."""
+    counts = _counts(rows)
+    return int(counts[1 << tier] + counts[1 << rows.tiers | 1 << tier])
 
-    def pinned(self, tier: int) -> int:
-        """Pinned pages with a whole copy in this tier."""
-        bits = self._pinned + (1 << tier)
-        return sum(count for kind, count in enumerate(self._counts) if kind & bits == bits)
 
-    def only(self, tier: int) -> int:
-        """Pages with a whole copy in this tier alone."""
-        kind = 1 << tier
-        return self._counts[kind] + self._counts[self._pinned + kind]
+def pinned_elsewhere(rows: Rows) -> int:
+    """Pinned pages with a whole copy, but none in host memory."""
+    counts, pinned_bit, host = _counts(rows), 1 << rows.tiers, 1 << HOST
+    return sum(int(counts[pinned_bit | kind]) for kind in range(1, pinned_bit) if not kind & host)
 
-    @property
-    def pinned_elsewhere(self) -> int:
-        """Pinned pages with a whole copy, but none in host memory."""
-        host = 1 << HOST
-        return sum(self._counts[self._pinned + kind] for kind in range(2, self._pinned) if not kind & host)
 
-    def snapshot(self, own_pages: int) -> DirectorySnapshot:
-        """`own_pages`: pages in the table that are of this server's namespace."""
-        return self._summary(self.pages, self._counts, len(self._at_depth), self._first, own_pages)
+def snapshot(rows: Rows, own_pages: int) -> DirectorySnapshot:
+    """`own_pages`: pages in the table that are of this server's namespace."""
+    counts, tiers = _counts(rows).tolist(), (1 << rows.tiers) - 1
+    return DirectorySnapshot(
+        pages=rows.count[PAGES],
+        both_pages=sum(count for kind, count in enumerate(counts) if (kind & tiers).bit_count() > 1),
+        deepest_pages=rows.count[DEEPEST],
+        first_pages=rows.count[FIRST],
+        foreign_pages=rows.count[PAGES] - own_pages,
+    )
 
-    def check(self, pages: Iterable[Page]) -> None:
-        """Assert that all of this is true of a table with these pages, by looking at every one."""
-        held = list(pages)
-        assert all(page.counted_as == self._count_as(page) for page in held)
-        counts = [sum(page.counted_as == kind for page in held) for kind in range(len(self._counts))]
-        assert counts == self._counts
-        deepest = max((page.depth for page in held), default=0)
-        first = sum(page.parent is None for page in held)
-        assert self.snapshot(0) == self._summary(len(held), counts, deepest, first, 0)
 
-    def _count_as(self, page: Page) -> int:
-        # Spelt out: this runs several times for every page that moves.
-        kind, bit = 0, 1
-        for copy in page.copies:
-            if copy is not None and copy.whole:
-                kind += bit
-            bit += bit
-        return kind + bit if page.pins or page.keep or page.kept_children else kind
-
-    def _summary(self, pages: int, counts: list[int], deepest: int, first: int, own_pages: int) -> DirectorySnapshot:
-        return DirectorySnapshot(
-            pages=pages,
-            both_pages=sum(counts[kind] for kind in range(2 * self._pinned) if (kind % self._pinned).bit_count() > 1),
-            deepest_pages=deepest,
-            first_pages=first,
-            foreign_pages=pages - own_pages,
-        )
+def slot_states(rows: Rows, owners: np.ndarray) -> np.ndarray:
+    """What slots of host memory are used for that belong to these rows: uint8 [owners] of `SlotState`."""
+    words = rows.words[owners]
+    pinned_pages = (words[:, PINS] > 0) | (words[:, KEPT] > 0) | (words[:, FLAGS] & KEEP != 0)
+    states = np.where(pinned_pages, SlotState.PINNED, SlotState.CACHED)
+    states = np.where(words[:, FLAGS] & DROPPED != 0, SlotState.PRIVATE, states)
+    return np.where(rows.whole(owners, HOST), states, SlotState.LOADING).astype(np.uint8)

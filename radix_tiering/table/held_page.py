@@ -3,147 +3,190 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from ..base.errors import NotHeldError
 from ..base.page import ROOT_KEY, PageRecord
-from ..base.slot_map import SlotState
+from . import kernels
+from .book import Book
+from .kernels import BEGUN, BITS, DEPTH, DROPPED, FLAGS, GENERATION, KEEP, KEPT, PARENT, PINS, SPACE, TIERS, WHOLE
+from .tier_copies import HOST, Copy
 
-#: The number of host memory among the tiers of a page table: every page enters there, and every other tier is written
-#: from there. The others follow in the order in which a page that several have is read.
-HOST = 0
+_COPY = BEGUN | WHOLE
 
 
-class Copy:
-    """The bytes of a page in one tier: whole, or on their way there.
+class Page(NamedTuple):
+    """One page of one namespace, wherever its copies are: where the book has it. Changed only by `PageTable`.
 
-    none -> begun -> whole -> none. `place` is the tier's own: a host slot, a slot of a lease, slots of devices.
+    It says of itself what is true now. Of one that has left the table, and that nobody had pinned, nothing is: it has
+    no copy, no pin and no parent, and its key raises NotHeldError.
     """
 
-    __slots__ = ("digest", "flushes", "landing_digest", "place", "whole")
+    book: Book
+    row: int
+    generation: int  # of the row: another one's is another page
 
-    def __init__(self, place: Any, digest: bytes | None, flushes: int, *, whole: bool = False) -> None:
-        self.place = place
-        self.digest = digest  # checksum of the bytes; None: not known yet
-        self.flushes = flushes  # `PageTable.flushes` when it was begun
-        self.whole = whole
-        self.landing_digest: bytes | None = None  # of the bytes, as landing memory computes it; None: not learnt
+    # ---- what it is ----
 
+    def _word(self, which: int) -> int:
+        word = self.book.rows.word
+        return word[self.row, which] if word[self.row, GENERATION] == self.generation else 0
 
-class Page:
-    """One page of one namespace, wherever its copies are. Changed only by `PageTable`."""
+    @property
+    def key(self) -> bytes:
+        longs = self.book.rows.longs
+        if self.gone:
+            raise NotHeldError("the page has left the table")
+        return longs[self.row, :4].tobytes()
 
-    __slots__ = (
-        "behind",
-        "children",
-        "copies",
-        "counted_as",
-        "depth",
-        "dropped",
-        "found_at",
-        "held",
-        "held_children",
-        "keep",
-        "kept_children",
-        "key",
-        "landing",
-        "last_use",
-        "length",
-        "namespace",
-        "parent",
-        "pins",
-        "reach",
-        "recovered",
-        "uses",
-    )
+    @property
+    def gone(self) -> bool:
+        """Whether it has left the table, and the last pin is gone as well."""
+        return self.book.rows.word[self.row, GENERATION] != self.generation
 
-    def __init__(self, record: PageRecord, parent: Page | None, tiers: int) -> None:
-        """`tiers`: of the table that it is entered into."""
-        self.key = record.key
-        self.namespace = record.namespace
-        # What a record says might be wrong; where the page hangs in the table is not.
-        self.depth: int = parent.depth + 1 if parent is not None else 1
-        self.length = record.length
-        self.parent = parent  # None: the first page of a sequence
-        self.children: dict[Page, None] = {}  # in the order they came in, which no address decides
-        self.copies: list[Copy | None] = [None] * tiers  # by the tier's number
-        self.behind: list[int] | None = None  # children with a whole copy in each durable tier; None: never any
-        self.reach = self.depth  # pages of the longest sequence that it was used in, as far as known
-        self.recovered = False  # from the devices, at the start
-        self.landing = -1  # place in landing memory, see `PageTable.land`; -1: none
-        self.pins = 0  # requests that are about to read it, and writes from it
-        self.keep = False  # an operator pinned it; see `OperatorPins`
-        self.kept_children = 0  # children that are kept
-        self.held = False  # it, or a page behind it, is in host memory or pinned; see `PageTable._note_held`
-        self.held_children = 0  # children that are held
-        self.last_use = 0
-        self.uses = 0
-        self.found_at = 0  # see `Leaving.hides`
-        self.dropped = False  # no longer in the table; its host slot goes with the last pin
-        self.counted_as = 0  # see `Directory`
+    @property
+    def namespace(self) -> bytes:
+        """Its digest; empty once it has left."""
+        return self.book.digests.get(self._word(SPACE), b"")
+
+    @property
+    def depth(self) -> int:
+        """Its position in its sequence, in pages, from 1."""
+        return self._word(DEPTH)
+
+    @property
+    def length(self) -> int:
+        """Bytes of it."""
+        return self.book.rows.word[self._word(SPACE), kernels.ROOT_LENGTH]
+
+    @property
+    def parent(self) -> Page | None:
+        """The page before it; None: the first one of a sequence, or it has left."""
+        row = self._word(PARENT)
+        word = self.book.rows.word
+        if self.gone or row < 0 or not word[row, DEPTH]:
+            return None
+        return Page(self.book, row, word[row, GENERATION])
+
+    @property
+    def children(self) -> list[Page]:
+        """The pages that follow it, in the order in which they came in."""
+        found, word = [], self.book.rows.word
+        row = -1 if self.gone else word[self.row, kernels.CHILD]
+        while row >= 0:
+            found.append(Page(self.book, row, word[row, GENERATION]))
+            row = word[row, kernels.NEXT]
+        return found[::-1]
 
     @property
     def record(self) -> PageRecord:
-        parent = self.parent.key if self.parent is not None else ROOT_KEY
-        return PageRecord(self.key, parent, self.namespace, self.depth, self.length)
+        parent = self.parent
+        return PageRecord(self.key, ROOT_KEY if parent is None else parent.key, self.namespace, self.depth, self.length)
+
+    # ---- how it is used ----
+
+    @property
+    def last_use(self) -> int:
+        """Logical time of the last request that used it; equal for all pages of one request."""
+        return self.book.rows.long[self.row, kernels.LAST]
+
+    @property
+    def uses(self) -> int:
+        """Requests that used it, the one that wrote it included."""
+        return self._word(kernels.USES)
+
+    @property
+    def reach(self) -> int:
+        """Pages of the longest sequence that it was used in, as far as known."""
+        return self._word(kernels.REACH)
+
+    @property
+    def recovered(self) -> bool:
+        """Whether it comes from the devices, at the start."""
+        return self._word(FLAGS) & kernels.RECOVERED != 0
+
+    @property
+    def pins(self) -> int:
+        """Requests that are about to read it, and writes from it."""
+        return self._word(PINS)
+
+    @property
+    def keep(self) -> bool:
+        """Whether an operator pinned it; see `OperatorPins`."""
+        return self._word(FLAGS) & KEEP != 0
 
     @property
     def kept(self) -> bool:
         """Whether an operator pinned it or a page behind it."""
-        return self.keep or self.kept_children > 0
+        return self._word(KEPT) > 0 or self.keep
 
     @property
     def pinned(self) -> bool:
         """Whether it may not be evicted, for a request's sake or an operator's."""
-        return self.pins > 0 or self.keep or self.kept_children > 0
+        return self._word(PINS) > 0 or self.kept
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it is in the table no longer; its host slot goes with the last pin."""
+        word = self.book.rows.word
+        return word[self.row, GENERATION] != self.generation or word[self.row, FLAGS] & DROPPED != 0
+
+    # ---- where it is ----
+
+    def copy_in(self, tier: int) -> Copy | None:
+        """Its copy in this tier, whole or on its way; None: none."""
+        bits = self._word(TIERS) >> (BITS * tier) & _COPY
+        if not bits:
+            return None
+        return self.book.of[tier].copy_at(self.book.rows.word[self.row, kernels.PLACES + tier], bits & WHOLE != 0)
+
+    def begun_in(self, tier: int) -> bool:
+        """Whether this tier has a copy, whole or on its way."""
+        return self._word(TIERS) >> (BITS * tier) & _COPY != 0
 
     def whole_in(self, tier: int) -> bool:
         """Whether this tier has a whole copy."""
-        copy = self.copies[tier]
-        return copy is not None and copy.whole
-
-    def has_behind(self, tier: int) -> bool:
-        """Whether a page that follows it has a whole copy in this tier."""
-        return self.behind is not None and self.behind[tier] > 0
+        return self._word(TIERS) >> (BITS * tier) & WHOLE != 0
 
     @property
     def resident(self) -> bool:
         """Whether it is in host memory."""
-        copy = self.copies[HOST]
-        return copy is not None and copy.whole
+        return self._word(TIERS) & WHOLE != 0
 
     @property
     def in_host(self) -> bool:
         """Whether it has a slot of host memory: it is there, or on its way."""
-        return self.copies[HOST] is not None
+        return self._word(TIERS) & _COPY != 0
 
     @property
     def slot(self) -> int:
         """Its slot of host memory. Raises NotHeldError where it has none."""
-        copy = self.copies[HOST]
-        if copy is None:
-            raise NotHeldError(f"page {self.key.hex()} has no slot of host memory")
-        place: int = copy.place
-        return place
+        if not self.in_host:
+            raise NotHeldError(f"page in row {self.row} has no slot of host memory")
+        return self.book.rows.word[self.row, kernels.PLACES]
 
     @property
     def digest(self) -> bytes | None:
         """The checksum of what is in host memory; None where that is not known."""
-        copy = self.copies[HOST]
+        copy = self.copy_in(HOST)
         return None if copy is None else copy.digest
 
     def learn_digest(self, digest: bytes) -> None:
         """The checksum of what is in host memory has been computed."""
-        copy = self.copies[HOST]
-        if copy is not None:
-            copy.digest = digest
+        if self.in_host:
+            self.book.of[HOST].learn_digest(self.slot, digest)
+
+    @property
+    def landing(self) -> int:
+        """Its place in landing memory, see `PageTable.land`; -1: none."""
+        return self.book.landed.get(self.row, -1) if self._word(FLAGS) & kernels.LANDED else -1
 
     @property
     def complete(self) -> bool:
         """Whether there is a whole copy somewhere: what is only on its way in does not exist for anybody."""
-        return any(copy is not None and copy.whole for copy in self.copies)
+        return self._word(TIERS) & kernels.ANY_WHOLE != 0
 
     @property
     def saved(self) -> bool:
@@ -152,7 +195,7 @@ class Page:
 
     def elsewhere(self, tier: int) -> bool:
         """Whether another tier than this one has a whole copy."""
-        return any(copy is not None and copy.whole and other != tier for other, copy in enumerate(self.copies))
+        return self._word(TIERS) & kernels.ANY_WHOLE & ~(WHOLE << BITS * tier) != 0
 
 
 class Places:
@@ -172,7 +215,7 @@ class Places:
     @classmethod
     def of_pages(cls, pages: Sequence[Page]) -> Places:
         """Those of pages that are pinned. Raises NotHeldError if one of them is held in neither."""
-        places = (copy.place if (copy := page.copies[HOST]) and copy.whole else page.landing for page in pages)
+        places = (page.slot if page.resident else page.landing for page in pages)
         return cls(np.fromiter(places, dtype=np.int64, count=len(pages)))
 
     @classmethod
@@ -182,10 +225,3 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.numbers)
-
-
-def host_slot_state(page: Page) -> SlotState:
-    """What its host slot, which it has, is used for."""
-    if not page.resident:
-        return SlotState.LOADING
-    return SlotState.PINNED if page.pins or page.keep or page.kept_children else SlotState.CACHED

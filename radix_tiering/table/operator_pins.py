@@ -6,58 +6,43 @@ first page where paths join, and dropping any subtree costs no more than the sub
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Any
 
+from . import kernels
 from .held_page import Page
+from .rows import Rows
 
 
 class OperatorPins:
     """Not thread-safe: used under the page table's lock."""
 
-    def __init__(self, changed: Callable[[Page], None], lost: Callable[[Page], None]) -> None:
-        """`changed(page)`: it is kept now, or no longer. `lost(page)`: a pinned page leaves the table."""
-        self._changed = changed
+    def __init__(self, call: Callable[..., Any], rows: Rows, lost: Callable[[bytes], None]) -> None:
+        """`call(kernel, ...)`: has a kernel change pages. `lost(key)`: a pinned page has left the table."""
+        self._call = call
+        self._rows = rows
         self._lost = lost
-        self.pinned: set[Page] = set()  # by name, not those on the way to them
-        self.kept_pages = 0
+        self.pinned: dict[Page, bytes] = {}  # by name, not those on the way to them; with their keys
+
+    @property
+    def kept_pages(self) -> int:
+        """Those on the way to them included."""
+        return self._rows.count[kernels.KEPT_PAGES]
 
     def keep(self, page: Page) -> None:
         """Set `keep`: costs as many steps as there are pages up to the next one that is kept already."""
-        was_kept = page.kept
-        page.keep = True
-        current = page
-        while not was_kept:
-            self.kept_pages += 1
-            self._changed(current)
-            if current.parent is None:
-                return
-            current = current.parent
-            was_kept = current.kept
-            current.kept_children += 1
+        self._call(kernels.keep, page.row)
 
     def let_go(self, page: Page) -> None:
         """Take `keep` back: costs as many steps as there are pages up to the next one that stays kept."""
-        page.keep = False
-        current = page
-        while not current.kept:
-            self.kept_pages -= 1
-            self._changed(current)
-            if current.parent is None:
-                return
-            current = current.parent
-            current.kept_children -= 1
+        self._call(kernels.let_go, page.row)
 
-    def leave(self, page: Page) -> None:
-        """`page`, on which `keep` is set, leaves the table, and nothing is behind it any more."""
-        self.let_go(page)
-        if page in self.pinned:
-            self.pinned.discard(page)
-            self._lost(page)
+    def remember(self, page: Page) -> None:
+        """`page` is pinned by name."""
+        self.pinned[page] = page.key
 
-    def check(self, pages: Iterable[Page]) -> None:
-        """Assert that all of this is true of a table with these pages, by looking at every one."""
-        held = list(pages)
-        assert all(page.kept_children == sum(child.kept for child in page.children) for page in held)
-        assert self.kept_pages == sum(page.kept for page in held)
-        assert all(page.keep for page in self.pinned)
-        assert self.pinned <= set(held)
+    def left(self, page: Page) -> None:
+        """`page`, on which `keep` was set, has left the table."""
+        key = self.pinned.pop(page, None)
+        if key is not None:
+            self._lost(key)

@@ -13,6 +13,9 @@ A page has at most one copy in each tier: none -> begun (a place taken, bytes ar
 the tier that every page enters by, and that others are written from; beyond that the table knows of a tier what
 `Keeper` says.
 
+What is done to a page is done by a kernel (`kernels`), over rows in arrays (`rows`); here is what they have to do with
+the rest of the house: tiers' places, leases and devices that go, operators.
+
 No method takes longer because there are more pages. What would is begun by one (`drop`, `forget_namespace`,
 `forget_memory`, `part_gone`), from which on nobody is told of what is to go, and ended in steps by others
 (`clean_up`, `settle`), which somebody else calls.
@@ -24,23 +27,32 @@ steps, by somebody else who calls `shed`; what is pinned then leaves when it no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..base.page import ROOT_KEY, PageRecord
 from ..base.runner import Runner
-from ..base.slot_map import SlotState
-from ..figures.counters import DirectorySnapshot, TierCounters
-from .directory import Directory
-from .held_page import HOST, Copy, Page, host_slot_state
-from .leaving import Leaving
+from ..figures.counters import DirectorySnapshot
+from . import directory, kernels
+from .book import Book
+from .held_page import Page
+from .kernels import BATCH, BITS, FLAGS, NOTES, PAGES, PINNED, PLACES, ROOT_LENGTH, ROOT_PAGES, TIERS
 from .operator_pins import OperatorPins
-from .policy import EvictionPolicy, HostOrder
-from .tier_copies import HostSlots, Keeper, Part, TierCopies
+from .policy import EvictionPolicy
+from .rows import Rows, as_key, as_keys, rows_of, split
+from .tier_copies import HOST, BookedCopies, HostCopies, HostSlots, Keeper, Part, TierCopies
+
+#: Pages behind one that is dropped that leave with it, if none is leaving yet: most have no more, and nobody need wait
+#: for another thread.
+AT_ONCE = 16
+#: The logical time of a use that is later than all.
+_NEVER = (1 << 62) - 1
 
 
 class PageTable:
-    """See the module. Callers hold `lock` around every method, except `find`, which needs none."""
+    """See the module. Callers hold `lock` around every method, except `find` and `probe`, which need none."""
 
     def __init__(
         self,
@@ -50,37 +62,45 @@ class PageTable:
         *,
         runner: Runner,
         release_landing: Callable[[int], None] = lambda slot: None,
-        pin_lost: Callable[[Page], None] = lambda page: None,
+        pin_lost: Callable[[bytes], None] = lambda key: None,
         too_much: Callable[[], None] = lambda: None,
         clean: Callable[[], None] | None = None,
     ) -> None:
         """`tiers`: the others, in the order in which a page that several have is read. `release_landing` gives a slot
-        of landing memory back; `pin_lost`: a page that an operator pinned has left; `too_much`: pages that a tier
-        holds beyond its limit may leave now, and somebody should call `shed` until it finds none; `clean`: pages are
-        leaving, and somebody should call `clean_up` until none is, which None does at once. All are called with the
+        of landing memory back; `pin_lost`: a page that an operator pinned has left, of this key; `too_much`: pages that
+        a tier holds beyond its limit may leave now, and somebody should call `shed` until it finds none; `clean`: pages
+        are leaving, and somebody should call `clean_up` until none is, which None does at once. All are called with the
         lock held."""
         self.lock = runner.lock()
         self.host = host
         self.serving = b""  # digest of the namespace that is served now; set by the stack
+        length = host.geometry.page_bytes
+        places = sum(keeper.capacity_bytes // max(1, keeper.size_of(length)) for keeper in (host, *tiers))
+        self._rows = rows = Rows(1 + len(tiers), places + places // 8)
+        orders = self._orders(policy, tiers)
         #: What each tier has, by its number.
-        self.of = tuple(
-            TierCopies(number, keeper, order, TierCounters(), self._may_leave)
-            for number, (keeper, order) in enumerate(zip((host, *tiers), self._orders(policy, tiers), strict=True))
+        self.of: tuple[TierCopies, ...] = (
+            HostCopies(host, rows, orders[HOST]),
+            *(
+                (TierCopies if keeper.numbered else BookedCopies)(number, keeper, rows, orders[number])
+                for number, keeper in enumerate(tiers, HOST + 1)
+            ),
         )
-        self._below = range(1, len(self.of))
+        for number, keeper in enumerate(tiers, HOST + 1):
+            rows.describe(number, durable=keeper.durable, near=keeper.near)
+        self.book = Book(rows, self.of)
         self._release_landing = release_landing
         self._too_much = too_much
         self._shed_asked_for = False
-        self._spaces: dict[bytes, dict[bytes, Page]] = {}
-        self._leaving = Leaving(self._drop_one, clean or self.clean_up)
+        self._clean = clean or self.clean_up
+        self._clean_asked_for = False
+        self._leaving: list[_Leaving] = []
         self.flushes = 0  # of memory
         self._emptying = False  # there may be copies in memory of before the last one
         #: Parts of tiers that have copies yet, and do not give them: how many pages have given theirs up so far.
         self._gone: dict[tuple[int, Part], int] = {}
         self._time = 0
-        self.summary = Directory(len(self.of))
-        self.operator_pins = OperatorPins(self._kept_changed, pin_lost)
-        self.pinned_pages = 0
+        self.operator_pins = OperatorPins(self._call, rows, pin_lost)
 
     def named(self, tier: str) -> TierCopies:
         """What the tier of this name has. Raises KeyError where there is none."""
@@ -89,13 +109,25 @@ class PageTable:
                 return copies
         raise KeyError(tier)
 
+    def _call(self, kernel: Callable[..., Any], *arguments: Any) -> Any:
+        """What a kernel answers, once what it has noted is done."""
+        answer = kernel(*self._rows.state, *arguments)
+        if self._rows.count[NOTES]:
+            self._do_what_is_noted()
+        return answer
+
+    def _page(self, handle: int) -> Page | None:
+        return None if handle < 0 else Page(self.book, *split(handle))
+
+    def _pages(self, rows: np.ndarray) -> list[Page]:
+        return [Page(self.book, row, generation) for row, generation in self._rows.make_handles(rows)]
+
     # ---- finding and entering ----
 
     def find(self, namespace: bytes, key: bytes) -> Page | None:
         """The page, or None. Safe without the lock as a hint: what it says may change at once."""
-        space = self._spaces.get(namespace)
-        page = space.get(key) if space is not None else None
-        return None if page is None or self._leaving.hides(page) else page
+        root = self.book.roots.get(namespace)
+        return None if root is None else self._page(kernels.find(*self._rows.state, root, *as_key(key)))
 
     def settled(self, namespace: bytes, key: bytes) -> Page | None:
         """The page, with those copies only that count; see `settle`."""
@@ -104,33 +136,59 @@ class PageTable:
             self.settle(page)
         return None if page is None or page.dropped else page
 
+    def settled_chain(self, namespace: bytes, keys: Sequence[bytes]) -> list[Page]:
+        """The pages of a chain, with those copies only that count, from the first on, as far as they are held."""
+        root = self.book.roots.get(namespace)
+        if root is None or not keys:
+            return []
+        rows = np.empty(len(keys), np.int64)
+        found = kernels.find_chain(*self._rows.state, root, as_keys(keys), rows)
+        pages = self._pages(rows[:found])
+        if self._gone or self._emptying:
+            for at, page in enumerate(pages):
+                self.settle(page)
+                if page.dropped:
+                    return pages[:at]
+        return pages
+
+    def probe(self, namespace: bytes, keys: Sequence[bytes]) -> int:
+        """How many pages of a chain, from the first on, have a whole copy that counts. A hint, as `find`."""
+        root = self.book.roots.get(namespace)
+        if root is None or not keys:
+            return 0
+        held: int = kernels.probe(*self._rows.state, root, as_keys(keys))
+        if self._gone or self._emptying:
+            for at, key in enumerate(keys[:held]):
+                page = self.find(namespace, key)
+                if page is None or not self.holds(page):
+                    return at
+        return held
+
     def holds(self, page: Page) -> bool:
         """Whether `page` has a whole copy that counts. A hint, as `find`."""
         if not (self._gone or self._emptying):
             return page.complete
-        return any(
-            copy is not None and copy.whole and self._counts(tier, copy) for tier, copy in enumerate(page.copies)
-        )
+        return any(page.whole_in(tier) and self._counts(page, tier) for tier in range(len(self.of)))
 
-    def _counts(self, tier: int, copy: Copy) -> bool:
-        """Whether a copy is to be told of: neither of memory that was emptied, nor on a part that has gone."""
-        of = self.of[tier]
-        if self._emptying and not of.durable and copy.flushes < self.flushes:
+    def _counts(self, page: Page, tier: int) -> bool:
+        """Whether its copy there is to be told of: neither of memory that was emptied, nor on a part that has gone."""
+        of, code = self.of[tier], self._rows.word[page.row, PLACES + tier]
+        if self._emptying and not of.durable and of.flushes_at(code) < self.flushes:
             return False
-        return not self._gone_with(tier, copy)
+        return not self._gone_with(of, code)
 
-    def _gone_with(self, tier: int, copy: Copy) -> list[tuple[int, Part]]:
-        """The parts that have gone on which it lies."""
+    def _gone_with(self, of: TierCopies, code: int) -> list[tuple[int, Part]]:
+        """The parts that have gone on which a copy lies."""
         if not self._gone:
             return []
-        uses = self.of[tier].keeper.uses
-        return [(where, part) for where, part in list(self._gone) if where == tier and uses(copy.place, part)]
+        place = of.place_at(code)
+        return [one for one in list(self._gone) if one[0] == of.number and of.keeper.uses(place, one[1])]
 
     def keys_beginning(self, namespace: bytes, begin: bytes) -> list[bytes]:
         """The keys of its pages that begin with these bytes; takes as long as there are pages. Any thread, without the
         lock: each was there when it was looked at."""
-        # To make a list of them is one step of the interpreter; to go through them is not.
-        return [key for key in list(self._spaces.get(namespace, ())) if key.startswith(begin)]
+        root = self.book.roots.get(namespace)
+        return [] if root is None else self._rows.keys_beginning(root, begin)
 
     def tick(self) -> int:
         """A new logical time of use, later than all before."""
@@ -143,31 +201,32 @@ class PageTable:
         return self._time
 
     def enter(self, record: PageRecord, now: int) -> Page | None:
-        """A new page without copies; None if its parent is not held."""
-        parent = None
+        """A new page without copies; None if its parent is not held, or the others of its namespace are longer."""
+        root = self._root(record.namespace, record.length)
+        row = root
         if record.parent != ROOT_KEY:
             parent = self.find(record.namespace, record.parent)
-            if parent is None:
-                return None
-        page = Page(record, parent, len(self.of))
-        page.last_use = now
-        page.uses = 1
-        if parent is not None:
-            parent.children[page] = None
-        space = self._spaces.setdefault(record.namespace, {})
-        space.pop(record.key, None)  # one that is leaving: the new one comes after its own parent
-        space[record.key] = page
-        self.summary.enter(page)
-        return page
+            row = -1 if parent is None else parent.row
+        if row < 0:
+            return None
+        self._rows.make_room(1)
+        return self._page(self._call(kernels.enter, row, *as_key(record.key), now))
 
-    def recover(self, record: PageRecord, tier: int, copy: Copy, now: int) -> Page | None:
+    def _root(self, namespace: bytes, length: int) -> int:
+        """The row that the first pages of a namespace follow; -1: its pages are not so long."""
+        root = self.book.roots.get(namespace)
+        if root is None:
+            self._rows.make_room(1)
+            root = self._rows.new_root(length, [copies.keeper.size_of(length) for copies in self.of])
+            self.book.roots[namespace], self.book.digests[root] = root, namespace
+        return root if self._rows.word[root, ROOT_LENGTH] == length else -1
+
+    def recover(self, record: PageRecord, tier: int, place: Any, now: int) -> Page | None:
         """Enter a page that a durable tier has kept; parents come before their children. None: unreachable."""
         page = self.find(record.namespace, record.key) or self.enter(record, now)
-        if page is None or page.copies[tier] is not None:
+        if page is None or page.begun_in(tier):
             return None
-        page.recovered = True
-        page.copies[tier] = copy
-        self._entered(page, tier, copy)
+        self._call(kernels.recovered, page.row, tier, self.of[tier].code(page.row, place, None, 0))
         return page
 
     def use(self, page: Page, now: int, reach: int = 0) -> None:
@@ -175,64 +234,54 @@ class PageTable:
 
         Requests interleave: a use at an earlier time than the last one counts, and sets no clock back.
         """
-        if page.last_use != now:
-            page.last_use = max(page.last_use, now)
-            page.uses += 1
-            page.reach = max(page.reach, reach)
-            self.reconsider(page)
+        kernels.use(*self._rows.state, page.row, now, reach)
+
+    def use_all(self, pages: Sequence[Page], now: int, reach: int = 0) -> None:
+        """`use` of many."""
+        kernels.use_all(*self._rows.state, rows_of(pages), now, reach)
 
     def refresh(self, page: Page, now: int) -> None:
         """`page` and the prefix before it were written again or relied upon: as recent as `now`, but not a use."""
-        current: Page | None = page
-        while current is not None and current.last_use < now:
-            current.last_use = now
-            self.reconsider(current)
-            current = current.parent
+        kernels.refresh(*self._rows.state, page.row, now)
+
+    def refresh_all(self, pages: Sequence[Page], now: int) -> None:
+        """`refresh` of many."""
+        kernels.refresh_all(*self._rows.state, rows_of(pages), now)
 
     # ---- pins ----
 
     def pin(self, page: Page) -> None:
-        page.pins += 1
-        if page.pins == 1:
-            self._note_held(page)
-        if page.pins == 1 and not page.keep and not page.kept_children:
-            self.pinned_pages += 1
-            for copies in self.of:
-                copies.queue.remove(page)
-            self._changed(page)
+        kernels.pin(*self._rows.state, page.row)
 
     def unpin(self, page: Page) -> None:
-        page.pins -= 1
-        if page.pins:
-            return
-        if page.landing >= 0:
-            self._release_landing(page.landing - self.host.slots)
-            page.landing = -1
-        if not page.keep and not page.kept_children:
-            self.pinned_pages -= 1
-        if page.dropped:
-            self._free_host(page)
-        else:
-            self._note_held(page)
-            self._changed(page)
-            self.reconsider(page)
+        self._call(kernels.unpin, page.row)
+        self._ask_to_shed()
+
+    def pin_all(self, pages: Sequence[Page]) -> None:
+        """`pin` of many."""
+        kernels.pin_all(*self._rows.state, rows_of(pages))
+
+    def unpin_all(self, pages: Sequence[Page]) -> None:
+        """`unpin` of up to `kernels.BATCH`."""
+        self._call(kernels.unpin_all, rows_of(pages))
+        self._ask_to_shed()
+
+    def _ask_to_shed(self) -> None:
         if self._limited and self.over_limit and not self._shed_asked_for:
             self._shed_asked_for = True
             self._too_much()
+
+    @property
+    def pinned_pages(self) -> int:
+        """For requests' sake or operators', those that have left included."""
+        return self._rows.count[PINNED]
 
     def pinned_in(self, tier: int) -> int:
         """Pinned pages with a whole copy in this tier; of host memory, also those with a slot that is being filled for
         the first time."""
         if tier == HOST:
-            return self.pinned_pages - self.summary.pinned_elsewhere
-        return self.summary.pinned(tier)
-
-    def _kept_changed(self, page: Page) -> None:
-        if not page.pins:
-            self.pinned_pages += 1 if page.kept else -1
-        if not page.dropped:
-            self._changed(page)
-            self.reconsider(page)
+            return self.pinned_pages - directory.pinned_elsewhere(self._rows)
+        return directory.pinned(self._rows, tier)
 
     # ---- room in host memory ----
 
@@ -243,31 +292,59 @@ class PageTable:
         With None, recency protects nothing: for a request that waits, and has pinned what it needs itself.
         """
         slot = self.host.allocate()
-        if slot is None and self.host.used_slots <= self.host.limit_slots:
-            victim = self.victim(HOST)
-            if victim is not None and (now is None or victim.last_use < now):
-                self.evict(victim, HOST)
-                slot = self.host.allocate()
+        if slot is None and self._evict_from_host(1, _NEVER if now is None else now):
+            slot = self.host.allocate()
         return slot
+
+    def take_in(self, parent: Page | None, keys: Sequence[bytes], length: int, now: int) -> list[Page]:
+        """New pages of the namespace that is served, of `length` bytes, one behind the other after `parent` (None: from
+        the beginning of a sequence), whose bytes begin to arrive in host memory: as many of them as it has room for, by
+        `take_slot`. None of `keys` is held."""
+        root = self._root(self.serving, length)
+        slots = self._take_slots(len(keys), now)
+        self._rows.make_room(len(slots))
+        handles = np.empty(len(slots), np.int64)
+        row = root if parent is None else parent.row
+        taken = self._call(kernels.take_in, row, as_keys(keys[: len(slots)]), slots, now, handles)
+        assert taken == len(slots), "a page is held whose prefix is not"
+        rows = handles & 0xFFFFFFFF
+        self.of[HOST].begun(rows, slots, self.flushes)  # type: ignore[attr-defined]
+        return self._pages(rows)
+
+    def _take_slots(self, count: int, now: int) -> np.ndarray:
+        """Up to so many slots, as by `take_slot`: int64."""
+        slots: list[int] = []
+        while len(slots) < count:
+            slot = self.host.allocate()
+            if slot is not None:
+                slots.append(slot)
+            elif not self._evict_from_host(min(count - len(slots), BATCH), now):
+                break
+        return np.array(slots, np.int64)
+
+    def _evict_from_host(self, count: int, before: int) -> int:
+        """Make room for up to `count` pages, if host memory holds no more than it may; for how many."""
+        if self.host.used_slots > self.host.limit_slots:
+            return 0
+        evicted: int = self._call(kernels.evict, HOST, count, before)
+        self.of[HOST].counters.evictions += evicted
+        return evicted
 
     def land(self, page: Page, slot: int) -> None:
         """`page`, which is pinned, lies in a slot of landing memory, verified, until its last pin goes. Its place is
         told as one of host memory is, the slots there being numbered from where host memory's end."""
         assert page.pins
         assert page.landing < 0
-        page.landing = self.host.slots + slot
+        self.book.landed[page.row] = self.host.slots + slot
+        self._rows.word[page.row, FLAGS] |= kernels.LANDED
 
     # ---- copies ----
 
-    def begin(self, page: Page, tier: int, place: Any, digest: bytes | None = None) -> Copy:
+    def begin(self, page: Page, tier: int, place: Any, digest: bytes | None = None) -> None:
         """Bytes of `page` begin to arrive at `place` of this tier, where it has none; pinned until `end`."""
-        assert page.copies[tier] is None
-        copy = page.copies[tier] = Copy(place, digest, self.flushes)
-        self.of[tier].begun(page, copy)
-        if tier == HOST:
-            self.host.mark(place, SlotState.LOADING)
-        self.pin(page)
-        return copy
+        assert not page.begun_in(tier)
+        code = self.of[tier].code(page.row, place, digest, self.flushes)
+        kernels.begin(*self._rows.state, page.row, tier, code)
 
     def end(self, page: Page, tier: int, *, whole: bool, place: Any | None = None, digest: bytes | None = None) -> bool:
         """They have arrived, or will not: there is a whole copy, or none. Takes back `begin`'s pin. A page that ends up
@@ -276,72 +353,48 @@ class PageTable:
 
         False if there is no copy now. Its place is the caller's then, but a host slot, which is freed.
         """
-        copy, copies = page.copies[tier], self.of[tier]
-        assert copy is not None
-        assert not copy.whole
-        kept = whole and not page.dropped
-        if tier != HOST or not page.dropped:  # a host slot is there as long as the page is pinned
-            copies.ended(page, copy)
-            copy.place = copy.place if place is None else place
-            copy.digest = copy.digest if digest is None else digest
+        of, row = self.of[tier], page.row
+        code = self._rows.word[row, PLACES + tier]
+        assert page.begun_in(tier)
+        assert not page.whole_in(tier)
+        if place is not None and place != of.place_at(code):
+            of.forget(row, code)
+            code = of.code(row, place, digest, self.flushes)
+        if digest is not None:
+            of.learn_digest(code, digest)
+        kept: bool = self._call(kernels.end, row, tier, whole, code)
         if kept:
-            self._entered(page, tier, copy)
-            copies.counters.bytes_written += page.length
-        elif not page.dropped:
-            self._abandon(page, tier, copy)
+            of.counters.bytes_written += page.length
         elif tier != HOST:
-            page.copies[tier] = None
-        self.unpin(page)
+            of.forget(row, code)
+        self._ask_to_shed()
         return kept
 
-    def _entered(self, page: Page, tier: int, copy: Copy) -> None:
-        self.of[tier].entered(page, copy)
-        self._changed(page)
-        self.reconsider(page)
-        parent = page.parent
-        if parent is not None and self.of[tier].durable:
-            if parent.behind is None:
-                parent.behind = [0] * len(self.of)
-            parent.behind[tier] += 1
-            self.reconsider(parent)
-
-    def _abandon(self, page: Page, tier: int, copy: Copy) -> None:
-        """What was begun has come to nothing."""
-        page.copies[tier] = None
-        if tier == HOST:
-            self.host.release([copy.place])
-        if self.of[tier].durable and page.has_behind(tier):
-            self.of[tier].gaps.add(page)  # they were written ahead of it
-        if not any(page.copies):
-            self.drop(page)
+    def end_in_host(self, pages: Sequence[Page], *, whole: bool, digests: Sequence[bytes] = ()) -> None:
+        """`end` of many in host memory, with their checksums if they have come; up to `kernels.BATCH`."""
+        of = self.of[HOST]
+        for page, digest in zip(pages, digests, strict=False):
+            page.learn_digest(digest)
+        kept = self._call(kernels.end_all, rows_of(pages), whole)
+        if kept:
+            of.counters.bytes_written += kept * pages[0].length
+        self._ask_to_shed()
 
     def lose(self, page: Page, tier: int) -> bool:
         """`page` gives up its copy in this tier; without another one it leaves, and all behind it. Those keep their
         copies if it stays: in a durable tier it is to be written again. False if there was none, or it is to stay:
         what requests have pinned in host memory, and is elsewhere."""
-        copy = page.copies[tier]
-        if copy is None or page.dropped or (tier != HOST and not copy.whole):
-            return False
-        if not page.elsewhere(tier) and (tier == HOST or not page.in_host):
-            self.drop(page)
-            return True
-        if tier == HOST and (page.pins or not copy.whole):
-            return False
-        self._forget(page, tier)
-        if self.of[tier].durable and page.has_behind(tier):
-            self.of[tier].gaps.add(page)
-        self.reconsider(page)
-        return True
+        lost: bool = not page.gone and self._call(kernels.lose, page.row, tier)
+        return lost
 
     def victim(self, tier: int) -> Page | None:
         """The page that leaves this tier next, or None if none may. In host memory there is one whenever a page is
         there and none is pinned."""
-        return self.of[tier].queue.peek()
+        return self._page(kernels.victim(*self._rows.state, tier))
 
     def evict(self, page: Page, tier: int) -> None:
         """Give up the copy of a victim; the page stays while it has another one."""
         self.of[tier].counters.evictions += 1
-        self.of[tier].queue.remove(page)
         self.lose(page, tier)
 
     # ---- what counts no more ----
@@ -354,7 +407,8 @@ class PageTable:
 
     def in_memory(self) -> list[Page]:
         """The pages with such a copy. Any thread."""
-        return [page for copies in self.of if not copies.durable for page in copies.listed()]
+        listed = [copies.listed() for copies in self.of if not copies.durable]
+        return self._pages(np.concatenate(listed))
 
     def emptied(self, flushes: int) -> None:
         """What there was in memory when `flushes` was this has been settled."""
@@ -365,11 +419,12 @@ class PageTable:
         """The pages with a whole copy on a part of a tier, to be gone through later, by any thread, without the lock:
         those of now, as far as they still are then."""
         of = self.of[tier]
-        if not of.durable:
-            return of.under(part)
-        # To make a list of all is one step of the interpreter; to go through them, with the lock held, is not.
-        copies = ((page, page.copies[tier]) for page in self.listed())
-        return (page for page, copy in copies if copy is not None and copy.whole and of.keeper.uses(copy.place, part))
+        handles = self._rows.make_handles(of.under(part))
+        return (page for page in (Page(self.book, *handle) for handle in handles) if self._lies_on(page, of, part))
+
+    def _lies_on(self, page: Page, of: TierCopies, part: Part) -> bool:
+        copy = page.copy_in(of.number)
+        return copy is not None and copy.whole and of.keeper.uses(copy.place, part)
 
     def part_gone(self, tier: int, part: Part) -> None:
         """From now on no copy counts that lies on this part of a tier. To be given up by `settle`; then
@@ -385,10 +440,9 @@ class PageTable:
         have pinned in host memory, and is elsewhere, stays. Whether there was one."""
         lost = False
         for tier in reversed(range(len(self.of))):
-            copy = page.copies[tier]
-            if copy is None or page.dropped or not (copy.whole or tier == HOST):
+            if page.dropped or not (page.whole_in(tier) or (tier == HOST and page.in_host)):
                 continue  # what is being written there is judged when it is
-            if not self._counts(tier, copy):
+            if not self._counts(page, tier):
                 lost = self.lose(page, tier) or lost
         return lost
 
@@ -399,25 +453,77 @@ class PageTable:
         pinned host slots with their last pin. How many have left already."""
         if page.dropped:
             return 0
-        self._drop_one(page)
-        return 1 + (self._leaving.behind(page) if page.children else 0)
+        before = self.pages
+        self._call(kernels.drop, page.row)
+        return before - self.pages
 
     def forget_namespace(self, namespace: bytes) -> int:
         """All pages of `namespace` leave, as by `drop`; how many."""
-        space = self._spaces.pop(namespace, {})
-        pages = len(space)
-        if space:
-            self._leaving.whole(space)
+        root = self.book.roots.get(namespace)
+        if root is None:
+            return 0
+        pages = self._rows.word[root, ROOT_PAGES]
+        if pages:
+            del self.book.roots[namespace]
+            self._rows.word[root, FLAGS] |= kernels.DROPPED | kernels.PENDING
+            self._leaving.append(_Leaving(root))
+            self._ask_to_clean()
         return pages
 
     def clean_up(self, count: float = math.inf) -> int:
         """Let up to `count` pages go that are hidden already; how many have gone."""
-        return self._leaving.step(count)
+        left = 0
+        while self._leaving and left < count:
+            left += self._leave(self._leaving[-1], int(min(count - left, BATCH)))
+        if not self._leaving:
+            self._clean_asked_for = False
+        return left
+
+    def _leave(self, work: _Leaving, steps: int) -> int:
+        rows, start = self._rows, work.root
+        if not work.done:
+            page = Page(self.book, *split(work.at))
+            start = work.root if page.dropped else page.row
+        left: int = kernels.leave(*rows.state, work.root, start, steps, work.out)
+        if work.done:
+            self._leaving.remove(work)
+            self.book.digests.pop(work.root, None)
+        if rows.count[NOTES]:
+            self._do_what_is_noted()
+        return left
+
+    def _ask_to_clean(self) -> None:
+        if self._leaving and not self._clean_asked_for:
+            self._clean_asked_for = True
+            self._clean()
 
     @property
     def leaving(self) -> bool:
         """Whether `clean_up` has something to do."""
-        return self._leaving.pending
+        return bool(self._leaving)
+
+    def _do_what_is_noted(self) -> None:
+        """Give back the places of copies that pages have given up, and tell what else has come of it."""
+        freed: dict[int, list[Any]] = {}
+        busy = bool(self._leaving)
+        for what, which, whose in self._rows.read_notes():
+            if what < len(self.of):
+                of = self.of[what]
+                for part in self._gone_with(of, which):
+                    self._gone[part] += 1
+                freed.setdefault(what, []).append(of.place_at(which))
+                of.forget(whose, which)
+            elif what == kernels.LEFT_LANDING:
+                self._release_landing(self.book.landed.pop(which) - self.host.slots)
+            elif what == kernels.LOST_PIN:
+                self.operator_pins.left(Page(self.book, which, whose))
+            else:
+                self._leaving.append(_Leaving(which))
+        for tier, places in freed.items():
+            self.of[tier].keeper.release(places)
+        if self._leaving and not busy:
+            self.clean_up(AT_ONCE)
+            self._ask_to_clean()
 
     # ---- limits ----
 
@@ -451,142 +557,84 @@ class PageTable:
         return evicted
 
     def change_eviction(self, policy: EvictionPolicy) -> None:
-        """Pages get the place that `policy` gives them when they are used, or by `reconsider`."""
+        """Pages leave by `policy` from now on."""
         orders = self._orders(policy, [copies.keeper for copies in self.of[1:]])
         for copies, order in zip(self.of, orders, strict=True):
-            copies.queue.policy = order
+            copies.order = order
 
     @staticmethod
     def _orders(policy: EvictionPolicy, tiers: Sequence[Keeper]) -> list[EvictionPolicy]:
         """Who leaves each tier first, host memory's before those of `tiers`."""
-        near = [number for number, keeper in enumerate(tiers, HOST + 1) if keeper.near]
-        return [HostOrder(policy, near), *(keeper.order(policy) for keeper in tiers)]
+        return [policy, *(keeper.order(policy) for keeper in tiers)]
 
     # ---- all pages ----
 
     @property
     def pages(self) -> int:
         """How many there are. Any thread."""
-        return self.summary.pages
+        return self._rows.count[PAGES]
+
+    @property
+    def changes(self) -> int:
+        """How often a page has entered, left, or gained or lost a copy or its pins, ever."""
+        return self._rows.count[kernels.CHANGES]
 
     def listed(self, namespace: bytes | None = None) -> list[Page]:
         """The pages there are, of one namespace or of all, each after the one it follows."""
-        if namespace is not None:
-            return list(self._spaces.get(namespace, {}).values())
-        return [page for space in self._spaces.values() for page in list(space.values())]
+        root = -1 if namespace is None else self.book.roots.get(namespace)
+        return [] if root is None else self._pages(self._rows.used(root))
 
-    def all_pages(self) -> Iterable[Page]:
-        for space in self._spaces.values():
-            yield from space.values()
+    def all_pages(self) -> Iterator[Page]:
+        """The same of all, made one by one: those of now, as far as they still are then."""
+        rows = self._rows.used()
+        for start in range(0, len(rows), BATCH):
+            yield from (page for page in self._pages(rows[start : start + BATCH]) if not page.dropped)
 
     def directory(self, namespace: bytes) -> DirectorySnapshot:
         """The summary of what is held, from the point of view of a server of `namespace`."""
-        return self.summary.snapshot(len(self._spaces.get(namespace, ())))
+        root = self.book.roots.get(namespace)
+        return directory.snapshot(self._rows, 0 if root is None else self._rows.word[root, ROOT_PAGES])
+
+    def only_in(self, tier: int) -> int:
+        """Pages with a whole copy in this tier alone."""
+        return directory.only(self._rows, tier)
 
     def coldest_unsaved(self, count: int) -> list[Page]:
         """Up to `count` pages that leave host memory next and would be lost by it."""
-        return [page for page in self.of[HOST].queue.coldest(count) if not any(page.copies[1:])]
+        handles = np.empty(count, np.int64)
+        found = kernels.coldest(*self._rows.state, HOST, count, handles)
+        rows = handles[:found] & 0xFFFFFFFF
+        alone = self._rows.words[rows, TIERS] >> BITS & kernels.ANY_COPY == 0
+        return self._pages(rows[alone])
 
-    # ---- rules ----
+    def places_in(self, tier: int) -> list[Any]:
+        """The places of the whole copies of a tier; takes as long as there are copies."""
+        of = self.of[tier]
+        rows = of.listed()
+        rows = rows[self._rows.whole(rows, tier)]
+        return [of.place_at(code) for code in self._rows.words[rows, PLACES + tier].tolist()]
 
-    def _may_leave(self, page: Page, tier: int) -> bool:
-        copy = page.copies[tier]
-        if copy is None or not copy.whole or page.pins or page.keep or page.kept_children or page.dropped:
-            return False
-        if self.of[tier].durable:
-            # What follows it in memory alone goes with it, if it has no copy there itself: it is no more recent.
-            return not page.has_behind(tier)
-        # What has no other copy takes along what is behind it. From host memory as long as nothing of that is there or
-        # wanted: nothing is lost that is worth more, and the last page there can always leave.
-        return page.elsewhere(tier) or not (page.held_children if tier == HOST else page.children)
+    def host_states(self) -> np.ndarray:
+        """What each slot of host memory is used for: uint8 [slots] of `SlotState`."""
+        states = self.host.states()
+        owners = self.of[HOST].owners  # type: ignore[attr-defined]
+        slots = np.flatnonzero(owners >= 0)
+        states[slots] = directory.slot_states(self._rows, owners[slots])
+        return states
 
-    def _note_held(self, page: Page) -> None:
-        """Tell the pages before `page` whether it, or what is behind it, is in host memory or pinned; as far up as
-        that is new to them."""
-        current = page
-        while not current.dropped:
-            held = current.in_host or current.pins > 0 or current.held_children > 0
-            if held == current.held:
-                return
-            current.held = held
-            parent = current.parent
-            if parent is None:
-                return
-            parent.held_children += 1 if held else -1
-            if parent.resident:
-                self.reconsider(parent)
-            current = parent
 
-    def reconsider(self, page: Page) -> None:
-        """Put `page` at its place in the queues that it may be in now."""
-        for tier, copy in enumerate(page.copies):
-            if copy is not None:
-                self.of[tier].reconsider(page)
+class _Leaving:
+    """What is behind a root that has left, and where its leaving has come to."""
 
-    def _changed(self, page: Page) -> None:
-        """`page` has gained or lost a whole copy or its last pin."""
-        self.summary.changed(page)
-        if page.in_host and not page.dropped:
-            self.host.mark(page.slot, host_slot_state(page))
+    def __init__(self, root: int) -> None:
+        self.root = root
+        #: The handle of the page that is next, as `kernels.leave` says; -1: none is left, or none has been looked at.
+        self.out = np.full(1, -1, np.int64)
 
-    def _forget(self, page: Page, tier: int) -> None:
-        """`page` has a whole copy there no more."""
-        copy, copies = page.copies[tier], self.of[tier]
-        assert copy is not None
-        for where in self._gone_with(tier, copy):
-            self._gone[where] += 1
-        page.copies[tier] = None
-        copies.left(page, copy)
-        copies.keeper.release([copy.place])
-        if tier == HOST:
-            self._note_held(page)
-        self._changed(page)
-        parent = page.parent
-        if copies.durable and parent is not None and parent.behind is not None:
-            parent.behind[tier] -= 1
-            if not parent.behind[tier]:
-                copies.gaps.discard(parent)
-            self.reconsider(parent)
+    @property
+    def at(self) -> int:
+        return int(self.out[0])
 
-    def _free_host(self, page: Page) -> None:
-        """A page that has left needs its host slot no more, if it has one."""
-        copy = page.copies[HOST]
-        if copy is None:
-            return
-        if copy.whole:
-            self._forget(page, HOST)
-        else:
-            page.copies[HOST] = None
-            self.of[HOST].ended(page, copy)
-            self.host.release([copy.place])
-
-    def _drop_one(self, page: Page) -> None:
-        """`page` leaves with what is its own. What is behind it, if anything is, finds it dropped."""
-        page.dropped = True
-        space = self._spaces.get(page.namespace, {})
-        if space.get(page.key) is page:
-            del space[page.key]
-            if not space:
-                del self._spaces[page.namespace]
-        self.summary.leave(page)
-        for copies in self.of:
-            copies.gaps.discard(page)
-            copies.queue.remove(page)
-        if page.keep:
-            self.operator_pins.leave(page)
-        for tier in self._below:
-            if page.whole_in(tier):
-                self._forget(page, tier)
-        if not page.pins:
-            self._free_host(page)
-        elif page.resident:
-            self.host.mark(page.slot, SlotState.PRIVATE)
-        if page.parent is not None:
-            self._leave_parent(page, page.parent)
-
-    def _leave_parent(self, page: Page, parent: Page) -> None:
-        parent.children.pop(page, None)
-        parent.held_children -= page.held
-        if not parent.dropped:
-            self._note_held(parent)
-            self.reconsider(parent)
+    @property
+    def done(self) -> bool:
+        return self.at < 0

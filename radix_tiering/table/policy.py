@@ -1,9 +1,8 @@
-"""Policies: which pages leave first, and which are worth an SSD's write. One small class each."""
+"""Policies: which pages leave first, and which are worth an SSD's write."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..base.config import PolicyConfig
 
@@ -11,90 +10,61 @@ from ..base.config import PolicyConfig
 class PageUse(Protocol):
     """What a policy may look at."""
 
-    depth: int  # position in its sequence, in pages, from 1
-    last_use: int  # logical time of the last request that used it; equal for all pages of one request
-    uses: int  # requests that used it, the one that wrote it included
-    reach: int  # pages of the longest sequence that it was used in
+    @property
+    def depth(self) -> int:
+        """Position in its sequence, in pages, from 1."""
+        ...
 
-    def whole_in(self, tier: int) -> bool:
-        """Whether the tier of this number has a whole copy."""
+    @property
+    def last_use(self) -> int:
+        """Logical time of the last request that used it; equal for all pages of one request."""
+        ...
+
+    @property
+    def uses(self) -> int:
+        """Requests that used it, the one that wrote it included."""
+        ...
+
+    @property
+    def reach(self) -> int:
+        """Pages of the longest sequence that it was used in."""
         ...
 
 
-class EvictionPolicy(Protocol):
-    """Orders pages for eviction."""
-
-    name: str
-
-    def rank(self, page: PageUse) -> tuple[int, ...]:
-        """The page of the lowest rank leaves first. Must not change unless the page is used, or where it is changes."""
-        ...
-
-    def gives_way(self, victim: PageUse, newcomer: PageUse) -> bool:
-        """Whether `victim`, which leaves first, leaves for `newcomer`."""
-        ...
-
-
-class LeastRecentlyUsed:
-    """The longest unused page first; among equals the one with the longest prefix.
+class EvictionPolicy(NamedTuple):
+    """Who leaves first: the longest unused page, and among equals the one with the longest prefix.
 
     The tie-break matters: all pages of a request have the same time of last use, and the end of a sequence is worth
     the least, since fewer requests share it and nothing behind it depends on it.
+
+    A policy is a few numbers, by which the page table's kernels rank pages. A page's rank rises with use, and never
+    falls: the order of leaving is kept that way. In host memory, what a tier has that is as near leaves before all
+    else.
     """
 
-    name = "lru"
-
-    def rank(self, page: PageUse) -> tuple[int, ...]:
-        return (page.last_use, -page.depth)
-
-    def gives_way(self, victim: PageUse, newcomer: PageUse) -> bool:
-        """Not one that is as recent: a sequence longer than the tier must not evict its own beginning."""
-        return victim.last_use < newcomer.last_use
-
-
-class LeastFrequentlyUsed(LeastRecentlyUsed):
-    """The least often used page first, then as `LeastRecentlyUsed`."""
-
-    name = "lfu"
-
-    def rank(self, page: PageUse) -> tuple[int, ...]:
-        return (page.uses, page.last_use, -page.depth)
-
-
-class HostOrder:
-    """Host memory's: what a tier has that is as near leaves first; then as the `inner` policy says."""
-
-    def __init__(self, inner: EvictionPolicy, near: Sequence[int]) -> None:
-        """`near`: numbers of tiers; see `Keeper.near`."""
-        self._inner = inner
-        self._near = near
-        self.name = inner.name
-
-    def rank(self, page: PageUse) -> tuple[int, ...]:
-        return (not any(page.whole_in(tier) for tier in self._near), *self._inner.rank(page))
+    name: str
+    #: The number of uses counts before all that.
+    by_uses: bool = False
+    #: A page counts as if it had been used later than it was, by so many requests: if it was used again at all; and
+    #: for each doubling of the sequence it belongs to, since recomputing a long one costs more than in proportion.
+    reused: int = 0
+    doubled: int = 0
 
     def gives_way(self, victim: PageUse, newcomer: PageUse) -> bool:
-        return self._inner.gives_way(victim, newcomer)
+        """Whether `victim`, which leaves first, leaves for `newcomer`. Not one that is as recent: a sequence longer
+        than the tier must not evict its own beginning."""
+        return self._time(victim) < self._time(newcomer)
+
+    def _time(self, page: PageUse) -> tuple[int, int]:
+        worth = self.doubled * page.reach.bit_length() + (self.reused if page.uses > 1 else 0)
+        return page.last_use + worth, -page.depth if self.doubled else 0
 
 
-class PeerOrder:
-    """Which pages are worth a place in another server's memory: hot ones, of long prefixes, lately used.
-
-    A page counts as if it had been used later than it was: by so many requests if it was used again at all, and by
-    some for each doubling of the sequence it belongs to, since recomputing a long one costs more than in proportion.
-    The sum, unlike an order of the three, lets every page grow old.
-    """
-
-    name = "peer"
-    #: In requests.
-    REUSED, DOUBLED = 64, 8
-
-    def rank(self, page: PageUse) -> tuple[int, ...]:
-        worth = self.DOUBLED * page.reach.bit_length() + (self.REUSED if page.uses > 1 else 0)
-        return (page.last_use + worth, -page.depth)
-
-    def gives_way(self, victim: PageUse, newcomer: PageUse) -> bool:
-        return self.rank(victim) < self.rank(newcomer)
+LEAST_RECENTLY_USED = EvictionPolicy("lru")
+LEAST_FREQUENTLY_USED = EvictionPolicy("lfu", by_uses=True)
+#: Which pages are worth a place in another server's memory: hot ones, of long prefixes, lately used. The sum, unlike an
+#: order of the three, lets every page grow old.
+BY_WORTH = EvictionPolicy("peer", reused=64, doubled=8)
 
 
 class AdmissionPolicy(Protocol):
@@ -138,7 +108,7 @@ class AdmitLongPrefixes:
 
 
 def eviction_policy(config: PolicyConfig) -> EvictionPolicy:
-    return LeastFrequentlyUsed() if config.eviction == "lfu" else LeastRecentlyUsed()
+    return LEAST_FREQUENTLY_USED if config.eviction == "lfu" else LEAST_RECENTLY_USED
 
 
 def admission_policy(config: PolicyConfig, tokens_per_page: int) -> AdmissionPolicy:

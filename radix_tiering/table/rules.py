@@ -1,74 +1,184 @@
-"""The page table's rules, asserted over all of its pages; see `page_table`."""
+"""The page table's rules, asserted over all of its pages; see `page_table`. Shares no code with the kernels."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from ..base.slot_map import SlotState
-from .held_page import HOST, Page, host_slot_state
+from . import directory
+from .kernels import (
+    BEGUN,
+    BITS,
+    CHILD,
+    COUNTS,
+    DEPTH,
+    DROPPED,
+    FLAGS,
+    GAP,
+    GENERATION,
+    HELD,
+    HIGH,
+    IS_HELD,
+    KEEP,
+    KEPT,
+    KEPT_PAGES,
+    KIND,
+    NEXT,
+    PARENT,
+    PINS,
+    PLACES,
+    PREV,
+    QUEUED,
+    ROOT_PAGES,
+    SPACE,
+    TIERS,
+    USED,
+    WHOLE,
+)
 from .page_table import PageTable
-from .tier_copies import TierCopies
+from .rows import Rows
+from .tier_copies import HOST, BookedCopies, HostCopies, TierCopies
 
 
 def check_rules(table: PageTable) -> None:
     """Raise AssertionError where a rule is broken or a count is wrong, once what is leaving has left. Looks at every
     page, and is for tests therefore. The caller holds the table's lock."""
     table.clean_up()
-    table.summary.check(table.all_pages())
-    table.operator_pins.check(table.all_pages())
-    pages = list(table.all_pages())
-    for page in pages:
-        assert table.find(page.namespace, page.key) is page
-        assert not page.dropped
-        assert page.parent is None or (not page.parent.dropped and page in page.parent.children)
-        assert page.in_host or page.saved, "a page without a copy"
-        assert page.held_children == sum(child.held for child in page.children)
-        assert page.held == (page.in_host or page.pins > 0 or page.held_children > 0)
+    rows = table.book.rows
+    held = rows.used()
+    _check_tree(table, rows, held)
+    _check_counts(table, rows, held)
     for copies in table.of:
-        _check_tier(table, copies, pages)
-    _check_slots(table, pages)
-    assert sum(page.pinned for page in pages) <= table.pinned_pages
+        _check_tier(table, copies, held)
+    _check_slots(table, held)
     if table.of[HOST].pages and not table.pinned_pages:
         assert table.victim(HOST) is not None, "nothing may leave host memory, and nothing can come in"
 
 
-def _check_tier(table: PageTable, copies: TierCopies, pages: Sequence[Page]) -> None:
-    number, size = copies.number, copies.keeper.size_of
-    whole = [page for page in pages if page.whole_in(number)]
-    coming = [page for page in pages if page.copies[number] is not None and not page.whole_in(number)]
+def _check_tree(table: PageTable, rows: Rows, held: np.ndarray) -> None:
+    words = rows.words
+    for row in held.tolist():
+        namespace, key = table.book.digests[int(words[row, SPACE])], rows.longs[row, :4].tobytes()
+        page = table.find(namespace, key)
+        assert page is not None
+        assert page.row == row, "two pages of one key"
+        siblings = words[:, CHILD], words[:, NEXT], words[:, PREV]
+        before = siblings[2][row]
+        assert (siblings[0][words[row, PARENT]] if before < 0 else siblings[1][before]) == row, "not its parent's child"
+    up = words[held, PARENT]
+    assert (words[up, FLAGS] & (USED | DROPPED) == USED).all(), "a page that outlived its prefix"
+    assert (words[held, DEPTH] == words[up, DEPTH] + 1).all()
+    assert (words[held, SPACE] == np.where(words[up, DEPTH] > 0, words[up, SPACE], up)).all()
+    copies = _any(words[held, TIERS], BEGUN | WHOLE, rows.tiers)
+    in_host = words[held, TIERS] & (BEGUN | WHOLE) != 0
+    assert (in_host | _any(words[held, TIERS], WHOLE, rows.tiers)).all(), "a page without a copy"
+    assert copies.all()
+    is_held = words[held, FLAGS] & IS_HELD != 0
+    assert (words[held, HELD] == _children(rows, held, is_held)).all()
+    assert (is_held == (in_host | (words[held, PINS] > 0) | (words[held, HELD] > 0))).all()
+    kept = (words[held, FLAGS] & KEEP != 0) | (words[held, KEPT] > 0)
+    assert (words[held, KEPT] == _children(rows, held, kept)).all()
+    assert rows.count[KEPT_PAGES] == kept.sum()
+    pinned = set(table.operator_pins.pinned)
+    assert all(page.keep and not page.dropped and page.key == key for page, key in table.operator_pins.pinned.items())
+    assert {page.row for page in pinned} <= set(held.tolist())
+
+
+def _check_counts(table: PageTable, rows: Rows, held: np.ndarray) -> None:
+    words = rows.words
+    assert table.pages == len(held)
+    kinds = np.zeros(len(held), np.int64)
+    for tier in range(rows.tiers):
+        kinds |= rows.whole(held, tier).astype(np.int64) << tier
+    pinned = (words[held, PINS] > 0) | (words[held, KEPT] > 0) | (words[held, FLAGS] & KEEP != 0)
+    kinds |= pinned.astype(np.int64) << rows.tiers
+    assert (words[held, FLAGS] >> KIND == kinds).all()
+    counts = rows.meta[COUNTS : COUNTS + (2 << rows.tiers)]
+    assert (np.bincount(kinds, minlength=len(counts)) == counts).all()
+    found = directory.snapshot(rows, 0)
+    assert found.deepest_pages == (words[held, DEPTH].max() if len(held) else 0)
+    assert found.first_pages == (words[held, DEPTH] == 1).sum()
+    assert pinned.sum() <= table.pinned_pages
+    for root in table.book.roots.values():
+        assert words[root, ROOT_PAGES] == (words[held, SPACE] == root).sum()
+
+
+def _check_tier(table: PageTable, copies: TierCopies, held: np.ndarray) -> None:
+    rows, number, size = table.book.rows, copies.number, copies.keeper.size_of
+    words = rows.words
+    is_whole, begun = rows.whole(held, number), rows.begun(held, number)
+    whole, coming = held[is_whole], held[begun & ~is_whole]
+    pages = [page for page in table.listed() if page.whole_in(number)]
     # Pages that were dropped keep their host slots, and are written to their end, while they are pinned.
     exact = number != HOST
     assert copies.pages == len(whole) if exact else copies.pages >= len(whole)
-    assert copies.bytes == sum(size(page.length) for page in whole) if exact else True
-    assert copies.coming_bytes >= sum(size(page.length) for page in coming)
-    places = [page.copies[number].place for page in whole]  # type: ignore[union-attr]
-    assert len({repr(place) for place in places}) == len(places), "two pages in one place"
+    assert copies.used_bytes == sum(size(page.length) for page in pages) if exact else True
+    coming_bytes = sum(int(words[words[row, SPACE], PLACES + number]) for row in coming.tolist())
+    assert copies.coming_bytes >= coming_bytes
+    places = [copy.place for page in pages if (copy := page.copy_in(number))]
+    assert len({repr(place) for place in places}) == len(places) == len(whole), "two pages in one place"
+    assert (words[held[~begun], PLACES + number] == -1).all()
+    _check_queue(rows, number, held)
+    if isinstance(copies, BookedCopies):
+        listed = copies.listed().tolist()
+        assert {row for row in listed if not words[row, FLAGS] & DROPPED} == {*whole.tolist(), *coming.tolist()}
+        for row, place in zip(whole.tolist(), places, strict=True):
+            assert row in copies.under(copies.keeper.part_of(place)).tolist(), "the book is wrong"
+    gaps = words[held, TIERS] >> (BITS * number) & GAP != 0
     if not copies.durable:
-        assert not copies.gaps
-        assert {page for page in copies.listed() if not page.dropped} == {*whole, *coming}, "the book is wrong"
-        for page in whole:
-            assert page in copies.under(copies.keeper.part_of(page.copies[number].place))  # type: ignore[union-attr]
+        assert not gaps.any()
         return
-    for page in pages:
-        behind = sum(child.whole_in(number) for child in page.children)
-        assert behind == (0 if page.behind is None else page.behind[number])
-        if page.whole_in(number) and page.parent is not None:
-            parent = page.parent
-            assert parent.copies[number] is not None or parent in copies.gaps, "unreachable after a restart"
-    assert all(not page.whole_in(number) and page.has_behind(number) and not page.dropped for page in copies.gaps), (
-        "a gap that is none"
-    )
+    behind = words[held, PLACES + rows.tiers + number]
+    assert (behind == _children(rows, held, is_whole)).all()
+    assert not (gaps & (is_whole | (behind == 0))).any(), "a gap that is none"
+    up = words[whole, PARENT]
+    reached = rows.begun(up, number) | (words[up, DEPTH] == 0) | (words[up, TIERS] >> (BITS * number) & GAP != 0)
+    assert reached.all(), "unreachable after a restart"
 
 
-def _check_slots(table: PageTable, pages: Sequence[Page]) -> None:
+def _check_queue(rows: Rows, number: int, held: np.ndarray) -> None:
+    """Every page that may leave has an entry, whose rank is no higher than the page's."""
+    words = rows.words
+    entries = rows.entries(number)
+    alive = {row for row, generation in entries if words[row, GENERATION] == generation}
+    queued = set(held[words[held, TIERS] >> (BITS * number) & QUEUED != 0].tolist())
+    assert queued <= alive, "marked as one that may leave, and no entry says so"
+    free = (words[held, PINS] == 0) & (words[held, KEPT] == 0) & (words[held, FLAGS] & KEEP == 0)
+    free &= rows.whole(held, number)
+    others = _any(words[held, TIERS] & ~(WHOLE << (BITS * number)), WHOLE, rows.tiers)
+    if rows.durable(number):
+        free &= words[held, PLACES + rows.tiers + number] == 0
+    elif number == HOST:
+        free &= others | (words[held, HELD] == 0)
+    else:
+        free &= others | (words[held, CHILD] < 0)
+    assert set(held[free].tolist()) <= queued, "may leave, and nobody knows"
+
+
+def _check_slots(table: PageTable, held: np.ndarray) -> None:
     """Every slot of host memory is told as what it is."""
-    states = table.host.states()
-    slots = {page.slot for page in pages if page.in_host}
-    assert len(slots) == sum(page.in_host for page in pages), "two pages in one slot"
-    assert all(states[page.slot] == host_slot_state(page) for page in pages if page.in_host)
+    rows, host = table.book.rows, table.of[HOST]
+    assert isinstance(host, HostCopies)
+    begun = held[rows.begun(held, HOST)]
+    slots = rows.words[begun, PLACES]
+    assert len(set(slots.tolist())) == len(slots), "two pages in one slot"
+    assert (host.owners[slots] == begun).all()
+    states = table.host_states()
     assert len(slots) <= table.host.used_slots
     assert (states == SlotState.FREE).sum() == table.host.slots - table.host.used_slots
-    others = np.delete(states, sorted(slots))
+    assert (states[slots] != SlotState.FREE).all()
+    others = np.delete(states, slots)
     assert np.isin(others, [SlotState.FREE, SlotState.PRIVATE, SlotState.LOADING]).all(), "a page that is gone"
+
+
+def _any(tiers: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """Which of these have one of the bits for any tier: bool."""
+    mask = sum(bits << BITS * tier for tier in range(count))
+    found: np.ndarray = tiers & mask != 0
+    return found
+
+
+def _children(rows: Rows, held: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """How many children of each of the pages are counted, by a look at every child."""
+    found = np.bincount(rows.words[held[counted], PARENT], minlength=rows.count[HIGH])
+    return found[held]

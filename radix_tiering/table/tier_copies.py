@@ -1,4 +1,4 @@
-"""The copies that one tier has of the page table's pages: how many, which leave first, and which count no more.
+"""The copies that one tier has of the page table's pages: how many, where they are, and what is known of them.
 
 The same for every tier. Tiers differ in what they say of themselves (`Keeper`): whether they are durable, how large a
 page is there, who leaves first, and which part of them holds a place.
@@ -6,20 +6,38 @@ page is there, who leaves first, and which part of them holds a place.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..base.page import PageGeometry
-from ..base.slot_map import SlotState
 from ..figures.counters import TierCounters
-from .held_page import Copy, Page
 from .policy import EvictionPolicy
 
+if TYPE_CHECKING:
+    from .rows import Rows
+
+#: The number of host memory among the tiers of a page table: every page enters there, and every other tier is written
+#: from there. The others follow in the order in which a page that several have is read.
+HOST = 0
 #: A part of a tier that goes away as a whole: a lease, a device.
 Part = Hashable
+
+
+class Copy:
+    """The bytes of a page in one tier: whole, or on their way there.
+
+    none -> begun -> whole -> none. `place` is the tier's own: a host slot, a slot of a lease, slots of devices.
+    """
+
+    __slots__ = ("digest", "flushes", "place", "whole")
+
+    def __init__(self, place: Any, digest: bytes | None, flushes: int, *, whole: bool = False) -> None:
+        self.place = place
+        self.digest = digest  # checksum of the bytes; None: not known yet
+        self.flushes = flushes  # `PageTable.flushes` when it was begun
+        self.whole = whole
 
 
 class Keeper(Protocol):
@@ -44,6 +62,20 @@ class Keeper(Protocol):
 
     def order(self, policy: EvictionPolicy) -> EvictionPolicy:
         """Who leaves it first, where the configuration says `policy`."""
+        ...
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What it can hold now."""
+        ...
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its places are numbers, from 0, and it knows the checksums: then a copy costs no object."""
+        ...
+
+    def digest_at(self, place: Any) -> bytes | None:
+        """The checksum of the page there; None: not known. Asked where it is `numbered`."""
         ...
 
     def release(self, places: Sequence[Any]) -> None:
@@ -78,146 +110,176 @@ class HostSlots(Keeper, Protocol):
         """A slot; None where all are taken, or as many as may be."""
         ...
 
-    def mark(self, slot: int, state: SlotState) -> None:
-        """What a slot that is not free is used for."""
-        ...
-
     def states(self) -> np.ndarray:
-        """What each slot is used for: uint8 [slots]."""
+        """What each slot is used for, as far as no page has it: uint8 [slots] of `SlotState`."""
         ...
-
-
-class EvictionQueue:
-    """Pages that may leave a tier, the next victim first. Not thread-safe: used under the page table's lock.
-
-    A heap with lazy deletion: each push invalidates the page's earlier entry by giving it a new ticket, and entries
-    of pages that may no longer leave are dropped when they surface. Pushing and popping are O(log n); nothing is ever
-    searched for.
-    """
-
-    def __init__(self, policy: EvictionPolicy, evictable: Callable[[Page], bool]) -> None:
-        self.policy = policy  # may be replaced: pages get the place that it gives them when they are pushed again
-        self._evictable = evictable
-        self._heap: list[tuple[tuple[int, ...], int, Page]] = []
-        self._tickets: dict[Page, int] = {}
-        self._next_ticket = 0
-
-    def push(self, page: Page) -> None:
-        """Enter `page`, or move it to its new place after a use."""
-        self._next_ticket += 1
-        self._tickets[page] = self._next_ticket
-        heapq.heappush(self._heap, (self.policy.rank(page), self._next_ticket, page))
-        if len(self._heap) > 64 + 4 * len(self._tickets):
-            self._heap = [entry for entry in self._heap if self._tickets.get(entry[2]) == entry[1]]
-            heapq.heapify(self._heap)
-
-    def remove(self, page: Page) -> None:
-        """`page` may not leave for now (or has left)."""
-        self._tickets.pop(page, None)
-
-    def peek(self) -> Page | None:
-        """The next victim, or None if nothing may leave."""
-        while self._heap:
-            _, ticket, page = self._heap[0]
-            if self._tickets.get(page) == ticket:
-                if self._evictable(page):
-                    return page
-                del self._tickets[page]
-            heapq.heappop(self._heap)
-        return None
-
-    def coldest(self, count: int) -> list[Page]:
-        """Up to `count` pages in the order in which they would leave; they stay in the queue."""
-        taken: list[tuple[tuple[int, ...], int, Page]] = []
-        while len(taken) < count and self.peek() is not None:
-            taken.append(heapq.heappop(self._heap))
-        for entry in taken:
-            heapq.heappush(self._heap, entry)
-        return [entry[2] for entry in taken]
-
-    def __len__(self) -> int:
-        """Pages entered, at most; some may turn out not to be evictable."""
-        return len(self._tickets)
 
 
 class TierCopies:
-    """Used under the page table's lock."""
+    """Of a tier whose places are numbers, and which knows the checksums. Used under the page table's lock.
 
-    def __init__(
-        self,
-        number: int,
-        keeper: Keeper,
-        order: EvictionPolicy,
-        counters: TierCounters,
-        may_leave: Callable[[Page, int], bool],
-    ) -> None:
-        """`order`: who leaves first; `may_leave(page, number)`: by the page table's rules."""
+    What a row says of where a copy is, is a number always: its `code`.
+    """
+
+    def __init__(self, number: int, keeper: Keeper, rows: Rows, order: EvictionPolicy) -> None:
+        """`order`: who leaves first."""
         self.number = number
         self.keeper = keeper
-        self.counters = counters
+        self.counters = TierCounters()
         self.name = keeper.name
         self.durable = keeper.durable
-        self._may_leave = may_leave
-        self.queue = EvictionQueue(order, lambda page: may_leave(page, number))
-        self.pages = 0  # with a whole copy
-        self.bytes = 0  # that these take
-        self.coming_bytes = 0  # that copies on their way take
         self.limit: int | None = None  # bytes that all of them may take, if an operator has said so
-        self.gaps: set[Page] = set()  # of a durable tier: without a copy there, which pages behind them have
-        self._parts: dict[Part, dict[Page, None]] = {}  # what a tier that is not durable holds, or is to hold
+        self._rows = rows
+        self.order = order
 
-    def begun(self, page: Page, copy: Copy) -> None:
-        """A copy is on its way."""
-        self.coming_bytes += self.keeper.size_of(page.length)
-        self._note(page, copy)
+    # ---- how many ----
 
-    def ended(self, page: Page, copy: Copy) -> None:
-        """It is not on its way any more."""
-        self.coming_bytes -= self.keeper.size_of(page.length)
-        self._strike(page, copy)
+    @property
+    def order(self) -> EvictionPolicy:
+        """Who leaves first."""
+        return self._order
 
-    def entered(self, page: Page, copy: Copy) -> None:
-        """There is a whole copy now."""
-        copy.whole = True
-        self.pages += 1
-        self.bytes += self.keeper.size_of(page.length)
-        self._note(page, copy)
-        self.gaps.discard(page)
+    @order.setter
+    def order(self, order: EvictionPolicy) -> None:
+        """Pages get their new places at once, which takes as long as there are pages that may leave."""
+        self._order = order
+        self._rows.order(self.number, by_uses=order.by_uses, reused=order.reused, doubled=order.doubled)
 
-    def left(self, page: Page, copy: Copy) -> None:
-        """A whole copy is there no more."""
-        self.pages -= 1
-        self.bytes -= self.keeper.size_of(page.length)
-        self._strike(page, copy)
-        self.queue.remove(page)
+    @property
+    def pages(self) -> int:
+        """With a whole copy."""
+        return self._rows.whole_pages(self.number)
 
-    def _note(self, page: Page, copy: Copy) -> None:
-        if not self.durable:
-            self._parts.setdefault(self.keeper.part_of(copy.place), {})[page] = None
+    @property
+    def used_bytes(self) -> int:
+        """That these take."""
+        return self._rows.whole_bytes(self.number)
 
-    def _strike(self, page: Page, copy: Copy) -> None:
-        if not self.durable:
-            part = self.keeper.part_of(copy.place)
-            pages = self._parts[part]
-            pages.pop(page, None)
-            if not pages:
-                del self._parts[part]
-
-    def under(self, part: Part) -> list[Page]:
-        """The pages with a whole copy on a part of a tier that is not durable."""
-        return [page for page in self._parts.get(part, ()) if page.whole_in(self.number)]
-
-    def listed(self) -> list[Page]:
-        """The pages that a tier that is not durable has, or is to have. Any thread."""
-        return [page for pages in list(self._parts.values()) for page in list(pages)]
-
-    def reconsider(self, page: Page) -> None:
-        """Put `page` at its place in the queue, or out of it."""
-        if self._may_leave(page, self.number):
-            self.queue.push(page)
-        else:
-            self.queue.remove(page)
+    @property
+    def coming_bytes(self) -> int:
+        """That copies on their way take."""
+        return self._rows.coming_bytes(self.number)
 
     def may_take(self, nbytes: int) -> bool:
         """Whether its limit, if it has one, has room for so many bytes more."""
-        return self.limit is None or self.bytes + self.coming_bytes + nbytes <= self.limit
+        return self.limit is None or self.used_bytes + self.coming_bytes + nbytes <= self.limit
+
+    # ---- where ----
+
+    def code(self, row: int, place: Any, digest: bytes | None, flushes: int) -> int:
+        """The page in `row` has, or is to have, a copy at `place`: the number by which its row says so."""
+        code: int = place
+        return code
+
+    def copy_at(self, code: int, whole: bool) -> Copy:
+        """What is there, or on its way."""
+        return Copy(code, self.keeper.digest_at(code), 0, whole=whole)
+
+    def place_at(self, code: int) -> Any:
+        """Where that is, as the tier has it."""
+        return code
+
+    def flushes_at(self, code: int) -> int:
+        """`PageTable.flushes` when it was begun, of a copy in memory."""
+        return 0
+
+    def forget(self, row: int, code: int) -> None:
+        """The page in `row` has nothing there any more."""
+
+    def learn_digest(self, code: int, digest: bytes) -> None:
+        """The checksum of what is there has been computed."""
+
+    # ---- which ----
+
+    def under(self, part: Part) -> np.ndarray:
+        """The rows of the pages that may have a copy on this part, whole or not: int64. Any thread."""
+        return self.listed()
+
+    def listed(self) -> np.ndarray:
+        """The rows of the pages that it has, or is to have: int64, parents first. Any thread."""
+        rows = self._rows.used()
+        return rows[self._rows.begun(rows, self.number)]
+
+
+class HostCopies(TierCopies):
+    """Of host memory, by slot."""
+
+    def __init__(self, keeper: HostSlots, rows: Rows, order: EvictionPolicy) -> None:
+        super().__init__(HOST, keeper, rows, order)
+        self._digests: list[bytes | None] = [None] * keeper.slots
+        self._flushes = np.zeros(keeper.slots, np.int64)
+        self.owners = np.full(keeper.slots, -1, np.int64)  # rows; -1: no page has it
+
+    def code(self, row: int, place: Any, digest: bytes | None, flushes: int) -> int:
+        slot: int = place
+        self._digests[slot], self._flushes[slot], self.owners[slot] = digest, flushes, row
+        return slot
+
+    def begun(self, rows: np.ndarray, slots: np.ndarray, flushes: int) -> None:
+        """Pages in these rows have, or are to have, copies in these slots. int64 [pages] both."""
+        self._flushes[slots], self.owners[slots] = flushes, rows
+
+    def copy_at(self, code: int, whole: bool) -> Copy:
+        return Copy(code, self._digests[code], int(self._flushes[code]), whole=whole)
+
+    def flushes_at(self, code: int) -> int:
+        return int(self._flushes[code])
+
+    def forget(self, row: int, code: int) -> None:
+        self._digests[code], self.owners[code] = None, -1
+
+    def learn_digest(self, code: int, digest: bytes) -> None:
+        self._digests[code] = digest
+
+    def listed(self) -> np.ndarray:
+        owners = self.owners
+        return owners[owners >= 0]
+
+
+class BookedCopies(TierCopies):
+    """Of another tier: its places are whatever it likes, and pages are looked up by its parts."""
+
+    def __init__(self, number: int, keeper: Keeper, rows: Rows, order: EvictionPolicy) -> None:
+        super().__init__(number, keeper, rows, order)
+        self._copies: list[Copy | None] = []
+        self._free: list[int] = []  # of these
+        self._parts: dict[Part | None, dict[int, None]] = {}  # rows
+
+    def code(self, row: int, place: Any, digest: bytes | None, flushes: int) -> int:
+        code = self._free.pop() if self._free else len(self._copies)
+        if code == len(self._copies):
+            self._copies.append(None)
+        self._copies[code] = Copy(place, digest, flushes)
+        self._parts.setdefault(self.keeper.part_of(place), {})[row] = None
+        return code
+
+    def copy_at(self, code: int, whole: bool) -> Copy:
+        copy = self._copies[code]
+        assert copy is not None
+        copy.whole = whole
+        return copy
+
+    def place_at(self, code: int) -> Any:
+        return self.copy_at(code, True).place
+
+    def flushes_at(self, code: int) -> int:
+        return self.copy_at(code, True).flushes
+
+    def forget(self, row: int, code: int) -> None:
+        copy, self._copies[code] = self._copies[code], None
+        assert copy is not None
+        part = self.keeper.part_of(copy.place)
+        rows = self._parts[part]
+        del rows[row]
+        if not rows:
+            del self._parts[part]
+        self._free.append(code)
+
+    def learn_digest(self, code: int, digest: bytes) -> None:
+        self.copy_at(code, True).digest = digest
+
+    def under(self, part: Part) -> np.ndarray:
+        return np.fromiter(list(self._parts.get(part, ())), np.int64)
+
+    def listed(self) -> np.ndarray:
+        return np.fromiter([row for rows in list(self._parts.values()) for row in list(rows)], np.int64)

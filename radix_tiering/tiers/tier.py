@@ -23,9 +23,8 @@ from ..base.config import TiersConfig
 from ..base.page import PageRecord, page_digest
 from ..base.slot_map import TierMap
 from ..figures.counters import LinkCounters
-from ..table.held_page import Copy
 from ..table.policy import EvictionPolicy
-from ..table.tier_copies import Part
+from ..table.tier_copies import Copy, Part
 
 
 class ReadOutcome(Enum):
@@ -141,6 +140,8 @@ class Tier(ABC):
     durable = False
     #: Whether a page comes up from it about as soon as from host memory, and need not be in both.
     near = False
+    #: Whether its places are numbers, from 0, of which it says the checksums; see `table.tier_copies.Keeper`.
+    numbered = False
     #: Pages whose writes may be under way together.
     writes_in_flight = 16
     #: Pages that wait to be written at most, beside which more are left out; None: as many as there are.
@@ -203,6 +204,10 @@ class Tier(ABC):
     def release(self, places: Sequence[Any]) -> None:
         """Give places back, of copies or as they were reserved. Nothing else comes there while a read is under way."""
 
+    def digest_at(self, place: Any) -> bytes | None:
+        """The checksum of the page at a place; see `Keeper.digest_at`."""
+        return None
+
     def order(self, policy: EvictionPolicy) -> EvictionPolicy:
         """Who leaves first, where the configuration says `policy`."""
         return policy
@@ -227,10 +232,17 @@ class Tier(ABC):
         RuntimeError once the tier is closed."""
         return False
 
-    def learn(self, copy: Copy, page: np.ndarray, done: Callable[[bytes | None], None]) -> bool:
-        """Have computed by what a landed page is verified, of its bytes in host memory: uint8 [page bytes], unchanged
-        until `done(landing digest)`. False, and no answer, where nothing of this tier lands."""
+    def learn(self, copy: Copy, page: np.ndarray, done: Callable[[], None]) -> bool:
+        """Learn by what a landed page is verified, of its bytes in host memory: uint8 [page bytes], unchanged until
+        `done()`. False, and no answer, where nothing of this tier lands."""
         return False
+
+    def learnt(self, copy: Copy) -> bool:
+        """Whether that is known of a copy."""
+        return False
+
+    def unlearn(self, copy: Copy) -> None:  # noqa: B027 - as above
+        """What landed was not that: it is learnt anew, if the page is sound in host memory."""
 
     @property
     def links(self) -> Mapping[str, LinkCounters]:

@@ -21,11 +21,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ..base.events import EventLog
-from ..base.page import ROOT_KEY, PageRecord
+from ..base.page import ROOT_KEY
 from ..base.runner import Runner
-from ..table.held_page import HOST, Page
+from ..table.held_page import Page
+from ..table.kernels import BATCH
 from ..table.page_table import PageTable
 from ..table.policy import AdmissionPolicy
+from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
 from ..tiers.tier import DAMAGED, Tier, Write, Written
 
@@ -83,35 +85,42 @@ class Intake:
         invisible. Pages whose prefix is not held, or for which there is no room, are refused together with all
         behind them; and all of them where they are of another `namespace` (its digest) than the one served now.
         """
-        put = Put([], [], [], 0)
-        length = self._host.geometry.page_bytes
         with self._table.lock:
             if namespace is not None and namespace != self._table.serving:
                 self._table.of[HOST].counters.refuse(WEIGHTS_CHANGED, len(keys))
-                return put._replace(refused=len(keys))
+                return Put([], [], [], len(keys))
             now = self._table.tick() if now is None else now
             anchor = self._table.settled(self._table.serving, parent)
             if anchor is not None:
                 self._table.refresh(anchor, now)
                 # Nothing may evict the prefix between here and the first child's entry.
                 self._table.pin(anchor)
-            for index, key in enumerate(keys):
-                page = self._table.settled(self._table.serving, key)
-                if page is None:
-                    previous = keys[index - 1] if index else parent
-                    record = PageRecord(key, previous, self._table.serving, depth + index, length)
-                    page = self._take_in(record, now)
-                    if page is None:
-                        put = put._replace(refused=len(keys) - index)
-                        break
-                    put.pages.append(page)
-                    put.indices.append(index)
-                    put.slots.append(page.slot)
-                else:
-                    self._table.refresh(page, now)
+            put = self._take_in(keys, parent, anchor, now)
             if anchor is not None:
                 self._table.unpin(anchor)
         return put
+
+    def _take_in(self, keys: Sequence[bytes], parent: bytes, anchor: Page | None, now: int) -> Put:
+        """Of `keys`, which follow `anchor`, or nothing where `parent` says so, those that are not held."""
+        held = self._table.settled_chain(self._table.serving, keys)
+        self._table.refresh_all(held, now)
+        if len(held) == len(keys):
+            return Put([], [], [], 0)
+        before = held[-1] if held else anchor
+        if before is None and parent != ROOT_KEY:
+            self._table.of[HOST].counters.refuse("prefix not held")
+            return Put([], [], [], len(keys))
+        pages: list[Page] = []
+        for start in range(len(held), len(keys), BATCH):
+            some = keys[start : start + BATCH]
+            taken = self._table.take_in(before, some, self._host.geometry.page_bytes, now)
+            pages += taken
+            if len(taken) < len(some):
+                self._table.of[HOST].counters.refuse("full")
+                break
+            before = pages[-1]
+        end = len(held) + len(pages)
+        return Put(pages, list(range(len(held), end)), [page.slot for page in pages], len(keys) - end)
 
     def digests(self, put: Put) -> list[bytes]:
         """The checksums of the slots of `put`, once they are filled."""
@@ -122,8 +131,9 @@ class Intake:
         if digests is None:
             digests = self.digests(put)
         with self._table.lock:
-            for page, digest in zip(put.pages, digests, strict=True):
-                self._table.end(page, HOST, whole=True, digest=digest)
+            for start in range(0, len(put.pages), BATCH):
+                end = start + BATCH
+                self._table.end_in_host(put.pages[start:end], whole=True, digests=digests[start:end])
             for mover in filter(self._goes_through, self._movers):
                 mover.offer(put.pages)
             self._write_back()
@@ -131,26 +141,13 @@ class Intake:
     def abort(self, put: Put) -> None:
         """The slots could not be filled: forget the pages."""
         with self._table.lock:
-            for page in reversed(put.pages):
-                self._table.end(page, HOST, whole=False)
+            for start in range(0, len(put.pages), BATCH):
+                self._table.end_in_host(put.pages[::-1][start : start + BATCH], whole=False)
 
     def refuse_stale(self, pages: int) -> None:
         """So many pages that the device offers are not taken in: they may come of weights that are gone."""
         with self._table.lock:
             self._table.of[HOST].counters.refuse(WEIGHTS_CHANGED, pages)
-
-    def _take_in(self, record: PageRecord, now: int) -> Page | None:
-        if record.parent != ROOT_KEY and self._table.find(record.namespace, record.parent) is None:
-            self._table.of[HOST].counters.refuse("prefix not held")
-            return None
-        slot = self._table.take_slot(now)
-        if slot is None:
-            self._table.of[HOST].counters.refuse("full")
-            return None
-        page = self._table.enter(record, now)
-        assert page is not None, "the parent of a put is pinned or being filled"
-        self._table.begin(page, HOST, slot)
-        return page
 
     def _write_back(self) -> None:
         """With write-back: save the pages that leave host memory next, before their room is needed."""
@@ -211,7 +208,7 @@ class Mover:
         number, admits = self.number, self.admission.admits
         if not self.enabled:
             return
-        admitted = [page for page in pages if page.copies[number] is None and not page.dropped and admits(page)]
+        admitted = [page for page in pages if not page.begun_in(number) and not page.dropped and admits(page)]
         if admitted:
             self.enqueue(admitted)
 
@@ -234,7 +231,7 @@ class Mover:
         chain: list[Page] = []
         current: Page | None = page
         # What is queued or being written has its own prefix queued, being written or there.
-        while current is not None and current.copies[self.number] is None and current not in self._queued:
+        while current is not None and not current.begun_in(self.number) and current not in self._queued:
             chain.append(current)
             current = current.parent if self.copies.durable else None
         return chain
@@ -257,7 +254,7 @@ class Mover:
                 for page, write in begun:
                     self.tier.release([write.place])
                     self._table.end(page, self.number, whole=False)
-                    self._tell_failed(page, str(error))
+                    self._tell_failed(write.record.key, str(error))
         if not self.backlog:
             self._idle.notify_all()
 
@@ -272,7 +269,7 @@ class Mover:
         return bool(self._idle.wait_for(lambda: not self.backlog, timeout))
 
     def _begin(self, page: Page) -> Write | None:
-        if page.dropped or page.copies[self.number] is not None or not page.resident:
+        if page.dropped or page.begun_in(self.number) or not page.resident:
             return None
         if not self._reachable(page):
             self.copies.counters.refuse(f"prefix not on {self.tier.name}")
@@ -284,13 +281,14 @@ class Mover:
             if not page.dropped and (reason := self.tier.full if self.tier.takes(1) else self.tier.refusal):
                 self.copies.counters.refuse(reason)
             return None
-        self._table.begin(page, self.number, place, page.digest)
-        digest = page.digest if self._verify or not self.copies.durable else None
-        return Write(page.record, place, self._host.block_run(page.slot), digest, self._completion(page))
+        record, digest = page.record, page.digest
+        self._table.begin(page, self.number, place, digest)
+        told = digest if self._verify or not self.copies.durable else None
+        return Write(record, place, self._host.block_run(page.slot), told, self._completion(page, record.key))
 
     def _reachable(self, page: Page) -> bool:
         """Whether a restart would find the prefix of `page`, once the writes in flight are done."""
-        return not self.copies.durable or page.parent is None or page.parent.copies[self.number] is not None
+        return not self.copies.durable or page.parent is None or page.parent.begun_in(self.number)
 
     def _place(self, page: Page) -> object | None:
         """A place for `page`, made by evicting if need be; None if that would take too much, or it is worth no more
@@ -302,7 +300,7 @@ class Mover:
             if not tried and ((limit is not None and size > limit) or not self.tier.takes(page.length)):
                 return None
             victim = self._table.victim(self.number)
-            if victim is None or not self.copies.queue.policy.gives_way(victim, page):
+            if victim is None or not self.copies.order.gives_way(victim, page):
                 return None
             if tried < self.tier.most_evictions:
                 self._table.evict(victim, self.number)
@@ -310,7 +308,7 @@ class Mover:
                 return None
         return None
 
-    def _completion(self, page: Page) -> Callable[[Written | None, str], None]:
+    def _completion(self, page: Page, key: bytes) -> Callable[[Written | None, str], None]:
         slot = page.slot
 
         def done(written: Written | None, reason: str) -> None:
@@ -321,7 +319,7 @@ class Mover:
             if written is None:
                 self._table.end(page, self.number, whole=False)
                 if intact:
-                    self._failed(page, reason)
+                    self._failed(page, key, reason)
             elif self._table.end(
                 page,
                 self.number,
@@ -334,22 +332,22 @@ class Mover:
                 self.tier.release([written.place])
             if not intact:
                 self._table.of[HOST].counters.checksum_failures += 1
-                self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=slot)
+                self._events.emit("page.corrupt", tier="host", key=key.hex(), slot=slot)
                 if not page.dropped:
                     self._table.drop(page)
 
         return done
 
-    def _failed(self, page: Page, reason: str) -> None:
-        self._tell_failed(page, reason)
+    def _failed(self, page: Page, key: bytes, reason: str) -> None:
+        self._tell_failed(key, reason)
         # What has failed has left service, so trying again ends at the latest when nothing is left.
         if self.tier.tries_again and not page.dropped and page.resident:
             self.offer([page])
 
-    def _tell_failed(self, page: Page, reason: str) -> None:
+    def _tell_failed(self, key: bytes, reason: str) -> None:
         self.copies.counters.refuse("write failed" if self.tier.tries_again else reason)
         if self.tier.tries_again:
-            self._events.emit(f"{self.tier.name}.write_failed", key=page.key.hex(), reason=reason)
+            self._events.emit(f"{self.tier.name}.write_failed", key=key.hex(), reason=reason)
 
     def _say_what_is_wanted(self) -> None:
         """What memory holds now, and some more."""

@@ -9,8 +9,9 @@ from ..base.events import EventLog
 from ..base.page import KEY_BYTES, Namespace
 from ..base.slot_map import TierMap
 from ..figures.counters import LinkCounters, PageFacts, PagePlaces, StackSnapshot, TierSnapshot
-from ..table.held_page import HOST, Page
+from ..table.held_page import Page
 from ..table.page_table import PageTable
+from ..table.tier_copies import HOST
 from ..table.use_times import UseTimes
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
@@ -96,7 +97,7 @@ def tier_snapshots(stack: HasTiers) -> dict[str, TierSnapshot]:
             limit_bytes=host.limit_bytes,
             used_bytes=host.used_slots * host.geometry.stride_bytes,
             pages=copies.pages,
-            only_pages=table.summary.only(HOST),
+            only_pages=table.only_in(HOST),
             pinned_pages=table.pinned_in(HOST),
         )
     for tier in stack.tiers.values():
@@ -106,9 +107,9 @@ def tier_snapshots(stack: HasTiers) -> dict[str, TierSnapshot]:
             found[tier.name] = copies.counters.snapshot(
                 capacity_bytes=capacity,
                 limit_bytes=capacity if most is None else most,
-                used_bytes=copies.bytes,
+                used_bytes=copies.used_bytes,
                 pages=copies.pages,
-                only_pages=table.summary.only(copies.number),
+                only_pages=table.only_in(copies.number),
                 pinned_pages=table.pinned_in(copies.number),
             )
     return found
@@ -135,7 +136,7 @@ def page_facts(stack: Observed, key: bytes) -> PageFacts | None:
             "generation": None,
         }
         for number, tier in enumerate(stack.tiers.values(), HOST + 1):
-            copy = page.copies[number]
+            copy = page.copy_in(number)
             if copy is not None and copy.whole:
                 places |= tier.facts(copy)
         return PageFacts(
@@ -176,14 +177,13 @@ def tier_map(stack: HasTiers, tier: str, *, time: float) -> TierMap | None:
     no slots. Any thread. `time`: now, seconds since the epoch."""
     if tier == stack.host.name:
         with stack.table.lock:
-            return stack.host.slot_map(time=time)
+            return stack.host.slot_map(stack.table.host_states(), time=time)
     if tier not in stack.tiers:
         return None
     copies = stack.table.named(tier)
 
     def held() -> list[object]:
-        whole = (page.copies[copies.number] for page in copies.listed())
-        return [copy.place for copy in whole if copy is not None and copy.whole]
+        return stack.table.places_in(copies.number)
 
     with stack.table.lock:
         return stack.tiers[tier].slot_map(held, time=time)
@@ -194,7 +194,7 @@ def _places(stack: Observed, page: Page) -> PagePlaces:
         return PagePlaces(page.depth, page.key.hex())
     places: dict[str, Any] = {"host_slot": page.slot} if page.resident else {}
     for number, tier in enumerate(stack.tiers.values(), HOST + 1):
-        copy = page.copies[number]
+        copy = page.copy_in(number)
         if copy is not None and copy.whole:
             places |= tier.place_facts(copy)
     return PagePlaces(page.depth, page.key.hex(), **places)
@@ -202,5 +202,6 @@ def _places(stack: Observed, page: Page) -> PagePlaces:
 
 def _checksum(page: Page) -> str:
     """Of its bytes, as far as some copy says it."""
-    digests = (copy.digest for copy in page.copies if copy is not None and copy.whole)
+    copies = (page.copy_in(tier) for tier in range(len(page.book.of)))
+    digests = (copy.digest for copy in copies if copy is not None and copy.whole)
     return next((digest.hex() for digest in digests if digest is not None), "")

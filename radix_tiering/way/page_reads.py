@@ -14,7 +14,8 @@ from typing import Protocol
 from ..restore.batch import Batch
 from ..restore.plan import Strategy
 from ..restore.planner import Planner
-from ..table.held_page import HOST, Page
+from ..table.held_page import Page
+from ..table.tier_copies import HOST
 from ..tiers.tier import Tier
 from .reads import DROPPED, Reads
 from .request_restore import Restore
@@ -106,7 +107,7 @@ class NearestCopy:
         self._in_lane[at, self._lane(page, at)] += 1
 
     def _lane(self, page: Page, at: int) -> Hashable:
-        copy = page.copies[HOST + 1 + at]
+        copy = page.copy_in(HOST + 1 + at)
         return None if copy is None else self._tiers[at].lane(copy.place)
 
     def _paced(self, page: Page, at: int) -> float:

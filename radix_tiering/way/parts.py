@@ -75,14 +75,14 @@ class Parts:
     def _offer_all(self) -> Generator[None, None, int]:
         with self._table.lock:
             self._mover.pump()
-        pages = [page for page in self._table.in_memory() if page.resident and page.copies[self._number] is None]
+        pages = [page for page in self._table.in_memory() if page.resident and not page.begun_in(self._number)]
         return (yield from sweeps.offer(self._table, self._mover, pages, _hottest))
 
     def leaving(self, part: Part, until: float) -> None:
         """Save to host memory what would be lost, as far as there is room, hottest first; then return the part."""
         with self._table.lock:
             self._saving[part] = 1  # this call's own share
-            pages = self._table.of[self._number].under(part)
+            pages = list(self._table.lying_on(self._number, part))
         saving = self._save_and_lose(sorted(pages, key=_hottest), part)
         self._tell(self._tier.part_leaves, part, pages=len(pages), saving=saving)
         with self._table.lock:
@@ -142,7 +142,7 @@ class Parts:
         for batch in sweeps.batches(pages):
             with self._table.lock:
                 for page in batch:
-                    copy = page.copies[self._number]
+                    copy = page.copy_in(self._number)
                     if copy is None or not copy.whole or page.dropped or not self._tier.uses(copy.place, part):
                         continue
                     saved += self._save(page, part)

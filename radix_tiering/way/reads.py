@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from ..base.events import EventLog
-from ..table.held_page import HOST, Copy, Page
+from ..table.held_page import Page
 from ..table.page_table import PageTable
-from ..table.tier_copies import Part
+from ..table.tier_copies import HOST, Copy, Part
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
 from ..tiers.tier import LandDone, Read, ReadOutcome, Tier
@@ -131,7 +131,7 @@ class Reads(Generic[Waiter]):
         return False
 
     def _read(self, page: Page, tier: int) -> Read:
-        copy = page.copies[tier]
+        copy = page.copy_in(tier)
         assert copy is not None
         self._on_its_way[page] = _OnItsWay(tier, copy)
         return Read(page.record, copy, self._host.block_run(page.slot), self._done(page, tier, copy))
@@ -167,7 +167,9 @@ class Reads(Generic[Waiter]):
             self._events.emit("page.corrupt", tier=copies.name, key=page.key.hex(), reason=outcome.value)
         elif outcome is not ReadOutcome.CANCELLED:
             self._events.emit("page.unreadable", tier=copies.name, key=page.key.hex(), reason=outcome.value)
-        if page.copies[tier] is copy and not (outcome is ReadOutcome.CANCELLED and copies.durable):
+        now = page.copy_in(tier)
+        same = now is not None and now.place == copy.place
+        if same and not (outcome is ReadOutcome.CANCELLED and copies.durable):
             self._table.lose(page, tier)
 
     def _tell(self, page: Page, tier: int, failure: str) -> None:
@@ -194,7 +196,7 @@ class Reads(Generic[Waiter]):
         """Bring a page that this tier alone has to host memory, before the part it lies on is returned. False where
         there is no room that is worth less. Else `ended(saved)` follows, under the lock; until then `join` finds the
         page."""
-        copy = page.copies[tier]
+        copy = page.copy_in(tier)
         if copy is None or not copy.whole or page.in_host or page.elsewhere(tier):
             return False
         # Pinned first: making room must not take it along.
@@ -230,7 +232,7 @@ class Reads(Generic[Waiter]):
         """Have it copied to the device without passing through host memory, if that is possible. From a tier that is
         not near only where it would push others out of host memory: as long as there is room, it comes up to that,
         where it stays."""
-        copy, landing, source = page.copies[tier], self._landing, self._tiers[tier]
+        copy, landing, source = page.copy_in(tier), self._landing, self._tiers[tier]
         if landing is None or copy is None:
             return False
         if not source.near and (self._host.free_slots or any(self._tiers[one].near for one in self._ways(page))):
@@ -245,9 +247,9 @@ class Reads(Generic[Waiter]):
             elif outcome is ReadOutcome.OK:
                 landing.give_back(slot)
             elif not page.dropped:
-                if copy.landing_digest is not None:
+                if source.learnt(copy):
                     # It is read to host memory now, and learnt anew if it is sound there.
-                    copy.landing_digest = None
+                    source.unlearn(copy)
                 else:
                     self._lost(page, tier, copy, outcome)
                 if self._fill(page) or page in self._saving:
@@ -288,18 +290,11 @@ class Reads(Generic[Waiter]):
         if not page.resident or page.digest is None:
             return
         for tier, source in self._tiers.items():
-            copy = page.copies[tier]
-            if source.lands_by_digest and copy is not None and copy.whole and copy.landing_digest is None:
+            copy = page.copy_in(tier)
+            if source.lands_by_digest and copy is not None and copy.whole and not source.learnt(copy):
                 self._table.pin(page)
-                if not source.learn(copy, self._host.page(page.slot), self._learnt(page, copy)):
+                if not source.learn(copy, self._host.page(page.slot), lambda: self._table.unpin(page)):
                     self._table.unpin(page)
-
-    def _learnt(self, page: Page, copy: Copy) -> Callable[[bytes | None], None]:
-        def done(digest: bytes | None) -> None:
-            copy.landing_digest = digest
-            self._table.unpin(page)
-
-        return done
 
 
 def _failure(outcome: ReadOutcome) -> str:

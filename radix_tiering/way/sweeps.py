@@ -97,11 +97,6 @@ def batches(all_of_them: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def requeue(table: PageTable) -> Sweep:
-    """Every page gets the place among those that leave that the eviction policy gives it now."""
-    return _each(table, table.listed(), table.reconsider)
-
-
 def shed(table: PageTable) -> Sweep:
     """Evict what tiers hold beyond their limits; what is pinned stays until it no longer is."""
     evicted = 0
@@ -135,7 +130,7 @@ def keep(table: PageTable, page: Page) -> Sweep:
                 table.operator_pins.let_go(before)
             before = None if already else stop
             if stop is page:
-                table.operator_pins.pinned.add(page)
+                table.operator_pins.remember(page)
         yield
     return len(path)
 
@@ -145,7 +140,7 @@ def let_go(table: PageTable, page: Page) -> Sweep:
     with table.lock:
         if page not in table.operator_pins.pinned:
             return 0
-        table.operator_pins.pinned.discard(page)
+        del table.operator_pins.pinned[page]
     path = list(prefix_of(page))
     for start in range(0, len(path), STEP_PAGES):
         stop = path[start + STEP_PAGES] if start + STEP_PAGES < len(path) else None

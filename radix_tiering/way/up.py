@@ -18,7 +18,7 @@ it is pinned; and the deadline counts from the first `poll`, since only from the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,8 +27,9 @@ from ..base.runner import Runner
 from ..figures.counters import RestoreSnapshot
 from ..restore.flight import Step, Unit
 from ..restore.planner import Planner
-from ..table.held_page import HOST, Page, Places
+from ..table.held_page import Page, Places
 from ..table.page_table import PageTable
+from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
 from ..tiers.tier import ReadOutcome, Tier
@@ -171,13 +172,16 @@ class Restorer:
             with self._table.lock:
                 if restore.state is not RestoreState.RUNNING:
                     return
-                nearest.expect(self._to_read(batch))
-                for key in batch:
-                    page = self._table.settled(self._table.serving, key)
-                    if page is None or not self._claim_page(restore, page, now, nearest):
+                pages = self._table.settled_chain(self._table.serving, batch)
+                nearest.expect(page for page in pages if not page.in_host and page.landing < 0 and page.saved)
+                for page in pages:
+                    if not self._claim_page(restore, page, nearest):
                         break
                     found.append(restore.sources[-1])
-                self._offer(restore.claimed[start:])
+                claimed = restore.claimed[start:]
+                self._table.pin_all(claimed)
+                self._table.use_all(claimed, now, restore.reach)
+                self._offer(claimed)
             if len(found) < start + len(batch):
                 break
         with self._table.lock:
@@ -185,23 +189,15 @@ class Restorer:
                 restore.story.found(restore.by_source())
             self._count_misses(len(restore.keys), found)
 
-    def _to_read(self, keys: Sequence[bytes]) -> Iterator[Page]:
-        """Pages from the start of `keys`, as far as they are held, that lie in no memory."""
-        for key in keys:
-            page = self._table.settled(self._table.serving, key)
-            if page is None:
-                return
-            if not page.in_host and page.landing < 0 and page.saved:
-                yield page
-
-    def _claim_page(self, restore: Restore, page: Page, now: int, nearest: NearestCopy) -> bool:
+    def _claim_page(self, restore: Restore, page: Page, nearest: NearestCopy) -> bool:
+        """One more page of its chain; whether there is one. It is to be pinned in the same hold of the lock."""
         unit = len(restore.claimed)
         there = False
         if page.resident:
             source, under_way, there = HOST, True, not self._verify
         elif page.landing >= 0:
             # What a page lands from is the nearest tier that has it; once it has left there, nobody knows.
-            below = range(HOST + 1, len(page.copies))
+            below = range(HOST + 1, len(self._table.of))
             source, under_way, there = next(filter(page.whole_in, below), below[-1]), True, True
         elif (joined := self.page_reads.join(page, (restore, unit, None))) is not None:
             source, under_way = joined, True
@@ -209,7 +205,6 @@ class Restorer:
             source, under_way = nearest.choose(page), False
         else:
             return False
-        self._table.pin(page)
         restore.claimed.append(page)
         restore.sources.append(source)
         restore.flight.append(restore.tiers[source])
@@ -217,7 +212,6 @@ class Restorer:
             restore.flight.take_load(range(unit, unit + 1))
         if there:
             restore.flight.arrived(unit)
-        self._table.use(page, now, restore.reach)
         return True
 
     def _verify_resident(self, restore: Restore) -> None:
@@ -250,10 +244,8 @@ class Restorer:
         """Count a use of pages that the device has."""
         for start in range(0, len(keys), PAGES_PER_HOLD):
             with self._table.lock:
-                found = (self._table.settled(self._table.serving, key) for key in keys[start : start + PAGES_PER_HOLD])
-                pages = [page for page in found if page is not None]
-                for page in pages:
-                    self._table.use(page, now, reach)
+                pages = self._table.settled_chain(self._table.serving, keys[start : start + PAGES_PER_HOLD])
+                self._table.use_all(pages, now, reach)
                 self._offer(pages)
 
     def _offer(self, pages: Sequence[Page]) -> None:
@@ -510,8 +502,7 @@ class Restorer:
         """Unpin, then go on with the restores that were put off for want of room, in their order."""
         for start in range(0, len(claimed), PAGES_PER_HOLD):
             with self._table.lock:
-                for page in claimed[start : start + PAGES_PER_HOLD]:
-                    self._table.unpin(page)
+                self._table.unpin_all(claimed[start : start + PAGES_PER_HOLD])
         with self._table.lock:
             waiting, self._deferred = self._deferred, deque()
         for restore in waiting:

@@ -29,7 +29,6 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from swift_tiers.radix_tiering.base.page import Namespace
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.table.garbage import Garbage
 from swift_tiers.radix_tiering.table.held_page import Places
 
 from ..build.assembly import build_tiers
@@ -78,7 +77,6 @@ class SwiftLinker(UnifiedCacheLinker):
         stack, side = build_tiers(server_args, params, pool, extra_config or {})
         self._start(pool, stack, side)
         self.forward_stream = forward_stream
-        self._garbage: Garbage | None = Garbage(lambda: stack.table.pages)
 
     @classmethod
     def over(cls, pool: DevicePool, stack: TierStack) -> SwiftLinker:
@@ -90,7 +88,6 @@ class SwiftLinker(UnifiedCacheLinker):
     def _start(self, pool: DevicePool, stack: TierStack, peer_side: PeerSide | None = None) -> None:
         self.pool = pool
         self.stack = stack
-        self._garbage = None
         self.peer_side = peer_side
         self.reporting: Reporting | None = None  # once the scheduler is complete
         self.forward_stream = None
@@ -244,8 +241,6 @@ class SwiftLinker(UnifiedCacheLinker):
             return
         self._quiesce()
         self._closed = True
-        if self._garbage is not None:
-            self._garbage.end()
         if self.reporting is not None:
             self.reporting.stop_orders()
         self.loader.close()

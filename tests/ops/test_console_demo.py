@@ -119,7 +119,7 @@ def check(server: DemoServer) -> None:
     if server.stripes is not None:
         out = {device.number for device in server.stripes.devices if device.service == "out"}
         ssd = tiers.table.named("ssd").number
-        copies = [page.copies[ssd] for page in tiers.table.all_pages()]
+        copies = [page.copy_in(ssd) for page in tiers.table.all_pages()]
         stored = [copy.place for copy in copies if copy is not None and copy.whole]
         assert not any(device in out for one in stored for device, _ in one.placement)
 

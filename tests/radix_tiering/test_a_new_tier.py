@@ -15,8 +15,8 @@ from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier, OrderTier
 from swift_tiers.radix_tiering.bus.hear.reader import BusReader
-from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 from swift_tiers.radix_tiering.way.observing import tier_map
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
-from swift_tiers.radix_tiering.table.held_page import HOST, Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.sweeps import STEP_PAGES
 
@@ -41,19 +41,21 @@ MOST = 6 * STEP_PAGES
 class WatchedLock:
     """Counts the changes of pages while it is held."""
 
-    def __init__(self) -> None:
+    def __init__(self, changes: Callable[[], int]) -> None:
+        """`changes()`: how many there were ever."""
         self._lock = threading.Lock()
-        self.changes = 0
+        self._changes = changes
+        self._before = 0
         self.most = 0
 
     def acquire(self, *arguments: float) -> bool:
         taken = self._lock.acquire(*arguments)
         if taken:
-            self.changes = 0
+            self._before = self._changes()
         return taken
 
     def release(self) -> None:
-        self.most = max(self.most, self.changes)
+        self.most = max(self.most, self._changes() - self._before)
         self._lock.release()
 
     def __enter__(self) -> None:
@@ -76,18 +78,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def watched_table(table, *arguments, **options) -> None:
         make(table, *arguments, **options)
-        table.lock = lock = WatchedLock()
-        book = table.summary
-
-        def counted(change: Callable[[Page], None]) -> Callable[[Page], None]:
-            def counting(page: Page) -> None:
-                lock.changes += 1
-                change(page)
-
-            return counting
-
-        for name in ("enter", "changed", "leave"):
-            setattr(book, name, counted(getattr(book, name)))
+        table.lock = WatchedLock(lambda: table.changes)
 
     monkeypatch.setattr(PageTable, "__init__", watched_table)
 

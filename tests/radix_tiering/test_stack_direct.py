@@ -12,7 +12,7 @@ import torch
 from swift_tiers.ops.lab.torture.direct_files import PlainLanding, direct_reads
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry
-from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.ssd import direct_reads as reads_module
 from swift_tiers.radix_tiering.tiers.ssd.direct import KvikioFiles, find_kvikio
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray

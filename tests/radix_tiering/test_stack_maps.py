@@ -9,7 +9,7 @@ from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.bus.contract.commands import Pin, Unpin
 from swift_tiers.radix_tiering.figures.counters import PagePlaces
-from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 

@@ -7,7 +7,7 @@ import pytest
 
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.bus.contract.commands import Flush, Pin
-from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.way.request_restore import RestoreState
 
 from support.engine import GEOMETRY, chain, check, content, copy_of, get, make_stack, memory_ssd, obey, put, settle

@@ -215,7 +215,7 @@ class StackMachine(RuleBasedStateMachine):
         outcome = obey(self.stack, Drop(page=key.hex()))
         assert not self.stack.probe([key]), outcome
         for pinned, pages in list(self.pinned.items()):
-            if isinstance(outcome, str) and any(page.key == key for page, _, _ in pages):
+            if isinstance(outcome, str) and any(page.gone or page.key == key for page, _, _ in pages):
                 del self.pinned[pinned]
 
     @rule(tier=st.sampled_from(["host", "ssd"]), pages=st.none() | st.integers(0, 12))
@@ -383,7 +383,7 @@ class StackMachine(RuleBasedStateMachine):
                 assert self.stack.host.used_slots * 4096 <= self.limits["host"]
             if "ssd" in self.limits:
                 on_ssd = self.stack.table.named("ssd")
-                assert on_ssd.bytes + on_ssd.coming_bytes <= self.limits["ssd"]
+                assert on_ssd.used_bytes + on_ssd.coming_bytes <= self.limits["ssd"]
             if not self.broken:
                 for pages in self.pinned.values():
                     for page, in_host, on_ssd in pages:

@@ -15,7 +15,7 @@ from swift_tiers.ops.lab.torture.scenarios import recalled_before_what_follows, 
 from swift_tiers.ops.lab.torture.world import World
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.restore.flight import Flight
-from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table import kernels
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
 from swift_tiers.radix_tiering.way.down import Mover
 from swift_tiers.radix_tiering.way.reads import Reads
@@ -73,10 +73,10 @@ DEFECTS = [
     ),
     Defect(
         "what lent memory alone has holds what is before it (found: nothing may leave, nothing comes in)",
-        [Edit(PageTable, "_may_leave", "page.held_children if tier == HOST else page.children", "page.children")],
+        [Edit(kernels, "_may_leave", "words[r, HELD] == 0", "words[r, CHILD] < 0")],
         recalled_before_what_follows,
     ),
-    Defect("a claim that pins nothing", [Edit(Restorer, "_claim_page", "self._table.pin(page)", "pass")]),
+    Defect("a claim that pins nothing", [Edit(Restorer, "_claim", "self._table.pin_all(claimed)", "pass")]),
     Defect(
         "bytes in memory that differ are served",
         [Edit(Restorer, "_verify_resident", "elif digest != expected and not page.dropped:", "elif False:")],

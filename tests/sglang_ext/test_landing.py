@@ -15,7 +15,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.units import Size
 from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
-from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
 from swift_tiers.sglang_ext.build import peer_side as peer_side_module

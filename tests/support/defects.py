@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
+from swift_tiers.radix_tiering.table import kernels
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.tiers.ssd import transfers
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
@@ -37,25 +38,36 @@ FOUND = [
     Defect("an errand that nobody is told of", ErrandThread, "start", "self._wake.notify_all()", "pass"),
     Defect("an errand that is done is still under way", ErrandThread, "_run", "self._under_way = None", "pass"),
     # table
-    Defect("a pin that is not counted", PageTable, "pin", "self.pinned_pages += 1", "pass"),
-    Defect("a pin that is not taken back", PageTable, "unpin", "self.pinned_pages -= 1", "pass"),
-    Defect("a page whose last pin goes may not be evicted", PageTable, "unpin",
-           "    self.reconsider(page)\n    if", "    pass\n    if"),
-    Defect("a dropped page keeps its host slot", PageTable, "unpin", "self._free_host(page)", "pass"),
-    Defect("landing memory is not given back", PageTable, "unpin",
-           "self._release_landing(page.landing - self.host.slots)", "pass"),
-    Defect("a copy that has come to nothing keeps its slot", PageTable, "_abandon",
-           "self.host.release([copy.place])", "pass"),
-    Defect("a page without any copy stays", PageTable, "_abandon", "self.drop(page)", "pass"),
-    Defect("an end that leaves the pin of the beginning", PageTable, "end", "self.unpin(page)", "pass"),
-    Defect("a copy is whole though nothing came", PageTable, "end", "kept = whole and not page.dropped",
-           "kept = not page.dropped"),
-    Defect("a dropped page gets a whole copy", PageTable, "end", "kept = whole and not page.dropped", "kept = whole"),
-    Defect("host memory gives up what a request has pinned", PageTable, "lose",
-           "if tier == HOST and (page.pins or not copy.whole):", "if False:"),
-    Defect("a tier gives up the only copy and the page stays", PageTable, "lose", "self.drop(page)", "pass"),
+    Defect("a pin that is not counted", kernels, "_pin", "meta[PINNED] += 1", "pass"),
+    Defect("a pin that is not taken back", kernels, "_unpin", "meta[PINNED] -= 1", "pass"),
+    Defect("a page whose last pin goes may not be evicted", kernels, "_unpin", "_offer(words, longs, heaps, meta, r)",
+           "pass"),
+    Defect("a dropped page keeps its host slot", kernels, "_unpin", "_free_host(words, longs, heaps, meta, notes, r)",
+           "pass"),
+    Defect("landing memory is not given back", kernels, "_unpin", "_note(meta, notes, LEFT_LANDING, r, 0)", "pass"),
+    Defect("a copy that has come to nothing keeps its slot", kernels, "_end", "_note(meta, notes, HOST, place, r)",
+           "pass"),
+    Defect("a page without any copy stays", kernels, "_end", "_drop(words, longs, table, heaps, meta, notes, r)",
+           "pass"),
+    Defect("an end that leaves the pin of the beginning", kernels, "_end",
+           "_unpin(words, longs, heaps, meta, notes, r)", "pass"),
+    Defect("a copy is whole though nothing came", kernels, "_end", "kept = whole and not dropped",
+           "kept = not dropped"),
+    Defect("a dropped page gets a whole copy", kernels, "_end", "kept = whole and not dropped", "kept = whole"),
+    Defect("host memory gives up what a request has pinned", kernels, "_lose",
+           "if tier == HOST and (words[r, PINS] > 0 or not has & WHOLE):", "if False:"),
+    Defect("a tier gives up the only copy and the page stays", kernels, "_lose",
+           "_drop(words, longs, table, heaps, meta, notes, r)", "pass"),
+    Defect("a page that has left is found by its key", kernels, "_drop_one",
+           "_hash_out(table, meta, space, longs[r, 0], r)", "pass"),
+    Defect("a row that is pinned becomes another page's", kernels, "_free_row", "words[r, PINS] == 0 and ", ""),
+    Defect("a page behind one that has left is found", kernels, "_drop", "meta[ROOTS] += 1", "pass"),
+    Defect("what is behind a page that has left stays", PageTable, "_do_what_is_noted",
+           "self._leaving.append(_Leaving(which))", "pass"),
+    Defect("places of copies that pages give up are kept", PageTable, "_do_what_is_noted",
+           "self.of[tier].keeper.release(places)", "pass"),
     Defect("a namespace that is forgotten leaves nothing", PageTable, "forget_namespace",
-           "self._leaving.whole(space)", "pass"),
+           "self._leaving.append(_Leaving(root))", "pass"),
     # way
     Defect("pages are refused and their slots kept", Intake, "abort", "whole=False", "whole=True"),
     Defect("the prefix of a chain is not pinned while it grows", Intake, "begin", "self._table.pin(anchor)",
@@ -67,11 +79,12 @@ FOUND = [
     Defect("nobody learns that all is written", Mover, "pump", "self._idle.notify_all()", "pass"),
     Defect("a place that came too late is kept", Mover, "_completion", "self.tier.release([written.place])", "pass"),
     Defect("a child is written before its prefix", Mover, "_reachable",
-           "not self.copies.durable or page.parent is None or page.parent.copies[self.number] is not None", "True"),
-    Defect("a claim that pins nothing", Restorer, "_claim_page", "self._table.pin(page)", "pass"),
+           "not self.copies.durable or page.parent is None or page.parent.begun_in(self.number)", "True"),
+    Defect("a claim that pins nothing", Restorer, "_claim", "self._table.pin_all(claimed)", "pass"),
     Defect("bytes in memory that differ are served", Restorer, "_verify_resident",
            "elif digest != expected and not page.dropped:", "elif False:"),
-    Defect("requests that are over keep their pins", Restorer, "_give_back", "self._table.unpin(page)", "pass"),
+    Defect("requests that are over keep their pins", Restorer, "_give_back",
+           "self._table.unpin_all(claimed[start : start + PAGES_PER_HOLD])", "pass"),
     Defect("pages of a part that has gone are kept", Parts, "_forget",
            "if self._table.settle(page) and not page.dropped:", "if False:"),
     Defect("what there is room for after a write is not begun", AnswerBatch, "__exit__", "begin()", "pass"),
@@ -102,14 +115,14 @@ NOT_FOUND: dict[Defect, str] = {
     Defect("nobody learns that errands are done", ErrandThread, "_run",
            "self._under_way = None\n            self._wake.notify_all()", "self._under_way = None"):
         "only worlds' own last look waits for that, and it has time",
-    Defect("a pinned page may be evicted", PageTable, "pin", "copies.queue.remove(page)", "pass"):
+    Defect("a pinned page may be evicted", kernels, "_may_leave", "words[r, PINS] > 0 or ", ""):
         "what is pinned is refused once more where a copy is given up",
     Defect("a flush of memory that forgets nothing", PageTable, "forget_memory", "self.flushes += 1", "pass"):
         "a flush of memory is judged only where there is no device, and pages leave there anyway",
-    Defect("what was flushed counts still", PageTable, "settle", "if not self._counts(tier, copy):", "if False:"):
+    Defect("what was flushed counts still", PageTable, "settle", "if not self._counts(page, tier):", "if False:"):
         "what does not count is hidden at once; what stays is only memory that is not given back",
-    Defect("a page that a tier holds counts as one that may leave", PageTable, "_may_leave",
-           "page.held_children if tier == HOST else page.children", "page.children"):
+    Defect("a page that a tier holds counts as one that may leave", kernels, "_may_leave",
+           "words[r, HELD] == 0", "words[r, CHILD] < 0"):
         "the scenario recall-prefix finds it, see test_worlds_find",
     Defect("what is damaged is dropped nowhere", Mover, "_completion", "self._table.drop(page)", "pass"):
         "it is verified again before it is served",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
-from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 
 from support.engine import GEOMETRY, make_stack, put
 

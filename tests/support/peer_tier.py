@@ -11,7 +11,7 @@ import numpy as np
 from swift_tiers.radix_tiering.base.config import Duration, PeerConfig
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord, page_digest
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
-from swift_tiers.radix_tiering.table.held_page import Copy
+from swift_tiers.radix_tiering.table.tier_copies import Copy
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write

@@ -83,5 +83,5 @@ def _states(server: DemoServer, tier: str) -> TierMap | None:
     tiers, page = server.tiers, server.tiers.geometry.page_bytes
     now = server.wall()
     if tier == "device":
-        return TierMap(time=now, slot_bytes=page, states=tiers.pool.states(), first_slot=1)
+        return TierMap(time=now, slot_bytes=page, states=tiers.device.host_states(), first_slot=1)
     return tier_map(tiers, tier, time=now)

@@ -106,13 +106,13 @@ def _page(server: DemoServer, command: Pin | Unpin | Drop, page: Page) -> str:
         pins = table.operator_pins
         if isinstance(command, Pin):
             if page not in pins.pinned:
-                pins.pinned.add(page)
+                pins.remember(page)
                 pins.keep(page)
             events.emit("prefix.pinned", page=key, pages=page.depth)
             return f"{page.depth} pages pinned"
         if page not in pins.pinned:
             raise CommandRefusedError(f"page: {key} is not pinned")
-        pins.pinned.discard(page)
+        del pins.pinned[page]
         pins.let_go(page)
         events.emit("prefix.unpinned", page=key, reason="unpinned")
         return "unpinned"

@@ -18,7 +18,7 @@ from swift_tiers.radix_tiering.figures.story import COMPUTED
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.flight import Step
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 
 from ...base.devices.curve import Curve
 from ...base.devices.hardware import GPUS

@@ -11,7 +11,7 @@ import numpy as np
 
 from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap
 from swift_tiers.radix_tiering.figures.counters import LatencyHistogram
-from swift_tiers.radix_tiering.table.held_page import Copy
+from swift_tiers.radix_tiering.table.tier_copies import Copy
 from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count, unit_length
 from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, RESERVED, SlotAllocator, SlotMap

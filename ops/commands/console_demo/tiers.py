@@ -14,9 +14,10 @@ from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.figures.counters import DEVICE_LINKS, LinkCounters, TierCounters
 from swift_tiers.radix_tiering.lending.donation.extents import Span
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.table.held_page import HOST, Page
+from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import AdmitAlways, admission_policy, eviction_policy
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.table.use_times import UseTimes
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.peer import LentMemory
@@ -331,7 +332,7 @@ class DemoTiers:
         lost, ssd = 0, self.table.named(SSD).number
         with self.table.lock:
             for page in self.table.listed():
-                copy = page.copies[ssd]
+                copy = page.copy_in(ssd)
                 if copy is not None and copy.whole and copy.place.uses(number):
                     lost += self.table.lose(page, ssd)
         return lost
@@ -351,7 +352,6 @@ class DemoTiers:
             self.table.change_eviction(eviction_policy(policy))
             if SSD in self.movers:
                 self.movers[SSD].admission = admission_policy(policy, self.geometry.tokens)
-        sweeps.run(sweeps.requeue(self.table))
 
     def shed(self) -> int:
         """What tiers hold beyond their limits leaves."""

@@ -26,7 +26,7 @@ from swift_tiers.radix_tiering.bus.contract.views import (
 )
 from swift_tiers.radix_tiering.figures.story import COMPUTED
 from swift_tiers.radix_tiering.lending.leases import LeaseView, RunState
-from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.way.observing import tier_snapshots
 
 from .gpus import DemoGpu
@@ -158,7 +158,7 @@ class ServerViews:
             capacity_bytes=own * page,
             used_bytes=(own - pool.slots + pool.used_slots) * page,
             pages=tiers.device.of[HOST].pages,
-            only_pages=tiers.device.summary.only(HOST),
+            only_pages=tiers.device.only_in(HOST),
             pinned_pages=tiers.device.pinned_pages,
             limit_bytes=own * page,
         )

@@ -19,8 +19,7 @@ from swift_tiers.kernels.copy_queue import Accelerator
 from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.base.page import KEY_BYTES, NAMESPACE_BYTES, ROOT_KEY, PageRecord, page_digest, round_up
 from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
-from swift_tiers.radix_tiering.table.held_page import Copy
-from swift_tiers.radix_tiering.table.tier_copies import Part
+from swift_tiers.radix_tiering.table.tier_copies import Copy, Part
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace

@@ -25,7 +25,7 @@ import numpy as np
 from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, ROOT_KEY, Namespace, PageGeometry
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, NewDevice, Operation, Request
 from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset

@@ -22,9 +22,9 @@ from typing import Any
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
-from swift_tiers.radix_tiering.table.held_page import HOST, Copy
 from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.table.policy import EvictionPolicy, LeastRecentlyUsed
+from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED, EvictionPolicy
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=options.units << 18)
     host = HostTier(geometry, geometry.stride_bytes)
     places = StripePlaces(THREADS)
-    table = PageTable(host, LeastRecentlyUsed(), [Kept()], runner=THREADS)
+    table = PageTable(host, LEAST_RECENTLY_USED, [Kept()], runner=THREADS)
     before, collecting = _resident_bytes(), _collect()
     entering = 0.0
     for stored in sweeps.batches(_recovered(options.pages, options.units, geometry.page_bytes)):
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Figure("entering_per_page", 1e6 * entering / options.pages, "us"),
         Figure("collecting_per_page", 1e6 * collecting / options.pages, "us"),
     ]
-    return finish("pages", figures, {"pages": options.pages, "known": table.summary.pages}, options.json)
+    return finish("pages", figures, {"pages": options.pages, "known": table.pages}, options.json)
 
 
 def _table(pages: int) -> int:
@@ -118,6 +118,11 @@ class Kept:
     name = "ssd"
     durable = True
     near = False
+    numbered = True
+    capacity_bytes = 0
+
+    def digest_at(self, place: Any) -> None:
+        """Nobody asks."""
 
     def size_of(self, length: int) -> int:
         return length
@@ -155,8 +160,8 @@ def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
 def _enter(table: PageTable, places: StripePlaces, stored: Sequence[StoredPage], pages: int) -> None:
     with table.lock:
         for record, generation, digest, placement in stored:
-            copy = Copy(places.found(generation, digest, placement), digest, 0, whole=True)
-            assert table.recover(record, HOST + 1, copy, now=generation - pages) is not None
+            place = places.found(generation, digest, placement)
+            assert table.recover(record, HOST + 1, place, now=generation - pages) is not None
 
 
 def _collect() -> float:

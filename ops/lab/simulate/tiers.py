@@ -15,9 +15,10 @@ from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import KEY_BYTES, NAMESPACE_BYTES, ROOT_KEY, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS, ThreadRunner
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.table.held_page import HOST, Page
+from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import admission_policy, eviction_policy
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.way.down import Mover
 from swift_tiers.radix_tiering.way.parts import AnswerBatch

@@ -14,7 +14,7 @@ from swift_tiers.radix_tiering.base.page import PageRecord, page_digest
 from swift_tiers.radix_tiering.base.runner import THREADS, Runner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
-from swift_tiers.radix_tiering.table.held_page import Copy
+from swift_tiers.radix_tiering.table.tier_copies import Copy
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import LeaseSlots, LentMemory, PeerPlace
 from swift_tiers.radix_tiering.tiers.tier import LandDone, Read, ReadOutcome, TierListener, Write, Written
 

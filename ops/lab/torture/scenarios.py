@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.table.held_page import HOST
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 
 from .model_peer import ModelPeer
 from .stacks import chain, check, copy_of, get, new_stack, obey, put

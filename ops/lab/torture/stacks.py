@@ -19,8 +19,9 @@ from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandR
 from swift_tiers.radix_tiering.bus.speak.steering import carry_out
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.table.held_page import HOST, Copy, Page
+from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.table.tier_copies import HOST, Copy
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
 from swift_tiers.radix_tiering.tiers.peer import LentMemory
@@ -96,7 +97,7 @@ def copy_of(stack: TierStack, page: Page, tier: str) -> Copy | None:
     """The whole copy that a tier has of `page`; None if it has none, or there is no such tier."""
     if tier not in (copies.name for copies in stack.table.of):
         return None
-    copy = page.copies[stack.table.named(tier).number]
+    copy = page.copy_in(stack.table.named(tier).number)
     return copy if copy is not None and copy.whole else None
 
 

@@ -125,13 +125,14 @@ def _flush(stack: TierStack, *, durable: bool) -> Errand:
 
 
 def _drop(stack: TierStack, page: Page) -> Errand:
+    key = page.key.hex()
     pages = yield from sweeps.drop(stack.table, page)
-    stack.events.emit("prefix.dropped", page=page.key.hex(), pages=pages)
+    stack.events.emit("prefix.dropped", page=key, pages=pages)
     return f"{pages} pages forgotten"
 
 
 def _pin(stack: TierStack, page: Page) -> Errand:
-    pins, room = stack.table.operator_pins, int(stack.host.limit_slots * PINNED_SHARE)
+    pins, room, key = stack.table.operator_pins, int(stack.host.limit_slots * PINNED_SHARE), page.key.hex()
     if page in pins.pinned:
         return "it was pinned already"
     new = sum(not one.kept for one in sweeps.prefix_of(page))
@@ -145,26 +146,24 @@ def _pin(stack: TierStack, page: Page) -> Errand:
         yield from sweeps.let_go(stack.table, page)
         pages = 0
     if not pages:
-        raise CommandRefusedError(f"page: {page.key.hex()} has left meanwhile")
-    stack.events.emit("prefix.pinned", page=page.key.hex(), pages=pages)
+        raise CommandRefusedError(f"page: {key} has left meanwhile")
+    stack.events.emit("prefix.pinned", page=key, pages=pages)
     return f"{pages} pages pinned"
 
 
 def _unpin(stack: TierStack, page: Page) -> Errand:
+    key = page.key.hex()
     pages = yield from sweeps.let_go(stack.table, page)
     if not pages:
-        raise CommandRefusedError(
-            f"page: {page.key.hex()} is not pinned; a prefix is unpinned by the page it was pinned by"
-        )
-    stack.events.emit("prefix.unpinned", page=page.key.hex(), reason="unpinned")
+        raise CommandRefusedError(f"page: {key} is not pinned; a prefix is unpinned by the page it was pinned by")
+    stack.events.emit("prefix.unpinned", page=key, reason="unpinned")
     return "unpinned"
 
 
 # ---- policy and limits ----
 
 
-def _set_policy(stack: TierStack, field: str, value: str | float) -> str | Errand:
-    """At once, but for the order of eviction: pages take their new places one after the other."""
+def _set_policy(stack: TierStack, field: str, value: str | float) -> str:
     name, field_name = section_of(field)
     section, new = getattr(stack.config, name), policy_value(field, value)
     old = getattr(section, field_name)
@@ -186,8 +185,7 @@ def _set_policy(stack: TierStack, field: str, value: str | float) -> str | Erran
         with stack.table.lock:
             stack.table.change_eviction(eviction_policy(policy))
     stack.events.emit("policy.changed", field=field, old=str(old), new=str(new))
-    text = f"{field}: {old!s} -> {new!s}"
-    return _requeue(stack, text) if field == "eviction" else text
+    return f"{field}: {old!s} -> {new!s}"
 
 
 def _throttle(stack: TierStack, bytes_per_second: float) -> None:
@@ -196,11 +194,6 @@ def _throttle(stack: TierStack, bytes_per_second: float) -> None:
         raise CommandRefusedError(
             "ssd.throttle: can be changed only where the server was started with it; set it there"
         )
-
-
-def _requeue(stack: TierStack, text: str) -> Errand:
-    yield from sweeps.requeue(stack.table)
-    return text
 
 
 def _cap_host(stack: TierStack, limit: int | None) -> Errand:

@@ -22,6 +22,7 @@ class HostTier:
     name = "host"
     durable = False
     near = True
+    numbered = True
 
     def __init__(
         self,
@@ -90,8 +91,11 @@ class HostTier:
         """Bytes of a slot, whatever is in it."""
         return self.geometry.stride_bytes
 
+    def digest_at(self, place: Any) -> None:
+        """The page table is told, and need not ask."""
+
     def order(self, policy: EvictionPolicy) -> EvictionPolicy:
-        """Who leaves first; see `table.policy.HostOrder`."""
+        """Who leaves first; see `table.policy`."""
         return policy
 
     def part_of(self, place: Any) -> None:
@@ -101,17 +105,17 @@ class HostTier:
         """It never goes."""
         return False
 
-    def slot_map(self, *, time: float) -> TierMap:
-        """What is in each slot. `time`: now, seconds since the epoch. The page table's lock is held."""
-        return TierMap(time=time, slot_bytes=self.geometry.stride_bytes, states=self.states())
+    def slot_map(self, states: np.ndarray, *, time: float) -> TierMap:
+        """What is in each slot, as the page table says. `time`: now, seconds since the epoch."""
+        return TierMap(time=time, slot_bytes=self.geometry.stride_bytes, states=states)
 
     def mark(self, slot: int, state: SlotState) -> None:
-        """What a slot that is not free is used for."""
+        """What a slot is used for that is taken, and not by a page."""
         self._states[slot] = state
 
     def states(self) -> np.ndarray:
-        """What each slot is used for now: uint8 [slots] of `SlotState`, a copy."""
-        return np.frombuffer(bytes(self._states), dtype=np.uint8)
+        """What each slot is used for, as far as no page has it: uint8 [slots] of `SlotState`, a copy."""
+        return np.frombuffer(self._states, dtype=np.uint8).copy()
 
     def page(self, slot: int) -> np.ndarray:
         """The page's bytes in `slot`: uint8 [page_bytes], a view. Raises IndexError where there is no such slot."""

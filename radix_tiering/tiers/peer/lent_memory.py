@@ -10,8 +10,8 @@ import numpy as np
 
 from ...base.slot_map import MapPiece, SlotState, TierMap
 from ...lending.leases import LeaseKey
-from ...table.held_page import Copy
-from ...table.policy import EvictionPolicy, PeerOrder
+from ...table.policy import BY_WORTH, EvictionPolicy
+from ...table.tier_copies import Copy
 from ..tier import Tier
 
 
@@ -35,7 +35,7 @@ class LentMemory(Tier):
     """Places (`PeerPlace`) for pages of one size, under leases that may be recalled at any time. A part is a lease, by
     its `LeaseKey`; a lane is a donor, by its name.
 
-    Which pages: those that are worth most by `PeerOrder`. While there is room every page is; then one that is worth
+    Which pages: those that are worth most by `BY_WORTH`. While there is room every page is; then one that is worth
     more than the least of those there takes its place.
     """
 
@@ -57,7 +57,7 @@ class LentMemory(Tier):
         return self.capacity_bytes > 0
 
     def order(self, policy: EvictionPolicy) -> EvictionPolicy:
-        return PeerOrder()
+        return BY_WORTH
 
     def lane(self, place: PeerPlace) -> str:
         return place.key.donor

@@ -18,7 +18,7 @@ from ...figures.counters import LinkCounters
 from ...lending.donation.device_memory import DeviceMemory
 from ...lending.leases import LeaseService, Timing, Wire
 from ...lending.leases.timing import lease_timing
-from ...table.held_page import Copy
+from ...table.tier_copies import Copy
 from ..host.landing import Landing
 from ..tier import LandDone, Read, TierListener, Write, Written, as_many_as_free
 from . import jobs

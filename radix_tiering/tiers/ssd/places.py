@@ -2,8 +2,8 @@
 
 A place is a run of 32-bit words in one array, and its number is where the run begins: how many units it has and whether
 somebody has it; the generation of the write and the digest of the page, zeros before there is one; the slot of each
-unit; and the devices, four to a word. So a page of nine units takes 76 bytes. A run that is free again waits for a page
-of as many units.
+unit; the devices, four to a word; and, where pages land, the digest by which one is verified then. So a page of nine
+units takes 76 bytes, or 92. A run that is free again waits for a page of as many units.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class StripePlaces:
         self.taken = 0  # places that are not free
         self._words = packed("I")
         self._free: dict[int, list[int]] = {}  # runs, by their units
+        self._landing = 0  # words for the digest by which a page lands, at the end of a run
 
     def reserve(self, placement: Placement) -> int:
         """A place of these slots, for a page that is to be written."""
@@ -45,6 +46,27 @@ class StripePlaces:
         """Its page is written."""
         self._units(place)
         self._describe(place, generation, digest)
+
+    def keep_landing_digests(self) -> None:
+        """Have room for them from now on. Before the first place."""
+        assert not self._words, "places are there already"
+        self._landing = DIGEST_BYTES // 4
+
+    def learn(self, place: int, digest: bytes | None) -> None:
+        """By this the page at `place` is verified when it has landed; None: that is not known, or no longer."""
+        begin = self._end(place, self._units(place)) - self._landing
+        self._words[begin : begin + self._landing] = packed("I", digest or bytes(DIGEST_BYTES))
+
+    def landing_digest(self, place: int) -> bytes | None:
+        """What was learnt of the page there; None: nothing."""
+        end = self._end(place, self._units(place))
+        found = self._words[end - self._landing : end].tobytes()
+        return found if any(found) else None
+
+    def digest(self, place: int) -> bytes | None:
+        """The checksum of the page there; None: it is not written yet, or nobody has the place."""
+        found = self._words[place + _DIGEST : place + _SLOTS].tobytes()
+        return found if self._words[place] > _TAKEN and any(found) else None
 
     def free(self, place: int) -> Placement:
         """Nobody has it any more; the slots that it was of."""
@@ -98,11 +120,17 @@ class StripePlaces:
                 place = runs.pop()
             else:
                 place = len(self._words)
-                self._words.frombytes(bytes(4 * (_SLOTS + len(where))))
+                self._words.frombytes(bytes(4 * (_SLOTS + len(where) + self._landing)))
         self._words[place + _SLOTS : place + _SLOTS + len(where)] = where
         self._describe(place, generation, digest)
         self._words[place] = _TAKEN + units
+        if self._landing:
+            self.learn(place, None)
         return place
+
+    def _end(self, place: int, units: int) -> int:
+        """Where its run ends."""
+        return place + _SLOTS + units + _words(units) + self._landing
 
     def _describe(self, place: int, generation: int, digest: bytes) -> None:
         words = self._words

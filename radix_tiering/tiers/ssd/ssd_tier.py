@@ -17,7 +17,7 @@ from ...base.page import PageRecord, page_digest
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import TierMap
 from ...figures.counters import DeviceSnapshot, LinkCounters, StripeSnapshot
-from ...table.held_page import Copy
+from ...table.tier_copies import Copy
 from ..tier import LandDone, Obeyed, Read, ReadOutcome, Tier, TierListener, TierOrder, Write, Written, as_many_as_free
 from . import DeviceArray, ReadRequest, StoredPage, StripeSet, WriteRequest
 from .arrays.throttled import ThrottledArray
@@ -40,6 +40,7 @@ class SsdTier(Tier):
 
     name = "ssd"
     durable = True
+    numbered = True
     tries_again = True
     may_hang = True
     writes_in_flight = 64
@@ -95,6 +96,7 @@ class SsdTier(Tier):
         """Let pages be read straight to landing memory. Closed with this."""
         self.direct = direct
         self.lands_by_digest = True
+        self.places.keep_landing_digests()
 
     def answer_within(self, answers: AbstractContextManager[object]) -> None:
         super().answer_within(answers)
@@ -191,14 +193,30 @@ class SsdTier(Tier):
         read.done(outcome)
 
     def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
-        if self.direct is None or copy.landing_digest is None:
+        digest = self.places.landing_digest(copy.place) if self.direct is not None else None
+        if self.direct is None or digest is None:
             return False
-        return self.direct.read(self.places.stored(copy.place, record), copy.landing_digest, done)
+        return self.direct.read(self.places.stored(copy.place, record), digest, done)
 
-    def learn(self, copy: Copy, page: np.ndarray, done: Callable[[bytes | None], None]) -> bool:
+    def learn(self, copy: Copy, page: np.ndarray, done: Callable[[], None]) -> bool:
         if self.direct is None or copy.digest is None:
             return False
-        return self.direct.learn(page, copy.digest, done)
+        return self.direct.learn(page, copy.digest, partial(self._learnt, copy, done))
+
+    def _learnt(self, copy: Copy, done: Callable[[], None], digest: bytes | None) -> None:
+        """On "swift-direct"."""
+        if self.digest_at(copy.place) == copy.digest:  # else another page lies there now
+            self.places.learn(copy.place, digest)
+        done()
+
+    def learnt(self, copy: Copy) -> bool:
+        return self.places.landing_digest(copy.place) is not None
+
+    def unlearn(self, copy: Copy) -> None:
+        self.places.learn(copy.place, None)
+
+    def digest_at(self, place: int) -> bytes | None:
+        return self.places.digest(place)
 
     @property
     def links(self) -> Mapping[str, LinkCounters]:

@@ -15,7 +15,7 @@ from ...base.page import PageRecord, page_digest
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import SlotState, TierMap
 from ...figures.counters import LinkCounters
-from ...table.held_page import Copy
+from ...table.tier_copies import Copy
 from ..tier import Obeyed, Read, ReadOutcome, Tier, TierListener, TierOrder, Write, Written
 
 

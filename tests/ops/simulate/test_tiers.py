@@ -25,8 +25,8 @@ from swift_tiers.ops.lab.simulate.stripe_set import StripeSetModel
 from swift_tiers.ops.lab.simulate.tiers import REMOTE, Tiers
 from swift_tiers.ops.lab.simulate.workloads import Lengths
 from swift_tiers.radix_tiering.restore.planner import HERE
-from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 
 PAGE = geometry(16, 1024)
 A, B = [1, 2, 3, 4], [1, 2, 13, 14]

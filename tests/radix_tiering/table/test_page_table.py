@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
-from swift_tiers.radix_tiering.table.held_page import HOST
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 
 from support.engine import GEOMETRY, chain, check, copy_of, get, make_stack, memory_ssd, put, settle
 from support.examples import examples

@@ -8,10 +8,11 @@ from typing import Any
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS, ThreadRunner
-from swift_tiers.radix_tiering.table.held_page import HOST, Page
+from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.table.policy import AdmitAlways, LeastRecentlyUsed
+from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED, AdmitAlways
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.tier import Read, Tier, Write, Written
 from swift_tiers.radix_tiering.way.down import Mover
@@ -68,7 +69,7 @@ class HeldTier(Tier):
 def rig() -> tuple[PageTable, Mover, HeldTier]:
     tier = HeldTier()
     host = HostTier(GEOMETRY, 8 * GEOMETRY.stride_bytes)
-    table = PageTable(host, LeastRecentlyUsed(), [tier], runner=THREADS)
+    table = PageTable(host, LEAST_RECENTLY_USED, [tier], runner=THREADS)
     mover = Mover(
         table,
         host,
@@ -103,12 +104,12 @@ def test_a_page_whose_prefix_was_not_written_is_not_kept_on_ssd() -> None:
     first, second = entered(table, chain("a", "b"))
     with table.lock:
         mover.enqueue([second])
-        assert first.copies[SSD] is not None
-        assert second.copies[SSD] is not None
+        assert first.begun_in(SSD)
+        assert second.begun_in(SSD)
         mover.enabled = False
     tier.answer(first.key, written=False)
     place = tier.answer(second.key, written=True)
-    assert second.copies[SSD] is None
+    assert not second.begun_in(SSD)
     assert tier.released == [place]
     with table.lock:
         check_rules(table)

@@ -7,11 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
-from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, PageRecord
+from swift_tiers.radix_tiering.base.page import BLOCK_BYTES
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
-from swift_tiers.radix_tiering.table.held_page import HOST, Copy, Page
+from swift_tiers.radix_tiering.table.held_page import Page
+from swift_tiers.radix_tiering.table.tier_copies import HOST, Copy
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import PeerPlace
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way.page_reads import NearestCopy
@@ -58,13 +59,24 @@ class Choosing:
         return self.tiers[self.nearest.choose(page) - 1].name
 
 
+class Held:
+    """As much of a page as is asked for: its whole copies, by tier."""
+
+    def __init__(self, copies: dict[int, Copy]) -> None:
+        self.copies = copies
+
+    def copy_in(self, tier: int) -> Copy | None:
+        return self.copies.get(tier)
+
+    def whole_in(self, tier: int) -> bool:
+        return tier in self.copies
+
+
 def page(donor: str | None, *, stored: bool = True) -> Page:
-    found = Page(PageRecord(namespace=b"n" * 16, key=b"k" * 32, parent=b"", length=PAGE, depth=1), None, 3)
+    copies = {2: Copy(None, b"", 0, whole=True)} if stored else {}
     if donor is not None:
-        found.copies[1] = Copy(PeerPlace(LeaseKey(donor, 1, 1), 0), b"", 0, whole=True)
-    if stored:
-        found.copies[2] = Copy(None, b"", 0, whole=True)
-    return found
+        copies[1] = Copy(PeerPlace(LeaseKey(donor, 1, 1), 0), b"", 0, whole=True)
+    return Held(copies)  # type: ignore[return-value]
 
 
 @given(

@@ -1,0 +1,206 @@
+"""The memory of a page table: one row a page, a hash table over the keys, a heap for each tier; all in arrays.
+
+So a page costs no object of Python's, and the garbage collector never looks at one. What the words of a row mean, and
+everything that changes them, is in `kernels`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import kernels
+from .kernels import (
+    BEGUN,
+    BITS,
+    BLOCK,
+    BUCKETS,
+    BY_USES,
+    COMING_BYTES,
+    DEPTH,
+    DOUBLED,
+    DROPPED,
+    DURABLE,
+    FLAGS,
+    FREE,
+    GENERATION,
+    HEAP,
+    HIGH,
+    META_WORDS,
+    MOST_TIERS,
+    NEAR,
+    NOTE_ROOM,
+    NOTES,
+    PLACES,
+    REUSED,
+    SPACE,
+    TIER_BLOCK,
+    TIER_COUNT,
+    TIERS,
+    USED,
+    WHOLE,
+    WHOLE_BYTES,
+    WHOLE_PAGES,
+)
+
+#: Rows of the smallest table.
+LEAST_ROWS = 256
+#: Of the buckets of the hash table so many are used at most.
+LOAD = 0.7
+_KEY = struct.Struct("<4q")
+
+
+class Rows:
+    """Not thread-safe: used under the page table's lock, but for what says otherwise.
+
+    All arrays have their full size from the start on, of which the machine gives only what is touched; they grow where
+    more pages come than was foreseen, which copies them.
+    """
+
+    def __init__(self, tiers: int, pages: int) -> None:
+        """`pages`: how many there will be, about."""
+        if tiers > MOST_TIERS:
+            raise ValueError(f"a page table of {tiers} tiers; it can tell {MOST_TIERS} apart")
+        self.tiers = tiers
+        self.meta = np.zeros(META_WORDS, np.int64)
+        self.meta[FREE] = -1
+        self.meta[TIER_COUNT] = tiers
+        self.notes = np.zeros((NOTE_ROOM, 3), np.int64)
+        self.longs = np.zeros((0, 1), np.int64)
+        self.heaps = np.zeros((tiers, 0, 3), np.int64)
+        self._allocate(max(LEAST_ROWS, pages))
+
+    def _allocate(self, count: int) -> None:
+        """Room for so many rows; what there is comes along."""
+        width = PLACES + 2 * self.tiers
+        longs = np.zeros((count, -(-width // 2)), np.int64)
+        heaps = np.empty((self.tiers, count + 1, 3), np.int64)
+        table = np.zeros(int(count / LOAD) + 1, np.int64)
+        high = int(self.meta[HIGH])
+        if high:
+            longs[:high] = self.longs[:high]
+            for tier in range(self.tiers):
+                entries = int(self.meta[TIER_BLOCK + BLOCK * tier + HEAP])
+                heaps[tier, :entries] = self.heaps[tier, :entries]
+        self.meta[BUCKETS] = len(table)
+        self.longs, self.heaps, self.table = longs, heaps, table
+        self.words = longs.view(np.int32)
+        #: What kernels are called with. Whoever calls without the lock takes all of one moment.
+        self.state = (self.words, longs, table, heaps, self.meta, self.notes)
+        if high:
+            kernels.rehash(*self.state, high)
+        #: The same memory, for single words: faster than arrays.
+        self.word = memoryview(self.words)  # type: ignore[arg-type]
+        self.long = memoryview(longs)  # type: ignore[arg-type]
+        self.count = memoryview(self.meta)  # type: ignore[arg-type]
+
+    @property
+    def room(self) -> int:
+        """Rows that were never used."""
+        return len(self.words) - self.count[HIGH]
+
+    def make_room(self, rows: int) -> None:
+        """There are so many rows at least that are free."""
+        if self.room < rows and (self.count[FREE] < 0 or rows > 1):
+            self._allocate(max(2 * len(self.words), self.count[HIGH] + rows))
+
+    def make_handles(self, rows: np.ndarray) -> list[tuple[int, int]]:
+        """Rows, int64, with their generations of now."""
+        return list(zip(rows.tolist(), self.words[rows, GENERATION].tolist(), strict=True))
+
+    # ---- what a tier has ----
+
+    def order(self, tier: int, *, by_uses: bool, reused: int, doubled: int) -> None:
+        """Pages leave it in this order from now on; see `policy`. Takes as long as there are pages that may."""
+        block = TIER_BLOCK + BLOCK * tier
+        self.count[block + BY_USES], self.count[block + REUSED], self.count[block + DOUBLED] = by_uses, reused, doubled
+        kernels.reorder(*self.state, tier)
+
+    def whole_pages(self, tier: int) -> int:
+        return self.count[TIER_BLOCK + BLOCK * tier + WHOLE_PAGES]
+
+    def whole_bytes(self, tier: int) -> int:
+        return self.count[TIER_BLOCK + BLOCK * tier + WHOLE_BYTES]
+
+    def coming_bytes(self, tier: int) -> int:
+        return self.count[TIER_BLOCK + BLOCK * tier + COMING_BYTES]
+
+    def begun(self, rows: np.ndarray, tier: int) -> np.ndarray:
+        """Which of these have a copy there, whole or on its way: bool [rows]."""
+        found: np.ndarray = self.words[rows, TIERS] >> (BITS * tier) & (BEGUN | WHOLE) != 0
+        return found
+
+    def whole(self, rows: np.ndarray, tier: int) -> np.ndarray:
+        """Which of these have a whole copy there: bool [rows]."""
+        found: np.ndarray = self.words[rows, TIERS] >> (BITS * tier) & WHOLE != 0
+        return found
+
+    def read_notes(self) -> list[tuple[int, int, int]]:
+        """What kernels have noted since the last time: what, which, whose."""
+        count = self.count[NOTES]
+        self.count[NOTES] = 0
+        return [tuple(note) for note in self.notes[:count].tolist()]  # type: ignore[misc]
+
+    def durable(self, tier: int) -> bool:
+        return self.count[DURABLE] >> tier & 1 != 0
+
+    def entries(self, tier: int) -> list[tuple[int, int]]:
+        """Rows and generations of those that may leave it, or might have once."""
+        handles = self.heaps[tier, : self.count[TIER_BLOCK + BLOCK * tier + HEAP], 2].tolist()
+        return [split(handle) for handle in handles]
+
+    # ---- namespaces, and all pages ----
+
+    def describe(self, tier: int, *, durable: bool, near: bool) -> None:
+        """What the rules make of a tier; see `Keeper`."""
+        self.count[DURABLE] |= durable << tier
+        self.count[NEAR] |= near << tier
+
+    def new_root(self, length: int, sizes: Sequence[int]) -> int:
+        """The row that the first pages of a namespace are to follow; `sizes`: bytes that a page of it takes, by tier.
+        There is room for it."""
+        root: int = kernels.new_root(*self.state, length)
+        for tier, size in enumerate(sizes):
+            self.word[root, PLACES + tier] = size
+        return root
+
+    def used(self, space: int = -1) -> np.ndarray:
+        """The rows of the pages there are, those that are hidden included: int64, parents before their children; of
+        one namespace, by its root, or of all. Takes as long as there are rows. Any thread."""
+        words, high = self.words, self.count[HIGH]
+        rows = np.flatnonzero((words[:high, FLAGS] & (USED | DROPPED) == USED) & (words[:high, DEPTH] > 0))
+        spaces = words[rows, SPACE]
+        rows = rows[spaces == space if space >= 0 else words[spaces, FLAGS] & DROPPED == 0]
+        return rows[np.argsort(words[rows, DEPTH], kind="stable")]
+
+    def keys_beginning(self, space: int, begin: bytes) -> list[bytes]:
+        """The keys of one namespace that begin so. As `used`."""
+        longs, high = self.longs, self.count[HIGH]
+        keys = longs[:high, :4].view(np.uint8)[:, : len(begin)]
+        rows = self.used(space)
+        found = rows[(keys[rows] == np.frombuffer(begin, np.uint8)).all(axis=1)]
+        return [longs[row, :4].tobytes() for row in found]
+
+
+def as_key(key: bytes) -> tuple[int, int, int, int]:
+    """A key as kernels take it."""
+    words: tuple[int, int, int, int] = _KEY.unpack(key)
+    return words
+
+
+def as_keys(keys: Sequence[bytes]) -> np.ndarray:
+    """Keys as kernels take many: int64 [keys, 4]."""
+    return np.frombuffer(bytearray().join(keys), np.int64).reshape(-1, 4)
+
+
+def split(handle: int) -> tuple[int, int]:
+    """A row and its generation, of the number that kernels give."""
+    return handle & 0xFFFFFFFF, handle >> 32
+
+
+def rows_of(pages: Sequence[Any]) -> np.ndarray:
+    """The rows of pages: int64 [pages]."""
+    return np.fromiter((page.row for page in pages), np.int64, len(pages))
