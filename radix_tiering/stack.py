@@ -298,8 +298,7 @@ class TierStack:
                     self.events.emit(f"{mover.tier.name}.not_all_written", pages=mover.backlog)
                     mover.clear()
             # Nobody changes pages any more, but for a part that goes.
-            copies = ((page, page.copy_in(mover.number)) for page in self.table.all_pages())
-            mover.tier.close(((page.record, copy) for page, copy in copies if copy and copy.whole), timeout)
+            mover.tier.close(self.table.held_in(mover.number), timeout)
 
     def snapshot(self) -> StackSnapshot:
         """Everything that is counted, at one moment."""
@@ -350,16 +349,13 @@ class TierStack:
 
         Recency does not survive a restart, the order of writing does: it stands in for it.
         """
-        number, unreachable = self.table.named(tier.name).number, 0
-        kept = sorted(tier.recover(), key=lambda one: (one[0].depth, one[2]))
-        newest = max((order for _, _, order in kept), default=0)
-        for batch in sweeps.batches(kept):
-            with self.table.lock:
-                for record, copy, order in batch:
-                    if self.table.recover(record, number, copy.place, now=order - newest) is None:
-                        unreachable += 1
-                        tier.release([copy.place])
-        self.events.emit(f"{tier.name}.recovered", pages=len(kept) - unreachable, unreachable=unreachable)
+        number, pages, unreachable = self.table.named(tier.name).number, 0, 0
+        kept = tier.recover()
+        newest = max((int(held.order.max()) for held in kept if len(held.order)), default=0)
+        for held in kept:
+            pages += len(held.places)
+            unreachable += sweeps.run(sweeps.recover(self.table, number, held, newest))
+        self.events.emit(f"{tier.name}.recovered", pages=pages - unreachable, unreachable=unreachable)
 
 
 def _described(namespace: Namespace) -> str:

@@ -86,6 +86,17 @@ class PageRecord(NamedTuple):
     length: int  # payload bytes
 
 
+class HeldPages(NamedTuple):
+    """Many pages of one namespace that a durable tier has, in arrays."""
+
+    namespace: bytes  # NAMESPACE_BYTES
+    length: int  # payload bytes of each
+    keys: np.ndarray  # int64 [pages, 8]: the key of each, and that of the page before it
+    depths: np.ndarray  # int64 [pages]
+    places: np.ndarray  # int64 [pages], as the tier numbers them
+    order: np.ndarray  # int64 [pages]: those that were written later have higher numbers
+
+
 def page_digest(data: np.ndarray | memoryview | bytes) -> bytes:
     """The 16-byte xxh3-128 checksum of a page's bytes. Releases the interpreter lock on large inputs."""
     return xxhash.xxh3_128_digest(data)  # type: ignore[arg-type]  # any contiguous buffer

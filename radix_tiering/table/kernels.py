@@ -775,14 +775,6 @@ def end(words, longs, table, heaps, meta, notes, r, tier, whole, place):
     return _end(words, longs, table, heaps, meta, notes, r, tier, whole, place)
 
 
-@_entry("void", "int64, int64, int64")
-def recovered(words, longs, table, heaps, meta, notes, r, tier, place):
-    """A page has a whole copy in a durable tier, from before the start."""
-    words[r, FLAGS] = words[r, FLAGS] | RECOVERED
-    words[r, PLACES + tier] = place
-    _entered(words, longs, heaps, meta, r, tier)
-
-
 @_entry("boolean", "int64, int64")
 def lose(words, longs, table, heaps, meta, notes, r, tier):
     return _lose(words, longs, table, heaps, meta, notes, r, tier)
@@ -971,18 +963,19 @@ def coldest(words, longs, table, heaps, meta, notes, tier, count, out):
     return found
 
 
-@_entry("int64", "int64, int64, int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1]")
-def recover(words, longs, table, heaps, meta, notes, space, tier, chains, places, times, order, out):
+@_entry("int64", "int64, int64, int64[:,::1], int64[::1], int64[::1], int64[::1]")
+def recover(words, longs, table, heaps, meta, notes, space, tier, chains, places, times, out):
     """Pages that a durable tier has kept, each with the key of the one before it (zeros: none) behind its own in
-    `chains`, parents first as `order` says. `out`: places of those that nothing leads to; how many."""
+    `chains`, parents first. `out`: places of those that nothing leads to; how many."""
     lost = 0
-    for at in order:
-        k0, k1, k2, k3 = chains[at, 0], chains[at, 1], chains[at, 2], chains[at, 3]
-        p0, p1, p2, p3 = chains[at, 4], chains[at, 5], chains[at, 6], chains[at, 7]
+    for at in range(chains.shape[0]):
         parent = np.int64(space)
-        if p0 != 0 or p1 != 0 or p2 != 0 or p3 != 0:
-            parent = _find(words, longs, table, meta, space, p0, p1, p2, p3)
-        r = _find(words, longs, table, meta, space, k0, k1, k2, k3)
+        if chains[at, 4] != 0 or chains[at, 5] != 0 or chains[at, 6] != 0 or chains[at, 7] != 0:
+            parent = np.int64(
+                _find(words, longs, table, meta, space, chains[at, 4], chains[at, 5], chains[at, 6], chains[at, 7])
+            )
+        k0, k1, k2, k3 = chains[at, 0], chains[at, 1], chains[at, 2], chains[at, 3]
+        r = np.int64(_find(words, longs, table, meta, space, k0, k1, k2, k3))
         if r < 0 and parent >= 0:
             r = np.int64(_enter(words, longs, table, meta, parent, k0, k1, k2, k3, times[at]))
         if r < 0 or _of(words, r, tier) & (BEGUN | WHOLE):

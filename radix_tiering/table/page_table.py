@@ -32,13 +32,13 @@ from typing import Any
 
 import numpy as np
 
-from ..base.page import ROOT_KEY, PageRecord
+from ..base.page import ROOT_KEY, HeldPages, PageRecord
 from ..base.runner import Runner
 from ..figures.counters import DirectorySnapshot
 from . import directory, kernels
 from .book import Book
 from .held_page import Page
-from .kernels import BATCH, BITS, FLAGS, NOTES, PAGES, PINNED, PLACES, ROOT_LENGTH, ROOT_PAGES, TIERS
+from .kernels import BATCH, BITS, FLAGS, LAST, NOTES, PAGES, PINNED, PLACES, ROOT_LENGTH, ROOT_PAGES, TIERS
 from .operator_pins import OperatorPins
 from .policy import EvictionPolicy
 from .rows import Rows, as_key, as_keys, rows_of, split
@@ -47,6 +47,8 @@ from .tier_copies import HOST, BookedCopies, HostCopies, HostSlots, Keeper, Part
 #: Pages behind one that is dropped that leave with it, if none is leaving yet: most have no more, and nobody need wait
 #: for another thread.
 AT_ONCE = 16
+#: Pages that are told of in one go when a tier is closed.
+PAGES_AT_A_TIME = 1 << 16
 #: The logical time of a use that is later than all.
 _NEVER = (1 << 62) - 1
 
@@ -221,13 +223,29 @@ class PageTable:
             self.book.roots[namespace], self.book.digests[root] = root, namespace
         return root if self._rows.word[root, ROOT_LENGTH] == length else -1
 
-    def recover(self, record: PageRecord, tier: int, place: Any, now: int) -> Page | None:
-        """Enter a page that a durable tier has kept; parents come before their children. None: unreachable."""
-        page = self.find(record.namespace, record.key) or self.enter(record, now)
-        if page is None or page.begun_in(tier):
-            return None
-        self._call(kernels.recovered, page.row, tier, self.of[tier].code(page.row, place, None, 0))
-        return page
+    def recover(self, held: HeldPages, tier: int, times: np.ndarray) -> np.ndarray:
+        """Enter pages that a durable tier has kept, whose places are numbers, parents before their children; `times`:
+        logical times of their last use, int64. The places of those that nothing leads to: int64."""
+        root = self._root(held.namespace, held.length)
+        if root < 0:
+            return held.places
+        self._rows.make_room(len(held.places))
+        lost = np.empty(len(held.places), np.int64)
+        unreachable = self._call(kernels.recover, root, tier, held.keys, held.places, times, lost)
+        return lost[:unreachable]
+
+    def held_in(self, tier: int) -> Iterator[HeldPages]:
+        """The whole copies of a tier whose places are numbers: a bounded number of them at a time, of one namespace.
+        Any thread; nobody changes pages meanwhile."""
+        rows = self._rows
+        for root, namespace in list(self.book.digests.items()):
+            listed = rows.used(root)
+            listed = listed[rows.whole(listed, tier)]
+            for start in range(0, len(listed), PAGES_AT_A_TIME):
+                some = listed[start : start + PAGES_AT_A_TIME]
+                keys, depths = rows.chains(some)
+                places = rows.words[some, PLACES + tier].astype(np.int64)
+                yield HeldPages(namespace, rows.word[root, ROOT_LENGTH], keys, depths, places, rows.longs[some, LAST])
 
     def use(self, page: Page, now: int, reach: int = 0) -> None:
         """Count a use of `page` at logical time `now` by a request of `reach` whole pages.

@@ -34,6 +34,7 @@ from .kernels import (
     NEAR,
     NOTE_ROOM,
     NOTES,
+    PARENT,
     PLACES,
     REUSED,
     SPACE,
@@ -175,6 +176,13 @@ class Rows:
         spaces = words[rows, SPACE]
         rows = rows[spaces == space if space >= 0 else words[spaces, FLAGS] & DROPPED == 0]
         return rows[np.argsort(words[rows, DEPTH], kind="stable")]
+
+    def chains(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of these pages, int64: the key of each, and behind it that of the one before it, zeros for none: int64
+        [rows, 8]; and their depths: int64."""
+        depths = self.words[rows, DEPTH].astype(np.int64)
+        before = self.longs[self.words[rows, PARENT], :4] * (depths > 1)[:, None]
+        return np.concatenate([self.longs[rows, :4], before], axis=1), depths
 
     def keys_beginning(self, space: int, begin: bytes) -> list[bytes]:
         """The keys of one namespace that begin so. As `used`."""

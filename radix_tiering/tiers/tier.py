@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..base.config import TiersConfig
-from ..base.page import PageRecord, page_digest
+from ..base.page import HeldPages, PageRecord, page_digest
 from ..base.slot_map import TierMap
 from ..figures.counters import LinkCounters
 from ..table.policy import EvictionPolicy
@@ -280,8 +280,8 @@ class Tier(ABC):
 
     # ---- namespaces and restarts, of a durable tier ----
 
-    def recover(self) -> Sequence[tuple[PageRecord, Copy, int]]:
-        """What it had when it was opened: pages, their copies, and in what order they were written. Asked once."""
+    def recover(self) -> Sequence[HeldPages]:
+        """What it had when it was opened. Asked once."""
         return ()
 
     def register(self, namespace: bytes, text: str, done: Callable[[bool], None] | None = None) -> None:
@@ -324,7 +324,7 @@ class Tier(ABC):
         return None
 
     def close(  # noqa: B027 - as above
-        self, copies: Iterable[tuple[PageRecord, Copy]] | None, timeout: float | None = None
+        self, held: Iterable[HeldPages] | None, timeout: float | None = None
     ) -> None:
-        """Answer everything and end. A durable tier writes down that it has `copies`; None: as after a crash. After
+        """Answer everything and end. A durable tier writes down that it has `held`; None: as after a crash. After
         `timeout` seconds what does not answer is given up. Idempotent."""

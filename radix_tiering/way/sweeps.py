@@ -10,6 +10,9 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
+from ..base.page import HeldPages
 from ..table.held_page import Page
 from ..table.page_table import PageTable
 from .down import Mover
@@ -30,6 +33,21 @@ def run(steps: Generator[None, None, Result]) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
+
+
+def recover(table: PageTable, tier: int, held: HeldPages, newest: int) -> Sweep:
+    """Enter pages that a durable tier has kept, by its number; `newest`: of the order in which they were written.
+    Returns how many are out of reach, whose places are given back."""
+    first, unreachable = np.lexsort((held.order, held.depths)), 0
+    for start in range(0, len(first), STEP_PAGES):
+        which = first[start : start + STEP_PAGES]
+        some = held._replace(keys=held.keys[which], places=held.places[which])
+        with table.lock:
+            lost = table.recover(some, tier, held.order[which] - newest)
+            table.of[tier].keeper.release(lost.tolist())
+        unreachable += len(lost)
+        yield
+    return unreachable
 
 
 def drop(table: PageTable, page: Page) -> Sweep:

@@ -9,14 +9,13 @@ from random import Random
 from typing import Any, NamedTuple
 
 from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.base.page import PageRecord
+from swift_tiers.radix_tiering.base.page import HeldPages
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
 from swift_tiers.radix_tiering.lending.donation.lender import Lender
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, LeaseKey, Party, RunState
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, LeaseBegan, LeaseEnded, LeaseRecalled, Send
-from swift_tiers.radix_tiering.table.tier_copies import Copy
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import LeaseSlots, LentMemory, PeerPlace
 from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write, Written
 
@@ -249,7 +248,7 @@ class DemoLentMemory(LentMemory):
         if self.side is not None:
             self.side.later(lambda side: side.machine.release(part, self._clock.now))
 
-    def close(self, copies: Iterable[tuple[PageRecord, Copy]] | None = None, timeout: float | None = None) -> None:
+    def close(self, held: Iterable[HeldPages] | None = None, timeout: float | None = None) -> None:
         self._leases.clear()
 
 

@@ -8,6 +8,7 @@ page bytes by `ssd.stripe_unit`, rounded up.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import hashlib
 import json
@@ -28,6 +29,7 @@ from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
+from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
 from swift_tiers.radix_tiering.way import sweeps
 
 from ...base.errors import CommandError
@@ -62,13 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=options.units << 18)
     host = HostTier(geometry, geometry.stride_bytes)
     places = StripePlaces(THREADS)
-    table = PageTable(host, LEAST_RECENTLY_USED, [Kept()], runner=THREADS)
+    kept = Kept()
+    kept.capacity_bytes = options.pages * geometry.page_bytes
+    table = PageTable(host, LEAST_RECENTLY_USED, [kept], runner=THREADS)
+    stored = StoredPages.of(_recovered(options.pages, options.units, geometry.page_bytes))
     before, collecting = _resident_bytes(), _collect()
-    entering = 0.0
-    for stored in sweeps.batches(_recovered(options.pages, options.units, geometry.page_bytes)):
-        started = time.process_time()
-        _enter(table, places, stored, options.pages)
-        entering += time.process_time() - started
+    started = time.process_time()
+    _enter(table, places, stored)
+    entering = time.process_time() - started
     grown = _resident_bytes() - before
     collecting = _collect() - collecting
     each = grown / options.pages
@@ -157,11 +160,10 @@ def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
         trunk = key if generation == PROMPT else trunk
 
 
-def _enter(table: PageTable, places: StripePlaces, stored: Sequence[StoredPage], pages: int) -> None:
-    with table.lock:
-        for record, generation, digest, placement in stored:
-            place = places.found(generation, digest, placement)
-            assert table.recover(record, HOST + 1, place, now=generation - pages) is not None
+def _enter(table: PageTable, places: StripePlaces, stored: StoredPages) -> None:
+    """As `TierStack` does it at a start."""
+    for held in stored.held(places.found(stored)):
+        assert not sweeps.run(sweeps.recover(table, HOST + 1, held, int(held.order.max())))
 
 
 def _collect() -> float:
@@ -173,6 +175,8 @@ def _collect() -> float:
 
 
 def _resident_bytes() -> int:
+    """What is kept, and not what the allocator has back."""
+    ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

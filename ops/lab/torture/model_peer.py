@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import PageRecord, page_digest
+from swift_tiers.radix_tiering.base.page import HeldPages, PageRecord, page_digest
 from swift_tiers.radix_tiering.base.runner import THREADS, Runner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
@@ -251,7 +251,7 @@ class ModelPeer(LentMemory):
             self.returned.append(part)
             self._finish(part)
 
-    def close(self, copies: Iterable[tuple[PageRecord, Copy]] | None = None, timeout: float | None = None) -> None:
+    def close(self, held: Iterable[HeldPages] | None = None, timeout: float | None = None) -> None:
         with self._lock:
             if self._closed:
                 return

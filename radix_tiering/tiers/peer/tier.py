@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ...base.config import PeerConfig
-from ...base.page import PageRecord, page_digest
+from ...base.page import HeldPages, PageRecord, page_digest
 from ...base.runner import THREADS, Runner
 from ...figures.counters import LinkCounters
 from ...lending.donation.device_memory import DeviceMemory
@@ -263,7 +263,7 @@ class PeerTier(LentMemory):
             donors=tuple(donors),
         )
 
-    def close(self, copies: Iterable[tuple[PageRecord, Copy]] | None = None, timeout: float | None = None) -> None:
+    def close(self, held: Iterable[HeldPages] | None = None, timeout: float | None = None) -> None:
         """Answer everything, return all leases, end. Waits for the donors, a few recall bounds at most. Idempotent.
 
         The listener is told nothing of it. Not to be called on the thread "swift-peer".

@@ -6,8 +6,7 @@ copies are whole; in every other case the slot headers are scanned.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,21 +14,12 @@ import numpy as np
 from ...base.page import BLOCK_BYTES, page_digest, round_up
 from .arrays.devices import DeviceArray
 from .blockio import Patience, read_blocks, write_blocks
-from .layout import (
-    CHECKPOINT_OFFSET,
-    RECORD_BYTES,
-    RECORD_DTYPE,
-    WRITE_IDENTITY,
-    StoredPage,
-    Superblock,
-)
-
-#: The fields of a record before those that are the same in every unit of a page write.
-_PLACE = struct.Struct("<QII")
-
+from .layout import CHECKPOINT_OFFSET, RECORD_BYTES, RECORD_DTYPE, Superblock
+from .namespaces import NamespaceEntry
+from .stored_pages import StoredPages
 
 #: Pages whose records are made before the clock is looked at: some ten milliseconds.
-PAGES_AT_A_TIME = 4096
+PAGES_AT_A_TIME = 16_384
 
 
 class Checkpoint(NamedTuple):
@@ -40,41 +30,51 @@ class Checkpoint(NamedTuple):
 
 
 def build_checkpoints(
-    pages: Iterable[StoredPage],
-    identifiers: Mapping[bytes, int],
+    batches: Iterable[StoredPages],
+    namespaces: Mapping[bytes, NamespaceEntry],
     devices: Iterable[int],
     late: Callable[[], bool] = lambda: False,
 ) -> dict[int, Checkpoint] | None:
-    """A checkpoint for each device. Pages that have a unit elsewhere than on `devices` are left out.
+    """A checkpoint for each device. Pages that have a unit elsewhere than on `devices` are left out, and those that
+    were flushed.
 
-    There may be millions of pages: None once it is `late`, which is asked every few thousand.
+    There may be millions of pages: None once it is `late`, which is asked with each batch.
     """
-    rows = {device: bytearray() for device in devices}
-    for number, page in enumerate(pages):
-        if number % PAGES_AT_A_TIME == 0 and late():
+    parts: dict[int, list[np.ndarray]] = {device: [] for device in devices}
+    for pages in batches:
+        if late():
             return None
-        record = page.record
-        if any(device not in rows for device, _ in page.placement):
-            continue
-        identity = WRITE_IDENTITY.pack(
-            page.generation,
-            record.length,
-            identifiers[record.namespace],
-            record.depth,
-            len(page.placement),
-            0,
-            record.key,
-            record.parent,
-            page.digest,
-        )
-        for index, (device, slot) in enumerate(page.placement):
-            rows[device] += _PLACE.pack(slot, index, 0) + identity
+        lost = np.bincount(pages.page_of[~np.isin(pages.devices, list(parts))], minlength=len(pages)) > 0
+        live = pages.take(~lost & _live(pages, namespaces))
+        numbers = [namespaces[digest].identifier if digest in namespaces else 0 for digest in live.namespaces.values()]
+        units = live.unit_records()
+        units["namespace_id"] = _renumbered(units["namespace_id"], list(live.namespaces), numbers)
+        for device, records in parts.items():
+            records.append(units[live.devices == device])
     built = {}
-    for device, raw in rows.items():
-        records = np.frombuffer(raw, dtype=RECORD_DTYPE)
+    for device, found in parts.items():
+        records = np.concatenate([np.zeros(0, RECORD_DTYPE), *found])
         content = records[np.argsort(records["slot"])].view(np.uint8)
         built[device] = Checkpoint(content, page_digest(content.data))
     return built
+
+
+def _live(pages: StoredPages, namespaces: Mapping[bytes, NamespaceEntry]) -> np.ndarray:
+    """Which of them were not flushed: bool."""
+    live = np.zeros(len(pages), np.bool_)
+    for number, digest in pages.namespaces.items():
+        if (entry := namespaces.get(digest)) is not None:
+            ours = pages.records["namespace_id"] == number
+            live |= ours & (pages.records["generation"] >= np.uint64(entry.minimum_generation))
+    return live
+
+
+def _renumbered(found: np.ndarray, old: Sequence[int], new: Sequence[int]) -> np.ndarray:
+    """Each of `found`, which is one of `old`, as `new` says."""
+    numbers = np.zeros(len(found), found.dtype)
+    for before, after in zip(old, new, strict=True):
+        numbers[found == before] = after
+    return numbers
 
 
 def write_checkpoint(array: DeviceArray, device: int, checkpoint: Checkpoint, patience: Patience) -> int:

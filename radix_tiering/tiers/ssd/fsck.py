@@ -38,6 +38,7 @@ from .members import (
 from .namespaces import MemberTable, NamespaceEntry, NamespaceTable, reconcile
 from .opening import write_superblock
 from .scan import Assembly, ScanResult, assemble, scan_devices
+from .stored_pages import StoredPages
 from .transfers import verify_unit
 
 #: Stage ("headers" or "payloads"), done, in all.
@@ -147,12 +148,13 @@ def _look(array: DeviceArray, verify_payload: bool, progress: CheckProgress | No
     generation = max([1, *reach.values(), *minimums])
     table = reconcile([MemberTable(table, reach[device]) for device, table in tables.items()], generation)
     assembly = _sound_pages(array, members, alive, table, found, corrupt, verify_payload, progress, patience)
-    pages, unreachable = _by_reachability(assembly.pages)
+    whole = list(assembly.pages)
+    pages, unreachable = _by_reachability(whole)
     torn = set(assembly.incomplete) - corrupt
     missing = members.device_count - len(alive)
     problems += _set_problems(members, missing, table, len(assembly.incomplete), unreachable, corrupt)
     devices = tuple(
-        _device_report(array, one, table, assembly.pages, torn, corrupt, problems, patience) for one in members.probes
+        _device_report(array, one, table, whole, torn, corrupt, problems, patience) for one in members.probes
     )
     wipe = {place for page in unreachable for place in page.placement}
     if not missing:
@@ -193,8 +195,8 @@ def repair(array: DeviceArray, report: Report, patience: Patience | None = None)
     done: list[str] = []
     failed: list[str] = []
     table = report.table
-    identifiers = {entry.digest: entry.identifier for entry in table.entries}
-    checkpoints = build_checkpoints(report.pages, identifiers, alive) or {}
+    namespaces = {entry.digest: entry for entry in table.entries}
+    checkpoints = build_checkpoints([StoredPages.of(report.pages)], namespaces, alive) or {}
     for device, member in alive.items():
         old = member.superblock
         assert old is not None  # what makes it a member

@@ -15,7 +15,7 @@ from .arrays.devices import DeviceArray
 from .blockio import Patience, sync_devices, write_blocks
 from .checkpoint import read_checkpoint
 from .device_state import DeviceState, Service
-from .layout import SUPERBLOCK_OFFSETS, Geometry, StoredPage, Superblock, unit_count
+from .layout import SUPERBLOCK_OFFSETS, Geometry, Superblock, unit_count
 from .members import (
     Members,
     Probe,
@@ -30,6 +30,7 @@ from .members import (
 from .namespaces import MemberTable, NamespaceTable, reconcile
 from .scan import assemble, scan_devices
 from .slots import SlotAllocator, SlotMap
+from .stored_pages import StoredPages
 
 
 class Opened(NamedTuple):
@@ -41,7 +42,7 @@ class Opened(NamedTuple):
     devices: list[DeviceState]  # by position in the array
     allocator: SlotAllocator
     table: NamespaceTable
-    recovered: list[StoredPage]
+    recovered: StoredPages
     next_generation: int
     scanned: tuple[int, ...]  # devices whose slot headers had to be read
     superblocks: dict[int, Superblock]  # as written last, of the devices in service
@@ -206,14 +207,12 @@ def _mark_open(
 
 
 def _devices(
-    count: int, superblocks: dict[int, Superblock], reasons: dict[int, str], pages: Sequence[StoredPage]
+    count: int, superblocks: dict[int, Superblock], reasons: dict[int, str], pages: StoredPages
 ) -> tuple[list[DeviceState], SlotAllocator]:
-    taken: dict[int, list[int]] = {device: [] for device in superblocks}
-    for page in pages:
-        for device, slot in page.placement:
-            taken[device].append(slot)
     maps = [
-        SlotMap(superblocks[device].geometry.slot_count, taken[device]) if device in superblocks else None
+        SlotMap(superblocks[device].geometry.slot_count, pages.slots[pages.devices == device])
+        if device in superblocks
+        else None
         for device in range(count)
     ]
     devices = []

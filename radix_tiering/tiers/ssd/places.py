@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from array import array as packed
 
+import numpy as np
+
 from ...base.page import PageRecord
 from ...base.runner import Runner
 from .layout import DIGEST_BYTES, Placement, StoredPage
+from .stored_pages import StoredPages
 
 #: Devices that a place can tell apart: one byte each.
 MOST_DEVICES = 256
@@ -36,11 +39,66 @@ class StripePlaces:
 
     def reserve(self, placement: Placement) -> int:
         """A place of these slots, for a page that is to be written."""
-        return self._enter(0, bytes(DIGEST_BYTES), placement)
+        units = len(placement)
+        devices = bytes([device for device, _ in placement])
+        where = packed("I", [slot for _, slot in placement])
+        where.frombytes(devices.ljust(4 * _words(units), b"\0"))
+        with self._lock:
+            self.taken += 1
+            runs = self._free.get(units)
+            if runs:
+                place = runs.pop()
+            else:
+                place = len(self._words)
+                self._words.frombytes(bytes(4 * (_SLOTS + len(where) + self._landing)))
+        self._words[place + _SLOTS : place + _SLOTS + len(where)] = where
+        self._describe(place, 0, bytes(DIGEST_BYTES))
+        self._words[place] = _TAKEN + units
+        if self._landing:
+            self.learn(place, None)
+        return place
 
-    def found(self, generation: int, digest: bytes, placement: Placement) -> int:
-        """A place of a page that the devices had already."""
-        return self._enter(generation, digest, placement)
+    def found(self, pages: StoredPages) -> np.ndarray:
+        """Places of pages that the devices had already: int64 [pages]."""
+        sizes = _SLOTS + pages.counts + -(-pages.counts // 4) + self._landing
+        ends = np.cumsum(sizes)
+        begins = ends - sizes
+        words = np.zeros(int(ends[-1]) if len(pages) else 0, np.uint32)
+        words[begins] = np.uint32(_TAKEN) + pages.counts.astype(np.uint32)
+        words[begins + _GENERATION] = pages.records["generation"] & np.uint64(_LOW)
+        words[begins + _GENERATION + 1] = pages.records["generation"] >> np.uint64(32)
+        digests = np.ascontiguousarray(pages.records["digest"]).view(np.uint32).reshape(-1, DIGEST_BYTES // 4)
+        words[begins[:, None] + np.arange(_DIGEST, _SLOTS)] = digests
+        slots = begins[pages.page_of] + _SLOTS + pages.unit_indexes
+        words[slots] = pages.slots
+        devices = 4 * (begins + _SLOTS + pages.counts)[pages.page_of] + pages.unit_indexes
+        words.view(np.uint8)[devices] = pages.devices
+        with self._lock:
+            base = len(self._words)
+            self._words.frombytes(words.tobytes())
+            self.taken += len(pages)
+        return base + begins
+
+    def stored_many(self, records: np.ndarray, places: np.ndarray, namespace: bytes) -> StoredPages:
+        """What these places hold, those that are free left out: `records`, RECORD_DTYPE [places], of pages of one
+        namespace, are told what only a place knows. `places`: int64."""
+        with self._lock:
+            words = np.frombuffer(self._words, np.uint32)
+            heads = words[places]
+            taken = heads > _TAKEN
+            places, records = places[taken], records[taken]
+            counts = (heads[taken] - np.uint32(_TAKEN)).astype(np.int64)
+            low, high = words[places + _GENERATION].astype(np.uint64), words[places + _GENERATION + 1].astype(np.uint64)
+            digests = words[places[:, None] + np.arange(_DIGEST, _SLOTS)]
+            page_of = np.repeat(np.arange(len(places)), counts)
+            indexes = np.arange(len(page_of)) - np.repeat(np.cumsum(counts) - counts, counts)
+            slots = words[places[page_of] + _SLOTS + indexes].astype(np.int64)
+            at = 4 * (places + _SLOTS + counts)[page_of] + indexes
+            devices = words.view(np.uint8)[at].astype(np.int64)
+            del words  # as long as there is a view of it, the array cannot grow
+        records["generation"], records["unit_count"], records["namespace_id"] = low | high << np.uint64(32), counts, 1
+        records["digest"] = np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
+        return StoredPages(records, counts, devices, slots, {1: namespace})
 
     def hold(self, place: int, generation: int, digest: bytes) -> None:
         """Its page is written."""
@@ -107,26 +165,6 @@ class StripePlaces:
     def _devices(self, place: int, units: int) -> bytes:
         begin = place + _SLOTS + units
         return self._words[begin : begin + _words(units)].tobytes()[:units]
-
-    def _enter(self, generation: int, digest: bytes, placement: Placement) -> int:
-        units = len(placement)
-        devices = bytes([device for device, _ in placement])
-        where = packed("I", [slot for _, slot in placement])
-        where.frombytes(devices.ljust(4 * _words(units), b"\0"))
-        with self._lock:
-            self.taken += 1
-            runs = self._free.get(units)
-            if runs:
-                place = runs.pop()
-            else:
-                place = len(self._words)
-                self._words.frombytes(bytes(4 * (_SLOTS + len(where) + self._landing)))
-        self._words[place + _SLOTS : place + _SLOTS + len(where)] = where
-        self._describe(place, generation, digest)
-        self._words[place] = _TAKEN + units
-        if self._landing:
-            self.learn(place, None)
-        return place
 
     def _end(self, place: int, units: int) -> int:
         """Where its run ends."""

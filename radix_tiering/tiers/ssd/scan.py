@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...base.page import BLOCK_BYTES, PageRecord
+from ...base.page import BLOCK_BYTES
 from .arrays.devices import DeviceArray, Operation, Request
 from .blockio import Patience, aligned_buffer, execute
 from .layout import (
@@ -22,11 +22,11 @@ from .layout import (
     RECORD_DTYPE,
     SLOT_MAGIC,
     WRITE_IDENTITY,
-    StoredPage,
     Superblock,
     sealed,
 )
 from .namespaces import NamespaceEntry
+from .stored_pages import StoredPages
 
 #: Device, slots done, slots in all.
 Progress = Callable[[int, int, int], None]
@@ -127,12 +127,10 @@ def scan_devices(
 
 
 class Assembly(NamedTuple):
-    """Which units make whole pages."""
+    """Which units make whole pages, of namespaces that are known and have not been flushed since."""
 
-    pages: list[StoredPage]  # the newest whole version of each page
-    superseded: list[StoredPage]  # whole, but a newer version is whole too
+    pages: StoredPages  # the newest whole version of each page, those first that were written first
     incomplete: list[tuple[int, int]]  # (device, slot) of units whose page is not whole
-    stale: list[tuple[int, int]]  # (device, slot) of units of flushed or unknown namespaces
 
 
 def assemble(
@@ -149,32 +147,68 @@ def assemble(
     for identifier, entry in namespaces.items():
         least[records["namespace_id"] == identifier] = entry.minimum_generation
     valid = (records["generation"] >= least) & (records["length"] > 0)
-    stale = [(int(device), int(slot)) for device, slot in zip(devices[~valid], records["slot"][~valid], strict=True)]
     records, devices = records[valid], devices[valid]
 
     # Sorted by generation the units of one write lie together, and later writes of a page come after earlier ones.
-    order = np.lexsort((records["unit_index"], records["generation"]))
+    order = np.lexsort((records["unit_index"], *_mixed(records), records["generation"]))
     records, devices = records[order], devices[order]
-    tail = records.view(np.uint8).reshape(len(records), RECORD_BYTES)[:, RECORD_BYTES - WRITE_IDENTITY.size :]
-    identities: list[bytes] = np.ascontiguousarray(tail).view(f"V{WRITE_IDENTITY.size}").ravel().tolist()
-    places = list(zip(devices.tolist(), records["slot"].tolist(), strict=True))
-    indexes: list[int] = records["unit_index"].tolist()
-    bounds = (np.flatnonzero(np.diff(records["generation"])) + 1).tolist()
+    begins = _begins(_identities(records))
+    counts = np.diff(begins, append=len(records))
+    whole = _are_whole(records, begins, counts, units)
+    of_whole = np.repeat(whole, counts)
+    pages = StoredPages(
+        records[begins[whole]],
+        counts[whole],
+        devices[of_whole],
+        records["slot"][of_whole].astype(np.int64),
+        {identifier: entry.digest for identifier, entry in namespaces.items()},
+    )
+    torn = zip(devices[~of_whole].tolist(), records["slot"][~of_whole].tolist(), strict=True)
+    return Assembly(pages.take(_newest(pages.records)), list(torn))
 
-    newest: dict[tuple[bytes, bytes], StoredPage] = {}
-    superseded: list[StoredPage] = []
-    incomplete: list[tuple[int, int]] = []
-    for start, stop in zip([0, *bounds], [*bounds, len(records)], strict=True):
-        for identity in dict.fromkeys(identities[start:stop]):
-            members = [at for at in range(start, stop) if identities[at] == identity]
-            generation, length, namespace_id, depth, count, _, key, parent, digest = WRITE_IDENTITY.unpack(identity)
-            placement = tuple(places[at] for at in members)
-            if [indexes[at] for at in members] != list(range(units(length))) or count != len(members):
-                incomplete.extend(placement)
-                continue
-            record = PageRecord(key, parent, namespaces[namespace_id].digest, depth, length)
-            name = (record.namespace, key)
-            if name in newest:
-                superseded.append(newest[name])
-            newest[name] = StoredPage(record, generation, digest, placement)
-    return Assembly(list(newest.values()), superseded, incomplete, stale)
+
+def _identities(records: np.ndarray) -> np.ndarray:
+    """All that the units of one write have in common: bytes [records, ...]."""
+    raw = records.view(np.uint8).reshape(len(records), RECORD_BYTES)
+    return raw[:, RECORD_BYTES - WRITE_IDENTITY.size :]
+
+
+def _mixed(records: np.ndarray) -> list[np.ndarray]:
+    """By what else to sort where a generation has several writes, which is rare: none, or all that tells them apart."""
+    order = np.argsort(records["generation"], kind="stable")
+    same = np.diff(records["generation"][order]) == 0
+    identities = _identities(records)[order]
+    if not (same & (identities[1:] != identities[:-1]).any(axis=1)).any():
+        return []
+    words = np.ascontiguousarray(_identities(records)).view(np.uint64)
+    return [words[:, word] for word in range(words.shape[1])]
+
+
+def _begins(identities: np.ndarray) -> np.ndarray:
+    """Where runs of equal ones begin: int64."""
+    if not len(identities):
+        return np.zeros(0, np.int64)
+    changes = (identities[1:] != identities[:-1]).any(axis=1)
+    return np.concatenate([[0], np.flatnonzero(changes) + 1])
+
+
+def _are_whole(records: np.ndarray, begins: np.ndarray, counts: np.ndarray, units: Callable[[int], int]) -> np.ndarray:
+    """Which runs, sorted by unit, are of all units of a page: bool."""
+    lengths, which = np.unique(records["length"][begins], return_inverse=True)
+    wanted = np.array([units(int(length)) for length in lengths], np.int64)[which] if len(begins) else counts
+    expected = np.arange(len(records)) - np.repeat(begins, counts)
+    right = np.logical_and.reduceat(records["unit_index"] == expected, begins) if len(begins) else counts > 0
+    found: np.ndarray = right & (counts == wanted) & (counts == records["unit_count"][begins])
+    return found
+
+
+def _newest(records: np.ndarray) -> np.ndarray:
+    """Which of these, the later versions of a page behind the earlier ones, is the last of its page: bool."""
+    if not len(records):
+        return np.zeros(0, np.bool_)
+    keys = np.ascontiguousarray(records["key"]).view(np.uint64).reshape(-1, 4)
+    order = np.lexsort((records["namespace_id"], keys[:, 3], keys[:, 2], keys[:, 1], keys[:, 0]))
+    names = np.column_stack([keys, records["namespace_id"].astype(np.uint64)])[order]
+    newest = np.zeros(len(records), np.bool_)
+    newest[order] = np.append((names[1:] != names[:-1]).any(axis=1), True)
+    return newest

@@ -6,7 +6,7 @@ Not thread-safe: the stripe set's lock guards it.
 from __future__ import annotations
 
 from array import array as packed
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,11 +24,11 @@ class SlotMap:
 
     __slots__ = ("released", "state", "users")
 
-    def __init__(self, count: int, taken: Iterable[int] = ()) -> None:
-        self.state = bytearray(count)
+    def __init__(self, count: int, taken: Sequence[int] | np.ndarray = ()) -> None:
+        state = np.full(count, FREE, np.uint8)
+        state[np.asarray(taken, np.int64)] = TAKEN
+        self.state = bytearray(state)
         self.users = packed("H", bytes(2 * count))  # transfers under way, by slot
-        for slot in taken:
-            self.state[slot] = TAKEN
         # Taken from the end, so that an empty device is filled from its beginning.
         free = np.flatnonzero(np.frombuffer(self.state, dtype=np.uint8) == FREE)[::-1]
         self.released = packed("I", free.astype(np.uint32).tobytes())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from ...base.config import TiersConfig
 from ...base.errors import CommandRefusedError, ConfigError, FormatError
-from ...base.page import PageRecord, page_digest
+from ...base.page import KEY_BYTES, HeldPages, PageRecord, page_digest
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import TierMap
 from ...figures.counters import DeviceSnapshot, LinkCounters, StripeSnapshot
@@ -24,9 +24,10 @@ from .arrays.throttled import ThrottledArray
 from .blockio import STALL_SECONDS, close_array
 from .device_files import MadeDevice
 from .direct_reads import DirectReads
-from .layout import combined_digest
+from .layout import RECORD_DTYPE, combined_digest
 from .places import MOST_DEVICES, StripePlaces
 from .snapshots import device_snapshots, slot_map, stripe_snapshot
+from .stored_pages import StoredPages
 
 #: Stripe units that may be written at a time, of pages that have few: one at a time would take a round each.
 WRITTEN_UNITS = 32
@@ -237,12 +238,9 @@ class SsdTier(Tier):
 
     # ---- namespaces and restarts ----
 
-    def recover(self) -> Sequence[tuple[PageRecord, Copy, int]]:
-        found = []
-        for record, generation, digest, placement in self.stripes.forget_recovered():
-            place = self.places.found(generation, digest, placement)
-            found.append((record, Copy(place, digest, 0, whole=True), generation))
-        return found
+    def recover(self) -> Sequence[HeldPages]:
+        pages = self.stripes.forget_recovered()
+        return pages.held(self.places.found(pages))
 
     def register(self, namespace: bytes, text: str, done: Callable[[bool], None] | None = None) -> None:
         self.stripes.register_namespace(namespace, text, done)
@@ -318,21 +316,23 @@ class SsdTier(Tier):
         """What is in each slot of each device; it knows by itself which are held."""
         return slot_map(self.stripes.slot_states(), self.stripes.unit_bytes, time=time)
 
-    def close(self, copies: Iterable[tuple[PageRecord, Copy]] | None, timeout: float | None = None) -> None:
-        """Write the index of these copies, mark the devices clean, release them.
+    def close(self, held: Iterable[HeldPages] | None, timeout: float | None = None) -> None:
+        """Write the index of what is held, mark the devices clean, release them.
 
         After `timeout` seconds devices that do not answer are given up; a later start then scans them.
         """
         if self.direct is not None:
             self.direct.close()
-        self.stripes.close(None if copies is None else self._stored(copies), timeout)
+        self.stripes.close(None if held is None else map(self._stored, held), timeout)
         close_array(self._array, self._runner)
 
-    def _stored(self, copies: Iterable[tuple[PageRecord, Copy]]) -> Iterator[StoredPage]:
-        for record, copy in copies:
-            # One that was lost meanwhile, with its device, has no place any more.
-            with suppress(ValueError):
-                yield self.places.stored(copy.place, record)
+    def _stored(self, held: HeldPages) -> StoredPages:
+        """A page that was lost meanwhile, with its device, has no place any more."""
+        records = np.zeros(len(held.places), RECORD_DTYPE)
+        both = np.ascontiguousarray(held.keys).view(f"V{KEY_BYTES}").reshape(-1, 2)
+        records["key"], records["parent"] = both[:, 0], both[:, 1]
+        records["depth"], records["length"] = held.depths, held.length
+        return self.places.stored_many(records, held.places, held.namespace)
 
 
 def _check_count(devices: int) -> None:

@@ -15,7 +15,7 @@ from ...base.runner import THREADS, Runner
 from ..tier import ReadOutcome
 from .arrays.devices import DeviceArray, NewDevice
 from .blockio import STALL_SECONDS, Patience, check_buffer, sync_devices
-from .checkpoint import build_checkpoints, write_checkpoint
+from .checkpoint import PAGES_AT_A_TIME, build_checkpoints, write_checkpoint
 from .device_state import DeviceStatus, Service
 from .io_thread import IoThread
 from .joining import join
@@ -31,6 +31,7 @@ from .layout import (
 from .members import silent_devices
 from .namespaces import NamespaceEntry
 from .opening import Opened, all_blank, create_set, open_set, write_superblock
+from .stored_pages import StoredPages, in_batches
 from .table_writer import TableWriter
 from .transfers import (
     PageRead,
@@ -242,9 +243,9 @@ class StripeSet:
         with self._lock:
             self._allocator.give_back(placement)
 
-    def forget_recovered(self) -> Sequence[StoredPage]:
+    def forget_recovered(self) -> StoredPages:
         """`recovered`, which nobody else has from now on."""
-        recovered, self.recovered = self.recovered, []
+        recovered, self.recovered = self.recovered, StoredPages.of(())
         return recovered
 
     # Transfers.
@@ -507,8 +508,8 @@ class StripeSet:
 
     # The end.
 
-    def close(self, stored_pages: Iterable[StoredPage] | None, timeout: float | None = None) -> None:
-        """Finish what was accepted, write the index of `stored_pages` to the devices, mark them clean, end the thread.
+    def close(self, pages: Iterable[StoredPage | StoredPages] | None, timeout: float | None = None) -> None:
+        """Finish what was accepted, write the index of `pages` to the devices, mark them clean, end the thread.
 
         None: write nothing, so that the next opening scans. Idempotent; later calls wait for the first and do
         nothing. Devices that fail now, or are out, stay unclean. Does not close the array.
@@ -528,27 +529,24 @@ class StripeSet:
                 self._closed = True
                 patience.deadline = None if timeout is None else patience.clock() + timeout
                 self._io.wait_idle(patience.deadline)
-            if stored_pages is not None:
-                self._io.call(lambda: self._checkpoint(stored_pages))
+            if pages is not None:
+                self._io.call(lambda: self._checkpoint(in_batches(pages, PAGES_AT_A_TIME)))
             self._io.call(lambda: self._io.give_up("it did not answer before the stripe set was closed"))
             with self._lock:
                 self._io.wait_idle(None)
             self._io.stop()
 
-    def _checkpoint(self, pages: Iterable[StoredPage]) -> None:
+    def _checkpoint(self, batches: Iterable[StoredPages]) -> None:
         """On "ssd-io": pages and records durable first, then the superblocks that vouch for them."""
         array, patience = self._io.array, self._io.patience
         self._leave_out_silent()
         with self._lock:
-            identifiers = {entry.digest: entry.identifier for entry in self._table.entries}
-
-        # Nothing is flushed any more, so no lock is needed.
-        live = (page for page in pages if not self._is_flushed(page.record.namespace, page.generation))
+            namespaces = {entry.digest: entry for entry in self._table.entries}
 
         def late() -> bool:
             return patience.deadline is not None and patience.clock() >= patience.deadline
 
-        for device, checkpoint in (build_checkpoints(live, identifiers, self._usable(), late) or {}).items():
+        for device, checkpoint in (build_checkpoints(batches, namespaces, self._usable(), late) or {}).items():
             if late():
                 return
             error = write_checkpoint(array, device, checkpoint, patience)

@@ -11,11 +11,10 @@ import numpy as np
 
 from ...base.config import TiersConfig
 from ...base.errors import CommandRefusedError
-from ...base.page import PageRecord, page_digest
+from ...base.page import HeldPages, page_digest
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import SlotState, TierMap
 from ...figures.counters import LinkCounters
-from ...table.tier_copies import Copy
 from ..tier import Obeyed, Read, ReadOutcome, Tier, TierListener, TierOrder, Write, Written
 
 
@@ -173,7 +172,7 @@ class ModelTier(Tier):
         states[held()] = SlotState.CACHED
         return TierMap(time=time, slot_bytes=self._page_bytes, states=states)
 
-    def close(self, copies: Iterable[tuple[PageRecord, Copy]] | None, timeout: float | None = None) -> None:
+    def close(self, held: Iterable[HeldPages] | None, timeout: float | None = None) -> None:
         with self._wake:
             if self._closed:
                 return

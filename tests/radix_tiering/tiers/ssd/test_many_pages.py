@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage, scan
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Request
-from swift_tiers.radix_tiering.tiers.ssd.checkpoint import PAGES_AT_A_TIME, build_checkpoints
+from swift_tiers.radix_tiering.tiers.ssd.checkpoint import build_checkpoints
+from swift_tiers.radix_tiering.tiers.ssd.namespaces import NamespaceEntry
+from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages, in_batches
 
 
 def test_the_headers_of_all_devices_are_read_together(rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,16 +40,38 @@ def test_the_headers_of_all_devices_are_read_together(rig, monkeypatch: pytest.M
 
 
 def test_an_index_that_would_be_late_is_not_made() -> None:
-    page = StoredPage(PageRecord(b"k" * 32, ROOT_KEY, b"n" * 32, 1, 4096), 1, b"d" * 16, ((0, 0),))
+    space = b"n" * 16
+    page = StoredPage(PageRecord(b"k" * 32, ROOT_KEY, space, 1, 4096), 1, b"d" * 16, ((0, 0),))
+    namespaces = {space: NamespaceEntry(1, space, 1, "one")}
     made = 0
 
     def pages():
         nonlocal made
-        while made < 10 * PAGES_AT_A_TIME:
+        while made < 10:
             made += 1
-            yield page
+            yield StoredPages.of([page])
 
     asked = itertools.count()
-    assert build_checkpoints(pages(), {b"n" * 32: 1}, [0], lambda: next(asked) == 2) is None
-    assert made == 2 * PAGES_AT_A_TIME + 1, "the rest is not looked at"
-    assert build_checkpoints([page], {b"n" * 32: 1}, [0]) is not None
+    assert build_checkpoints(pages(), namespaces, [0], lambda: next(asked) == 2) is None
+    assert made == 3, "the rest is not looked at"
+    assert build_checkpoints([StoredPages.of([page])], namespaces, [0]) is not None
+
+
+def page(number: int, units: int, devices: int = 3) -> StoredPage:
+    record = PageRecord(number.to_bytes(32, "little"), ROOT_KEY, b"n" * 16 if number % 3 else b"m" * 16, 1, 100 * units)
+    placement = tuple(((number + unit) % devices, 1000 * number + unit) for unit in range(units))
+    return StoredPage(record, number + (number << 32), bytes([number % 256]) * 16, placement)
+
+
+@given(st.lists(st.integers(1, 12), max_size=12), st.integers(1, 5))
+def test_many_pages_are_those_that_they_are_made_of(units: list[int], most: int) -> None:
+    pages = [page(number, count) for number, count in enumerate(units)]
+    many = StoredPages.of(pages)
+    assert many == pages
+    assert list(many) == pages
+    assert many[::2] == pages[::2]
+    assert many.take(many.counts > 3) == [one for one, count in zip(pages, units, strict=True) if count > 3]
+    mixed = [pages[0], many[1:], *pages[:1]] if pages else []
+    batches = list(in_batches(mixed, most))
+    assert all(0 < len(batch) <= most for batch in batches)
+    assert sorted(one for batch in batches for one in batch) == sorted(pages + pages[:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
+from swift_tiers.radix_tiering.tiers.ssd.layout import RECORD_DTYPE
 from swift_tiers.radix_tiering.tiers.ssd.places import MOST_DEVICES, StripePlaces
+from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
 
 from support.examples import examples
 
@@ -26,19 +29,31 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.places = StripePlaces(THREADS)
+        self.places.keep_landing_digests()
         self.held: dict[int, tuple[Placement, int, bytes]] = {}
+        self.landing: dict[int, bytes | None] = {}
 
     def enter(self, place: int, placement: Placement, generation: int, digest: bytes) -> None:
         assert place not in self.held, "two pages in one place"
         self.held[place] = placement, generation, digest
+        self.landing[place] = None
 
     @rule(placement=placements)
     def reserve(self, placement: Placement) -> None:
         self.enter(self.places.reserve(placement), placement, 0, b"")
 
-    @rule(placement=placements, generation=generations, digest=digests)
-    def found(self, placement: Placement, generation: int, digest: bytes) -> None:
-        self.enter(self.places.found(generation, digest, placement), placement, generation, digest)
+    @rule(pages=st.lists(st.tuples(placements, generations, digests), max_size=4))
+    def found(self, pages: list[tuple[Placement, int, bytes]]) -> None:
+        stored = [StoredPage(RECORD, generation, digest, placement) for placement, generation, digest in pages]
+        for place, page in zip(self.places.found(StoredPages.of(stored)).tolist(), pages, strict=True):
+            self.enter(place, *page)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), digest=digests | st.none())
+    def learn(self, data, digest: bytes | None) -> None:
+        place = data.draw(st.sampled_from(sorted(self.held)))
+        self.places.learn(place, digest)
+        self.landing[place] = digest if digest is not None and any(digest) else None
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), generation=generations, digest=digests)
@@ -60,7 +75,14 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def all_is_told(self) -> None:
         assert self.places.taken == len(self.held)
+        everywhere = np.array(sorted({*self.held, *self.landing}), np.int64)
+        many = self.places.stored_many(np.zeros(len(everywhere), RECORD_DTYPE), everywhere, b"n" * 16)
+        assert [(one.placement, one.generation) for one in many] == [
+            self.held[place][:2] for place in sorted(self.held)
+        ]
         for place, (placement, generation, digest) in self.held.items():
+            assert self.places.landing_digest(place) == self.landing[place]
+            assert self.places.digest(place) == (digest if any(digest) else None)
             assert self.places.placement(place) == placement
             assert self.places.generation(place) == generation
             if digest:

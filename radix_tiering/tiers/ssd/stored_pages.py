@@ -1,0 +1,146 @@
+"""Many complete pages of a stripe set, in arrays: as a start finds them and as an end writes them down.
+
+Single ones are `StoredPage`s, which a sequence of them gives when it is asked for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import overload
+
+import numpy as np
+
+from ...base.page import HeldPages, PageRecord
+from .layout import RECORD_DTYPE, Placement, StoredPage
+
+
+class StoredPages(Sequence[StoredPage]):
+    """Not changed once it is made. Any thread."""
+
+    def __init__(
+        self,
+        records: np.ndarray,
+        counts: np.ndarray,
+        devices: np.ndarray,
+        slots: np.ndarray,
+        namespaces: Mapping[int, bytes],
+    ) -> None:
+        """`records`: RECORD_DTYPE [pages], of which nothing counts that differs from unit to unit; `counts`: int64
+        [pages], their units; `devices`, `slots`: int64 [units], page by page; `namespaces`: their digests, by the
+        numbers that records have for them."""
+        self.records = records
+        self.counts = counts
+        self.ends = np.cumsum(counts)
+        self.devices = devices
+        self.slots = slots
+        self.namespaces = namespaces
+
+    @classmethod
+    def of(cls, pages: Iterable[StoredPage]) -> StoredPages:
+        """These, one by one."""
+        listed = list(pages)
+        numbers: dict[bytes, int] = {}
+        records = np.zeros(len(listed), RECORD_DTYPE)
+        for at, (record, generation, digest, placement) in enumerate(listed):
+            number = numbers.setdefault(record.namespace, len(numbers) + 1)
+            records[at] = (
+                0, 0, 0, generation, record.length, number, record.depth, len(placement), 0,
+                record.key, record.parent, digest,
+            )  # fmt: skip
+        places = np.array([place for page in listed for place in page.placement], np.int64).reshape(-1, 2)
+        counts = np.array([len(page.placement) for page in listed], np.int64)
+        return cls(records, counts, places[:, 0], places[:, 1], {number: digest for digest, number in numbers.items()})
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @overload
+    def __getitem__(self, at: int) -> StoredPage: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> StoredPages: ...
+
+    def __getitem__(self, at: int | slice) -> StoredPage | StoredPages:
+        if isinstance(at, slice):
+            return self.take(np.arange(len(self))[at])
+        one = self.records[at]
+        if at < 0:
+            at += len(self)
+        units = slice(int(self.ends[at] - self.counts[at]), int(self.ends[at]))
+        placement: Placement = tuple(zip(self.devices[units].tolist(), self.slots[units].tolist(), strict=True))
+        record = PageRecord(
+            one["key"].tobytes(), one["parent"].tobytes(), self.namespaces[int(one["namespace_id"])],
+            int(one["depth"]), int(one["length"]),
+        )  # fmt: skip
+        return StoredPage(record, int(one["generation"]), one["digest"].tobytes(), placement)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(StoredPage.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def take(self, which: np.ndarray) -> StoredPages:
+        """Some of them: int64 or bool [pages]."""
+        numbers = np.flatnonzero(which) if which.dtype == np.bool_ else which
+        units = _runs(self.ends[numbers] - self.counts[numbers], self.counts[numbers])
+        return StoredPages(
+            self.records[numbers], self.counts[numbers], self.devices[units], self.slots[units], self.namespaces
+        )
+
+    def batches(self, pages: int) -> Iterator[StoredPages]:
+        """So many at a time."""
+        for start in range(0, len(self), pages):
+            yield self[start : start + pages]
+
+    def held(self, places: np.ndarray) -> list[HeldPages]:
+        """As a page table is told of them; `places`: int64 [pages], one for each."""
+        found = []
+        numbers, lengths = self.records["namespace_id"], self.records["length"]
+        for number, namespace in self.namespaces.items():
+            for length in np.unique(lengths[numbers == number]).tolist():
+                which = np.flatnonzero((numbers == number) & (lengths == length))
+                ours = self.records[which]
+                keys = np.column_stack([ours["key"], ours["parent"]]).view(np.int64).reshape(-1, 8)
+                depths, order = ours["depth"].astype(np.int64), ours["generation"].astype(np.int64)
+                found.append(HeldPages(namespace, length, keys, depths, places[which], order))
+        return found
+
+    @property
+    def page_of(self) -> np.ndarray:
+        """The page that each unit is of: int64 [units]."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    @property
+    def unit_indexes(self) -> np.ndarray:
+        """The number of each unit within its page: int64 [units]."""
+        return np.arange(len(self.devices)) - np.repeat(self.ends - self.counts, self.counts)
+
+    def unit_records(self) -> np.ndarray:
+        """As the index of a device says it of each unit: RECORD_DTYPE [units]."""
+        units = self.records[self.page_of]
+        units["slot"], units["unit_index"] = self.slots, self.unit_indexes
+        return units
+
+
+def in_batches(pages: Iterable[StoredPage | StoredPages], most: int) -> Iterator[StoredPages]:
+    """Pages, single ones or many, so many at a time at most."""
+    if isinstance(pages, StoredPages):
+        yield from pages.batches(most)
+        return
+    single: list[StoredPage] = []
+    for one in pages:
+        if isinstance(one, StoredPages):
+            yield from one.batches(most)
+            continue
+        single.append(one)
+        if len(single) == most:
+            yield StoredPages.of(single)
+            single = []
+    if single:
+        yield StoredPages.of(single)
+
+
+def _runs(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The numbers from each of `begins` on, so many: int64."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - counts), counts)
