@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .rows import Rows
+from .rows import PageRows
 from .tier_copies import TierCopies
 
 
 class Book:
     """Changed by the page table alone, under its lock."""
 
-    def __init__(self, rows: Rows, of: Sequence[TierCopies]) -> None:
+    def __init__(self, rows: PageRows, of: Sequence[TierCopies]) -> None:
         """`of`: what each tier has, by its number."""
         self.rows = rows
         self.of = of

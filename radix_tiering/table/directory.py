@@ -10,34 +10,34 @@ import numpy as np
 from ..base.slot_map import SlotState
 from ..figures.counters import DirectorySnapshot
 from .kernels import COUNTS, DEEPEST, DROPPED, FIRST, FLAGS, KEEP, KEPT, PAGES, PINS
-from .rows import Rows
+from .rows import PageRows
 from .tier_copies import HOST
 
 
-def _counts(rows: Rows) -> np.ndarray:
+def _counts(rows: PageRows) -> np.ndarray:
     """Pages by what they are counted as: bits of the tiers that have a whole copy, and one more where it is pinned."""
     return rows.meta[COUNTS : COUNTS + (2 << rows.tiers)]
 
 
-def pinned(rows: Rows, tier: int) -> int:
+def pinned(rows: PageRows, tier: int) -> int:
     """Pinned pages with a whole copy in this tier."""
     bits = 1 << rows.tiers | 1 << tier
     return sum(count for kind, count in enumerate(_counts(rows).tolist()) if kind & bits == bits)
 
 
-def only(rows: Rows, tier: int) -> int:
+def only(rows: PageRows, tier: int) -> int:
     """Pages with a whole copy in this tier alone."""
     counts = _counts(rows)
     return int(counts[1 << tier] + counts[1 << rows.tiers | 1 << tier])
 
 
-def pinned_elsewhere(rows: Rows) -> int:
+def pinned_elsewhere(rows: PageRows) -> int:
     """Pinned pages with a whole copy, but none in host memory."""
     counts, pinned_bit, host = _counts(rows), 1 << rows.tiers, 1 << HOST
     return sum(int(counts[pinned_bit | kind]) for kind in range(1, pinned_bit) if not kind & host)
 
 
-def snapshot(rows: Rows, own_pages: int) -> DirectorySnapshot:
+def snapshot(rows: PageRows, own_pages: int) -> DirectorySnapshot:
     """`own_pages`: pages in the table that are of this server's namespace."""
     counts, tiers = _counts(rows).tolist(), (1 << rows.tiers) - 1
     return DirectorySnapshot(
@@ -49,7 +49,7 @@ def snapshot(rows: Rows, own_pages: int) -> DirectorySnapshot:
     )
 
 
-def slot_states(rows: Rows, owners: np.ndarray) -> np.ndarray:
+def slot_states(rows: PageRows, owners: np.ndarray) -> np.ndarray:
     """What slots of host memory are used for that belong to these rows: uint8 [owners] of `SlotState`."""
     words = rows.words[owners]
     pinned_pages = (words[:, PINS] > 0) | (words[:, KEPT] > 0) | (words[:, FLAGS] & KEEP != 0)

@@ -42,7 +42,7 @@ HELD = 20  # children that are in host memory or pinned, or that pages behind th
 USES, REACH = 21, 22
 TIERS = 23  # four bits for each tier
 PLACES = 24  # one word for each tier: where its copy is there; -1: nowhere
-#: Then, for each tier, how many children have a whole copy in it: counted for durable ones alone.
+#: Then, for each durable tier, how many children have a whole copy in it.
 #: Of a root: the pages of the namespace, the bytes of one, and by tier what one takes there; and, as its pins, the rows
 #: that it is the root of, those of pages included that have left and are pinned.
 ROOT_PAGES, ROOT_LENGTH = USES, REACH
@@ -67,11 +67,13 @@ PINNED, KEPT_PAGES = 6, 7
 ROOTS = 8  # pages that have left while others were behind them
 NOTES = 9  # that nobody has read yet
 TIER_COUNT = 10
-DURABLE, NEAR = 11, 12  # tiers, in bits
-CHANGES = 13  # pages that have entered, left or changed
+NEAR = 11  # tiers, in bits
+CHANGES = 12  # pages that have entered, left or changed
 #: From here on, a block for each tier:
 TIER_BLOCK, BLOCK = 16, 16
 WHOLE_PAGES, WHOLE_BYTES, COMING_BYTES, HEAP, IN_HEAP, BY_USES, REUSED, DOUBLED = range(8)
+#: The word of a row that says how many children have a whole copy there; 0: the tier is not durable.
+BEHIND = 8
 #: Pages by what they are counted as.
 COUNTS = TIER_BLOCK + BLOCK * MOST_TIERS + 16
 #: Pages by depth.
@@ -231,7 +233,12 @@ def _kept(words, r):
 
 @_part
 def _behind(words, meta, r, tier):
-    return words[r, PLACES + meta[TIER_COUNT] + tier]
+    return words[r, meta[TIER_BLOCK + BLOCK * tier + BEHIND]]
+
+
+@_part
+def _durable(meta, tier):
+    return meta[TIER_BLOCK + BLOCK * tier + BEHIND] != 0
 
 
 @_part
@@ -271,7 +278,7 @@ def _rank(words, longs, meta, r, tier):
 def _may_leave(words, meta, r, tier):
     if not _of(words, r, tier) & WHOLE or words[r, PINS] > 0 or _kept(words, r) or words[r, FLAGS] & DROPPED:
         return False
-    if meta[DURABLE] >> tier & 1:
+    if _durable(meta, tier):
         # What follows it in memory alone goes with it, if it has no copy there itself: it is no more recent.
         return _behind(words, meta, r, tier) == 0
     if _elsewhere(words, r, tier):
@@ -494,8 +501,8 @@ def _entered(words, longs, heaps, meta, r, tier):
         _push(words, longs, heaps, meta, r, HOST)  # the one thing by which a rank falls
     _offer(words, longs, heaps, meta, r)
     parent = words[r, PARENT]
-    if meta[DURABLE] >> tier & 1 and words[parent, DEPTH] > 0:
-        words[parent, PLACES + meta[TIER_COUNT] + tier] += 1
+    if _durable(meta, tier) and words[parent, DEPTH] > 0:
+        words[parent, meta[block + BEHIND]] += 1
         _take_out(words, meta, parent, tier)
 
 
@@ -513,8 +520,8 @@ def _forget(words, longs, heaps, meta, notes, r, tier):
         _note_held(words, longs, heaps, meta, r)
     _changed(words, meta, r)
     parent = words[r, PARENT]
-    if meta[DURABLE] >> tier & 1 and parent >= 0 and words[parent, DEPTH] > 0:
-        words[parent, PLACES + meta[TIER_COUNT] + tier] -= 1
+    if _durable(meta, tier) and parent >= 0 and words[parent, DEPTH] > 0:
+        words[parent, meta[block + BEHIND]] -= 1
         if not _behind(words, meta, parent, tier):
             _clear(words, parent, tier, GAP)
         _offer(words, longs, heaps, meta, parent)
@@ -631,7 +638,7 @@ def _lose(words, longs, table, heaps, meta, notes, r, tier):
     if tier == HOST and (words[r, PINS] > 0 or not has & WHOLE):
         return False
     _forget(words, longs, heaps, meta, notes, r, tier)
-    if meta[DURABLE] >> tier & 1 and _behind(words, meta, r, tier):
+    if _durable(meta, tier) and _behind(words, meta, r, tier):
         _set(words, r, tier, GAP)
     _offer(words, longs, heaps, meta, r)
     return True
@@ -659,7 +666,7 @@ def _end(words, longs, table, heaps, meta, notes, r, tier, whole, place):
         words[r, PLACES + tier] = -1
         if tier == HOST:
             _note(meta, notes, HOST, place, r)
-        if meta[DURABLE] >> tier & 1 and _behind(words, meta, r, tier):
+        if _durable(meta, tier) and _behind(words, meta, r, tier):
             _set(words, r, tier, GAP)  # they were written ahead of it
         if not words[r, TIERS] & ANY_COPY:
             _drop(words, longs, table, heaps, meta, notes, r)

@@ -11,13 +11,13 @@ from typing import Any
 
 from . import kernels
 from .held_page import Page
-from .rows import Rows
+from .rows import PageRows
 
 
 class OperatorPins:
     """Not thread-safe: used under the page table's lock."""
 
-    def __init__(self, call: Callable[..., Any], rows: Rows, lost: Callable[[bytes], None]) -> None:
+    def __init__(self, call: Callable[..., Any], rows: PageRows, lost: Callable[[bytes], None]) -> None:
         """`call(kernel, ...)`: has a kernel change pages. `lost(key)`: a pinned page has left the table."""
         self._call = call
         self._rows = rows

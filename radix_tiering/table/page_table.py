@@ -41,7 +41,7 @@ from .held_page import Page
 from .kernels import BATCH, BITS, FLAGS, LAST, NOTES, PAGES, PINNED, PLACES, ROOT_LENGTH, ROOT_PAGES, TIERS
 from .operator_pins import OperatorPins
 from .policy import EvictionPolicy
-from .rows import Rows, as_key, as_keys, rows_of, split
+from .rows import PageRows, as_key, as_keys, rows_of, split
 from .tier_copies import HOST, BookedCopies, HostCopies, HostSlots, Keeper, Part, TierCopies
 
 #: Pages behind one that is dropped that leave with it, if none is leaving yet: most have no more, and nobody need wait
@@ -78,7 +78,8 @@ class PageTable:
         self.serving = b""  # digest of the namespace that is served now; set by the stack
         length = host.geometry.page_bytes
         places = sum(keeper.capacity_bytes // max(1, keeper.size_of(length)) for keeper in (host, *tiers))
-        self._rows = rows = Rows(1 + len(tiers), places + places // 8)
+        kinds = [(keeper.durable, keeper.near) for keeper in (host, *tiers)]
+        self._rows = rows = PageRows(kinds, places + places // 8)
         orders = self._orders(policy, tiers)
         #: What each tier has, by its number.
         self.of: tuple[TierCopies, ...] = (
@@ -88,8 +89,6 @@ class PageTable:
                 for number, keeper in enumerate(tiers, HOST + 1)
             ),
         )
-        for number, keeper in enumerate(tiers, HOST + 1):
-            rows.describe(number, durable=keeper.durable, near=keeper.near)
         self.book = Book(rows, self.of)
         self._release_landing = release_landing
         self._too_much = too_much

@@ -15,6 +15,7 @@ import numpy as np
 from . import kernels
 from .kernels import (
     BEGUN,
+    BEHIND,
     BITS,
     BLOCK,
     BUCKETS,
@@ -23,7 +24,6 @@ from .kernels import (
     DEPTH,
     DOUBLED,
     DROPPED,
-    DURABLE,
     FLAGS,
     FREE,
     GENERATION,
@@ -46,38 +46,45 @@ from .kernels import (
     WHOLE_BYTES,
     WHOLE_PAGES,
 )
+from .tier_copies import HOST
 
-#: Rows of the smallest table.
+#: PageRows of the smallest table.
 LEAST_ROWS = 256
 #: Of the buckets of the hash table so many are used at most.
 LOAD = 0.7
 _KEY = struct.Struct("<4q")
 
 
-class Rows:
+class PageRows:
     """Not thread-safe: used under the page table's lock, but for what says otherwise.
 
     All arrays have their full size from the start on, of which the machine gives only what is touched; they grow where
     more pages come than was foreseen, which copies them.
     """
 
-    def __init__(self, tiers: int, pages: int) -> None:
-        """`pages`: how many there will be, about."""
-        if tiers > MOST_TIERS:
-            raise ValueError(f"a page table of {tiers} tiers; it can tell {MOST_TIERS} apart")
-        self.tiers = tiers
+    def __init__(self, tiers: Sequence[tuple[bool, bool]], pages: int) -> None:
+        """`tiers`: of each whether it is durable, and whether it is near; see `Keeper`. `pages`: how many there will
+        be, about."""
+        if len(tiers) > MOST_TIERS:
+            raise ValueError(f"a page table of {len(tiers)} tiers; it can tell {MOST_TIERS} apart")
+        self.tiers = len(tiers)
         self.meta = np.zeros(META_WORDS, np.int64)
         self.meta[FREE] = -1
-        self.meta[TIER_COUNT] = tiers
+        self.meta[TIER_COUNT] = len(tiers)
+        self._width = PLACES + len(tiers)
+        for tier, (durable, near) in enumerate(tiers):
+            self.meta[NEAR] |= (near and tier != HOST) << tier
+            if durable:
+                self.meta[TIER_BLOCK + BLOCK * tier + BEHIND] = self._width
+                self._width += 1
         self.notes = np.zeros((NOTE_ROOM, 3), np.int64)
         self.longs = np.zeros((0, 1), np.int64)
-        self.heaps = np.zeros((tiers, 0, 3), np.int64)
+        self.heaps = np.zeros((len(tiers), 0, 3), np.int64)
         self._allocate(max(LEAST_ROWS, pages))
 
     def _allocate(self, count: int) -> None:
         """Room for so many rows; what there is comes along."""
-        width = PLACES + 2 * self.tiers
-        longs = np.zeros((count, -(-width // 2)), np.int64)
+        longs = np.zeros((count, -(-self._width // 2)), np.int64)
         heaps = np.empty((self.tiers, count + 1, 3), np.int64)
         table = np.zeros(int(count / LOAD) + 1, np.int64)
         high = int(self.meta[HIGH])
@@ -100,7 +107,7 @@ class Rows:
 
     @property
     def room(self) -> int:
-        """Rows that were never used."""
+        """PageRows that were never used."""
         return len(self.words) - self.count[HIGH]
 
     def make_room(self, rows: int) -> None:
@@ -109,7 +116,7 @@ class Rows:
             self._allocate(max(2 * len(self.words), self.count[HIGH] + rows))
 
     def make_handles(self, rows: np.ndarray) -> list[tuple[int, int]]:
-        """Rows, int64, with their generations of now."""
+        """PageRows, int64, with their generations of now."""
         return list(zip(rows.tolist(), self.words[rows, GENERATION].tolist(), strict=True))
 
     # ---- what a tier has ----
@@ -145,20 +152,17 @@ class Rows:
         self.count[NOTES] = 0
         return [tuple(note) for note in self.notes[:count].tolist()]  # type: ignore[misc]
 
-    def durable(self, tier: int) -> bool:
-        return self.count[DURABLE] >> tier & 1 != 0
+    def behind(self, rows: np.ndarray, tier: int) -> np.ndarray:
+        """How many children of each of these have a whole copy in a durable tier: int32 [rows]."""
+        found: np.ndarray = self.words[rows, self.count[TIER_BLOCK + BLOCK * tier + BEHIND]]
+        return found
 
     def entries(self, tier: int) -> list[tuple[int, int]]:
-        """Rows and generations of those that may leave it, or might have once."""
+        """PageRows and generations of those that may leave it, or might have once."""
         handles = self.heaps[tier, : self.count[TIER_BLOCK + BLOCK * tier + HEAP], 2].tolist()
         return [split(handle) for handle in handles]
 
     # ---- namespaces, and all pages ----
-
-    def describe(self, tier: int, *, durable: bool, near: bool) -> None:
-        """What the rules make of a tier; see `Keeper`."""
-        self.count[DURABLE] |= durable << tier
-        self.count[NEAR] |= near << tier
 
     def new_root(self, length: int, sizes: Sequence[int]) -> int:
         """The row that the first pages of a namespace are to follow; `sizes`: bytes that a page of it takes, by tier.

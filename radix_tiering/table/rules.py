@@ -36,7 +36,7 @@ from .kernels import (
     WHOLE,
 )
 from .page_table import PageTable
-from .rows import Rows
+from .rows import PageRows
 from .tier_copies import HOST, BookedCopies, HostCopies, TierCopies
 
 
@@ -55,7 +55,7 @@ def check_rules(table: PageTable) -> None:
         assert table.victim(HOST) is not None, "nothing may leave host memory, and nothing can come in"
 
 
-def _check_tree(table: PageTable, rows: Rows, held: np.ndarray) -> None:
+def _check_tree(table: PageTable, rows: PageRows, held: np.ndarray) -> None:
     words = rows.words
     for row in held.tolist():
         namespace, key = table.book.digests[int(words[row, SPACE])], rows.longs[row, :4].tobytes()
@@ -84,7 +84,7 @@ def _check_tree(table: PageTable, rows: Rows, held: np.ndarray) -> None:
     assert {page.row for page in pinned} <= set(held.tolist())
 
 
-def _check_counts(table: PageTable, rows: Rows, held: np.ndarray) -> None:
+def _check_counts(table: PageTable, rows: PageRows, held: np.ndarray) -> None:
     words = rows.words
     assert table.pages == len(held)
     kinds = np.zeros(len(held), np.int64)
@@ -118,7 +118,7 @@ def _check_tier(table: PageTable, copies: TierCopies, held: np.ndarray) -> None:
     places = [copy.place for page in pages if (copy := page.copy_in(number))]
     assert len({repr(place) for place in places}) == len(places) == len(whole), "two pages in one place"
     assert (words[held[~begun], PLACES + number] == -1).all()
-    _check_queue(rows, number, held)
+    _check_queue(rows, number, held, durable=copies.durable)
     if isinstance(copies, BookedCopies):
         listed = copies.listed().tolist()
         assert {row for row in listed if not words[row, FLAGS] & DROPPED} == {*whole.tolist(), *coming.tolist()}
@@ -128,7 +128,7 @@ def _check_tier(table: PageTable, copies: TierCopies, held: np.ndarray) -> None:
     if not copies.durable:
         assert not gaps.any()
         return
-    behind = words[held, PLACES + rows.tiers + number]
+    behind = rows.behind(held, number)
     assert (behind == _children(rows, held, is_whole)).all()
     assert not (gaps & (is_whole | (behind == 0))).any(), "a gap that is none"
     up = words[whole, PARENT]
@@ -136,7 +136,7 @@ def _check_tier(table: PageTable, copies: TierCopies, held: np.ndarray) -> None:
     assert reached.all(), "unreachable after a restart"
 
 
-def _check_queue(rows: Rows, number: int, held: np.ndarray) -> None:
+def _check_queue(rows: PageRows, number: int, held: np.ndarray, *, durable: bool) -> None:
     """Every page that may leave has an entry, whose rank is no higher than the page's."""
     words = rows.words
     entries = rows.entries(number)
@@ -146,8 +146,8 @@ def _check_queue(rows: Rows, number: int, held: np.ndarray) -> None:
     free = (words[held, PINS] == 0) & (words[held, KEPT] == 0) & (words[held, FLAGS] & KEEP == 0)
     free &= rows.whole(held, number)
     others = _any(words[held, TIERS] & ~(WHOLE << (BITS * number)), WHOLE, rows.tiers)
-    if rows.durable(number):
-        free &= words[held, PLACES + rows.tiers + number] == 0
+    if durable:
+        free &= rows.behind(held, number) == 0
     elif number == HOST:
         free &= others | (words[held, HELD] == 0)
     else:
@@ -178,7 +178,7 @@ def _any(tiers: np.ndarray, bits: int, count: int) -> np.ndarray:
     return found
 
 
-def _children(rows: Rows, held: np.ndarray, counted: np.ndarray) -> np.ndarray:
+def _children(rows: PageRows, held: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """How many children of each of the pages are counted, by a look at every child."""
     found = np.bincount(rows.words[held[counted], PARENT], minlength=rows.count[HIGH])
     return found[held]

@@ -7,16 +7,13 @@ page is there, who leaves first, and which part of them holds a place.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..base.page import PageGeometry
 from ..figures.counters import TierCounters
 from .policy import EvictionPolicy
-
-if TYPE_CHECKING:
-    from .rows import Rows
 
 #: The number of host memory among the tiers of a page table: every page enters there, and every other tier is written
 #: from there. The others follow in the order in which a page that several have is read.
@@ -115,13 +112,29 @@ class HostSlots(Keeper, Protocol):
         ...
 
 
+class CopyCounts(Protocol):
+    """What the rows of a page table say of the copies that each tier has; see `rows`."""
+
+    def order(self, tier: int, *, by_uses: bool, reused: int, doubled: int) -> None: ...
+
+    def whole_pages(self, tier: int) -> int: ...
+
+    def whole_bytes(self, tier: int) -> int: ...
+
+    def coming_bytes(self, tier: int) -> int: ...
+
+    def used(self) -> np.ndarray: ...
+
+    def begun(self, rows: np.ndarray, tier: int) -> np.ndarray: ...
+
+
 class TierCopies:
     """Of a tier whose places are numbers, and which knows the checksums. Used under the page table's lock.
 
     What a row says of where a copy is, is a number always: its `code`.
     """
 
-    def __init__(self, number: int, keeper: Keeper, rows: Rows, order: EvictionPolicy) -> None:
+    def __init__(self, number: int, keeper: Keeper, rows: CopyCounts, order: EvictionPolicy) -> None:
         """`order`: who leaves first."""
         self.number = number
         self.keeper = keeper
@@ -204,7 +217,7 @@ class TierCopies:
 class HostCopies(TierCopies):
     """Of host memory, by slot."""
 
-    def __init__(self, keeper: HostSlots, rows: Rows, order: EvictionPolicy) -> None:
+    def __init__(self, keeper: HostSlots, rows: CopyCounts, order: EvictionPolicy) -> None:
         super().__init__(HOST, keeper, rows, order)
         self._digests: list[bytes | None] = [None] * keeper.slots
         self._flushes = np.zeros(keeper.slots, np.int64)
@@ -239,7 +252,7 @@ class HostCopies(TierCopies):
 class BookedCopies(TierCopies):
     """Of another tier: its places are whatever it likes, and pages are looked up by its parts."""
 
-    def __init__(self, number: int, keeper: Keeper, rows: Rows, order: EvictionPolicy) -> None:
+    def __init__(self, number: int, keeper: Keeper, rows: CopyCounts, order: EvictionPolicy) -> None:
         super().__init__(number, keeper, rows, order)
         self._copies: list[Copy | None] = []
         self._free: list[int] = []  # of these

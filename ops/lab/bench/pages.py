@@ -68,11 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept.capacity_bytes = options.pages * geometry.page_bytes
     table = PageTable(host, LEAST_RECENTLY_USED, [kept], runner=THREADS)
     stored = StoredPages.of(_recovered(options.pages, options.units, geometry.page_bytes))
-    before, collecting = _resident_bytes(), _collect()
+    before, collecting = resident_bytes(), _collect()
     started = time.process_time()
     _enter(table, places, stored)
     entering = time.process_time() - started
-    grown = _resident_bytes() - before
+    grown = resident_bytes() - before
     collecting = _collect() - collecting
     each = grown / options.pages
     print(f"{options.pages} pages of {options.units} stripe units")
@@ -174,7 +174,7 @@ def _collect() -> float:
     return time.process_time() - started
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     """What is kept, and not what the allocator has back."""
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:

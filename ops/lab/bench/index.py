@@ -1,0 +1,174 @@
+"""The page table at scale: millions of pages that the SSD tier has, entered, claimed, dropped.
+
+Conversations behind one system prompt, and one sequence of 2,048 pages. Nothing is written to a device: what a start
+reads from them is made up, and entered as `TierStack` does it. Measured on one thread, but the wait for the lock, which
+a second one asks for as often as it can while all pages but those of the sequence are dropped in steps.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
+from swift_tiers.radix_tiering.base.page import KEY_BYTES, HeldPages, PageGeometry
+from swift_tiers.radix_tiering.base.runner import THREADS
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED
+from swift_tiers.radix_tiering.table.tier_copies import HOST
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+from swift_tiers.radix_tiering.tiers.ssd.layout import RECORD_DTYPE
+from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
+from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
+from swift_tiers.radix_tiering.way import sweeps
+
+from ...commands.bench.report import Figure, finish, parser, spread
+from .pages import Kept, resident_bytes
+
+NAMESPACE = bytes(16)
+#: Pages of the system prompt, of each conversation behind it, and of the sequence that is claimed.
+PROMPT, CONVERSATION, CHAIN = 64, 64, 2048
+#: Bounds: bytes and microseconds a page, milliseconds.
+MEMORY, ENTERING, CLAIM, WAIT, COLLECTING = 230, 1.0, 2.0, 1.0, 1.2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    asked = parser("index", __doc__, rounds=21)
+    asked.add_argument("--pages", type=int, default=1_000_000, help="pages that are known")
+    asked.add_argument("--units", type=int, default=1, help="stripe units of a page")
+    options = asked.parse_args(argv)
+    geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=options.units << 18)
+    kept = Kept()
+    kept.capacity_bytes = options.pages * geometry.page_bytes
+    table = PageTable(
+        HostTier(geometry, geometry.stride_bytes), LEAST_RECENTLY_USED, [kept], runner=THREADS, clean=lambda: None
+    )
+    places = StripePlaces(THREADS)
+    keys, depths = _pages(options.pages)
+    stored = _stored(keys, depths, options.units, geometry.page_bytes)
+    collected, before = _collecting(), resident_bytes()
+    entering, step = _enter(table, stored.held(places.found(stored)))
+    grown = resident_bytes() - before
+    collecting = _collecting()
+    chain = [key.tobytes() for key in keys[-CHAIN:, :4]]
+    claims, releases = _claims(table, chain, options.rounds + 1)
+    first = table.find(NAMESPACE, keys[0, :4].tobytes())
+    assert first is not None
+    started = time.process_time()
+    waits, dropped = _drop(table, sweeps.drop(table, first))
+    dropping = time.process_time() - started
+    assert dropped == options.pages - CHAIN
+    print(f"{options.pages} pages of {options.units} stripe units")
+    print(spread(f"a chain of {CHAIN} claimed", [1e3 * one for one in claims], "ms"))
+    print(spread("and let go", [1e3 * one for one in releases], "ms"))
+    print(f"longest step of entering them {1e3 * step:.2f} ms")
+    print(spread(f"wait for the lock while {dropped} pages leave", [1e3 * one for one in waits], "ms"))
+    each, ordered = 1e6 / options.pages, sorted(waits)
+    figures = [
+        Figure("memory_per_page", grown / options.pages, "bytes", at_most=MEMORY),
+        Figure("entering_per_page", entering * each, "us", at_most=ENTERING),
+        Figure("claim", 1e3 * statistics.median(claims), "ms", at_most=CLAIM),
+        Figure("release", 1e3 * statistics.median(releases), "ms"),
+        Figure("dropping_per_page", dropping * each, "us"),
+        Figure("wait_99", 1e3 * ordered[len(ordered) * 99 // 100], "ms", at_most=WAIT),
+        Figure("collection", collecting / collected, " of that before", at_most=COLLECTING),
+    ]
+    return finish(
+        "index", figures, {"pages": options.pages, "claims": claims, "longest_wait": max(waits)}, options.json
+    )
+
+
+def _pages(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys, each with that of the page before it behind it, int64 [count, 8], and depths; parents first, but in no
+    order otherwise: as memory is after months."""
+    random = np.random.default_rng(1)
+    own = random.integers(-(2**63), 2**63, (count, KEY_BYTES // 8), np.int64)
+    at = np.arange(count)
+    in_conversation = (at - PROMPT) % CONVERSATION
+    before = np.where((at >= PROMPT) & (in_conversation == 0), PROMPT - 1, at - 1)
+    depths = np.where(at < PROMPT, at + 1, PROMPT + 1 + in_conversation)
+    chain = at >= count - CHAIN
+    before[chain], depths[chain] = at[chain] - 1, np.arange(1, CHAIN + 1)
+    parents = own[before] * (depths > 1)[:, None]
+    return np.concatenate([own, parents], axis=1), depths
+
+
+def _stored(keys: np.ndarray, depths: np.ndarray, units: int, length: int) -> StoredPages:
+    records = np.zeros(len(keys), RECORD_DTYPE)
+    both = np.ascontiguousarray(keys).view(f"V{KEY_BYTES}")
+    records["key"], records["parent"], records["depth"] = both[:, 0], both[:, 1], depths
+    records["length"], records["namespace_id"], records["unit_count"] = length, 1, units
+    records["generation"] = np.arange(1, len(keys) + 1)
+    records["digest"] = np.ascontiguousarray(keys[:, :2]).view("V16").ravel()
+    at = np.arange(len(keys) * units)
+    return StoredPages(records, np.full(len(keys), units), at % 4, at // 4, {1: NAMESPACE})
+
+
+def _enter(table: PageTable, held: Sequence[HeldPages]) -> tuple[float, float]:
+    """Seconds of CPU for all of them, and of the longest step but the first, before which they are sorted."""
+    started, longest = time.process_time(), 0.0
+    for one in held:
+        steps = sweeps.recover(table, HOST + 1, one, int(one.order.max()))
+        next(steps)
+        last = time.process_time()
+        for _ in steps:
+            longest, last = max(longest, time.process_time() - last), time.process_time()
+    return time.process_time() - started, longest
+
+
+def _claims(table: PageTable, chain: Sequence[bytes], rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds that it takes to find, pin and use a chain, and to let it go, in each round but the first; what lies in
+    caches is overwritten between them."""
+    claims, releases, noise = [], [], np.zeros(8 << 20, np.int64)
+    for _ in range(rounds):
+        noise += 1
+        with table.lock:
+            started = time.perf_counter()
+            pages = table.settled_chain(NAMESPACE, chain)
+            table.pin_all(pages)
+            table.use_all(pages, table.tick(), len(chain))
+            claimed = time.perf_counter()
+            table.unpin_all(pages)
+            releases.append(time.perf_counter() - claimed)
+        claims.append(claimed - started)
+        assert len(pages) == len(chain)
+    return claims[1:], releases[1:]
+
+
+def _drop(table: PageTable, steps: sweeps.Sweep) -> tuple[list[float], int]:
+    """Carry out a sweep as a server does, and ask for the lock all the while: seconds of each wait; the pages."""
+    errands, waits, before = ErrandThread(THREADS), [], table.pages
+    ended = threading.Event()
+
+    def dropping() -> sweeps.Sweep:
+        yield from steps
+        ended.set()
+        return 0
+
+    errands.start(dropping())
+    while not ended.is_set():
+        started = time.perf_counter()
+        with table.lock:
+            waits.append(time.perf_counter() - started)
+        time.sleep(0.001)
+    errands.close(1.0)
+    return waits, before - table.pages
+
+
+def _collecting() -> float:
+    """Seconds of CPU that a full collection takes, at best."""
+    took = []
+    for _ in range(5):
+        started = time.process_time()
+        gc.collect()
+        took.append(time.process_time() - started)
+    return min(took)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
