@@ -82,8 +82,15 @@ class Page(NamedTuple):
 
     @property
     def record(self) -> PageRecord:
-        parent = self.parent
-        return PageRecord(self.key, ROOT_KEY if parent is None else parent.key, self.namespace, self.depth, self.length)
+        """As tiers are told of it. Raises NotHeldError once it has left, and while it is only pinned yet."""
+        rows, row = self.book.rows, self.row
+        word, longs = rows.word, rows.longs
+        depth, before, space = word[row, DEPTH], word[row, PARENT], word[row, SPACE]
+        if before < 0 or self.gone:
+            raise NotHeldError("the page has left the table")
+        parent = longs[before, :4].tobytes() if depth > 1 else ROOT_KEY
+        length = word[space, kernels.ROOT_LENGTH]
+        return PageRecord(longs[row, :4].tobytes(), parent, self.book.digests[space], depth, length)
 
     # ---- how it is used ----
 
@@ -170,8 +177,7 @@ class Page(NamedTuple):
     @property
     def digest(self) -> bytes | None:
         """The checksum of what is in host memory; None where that is not known."""
-        copy = self.copy_in(HOST)
-        return None if copy is None else copy.digest
+        return self.book.of[HOST].digest(self.slot) if self.in_host else None
 
     def learn_digest(self, digest: bytes) -> None:
         """The checksum of what is in host memory has been computed."""

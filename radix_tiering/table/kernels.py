@@ -62,13 +62,12 @@ ANY_COPY, ANY_WHOLE = 0x3333333, 0x2222222
 
 HIGH, FREE = 0, 1  # rows that were ever used; the first free one of those, -1: none
 PAGES, FIRST, DEEPEST = 2, 3, 4
-BUCKETS = 5  # of the hash table
-PINNED, KEPT_PAGES = 6, 7
-ROOTS = 8  # pages that have left while others were behind them
-NOTES = 9  # that nobody has read yet
-TIER_COUNT = 10
-NEAR = 11  # tiers, in bits
-CHANGES = 12  # pages that have entered, left or changed
+PINNED, KEPT_PAGES = 5, 6
+ROOTS = 7  # pages that have left while others were behind them
+NOTES = 8  # that nobody has read yet
+TIER_COUNT = 9
+NEAR = 10  # tiers, in bits
+CHANGES = 11  # pages that have entered, left or changed
 #: From here on, a block for each tier:
 TIER_BLOCK, BLOCK = 16, 16
 WHOLE_PAGES, WHOLE_BYTES, COMING_BYTES, HEAP, IN_HEAP, BY_USES, REUSED, DOUBLED = range(8)
@@ -133,9 +132,9 @@ def _home(space, k0, size):
 
 
 @_part
-def _find(words, longs, table, meta, space, k0, k1, k2, k3):
+def _find(words, longs, table, space, k0, k1, k2, k3):
     """The row of a page, hidden or not; -1: none."""
-    size = meta[BUCKETS]
+    size = table.shape[0]
     tag, at = _home(space, k0, size)
     while True:
         bucket = table[at]
@@ -167,8 +166,8 @@ def _hidden(words, meta, r):
 
 
 @_part
-def _hash_in(table, meta, space, k0, r):
-    size = meta[BUCKETS]
+def _hash_in(table, space, k0, r):
+    size = table.shape[0]
     tag, at = _home(space, k0, size)
     while table[at] != 0:
         at = at + 1 if at + 1 < size else 0
@@ -176,9 +175,9 @@ def _hash_in(table, meta, space, k0, r):
 
 
 @_part
-def _hash_out(table, meta, space, k0, r):
+def _hash_out(table, space, k0, r):
     """What follows moves up: no marks stay behind that years of turnover would fill the table with."""
-    size = meta[BUCKETS]
+    size = table.shape[0]
     tag, at = _home(space, k0, size)
     while table[at] != (tag << 31) | (r + 1):
         at = at + 1 if at + 1 < size else 0
@@ -575,7 +574,7 @@ def _drop_one(words, longs, table, heaps, meta, notes, r):
     """A page leaves with what is its own. What is behind it, if anything is, finds it dropped."""
     space, parent = words[r, SPACE], words[r, PARENT]
     if not words[r, FLAGS] & UNHASHED:
-        _hash_out(table, meta, space, longs[r, 0], r)
+        _hash_out(table, space, longs[r, 0], r)
     meta[CHANGES] += 1
     meta[COUNTS + (words[r, FLAGS] >> KIND)] -= 1
     meta[PAGES] -= 1
@@ -681,9 +680,9 @@ def _end(words, longs, table, heaps, meta, notes, r, tier, whole, place):
 def _enter(words, longs, table, meta, parent, k0, k1, k2, k3, now):
     """A new page without copies behind a page, or behind the root of its namespace. There is a row for it."""
     space = words[parent, SPACE]
-    leaving = _find(words, longs, table, meta, space, k0, k1, k2, k3)
+    leaving = _find(words, longs, table, space, k0, k1, k2, k3)
     if leaving >= 0:  # the new one comes after its own parent
-        _hash_out(table, meta, space, k0, leaving)
+        _hash_out(table, space, k0, leaving)
         words[leaving, FLAGS] = words[leaving, FLAGS] | UNHASHED
     r = meta[FREE]
     if r >= 0:
@@ -704,7 +703,7 @@ def _enter(words, longs, table, meta, parent, k0, k1, k2, k3, now):
     words[r, DEPTH], words[r, REACH], words[r, USES] = depth, depth, 1
     for tier in range(meta[TIER_COUNT]):
         words[r, PLACES + tier] = -1
-    _hash_in(table, meta, space, k0, r)
+    _hash_in(table, space, k0, r)
     meta[CHANGES] += 1
     meta[PAGES] += 1
     words[space, ROOT_PAGES] += 1
@@ -737,7 +736,7 @@ def _refresh(words, longs, r, now):
 @_entry("int64", "int64, int64, int64, int64, int64")
 def find(words, longs, table, heaps, meta, notes, space, k0, k1, k2, k3):
     """The handle of a page that is not hidden; -1: none. No lock is needed."""
-    r = _find(words, longs, table, meta, space, k0, k1, k2, k3)
+    r = _find(words, longs, table, space, k0, k1, k2, k3)
     return np.int64(-1) if r < 0 or _hidden(words, meta, r) else _handle(words, r)
 
 
@@ -842,7 +841,7 @@ def find_chain(words, longs, table, heaps, meta, notes, space, keys, out):
     """The rows of the pages of a chain, as far as they are held and not hidden; how many. No lock is needed."""
     before = np.int64(-1)
     for at in range(keys.shape[0]):
-        r = _find(words, longs, table, meta, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
+        r = _find(words, longs, table, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
         # What follows a page that is there is hidden only if it has left itself.
         if r < 0 or (_hidden(words, meta, r) if before < 0 or words[r, PARENT] != before else False):
             return at
@@ -857,7 +856,7 @@ def probe(words, longs, table, heaps, meta, notes, space, keys):
     """How many pages of a chain, from the first on, have a whole copy somewhere. No lock is needed."""
     before = np.int64(-1)
     for at in range(keys.shape[0]):
-        r = _find(words, longs, table, meta, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
+        r = _find(words, longs, table, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
         if r < 0 or words[r, FLAGS] & DROPPED or kind_of(words, meta, r) & ((1 << meta[TIER_COUNT]) - 1) == 0:
             return at
         if (before < 0 or words[r, PARENT] != before) and _hidden(words, meta, r):
@@ -916,7 +915,7 @@ def take_in(words, longs, table, heaps, meta, notes, parent, keys, slots, now, o
     before one that is held. How many; `out`: their handles."""
     space = words[parent, SPACE]
     for at in range(keys.shape[0]):
-        found = _find(words, longs, table, meta, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
+        found = _find(words, longs, table, space, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3])
         if found >= 0 and not _hidden(words, meta, found):
             return at
         r = _enter(words, longs, table, meta, parent, keys[at, 0], keys[at, 1], keys[at, 2], keys[at, 3], now)
@@ -979,10 +978,10 @@ def recover(words, longs, table, heaps, meta, notes, space, tier, chains, places
         parent = np.int64(space)
         if chains[at, 4] != 0 or chains[at, 5] != 0 or chains[at, 6] != 0 or chains[at, 7] != 0:
             parent = np.int64(
-                _find(words, longs, table, meta, space, chains[at, 4], chains[at, 5], chains[at, 6], chains[at, 7])
+                _find(words, longs, table, space, chains[at, 4], chains[at, 5], chains[at, 6], chains[at, 7])
             )
         k0, k1, k2, k3 = chains[at, 0], chains[at, 1], chains[at, 2], chains[at, 3]
-        r = np.int64(_find(words, longs, table, meta, space, k0, k1, k2, k3))
+        r = np.int64(_find(words, longs, table, space, k0, k1, k2, k3))
         if r < 0 and parent >= 0:
             r = np.int64(_enter(words, longs, table, meta, parent, k0, k1, k2, k3, times[at]))
         if r < 0 or _of(words, r, tier) & (BEGUN | WHOLE):
@@ -1001,4 +1000,4 @@ def rehash(words, longs, table, heaps, meta, notes, high):
     for r in range(high):
         flags = words[r, FLAGS]
         if flags & USED and not flags & (DROPPED | UNHASHED) and words[r, DEPTH] > 0:
-            _hash_in(table, meta, words[r, SPACE], longs[r, 0], r)
+            _hash_in(table, words[r, SPACE], longs[r, 0], r)

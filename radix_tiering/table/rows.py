@@ -18,7 +18,6 @@ from .kernels import (
     BEHIND,
     BITS,
     BLOCK,
-    BUCKETS,
     BY_USES,
     COMING_BYTES,
     DEPTH,
@@ -93,7 +92,6 @@ class PageRows:
             for tier in range(self.tiers):
                 entries = int(self.meta[TIER_BLOCK + BLOCK * tier + HEAP])
                 heaps[tier, :entries] = self.heaps[tier, :entries]
-        self.meta[BUCKETS] = len(table)
         self.longs, self.heaps, self.table = longs, heaps, table
         self.words = longs.view(np.int32)
         #: What kernels are called with. Whoever calls without the lock takes all of one moment.

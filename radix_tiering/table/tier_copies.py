@@ -188,6 +188,10 @@ class TierCopies:
         """What is there, or on its way."""
         return Copy(code, self.keeper.digest_at(code), 0, whole=whole)
 
+    def digest(self, code: int) -> bytes | None:
+        """The checksum of what is there; None: not known."""
+        return self.keeper.digest_at(code)
+
     def place_at(self, code: int) -> Any:
         """Where that is, as the tier has it."""
         return code
@@ -235,6 +239,9 @@ class HostCopies(TierCopies):
     def copy_at(self, code: int, whole: bool) -> Copy:
         return Copy(code, self._digests[code], int(self._flushes[code]), whole=whole)
 
+    def digest(self, code: int) -> bytes | None:
+        return self._digests[code]
+
     def flushes_at(self, code: int) -> int:
         return int(self._flushes[code])
 
@@ -266,17 +273,24 @@ class BookedCopies(TierCopies):
         self._parts.setdefault(self.keeper.part_of(place), {})[row] = None
         return code
 
-    def copy_at(self, code: int, whole: bool) -> Copy:
+    def _at(self, code: int) -> Copy:
         copy = self._copies[code]
         assert copy is not None
+        return copy
+
+    def copy_at(self, code: int, whole: bool) -> Copy:
+        copy = self._at(code)
         copy.whole = whole
         return copy
 
+    def digest(self, code: int) -> bytes | None:
+        return self._at(code).digest
+
     def place_at(self, code: int) -> Any:
-        return self.copy_at(code, True).place
+        return self._at(code).place
 
     def flushes_at(self, code: int) -> int:
-        return self.copy_at(code, True).flushes
+        return self._at(code).flushes
 
     def forget(self, row: int, code: int) -> None:
         copy, self._copies[code] = self._copies[code], None
@@ -289,7 +303,7 @@ class BookedCopies(TierCopies):
         self._free.append(code)
 
     def learn_digest(self, code: int, digest: bytes) -> None:
-        self.copy_at(code, True).digest = digest
+        self._at(code).digest = digest
 
     def under(self, part: Part) -> np.ndarray:
         return np.fromiter(list(self._parts.get(part, ())), np.int64)

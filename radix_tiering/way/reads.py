@@ -287,11 +287,12 @@ class Reads(Generic[Waiter]):
 
     def learn(self, page: Page) -> None:
         """Have it known, from host memory, by what the device can tell that it has this page, where a tier needs to."""
-        if not page.resident or page.digest is None:
+        learning = [(tier, source) for tier, source in self._tiers.items() if source.lands_by_digest]
+        if not learning or not page.resident or page.digest is None:
             return
-        for tier, source in self._tiers.items():
+        for tier, source in learning:
             copy = page.copy_in(tier)
-            if source.lands_by_digest and copy is not None and copy.whole and not source.learnt(copy):
+            if copy is not None and copy.whole and not source.learnt(copy):
                 self._table.pin(page)
                 if not source.learn(copy, self._host.page(page.slot), lambda: self._table.unpin(page)):
                     self._table.unpin(page)

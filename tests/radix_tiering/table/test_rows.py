@@ -1,0 +1,370 @@
+"""The page table alone, over tiers that only count: whatever is done to pages, in whatever order, the rules hold, who
+leaves next is who should, and every place comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from swift_tiers.radix_tiering.base.errors import NotHeldError
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, HeldPages, PageRecord
+from swift_tiers.radix_tiering.base.runner import THREADS
+from swift_tiers.radix_tiering.table.held_page import Page
+from swift_tiers.radix_tiering.table.kernels import MOST_TIERS
+from swift_tiers.radix_tiering.table.page_table import PageTable
+from swift_tiers.radix_tiering.table.policy import (
+    BY_WORTH,
+    LEAST_FREQUENTLY_USED,
+    LEAST_RECENTLY_USED,
+    EvictionPolicy,
+)
+from swift_tiers.radix_tiering.table.rows import LEAST_ROWS
+from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.table.tier_copies import HOST
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
+
+from support.engine import GEOMETRY, chain
+from support.examples import examples
+
+PEER, SSD = 1, 2
+LENGTH = GEOMETRY.page_bytes
+NUMBERS = st.integers(0, 10_000)
+DOWN = st.sampled_from([PEER, SSD])
+
+
+class Counting:
+    """As much of a tier as the page table asks of it: places that are numbers, or pairs of a part and a number."""
+
+    capacity_bytes = 0
+
+    def __init__(self, name: str, *, durable: bool, near: bool, numbered: bool, order: EvictionPolicy | None) -> None:
+        self.name, self.durable, self.near, self.numbered = name, durable, near, numbered
+        self._order = order
+        self.held: set[Any] = set()
+        self._next = 0
+
+    def take(self) -> Any:
+        self._next += 1
+        place = self._next if self.numbered else (self._next % 3, self._next)
+        self.held.add(place)
+        return place
+
+    def release(self, places: Sequence[Any]) -> None:
+        for place in places:
+            self.held.remove(place)
+
+    def size_of(self, length: int) -> int:
+        return length
+
+    def digest_at(self, place: Any) -> bytes:
+        return b"%16d" % place
+
+    def order(self, policy: EvictionPolicy) -> EvictionPolicy:
+        return self._order or policy
+
+    def part_of(self, place: Any) -> Any:
+        return None if self.numbered else place[0]
+
+    def uses(self, place: Any, part: Any) -> bool:
+        return (place % 3 if self.numbered else place[0]) == part
+
+
+class Rig:
+    """A page table with room for `slots` pages in host memory."""
+
+    def __init__(self, slots: int, policy: EvictionPolicy) -> None:
+        self.policy = policy
+        self.tiers = [
+            Counting("peer", durable=False, near=True, numbered=False, order=BY_WORTH),
+            Counting("ssd", durable=True, near=False, numbered=True, order=None),
+        ]
+        self.lost_pins: list[bytes] = []
+        self.landing: list[int] = []
+        self.table = PageTable(
+            HostTier(GEOMETRY, slots * GEOMETRY.stride_bytes),
+            policy,
+            self.tiers,
+            runner=THREADS,
+            clean=lambda: None,
+            pin_lost=self.lost_pins.append,
+            release_landing=self.landing.append,
+        )
+        self.table.serving = b"n" * 16
+
+    def rank(self, page: Page, tier: int) -> tuple[int, ...]:
+        order = self.table.of[tier].order
+        worth = order.doubled * page.reach.bit_length() + (order.reused if page.uses > 1 else 0)
+        first = (not page.whole_in(PEER),) if tier == HOST else ()
+        return (*first, page.uses if order.by_uses else 0, page.last_use + worth, -page.depth)
+
+    def may_leave(self, page: Page, tier: int) -> bool:
+        if not page.whole_in(tier) or page.pinned or page.dropped:
+            return False
+        if tier == SSD:
+            return not any(child.whole_in(SSD) for child in page.children)
+        if page.elsewhere(tier):
+            return True
+        return not (self.wanted_behind(page) if tier == HOST else page.children)
+
+    def wanted_behind(self, page: Page) -> bool:
+        return any(child.in_host or child.pins or self.wanted_behind(child) for child in page.children)
+
+    def check(self) -> None:
+        table = self.table
+        check_rules(table)
+        pages = table.listed()
+        for tier in range(3):
+            free = [page for page in pages if self.may_leave(page, tier)]
+            victim = table.victim(tier)
+            assert (victim is None) == (not free)
+            if victim is not None:
+                assert self.rank(victim, tier) == min(self.rank(page, tier) for page in free), "not who leaves first"
+
+
+class Model(RuleBasedStateMachine):
+    """`under_way`: copies that have begun, and not ended, with their tiers; `pinned`: pages, once for each pin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = Rig(12, LEAST_RECENTLY_USED)
+        self.table = self.rig.table
+        self.under_way: list[tuple[Page, int]] = []
+        self.pinned: list[Page] = []
+
+    def one(self, number: int) -> Page | None:
+        pages = self.table.listed()
+        return pages[number % len(pages)] if pages else None
+
+    @rule(path=st.lists(st.integers(0, 1), min_size=1, max_size=5), ends=st.booleans(), tiers=st.sets(DOWN))
+    def put(self, path: list[int], ends: bool, tiers: set[int]) -> None:
+        """A sequence comes in; it is there at once if it `ends`, and in these tiers beneath."""
+        keys, table = chain(*path), self.table
+        held = table.settled_chain(table.serving, keys)
+        assert [page.key for page in held] == keys[: len(held)]
+        now = table.tick()
+        table.refresh_all(held, now)
+        taken = table.take_in(held[-1] if held else None, keys[len(held) :], LENGTH, now) if held != keys else []
+        assert [page.key for page in taken] == keys[len(held) : len(held) + len(taken)]
+        if not ends:
+            self.under_way += [(page, HOST) for page in taken]
+            return
+        table.end_in_host(taken, whole=True, digests=[b"d" * 16] * len(taken))
+        for tier in sorted(tiers):
+            for page in taken:
+                if tier == PEER or page.parent is None or page.parent.begun_in(SSD):
+                    table.begin(page, tier, self.rig.tiers[tier - 1].take(), b"d" * 16)
+                    assert table.end(page, tier, whole=True)
+
+    @precondition(lambda self: self.under_way)
+    @rule(number=NUMBERS, whole=st.booleans())
+    def end(self, number: int, whole: bool) -> None:
+        page, tier = self.under_way.pop(number % len(self.under_way))
+        copy = page.copy_in(tier)
+        assert copy is not None
+        keeper = self.rig.tiers[tier - 1] if tier else None
+        reachable = tier != SSD or page.parent is None or page.parent.begun_in(SSD)
+        kept = self.table.end(page, tier, whole=whole and reachable, digest=b"d" * 16)
+        if not kept and keeper is not None:
+            keeper.release([copy.place])
+
+    @rule(number=NUMBERS, tier=DOWN)
+    def write(self, number: int, tier: int) -> None:
+        page = self.one(number)
+        if page is None or page.begun_in(tier) or not page.resident:
+            return
+        if tier == SSD and page.parent is not None and not page.parent.begun_in(SSD):
+            return
+        self.table.begin(page, tier, self.rig.tiers[tier - 1].take(), b"d" * 16)
+        self.under_way.append((page, tier))
+
+    @rule(number=NUMBERS)
+    def promote(self, number: int) -> None:
+        page = self.one(number)
+        if page is not None and not page.in_host and page.saved:
+            self.table.pin(page)
+            slot = self.table.take_slot(None)
+            if slot is not None:
+                self.table.begin(page, HOST, slot)
+                self.under_way.append((page, HOST))
+            self.table.unpin(page)
+
+    @rule(number=NUMBERS, reach=st.integers(0, 9), ago=st.integers(0, 2))
+    def use(self, number: int, reach: int, ago: int) -> None:
+        page = self.one(number)
+        if page is not None:
+            self.table.use(page, max(0, self.table.tick() - ago), reach)
+
+    @rule(number=NUMBERS, lands=st.booleans())
+    def pin(self, number: int, lands: bool) -> None:
+        page = self.one(number)
+        if page is not None:
+            self.table.pin(page)
+            self.pinned.append(page)
+            if lands and page.landing < 0:
+                self.table.land(page, 7)
+
+    @precondition(lambda self: self.pinned)
+    @rule(number=NUMBERS)
+    def unpin(self, number: int) -> None:
+        page = self.pinned.pop(number % len(self.pinned))
+        landed, others = page.landing >= 0, page.pins > 1
+        self.rig.landing.clear()
+        self.table.unpin(page)
+        assert self.rig.landing == ([7] if landed and not others else [])
+
+    @rule(number=NUMBERS, tier=st.integers(0, 2))
+    def lose(self, number: int, tier: int) -> None:
+        page = self.one(number)
+        if page is not None:
+            self.table.lose(page, tier)
+
+    @rule(tier=st.integers(0, 2))
+    def evict(self, tier: int) -> None:
+        victim = self.table.victim(tier)
+        if victim is not None:
+            self.table.evict(victim, tier)
+
+    @rule(number=NUMBERS, clean=st.integers(0, 3))
+    def drop(self, number: int, clean: int) -> None:
+        page = self.one(number)
+        if page is not None:
+            keys = [one.key for one in (page, *page.children)]
+            self.table.drop(page)
+            self.table.clean_up(clean)
+            assert all(self.table.find(self.table.serving, key) is None for key in keys), "hidden at once"
+
+    @rule(number=NUMBERS)
+    def keep_or_let_go(self, number: int) -> None:
+        page, pins = self.one(number), self.table.operator_pins
+        if page is not None and page not in pins.pinned:
+            pins.keep(page)
+            pins.remember(page)
+        elif page is not None:
+            del pins.pinned[page]
+            pins.let_go(page)
+
+    @rule(tier=DOWN, part=st.integers(0, 2))
+    def part_goes(self, tier: int, part: int) -> None:
+        table = self.table
+        table.part_gone(tier, part)
+        for page in table.lying_on(tier, part):
+            table.settle(page)
+        table.part_forgotten(tier, part)
+        table.clean_up()
+        assert not list(table.lying_on(tier, part))
+
+    @rule(what=st.integers(0, 5))
+    def flush(self, what: int) -> None:
+        if what > 1:
+            return  # seldom, so that there are pages
+        if what:
+            self.table.forget_namespace(self.table.serving)
+            assert self.table.listed(self.table.serving) == []
+            return
+        self.table.forget_memory()
+        flushes = self.table.flushes
+        for page in reversed(self.table.in_memory()):
+            self.table.settle(page)
+        self.table.emptied(flushes)
+
+    @rule(policy=st.sampled_from([LEAST_RECENTLY_USED, LEAST_FREQUENTLY_USED]))
+    def change_policy(self, policy: EvictionPolicy) -> None:
+        self.table.change_eviction(policy)
+
+    @rule()
+    def write_down(self) -> None:
+        """What a durable tier is told at the end is what it has."""
+        told = list(self.table.held_in(SSD))
+        self.table.clean_up()
+        if not told:
+            return
+        keys = {key.tobytes() for batch in told for key in np.ascontiguousarray(batch.keys[:, :4])}
+        assert keys >= {page.key for page in self.table.listed() if page.whole_in(SSD)}
+
+    @invariant()
+    def all_is_well(self) -> None:
+        self.rig.check()
+        coming: dict[int, set[Any]] = {PEER: set(), SSD: set()}
+        for page, tier in self.under_way:
+            if tier != HOST:
+                coming[tier].add(page.copy_in(tier).place)  # type: ignore[union-attr]
+        for tier, places in coming.items():
+            there = {page.copy_in(tier).place for page in self.table.listed() if page.whole_in(tier)}
+            assert self.rig.tiers[tier - 1].held == there | places, "places leaked, or two pages in one"
+
+
+class TestModel(Model.TestCase):  # type: ignore[name-defined]
+    settings = settings(max_examples=examples(600), stateful_step_count=50, deadline=None, derandomize=True)
+
+
+def test_a_table_grows_where_more_pages_come_than_was_foreseen() -> None:
+    rig, count = Rig(4, LEAST_RECENTLY_USED), 5 * LEAST_ROWS
+    table, ssd = rig.table, rig.tiers[SSD - 1]
+    keys = chain(*range(count))
+    both = [*keys[1:], ROOT_KEY]
+    records = np.frombuffer(
+        b"".join(key + before for key, before in zip(keys, [ROOT_KEY, *both], strict=False)), np.int64
+    )
+    places = np.array([ssd.take() for _ in keys], np.int64)
+    chains = records.reshape(-1, 8).copy()
+    chains[1:, 4:] = chains[:-1, :4]
+    held = HeldPages(table.serving, LENGTH, chains, np.arange(1, count + 1), places, np.arange(count))
+    for start in range(0, count, 50):
+        some = held._replace(keys=chains[start : start + 50], places=places[start : start + 50])
+        assert not len(table.recover(some, SSD, np.full(len(some.places), -1)))
+        assert table.probe(table.serving, keys) == min(count, start + 50)
+    rig.check()
+    written = list(table.held_in(SSD))
+    assert [one.tobytes() for batch in written for one in np.ascontiguousarray(batch.keys[:, :4])] == keys
+    assert np.array_equal(np.concatenate([batch.keys for batch in written]), chains)
+
+
+def test_what_nothing_leads_to_is_not_entered() -> None:
+    rig = Rig(4, LEAST_RECENTLY_USED)
+    first, second, third = (np.frombuffer(key, np.int64) for key in chain("a", "b", "c"))
+    none = np.zeros(4, np.int64)
+    places = np.array([rig.tiers[SSD - 1].take() for _ in range(4)], np.int64)
+    chains = np.array([[*first, *none], [*first, *none], [*third, *second], [*second, *first]], np.int64)
+    held = HeldPages(rig.table.serving, LENGTH, chains, np.array([1, 1, 3, 2]), places, np.arange(4))
+    assert rig.table.recover(held, SSD, np.zeros(4, np.int64)).tolist() == places[[1, 2]].tolist()
+    longer = held._replace(length=2 * LENGTH, keys=chains[:1], places=places[:1])
+    assert rig.table.recover(longer, SSD, np.zeros(1, np.int64)).tolist() == [places[0]], "of another size"
+
+
+def test_a_page_that_has_left_says_so() -> None:
+    rig = Rig(4, LEAST_RECENTLY_USED)
+    table = rig.table
+    pages = table.take_in(None, chain("a", "b"), LENGTH, table.tick())
+    table.end_in_host(pages, whole=True, digests=[b"d" * 16] * 2)
+    first, second = pages
+    assert second.parent == first
+    assert first.children == [second]
+    assert second.record == PageRecord(chain("a", "b")[1], chain("a")[0], table.serving, 2, LENGTH)
+    table.pin(second)
+    table.drop(first)
+    assert (first.gone, second.gone, second.dropped, second.pins) == (True, False, True, 1)
+    assert (second.parent, second.key, second.slot) == (None, chain("a", "b")[1], pages[1].slot)
+    table.unpin(second)
+    (again,) = table.take_in(None, chain("new"), LENGTH, table.tick())
+    assert again.row in (first.row, second.row)
+    assert again not in pages
+    for page in pages:
+        assert (page.gone, page.dropped, page.pins, page.parent, page.children) == (True, True, 0, None, [])
+        assert (page.complete, page.in_host, page.pinned, page.begun_in(SSD)) == (False,) * 4
+        for ask in ("key", "slot", "record"):
+            with pytest.raises(NotHeldError):
+                getattr(page, ask)
+
+
+def test_a_table_tells_only_so_many_tiers_apart() -> None:
+    kinds = [
+        Counting(str(number), durable=False, near=False, numbered=True, order=None) for number in range(MOST_TIERS)
+    ]
+    with pytest.raises(ValueError, match="it can tell 7 apart"):
+        PageTable(HostTier(GEOMETRY, GEOMETRY.stride_bytes), LEAST_RECENTLY_USED, kinds, runner=THREADS)
