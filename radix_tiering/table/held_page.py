@@ -81,6 +81,12 @@ class Page(NamedTuple):
         return found[::-1]
 
     @property
+    def followers(self) -> int:
+        """How many pages follow it."""
+        found: int = 0 if self.gone else kernels.count_children(*self.book.rows.state, self.row)
+        return found
+
+    @property
     def record(self) -> PageRecord:
         """As tiers are told of it. Raises NotHeldError once it has left, and while it is only pinned yet."""
         rows, row = self.book.rows, self.row

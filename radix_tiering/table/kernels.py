@@ -827,6 +827,15 @@ def victim(words, longs, table, heaps, meta, notes, tier):
     return np.int64(-1) if r < 0 else _handle(words, r)
 
 
+@_entry("int64", "int64")
+def count_children(words, longs, table, heaps, meta, notes, r):
+    found, child = 0, words[r, CHILD]
+    while child >= 0:
+        found += 1
+        child = words[child, NEXT]
+    return found
+
+
 @_entry("void", "int64")
 def reorder(words, longs, table, heaps, meta, notes, tier):
     """Every page gets the place among those that leave that it has by now."""

@@ -143,7 +143,7 @@ def page_facts(stack: Observed, key: bytes) -> PageFacts | None:
             namespace=page.namespace.hex(),
             depth=page.depth,
             parent=page.parent.key.hex() if page.parent is not None else "",
-            children=len(page.children),
+            children=page.followers,
             bytes=page.length,
             uses=page.uses,
             pins=page.pins + page.kept,

@@ -57,6 +57,7 @@ BENCHES = {
     "host": ONE_ROUND,
     "identity": [*ONE_ROUND, "--mib", "1"],
     "lookup": ONE_ROUND,
+    "index": [*ONE_ROUND, "--pages", "5000"],
     "maps": ONE_ROUND,
     "pages": ["--pages", "2000"],
     "pool_layout": [*ONE_ROUND, "--layers", "1"],

@@ -38,7 +38,7 @@ from ...commands.bench.report import MISSED, Figure, finish
 #: Pages of the system prompt, and of each conversation behind it.
 PROMPT, CONVERSATION = 64, 64
 #: What docs/operations.md reckons with, bytes a page.
-BOUND_BYTES = 1_200
+BOUND_BYTES = 250
 #: Of `--table`: whose pages, of how many tokens, and how many bytes they have on each rank.
 KINDS = (
     ("Qwen3-8B", 16, 16 * 147_456),
