@@ -88,6 +88,8 @@ def test(arguments: "list[str]") -> None:
     run([python, "-m", "ruff", "check", "--quiet", "."])
     rooms = ("kernels", "radix_tiering", "sglang_ext", "console", "ops")
     run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
+    # Compiled here once, and not by every process of the suite.
+    run([python, "-c", "import swift_tiers.radix_tiering.table.kernels"])
     if set(arguments) <= {"--all"}:
         # One process for the tests that start servers, and two for all others: most of them wait for most of their time.
         arguments += ["-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]
