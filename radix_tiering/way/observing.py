@@ -156,19 +156,18 @@ def page_facts(stack: Observed, key: bytes) -> PageFacts | None:
 
 def prefix_places(stack: Observed, key: bytes, most: int | None = None) -> list[PagePlaces]:
     """Where the pages of a sequence are, below the device, of which `key` is the last: in order, all or the last `most`
-    of them; none if that page is not held. Any thread; each was there when it was looked at."""
-    table = stack.table
+    of them; none if that page is not held, or leaves meanwhile. Any thread; each was there when it was looked at."""
+    table, found = stack.table, list[PagePlaces]()
     page = table.find(stack.digest, key)
-    if page is None:
-        return []
-    chain = [page]
-    while (before := chain[-1].parent) is not None and (most is None or len(chain) < most):
-        chain.append(before)
-    chain.reverse()
-    found: list[PagePlaces] = []
-    for start in range(0, len(chain), PAGES_AT_ONCE):
+    while page is not None:
         with table.lock:
-            found += [_places(stack, one) for one in chain[start : start + PAGES_AT_ONCE]]
+            if page.dropped:
+                return []
+            for _ in range(PAGES_AT_ONCE):
+                found.append(_places(stack, page))
+                page = page.parent
+                if page is None or len(found) == most:
+                    return found[::-1]
     return found
 
 
@@ -190,8 +189,6 @@ def tier_map(stack: HasTiers, tier: str, *, time: float) -> TierMap | None:
 
 
 def _places(stack: Observed, page: Page) -> PagePlaces:
-    if page.dropped:
-        return PagePlaces(page.depth, page.key.hex())
     places: dict[str, Any] = {"host_slot": page.slot} if page.resident else {}
     for number, tier in enumerate(stack.tiers.values(), HOST + 1):
         copy = page.copy_in(number)

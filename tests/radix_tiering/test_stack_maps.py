@@ -5,15 +5,32 @@ Where all is quiet, `support.engine.check` compares the maps with the pages, in 
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from swift_tiers.ops.lab.torture.model_peer import ModelPeer
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.bus.contract.commands import Pin, Unpin
 from swift_tiers.radix_tiering.figures.counters import PagePlaces
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
+from swift_tiers.radix_tiering.way import observing
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 
-from support.engine import chain, check, copy_of, make_stack, memory_ssd, obey, placement_of, put, settle, slot_words
+from support.engine import (
+    GEOMETRY,
+    chain,
+    check,
+    copy_of,
+    make_stack,
+    memory_ssd,
+    obey,
+    placement_of,
+    put,
+    settle,
+    slot_words,
+)
 from support.faulty_array import Fault, FaultyArray, Gone
 from support.redis import wait_for
 
@@ -230,3 +247,33 @@ def test_the_pages_of_a_sequence_and_their_places() -> None:
     assert prefix_places(stack, keys[-1], 7) == found[-7:]
     assert prefix_places(stack, keys[0], 7) == found[:1]
     assert prefix_places(stack, chain("unknown")[0], 7) == []
+
+
+def test_a_sequence_that_leaves_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is gone, and nothing of it is told; the rows of its pages may be others' already."""
+    monkeypatch.setattr(observing, "PAGES_AT_ONCE", 4)
+    stack, keys = make_stack(host_pages=16), chain(*range(10))
+    put(stack, keys)
+    find = stack.table.find
+    looks = []
+
+    class Dropping:
+        """Drops the sequence after the second look at it."""
+
+        def __init__(self, lock: Any) -> None:
+            self.lock = lock
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+            looks.append(stack.table.pages)
+            if len(looks) == 3:
+                stack.table.drop(find(stack.digest, keys[0]))
+                stack.table.clean_up()
+                stack.table.take_in(None, chain("another"), GEOMETRY.page_bytes, stack.table.tick())
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    stack.table.lock = Dropping(stack.table.lock)
+    assert prefix_places(stack, keys[-1]) == []
+    assert looks == [10, 10, 10]
