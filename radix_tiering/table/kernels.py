@@ -89,7 +89,9 @@ BATCH = 1024
 
 #: In the rank of a page in host memory: no near tier has it.
 _ALONE = 1 << 30
-_MIX = 0x1E3779B1
+#: Odd numbers, by which the words of a key are multiplied: any bits of it may be all that tells keys apart.
+_MIX, _MIX_0, _MIX_1 = 0x1E3779B97F4A7C15, 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
+_MIX_2, _MIX_3 = 0x2545F4914F6CDD1D, 0x5851F42D4C957F2D
 _LOW = 0x7FFFFFFF
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -126,31 +128,30 @@ def _part(function: Kernel) -> Kernel:
 
 
 @_part
-def _home(space, k0, size):
-    tag = (k0 ^ (space * _MIX)) & 0xFFFFFFFF
+def _home(space, k0, k1, k2, k3, size):
+    """The 32 bits that stand for a key in the hash table, and where it is looked for first."""
+    tag = (space * _MIX + k0 * _MIX_0 + k1 * _MIX_1 + k2 * _MIX_2 + k3 * _MIX_3) >> 32 & 0xFFFFFFFF
     return tag, (tag * size) >> 32
+
+
+@_part
+def _home_of(words, longs, r, size):
+    return _home(words[r, SPACE], longs[r, 0], longs[r, 1], longs[r, 2], longs[r, 3], size)
 
 
 @_part
 def _find(words, longs, table, space, k0, k1, k2, k3):
     """The row of a page, hidden or not; -1: none."""
     size = table.shape[0]
-    tag, at = _home(space, k0, size)
-    while True:
-        bucket = table[at]
-        if bucket == 0:
-            return -1
-        if bucket >> 31 == tag:
-            r = (bucket & _LOW) - 1
-            if (
-                longs[r, 0] == k0
-                and longs[r, 1] == k1
-                and longs[r, 2] == k2
-                and longs[r, 3] == k3
-                and words[r, SPACE] == space
-            ):
+    tag, at = _home(space, k0, k1, k2, k3, size)
+    while table[at] != 0:
+        if table[at] >> 31 == tag:
+            r = (table[at] & _LOW) - 1
+            same = longs[r, 0] == k0 and longs[r, 1] == k1 and longs[r, 2] == k2 and longs[r, 3] == k3
+            if same and words[r, SPACE] == space:
                 return r
         at = at + 1 if at + 1 < size else 0
+    return -1
 
 
 @_part
@@ -166,19 +167,19 @@ def _hidden(words, meta, r):
 
 
 @_part
-def _hash_in(table, space, k0, r):
+def _hash_in(words, longs, table, r):
     size = table.shape[0]
-    tag, at = _home(space, k0, size)
+    tag, at = _home_of(words, longs, r, size)
     while table[at] != 0:
         at = at + 1 if at + 1 < size else 0
     table[at] = (tag << 31) | (r + 1)
 
 
 @_part
-def _hash_out(table, space, k0, r):
+def _hash_out(words, longs, table, r):
     """What follows moves up: no marks stay behind that years of turnover would fill the table with."""
     size = table.shape[0]
-    tag, at = _home(space, k0, size)
+    tag, at = _home_of(words, longs, r, size)
     while table[at] != (tag << 31) | (r + 1):
         at = at + 1 if at + 1 < size else 0
     hole = at
@@ -574,7 +575,7 @@ def _drop_one(words, longs, table, heaps, meta, notes, r):
     """A page leaves with what is its own. What is behind it, if anything is, finds it dropped."""
     space, parent = words[r, SPACE], words[r, PARENT]
     if not words[r, FLAGS] & UNHASHED:
-        _hash_out(table, space, longs[r, 0], r)
+        _hash_out(words, longs, table, r)
     meta[CHANGES] += 1
     meta[COUNTS + (words[r, FLAGS] >> KIND)] -= 1
     meta[PAGES] -= 1
@@ -682,7 +683,7 @@ def _enter(words, longs, table, meta, parent, k0, k1, k2, k3, now):
     space = words[parent, SPACE]
     leaving = _find(words, longs, table, space, k0, k1, k2, k3)
     if leaving >= 0:  # the new one comes after its own parent
-        _hash_out(table, space, k0, leaving)
+        _hash_out(words, longs, table, leaving)
         words[leaving, FLAGS] = words[leaving, FLAGS] | UNHASHED
     r = meta[FREE]
     if r >= 0:
@@ -703,7 +704,7 @@ def _enter(words, longs, table, meta, parent, k0, k1, k2, k3, now):
     words[r, DEPTH], words[r, REACH], words[r, USES] = depth, depth, 1
     for tier in range(meta[TIER_COUNT]):
         words[r, PLACES + tier] = -1
-    _hash_in(table, space, k0, r)
+    _hash_in(words, longs, table, r)
     meta[CHANGES] += 1
     meta[PAGES] += 1
     words[space, ROOT_PAGES] += 1
@@ -1009,4 +1010,4 @@ def rehash(words, longs, table, heaps, meta, notes, high):
     for r in range(high):
         flags = words[r, FLAGS]
         if flags & USED and not flags & (DROPPED | UNHASHED) and words[r, DEPTH] > 0:
-            _hash_in(table, words[r, SPACE], longs[r, 0], r)
+            _hash_in(words, longs, table, r)

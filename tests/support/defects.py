@@ -59,7 +59,7 @@ FOUND = [
     Defect("a tier gives up the only copy and the page stays", kernels, "_lose",
            "_drop(words, longs, table, heaps, meta, notes, r)", "pass"),
     Defect("a page that has left is found by its key", kernels, "_drop_one",
-           "_hash_out(table, space, longs[r, 0], r)", "pass"),
+           "_hash_out(words, longs, table, r)", "pass"),
     Defect("a row that is pinned becomes another page's", kernels, "_free_row", "words[r, PINS] == 0 and ", ""),
     Defect("a page behind one that has left is found", kernels, "_drop", "meta[ROOTS] += 1", "pass"),
     Defect("what is behind a page that has left stays", PageTable, "_do_what_is_noted",

@@ -3,7 +3,7 @@ leaves next is who should, and every place comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -368,3 +368,17 @@ def test_a_table_tells_only_so_many_tiers_apart() -> None:
     ]
     with pytest.raises(ValueError, match="it can tell 7 apart"):
         PageTable(HostTier(GEOMETRY, GEOMETRY.stride_bytes), LEAST_RECENTLY_USED, kinds, runner=THREADS)
+
+
+@pytest.mark.parametrize("number", [lambda n: n.to_bytes(32, "big"), lambda n: n.to_bytes(32, "little")])
+def test_keys_of_which_few_bits_differ_are_spread_as_others_are(number: Callable[[int], bytes]) -> None:
+    """Traces number their blocks: a table that looked at the first bits of a key alone would become a list."""
+    rig, count = Rig(4, LEAST_RECENTLY_USED), 20_000
+    table = rig.table
+    keys = np.frombuffer(b"".join(number(n + 1) for n in range(count)), np.int64).reshape(-1, 4)
+    chains = np.concatenate([keys, np.zeros_like(keys)], axis=1)
+    held = HeldPages(table.serving, LENGTH, chains, np.ones(count, np.int64), np.arange(count), np.arange(count))
+    assert not len(table.recover(held, SSD, np.zeros(count, np.int64)))
+    full = table.book.rows.table != 0
+    ends = np.flatnonzero(~full)
+    assert np.diff(ends, prepend=-1, append=len(full)).max() < 200, "far from where they are looked for"
