@@ -68,6 +68,7 @@ NOTES = 8  # that nobody has read yet
 TIER_COUNT = 9
 NEAR = 10  # tiers, in bits
 CHANGES = 11  # pages that have entered, left or changed
+FREE_ROWS = 12  # behind the first free one, and it
 #: From here on, a block for each tier:
 TIER_BLOCK, BLOCK = 16, 16
 WHOLE_PAGES, WHOLE_BYTES, COMING_BYTES, HEAP, IN_HEAP, BY_USES, REUSED, DOUBLED = range(8)
@@ -454,9 +455,23 @@ def _free_row(words, meta, r):
 @_part
 def _give_row_back(words, meta, r):
     words[r, FLAGS] = 0
-    words[r, GENERATION] += 1
+    words[r, GENERATION] = words[r, GENERATION] + 1 & _LOW  # weeks of turnover come round
     words[r, NEXT] = meta[FREE]
     meta[FREE] = r
+    meta[FREE_ROWS] += 1
+
+
+@_part
+def _take_row(words, meta):
+    """A row that nobody has. There is one."""
+    r = meta[FREE]
+    if r >= 0:
+        meta[FREE] = words[r, NEXT]
+        meta[FREE_ROWS] -= 1
+    else:
+        r = meta[HIGH]
+        meta[HIGH] = r + 1
+    return r
 
 
 @_part
@@ -685,12 +700,7 @@ def _enter(words, longs, table, meta, parent, k0, k1, k2, k3, now):
     if leaving >= 0:  # the new one comes after its own parent
         _hash_out(words, longs, table, leaving)
         words[leaving, FLAGS] = words[leaving, FLAGS] | UNHASHED
-    r = meta[FREE]
-    if r >= 0:
-        meta[FREE] = words[r, NEXT]
-    else:
-        r = meta[HIGH]
-        meta[HIGH] = r + 1
+    r = _take_row(words, meta)
     generation = words[r, GENERATION]
     for word in range(PARENT, words.shape[1]):
         words[r, word] = 0
@@ -744,12 +754,7 @@ def find(words, longs, table, heaps, meta, notes, space, k0, k1, k2, k3):
 @_entry("int64", "int64")
 def new_root(words, longs, table, heaps, meta, notes, length):
     """The root of a namespace whose pages have `length` bytes."""
-    r = meta[FREE]
-    if r >= 0:
-        meta[FREE] = words[r, NEXT]
-    else:
-        r = meta[HIGH]
-        meta[HIGH] = r + 1
+    r = _take_row(words, meta)
     for word in range(PARENT, words.shape[1]):
         if word != GENERATION:
             words[r, word] = 0

@@ -316,16 +316,16 @@ class PageTable:
     def take_in(self, parent: Page | None, keys: Sequence[bytes], length: int, now: int) -> list[Page]:
         """New pages of the namespace that is served, of `length` bytes, one behind the other after `parent` (None: from
         the beginning of a sequence), whose bytes begin to arrive in host memory: as many of them as it has room for, by
-        `take_slot`. None of `keys` is held."""
+        `take_slot`, up to the first that is held."""
         root = self._root(self.serving, length)
         slots = self._take_slots(len(keys), now)
         self._rows.make_room(len(slots))
         handles = np.empty(len(slots), np.int64)
         row = root if parent is None else parent.row
         taken = self._call(kernels.take_in, row, as_keys(keys[: len(slots)]), slots, now, handles)
-        assert taken == len(slots), "a page is held whose prefix is not"
-        rows = handles & 0xFFFFFFFF
-        self.of[HOST].begun(rows, slots, self.flushes)  # type: ignore[attr-defined]
+        rows = handles[:taken] & 0xFFFFFFFF
+        self.of[HOST].begun(rows, slots[:taken], self.flushes)  # type: ignore[attr-defined]
+        self.host.release(slots[taken:].tolist())
         return self._pages(rows)
 
     def _take_slots(self, count: int, now: int) -> np.ndarray:
@@ -375,8 +375,9 @@ class PageTable:
         assert page.begun_in(tier)
         assert not page.whole_in(tier)
         if place is not None and place != of.place_at(code):
+            begun = of.flushes_at(code)
             of.forget(row, code)
-            code = of.code(row, place, digest, self.flushes)
+            code = of.code(row, place, digest, begun)
         if digest is not None:
             of.learn_digest(code, digest)
         kept: bool = self._call(kernels.end, row, tier, whole, code)

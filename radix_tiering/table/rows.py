@@ -25,6 +25,7 @@ from .kernels import (
     DROPPED,
     FLAGS,
     FREE,
+    FREE_ROWS,
     GENERATION,
     HEAP,
     HIGH,
@@ -47,7 +48,7 @@ from .kernels import (
 )
 from .tier_copies import HOST
 
-#: PageRows of the smallest table.
+#: Rows of the smallest table.
 LEAST_ROWS = 256
 #: Of the buckets of the hash table so many are used at most.
 LOAD = 0.7
@@ -103,18 +104,14 @@ class PageRows:
         self.long = memoryview(longs)  # type: ignore[arg-type]
         self.count = memoryview(self.meta)  # type: ignore[arg-type]
 
-    @property
-    def room(self) -> int:
-        """PageRows that were never used."""
-        return len(self.words) - self.count[HIGH]
-
     def make_room(self, rows: int) -> None:
         """There are so many rows at least that are free."""
-        if self.room < rows and (self.count[FREE] < 0 or rows > 1):
+        free = len(self.words) - self.count[HIGH] + self.count[FREE_ROWS]
+        if free < rows:
             self._allocate(max(2 * len(self.words), self.count[HIGH] + rows))
 
     def make_handles(self, rows: np.ndarray) -> list[tuple[int, int]]:
-        """PageRows, int64, with their generations of now."""
+        """Rows, int64, with their generations of now."""
         return list(zip(rows.tolist(), self.words[rows, GENERATION].tolist(), strict=True))
 
     # ---- what a tier has ----
@@ -156,7 +153,7 @@ class PageRows:
         return found
 
     def entries(self, tier: int) -> list[tuple[int, int]]:
-        """PageRows and generations of those that may leave it, or might have once."""
+        """Rows and generations of those that may leave it, or might have once."""
         handles = self.heaps[tier, : self.count[TIER_BLOCK + BLOCK * tier + HEAP], 2].tolist()
         return [split(handle) for handle in handles]
 

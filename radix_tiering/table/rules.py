@@ -14,6 +14,8 @@ from .kernels import (
     DEPTH,
     DROPPED,
     FLAGS,
+    FREE,
+    FREE_ROWS,
     GAP,
     GENERATION,
     HELD,
@@ -87,6 +89,13 @@ def _check_tree(table: PageTable, rows: PageRows, held: np.ndarray) -> None:
 def _check_counts(table: PageTable, rows: PageRows, held: np.ndarray) -> None:
     words = rows.words
     assert table.pages == len(held)
+    free, row = 0, rows.count[FREE]
+    while row >= 0:
+        assert not words[row, FLAGS], "a row that is free, and has a page"
+        free, row = free + 1, int(words[row, NEXT])
+    assert rows.count[FREE_ROWS] == free
+    in_use = (words[: rows.count[HIGH], FLAGS] != 0).sum()
+    assert rows.count[HIGH] == free + in_use, "rows are lost"
     kinds = np.zeros(len(held), np.int64)
     for tier in range(rows.tiers):
         kinds |= rows.whole(held, tier).astype(np.int64) << tier

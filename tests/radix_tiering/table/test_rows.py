@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.base.errors import NotHeldError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, HeldPages, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.table.held_page import Page
-from swift_tiers.radix_tiering.table.kernels import MOST_TIERS
+from swift_tiers.radix_tiering.table.kernels import GENERATION, MOST_TIERS
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import (
     BY_WORTH,
@@ -323,6 +323,58 @@ def test_a_table_grows_where_more_pages_come_than_was_foreseen() -> None:
     written = list(table.held_in(SSD))
     assert [one.tobytes() for batch in written for one in np.ascontiguousarray(batch.keys[:, :4])] == keys
     assert np.array_equal(np.concatenate([batch.keys for batch in written]), chains)
+
+
+def test_rows_that_are_free_are_taken_before_the_table_grows() -> None:
+    rig = Rig(260, LEAST_RECENTLY_USED)
+    table = rig.table
+    rows = len(table.book.rows.words)
+    for number in range(20):
+        for page in table.take_in(None, chain(*(f"{number} {at}" for at in range(200))), LENGTH, table.tick()):
+            table.end(page, HOST, whole=True)
+        rig.check()
+        table.forget_namespace(table.serving)
+        table.clean_up()
+        rig.check()
+    assert len(table.book.rows.words) == rows
+
+
+def test_a_row_may_be_given_out_again_for_ever() -> None:
+    rig = Rig(4, LEAST_RECENTLY_USED)
+    table = rig.table
+    table.take_in(None, chain("first"), LENGTH, table.tick())
+    word = table.book.rows.word
+    (page,) = table.listed()
+    word[page.row, GENERATION] = 2**31 - 1
+    (last,) = table.listed()
+    assert last.key == chain("first")[0]
+    table.end(last, HOST, whole=False)
+    (again,) = table.take_in(None, chain("again"), LENGTH, table.tick())
+    assert (again.row, again.generation) == (last.row, 0)
+    assert table.find(table.serving, chain("again")[0]) == again
+    assert last.gone
+
+
+def test_a_copy_of_before_a_flush_is_none_wherever_it_was_written() -> None:
+    """The tier says only at the end where it lies."""
+    rig = Rig(4, LEAST_RECENTLY_USED)
+    table, peer = rig.table, rig.tiers[PEER - 1]
+    (page,) = table.take_in(None, chain("page"), LENGTH, table.tick())
+    table.end(page, HOST, whole=True)
+    first, second = peer.take(), peer.take()
+    table.begin(page, PEER, first, b"d" * 16)
+    table.forget_memory()
+    table.end(page, PEER, whole=True, place=second)
+    assert table.probe(table.serving, chain("page")) == 0
+    table.settle(page)
+    assert peer.held == {first}, "which is the writer's"
+
+
+def test_a_chain_that_names_a_page_twice_takes_it_in_once() -> None:
+    rig = Rig(4, LEAST_RECENTLY_USED)
+    (key,) = chain("page")
+    assert len(rig.table.take_in(None, [key, key], LENGTH, rig.table.tick())) == 1
+    assert rig.table.host.used_slots == 1
 
 
 def test_what_nothing_leads_to_is_not_entered() -> None:
