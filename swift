@@ -23,6 +23,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 UV_VERSION = "0.13.8"
+#: The page table's kernels are compiled when they are first imported, and kept.
+COMPILE = "import swift_tiers.radix_tiering.table.kernels"
 
 
 def die(message: str, code: int = 1) -> None:
@@ -78,6 +80,8 @@ def setup() -> None:
         environment = {"VIRTUAL_ENV": str(VENV), "UV_COMPILE_BYTECODE": "1", "UV_PYTHON_DOWNLOADS": "never"}
         run([*uv, "install", "--quiet", "--require-hashes", "-r", str(LOCK)], **environment)
         run([*uv, "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", "."], **environment)
+        # So that what is tried first does not wait for it.
+        run([str(PYTHON), "-c", COMPILE])
         stamp.write_text(wanted)
         print(f"swift: ready after {time.monotonic() - started:.0f} s", file=sys.stderr)
 
@@ -89,7 +93,7 @@ def test(arguments: "list[str]") -> None:
     rooms = ("kernels", "radix_tiering", "sglang_ext", "console", "ops")
     run([python, "-m", "mypy", *(word for room in rooms for word in ("-p", f"swift_tiers.{room}"))])
     # Compiled here once, and not by every process of the suite.
-    run([python, "-c", "import swift_tiers.radix_tiering.table.kernels"])
+    run([python, "-c", COMPILE])
     if set(arguments) <= {"--all"}:
         # One process for the tests that start servers, and two for all others: most of them wait for most of their time.
         arguments += ["-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]

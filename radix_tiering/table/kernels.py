@@ -108,15 +108,29 @@ def _entry(answer: str, arguments: str = "") -> Callable[[Kernel], Kernel]:
 
     def compiled(function: Kernel) -> Kernel:
         try:
-            made: Kernel = numba.njit(signature, cache=True)(function)
+            made: Any = numba.njit(signature, cache=True)(function)
         except RuntimeError as error:  # neither beside this file nor in the user's home
             if "cannot cache" not in str(error):
                 raise
-            logging.getLogger(__name__).warning("compiled anew at every start: %s; set NUMBA_CACHE_DIR", error)
+            _tell("swift-tiers: compiling the page table, at every start: %s; set NUMBA_CACHE_DIR", error)
             made = numba.njit(signature)(function)
-        return made
+        else:
+            if not made.stats.cache_hits:
+                _tell("swift-tiers: compiling the page table for half a minute, as on every machine once")
+        kernel: Kernel = made
+        return kernel
 
     return compiled
+
+
+_told: list[str] = []
+
+
+def _tell(text: str, *facts: object) -> None:
+    """Log it, once."""
+    if not _told:
+        _told.append(text)
+        logging.getLogger(__name__).info(text, *facts)
 
 
 def _part(function: Kernel) -> Kernel:
