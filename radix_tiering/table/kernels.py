@@ -17,13 +17,12 @@ All of this is one file, because the compiled code is kept on disk beside it and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 import numba  # type: ignore[import-untyped]
 import numpy as np
 
+from ..base.compiled import Kernel, compiled
 from .tier_copies import HOST
 
 # ---- a row ----
@@ -95,42 +94,14 @@ _MIX, _MIX_0, _MIX_1 = 0x1E3779B97F4A7C15, 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE3
 _MIX_2, _MIX_3 = 0x2545F4914F6CDD1D, 0x5851F42D4C957F2D
 _LOW = 0x7FFFFFFF
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
-
 #: The types of the arrays that every kernel takes: `words`, the same memory as 64-bit words, the hash table, a heap for
 #: each tier, what is counted, notes.
 _STATE = "int32[:,::1], int64[:,::1], int64[::1], int64[:,:,::1], int64[::1], int64[:,::1]"
 
 
 def _entry(answer: str, arguments: str = "") -> Callable[[Kernel], Kernel]:
-    """A kernel that Python calls: compiled when this module is first imported on a machine, later loaded."""
-    signature = f"{answer}({_STATE}{', ' if arguments else ''}{arguments})"
-
-    def compiled(function: Kernel) -> Kernel:
-        try:
-            made: Any = numba.njit(signature, cache=True)(function)
-        except RuntimeError as error:  # neither beside this file nor in the user's home
-            if "cannot cache" not in str(error):
-                raise
-            _tell("swift-tiers: compiling the page table, at every start: %s; set NUMBA_CACHE_DIR", error)
-            made = numba.njit(signature)(function)
-        else:
-            if not made.stats.cache_hits:
-                _tell("swift-tiers: compiling the page table for half a minute, as on every machine once")
-        kernel: Kernel = made
-        return kernel
-
-    return compiled
-
-
-_told: list[str] = []
-
-
-def _tell(text: str, *facts: object) -> None:
-    """Log it, once."""
-    if not _told:
-        _told.append(text)
-        logging.getLogger(__name__).info(text, *facts)
+    """A kernel that Python calls."""
+    return compiled(f"{answer}({_STATE}{', ' if arguments else ''}{arguments})")
 
 
 def _part(function: Kernel) -> Kernel:

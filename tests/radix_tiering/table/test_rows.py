@@ -3,7 +3,6 @@ leaves next is who should, and every place comes back."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from swift_tiers.radix_tiering.base.errors import NotHeldError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, HeldPages, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
-from swift_tiers.radix_tiering.table import kernels
 from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.kernels import GENERATION, MOST_TIERS
 from swift_tiers.radix_tiering.table.page_table import PageTable
@@ -436,27 +434,3 @@ def test_keys_of_which_few_bits_differ_are_spread_as_others_are(number: Callable
     full = table.book.rows.table != 0
     ends = np.flatnonzero(~full)
     assert np.diff(ends, prepend=-1, append=len(full)).max() < 200, "far from where they are looked for"
-
-
-def test_where_nothing_can_be_kept_the_table_is_compiled_anew_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A package whose folder and whose user's home cannot be written."""
-    compile_it = kernels.numba.njit
-
-    def njit(signature: str, *, cache: bool = False):
-        if cache:
-            raise RuntimeError("cannot cache function 'twice': no locator available for file 'kernels.py'")
-        return compile_it(signature)
-
-    monkeypatch.setattr(kernels.numba, "njit", njit)
-    monkeypatch.setattr(kernels, "_told", [])
-
-    def twice(words, longs, table, heaps, meta, notes, number):
-        return 2 * number
-
-    with caplog.at_level(logging.INFO):
-        made = kernels._entry("int64", "int64")(twice)
-    assert made(*Rig(1, LEAST_RECENTLY_USED).table.book.rows.state, 21) == 42
-    assert "set NUMBA_CACHE_DIR" in caplog.text
-    assert caplog.text.count("compiling the page table") == 1
