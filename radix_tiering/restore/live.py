@@ -34,6 +34,11 @@ SHORTEST_FORWARD = 32
 ENOUGH_LOADS = 3
 #: Samples between two fits of a cost that is known; between the first ones fewer, half as many as there are.
 REFIT_EVERY = 16
+#: ... and, of a source's cost, up to so many as long as one fit after the other says the same: a fit takes as long as
+#: loading several pages, on the thread that loads them. What changes meanwhile is followed by a correction.
+REFIT_SELDOM = 256
+#: Fits say the same whose estimates are no further apart than this factor.
+SAME_FIT = 1.25
 #: Two samples in a row that are off by this factor, to the same side: the speed has changed, and what was sampled
 #: before must not be fitted together with what comes now.
 CHANGED_SPEED = 1.5
@@ -105,15 +110,17 @@ class Reservoir(Generic[Sample]):
     def __init__(self) -> None:
         self._kinds: dict[Hashable, deque[Sample]] = {}
 
-    def add(self, kind: Hashable, sample: Sample) -> None:
-        """The kind that has been without news for longest makes room for a new one."""
+    def add(self, kind: Hashable, sample: Sample) -> bool:
+        """The kind that has been without news for longest makes room for a new one. Whether this is one."""
         samples = self._kinds.pop(kind, None)
+        new = samples is None
         if samples is None:
             if len(self._kinds) == self.KINDS:
                 del self._kinds[next(iter(self._kinds))]
             samples = deque(maxlen=self.EACH)
         samples.append(sample)
         self._kinds[kind] = samples
+        return new
 
     def samples(self) -> list[Sample]:
         """All of them, kinds with the oldest news first."""
@@ -129,8 +136,10 @@ class _Following(Generic[Cost, Sample]):
         *,
         fit: Callable[[Sequence[Sample]], Cost | None],
         estimate: Callable[[Cost, Sample], float],
+        seldom: int | None = None,
     ) -> None:
-        """`fit`: None while the samples are too few, or too much alike."""
+        """`fit`: None while the samples are too few, or too much alike. `seldom`: samples between two fits at most, as
+        long as they say the same; None: no more than otherwise."""
         self._fit: Callable[[Sequence[Sample]], Cost | None] = fit
         self._estimate: Callable[[Cost, Sample], float] = estimate
         self._cost: Cost | None = profile
@@ -138,6 +147,8 @@ class _Following(Generic[Cost, Sample]):
         self._reservoir: Reservoir[Sample] | None = Reservoir() if profile is None else None
         self._newest: deque[Sample] = deque(maxlen=REFIT_EVERY // 2)
         self._until_fit = 0
+        self._apart = 0  # samples from one fit to the next
+        self._seldom = seldom
         self._side = 0  # to which the last sample was far off: -1, 1, or 0 if it was not
         self._restarted = False  # sampling, since the last fit
 
@@ -169,7 +180,8 @@ class _Following(Generic[Cost, Sample]):
         return again and not self._restarted
 
     def _learn(self, reservoir: Reservoir[Sample], kind: Hashable, sample: Sample) -> None:
-        reservoir.add(kind, sample)
+        if reservoir.add(kind, sample):
+            self._until_fit = min(self._until_fit, REFIT_EVERY)
         self._newest.append(sample)
         self._until_fit -= 1
         if self._until_fit > 0:
@@ -178,13 +190,21 @@ class _Following(Generic[Cost, Sample]):
         fitted = self._fit(samples)
         if fitted is None:
             return
-        self._until_fit = min(REFIT_EVERY, len(samples) // 2)
+        self._until_fit = self._apart = self._next_fit(fitted, len(samples))
         self._fitted_to(fitted, samples)
         self._cost, self._side, self._restarted = fitted, 0, False
         # Old samples are in the fit as well; how fast things are just now is what the newest say.
         self._correction = Correction()
         for one in self._newest:
             self._correction.observe(self._estimate(fitted, one), one.seconds)
+
+    def _next_fit(self, fitted: Cost, samples: int) -> int:
+        """After how many samples more."""
+        if self._seldom is not None and self._cost is not None and not self._restarted:
+            ratios = [self._estimate(fitted, one) / self._estimate(self._cost, one) for one in self._newest]
+            if all(1 / SAME_FIT < ratio < SAME_FIT for ratio in ratios):
+                return min(self._seldom, max(2 * self._apart, samples // 2))
+        return min(REFIT_EVERY, samples // 2)
 
     def _fitted_to(self, cost: Cost, samples: Sequence[Sample]) -> None:
         """`cost` was found for these samples, and is about to be believed."""
@@ -322,7 +342,9 @@ class LiveCosts:
 
 
 def _following_source(profile: SourceCost | None) -> _Following[SourceCost, LoadSample]:
-    return _Following(profile, fit=_learn_source, estimate=lambda cost, one: cost.seconds(one.nbytes))
+    return _Following(
+        profile, fit=_learn_source, estimate=lambda cost, one: cost.seconds(one.nbytes), seldom=REFIT_SELDOM
+    )
 
 
 def _learn_compute(samples: Sequence[ComputeSample]) -> ComputeCost | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import threading
 import time
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_tiers.radix_tiering.restore import live as live_module
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import (
     ENOUGH_FORWARDS,
@@ -205,13 +207,35 @@ FIRST = [1536, 64, 1024, 128, 768, 256, 512, 96]
 @settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(0, 0.1))
 def test_a_large_fixed_part_is_learnt_from_a_few_prompts(seed: int, noise: float) -> None:
-    generator, live = random.Random(seed), LiveCosts()
-    for number in range(24):
-        tokens = FIRST[number % len(FIRST)]
-        slow = 2.5 if number < 2 else 1.0  # caches are cold
-        live.computed(0, tokens, slow * FIXED.seconds(0, tokens) * generator.lognormvariate(0, noise))
-    assert compute_of(live).fixed_seconds == pytest.approx(FIXED.fixed_seconds, rel=0.1 + 5 * noise)
-    assert compute_of(live).seconds(0, 1024) == pytest.approx(FIXED.seconds(0, 1024), rel=0.1 + 3 * noise)
+    """By most servers: least squares of 15 samples are off by 1.6 times the noise in one of three, by 5 times in one of
+    a thousand."""
+    generator, fixed, whole = random.Random(seed), [], []
+    for _ in range(9):
+        live = LiveCosts()
+        for number in range(24):
+            tokens = FIRST[number % len(FIRST)]
+            slow = 2.5 if number < 2 else 1.0  # caches are cold
+            live.computed(0, tokens, slow * FIXED.seconds(0, tokens) * generator.lognormvariate(0, noise))
+        fixed.append(compute_of(live).fixed_seconds)
+        whole.append(compute_of(live).seconds(0, 1024))
+    assert statistics.median(fixed) == pytest.approx(FIXED.fixed_seconds, rel=0.1 + 3 * noise)
+    assert statistics.median(whole) == pytest.approx(FIXED.seconds(0, 1024), rel=0.1 + 2 * noise)
+
+
+def test_a_source_is_fitted_seldom_as_long_as_fits_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads end on threads that have more to do; what is new there is looked at soon all the same."""
+    fits = []
+    fit = live_module._learn_source
+    monkeypatch.setattr(live_module, "_learn_source", lambda samples: fits.append(len(samples)) or fit(samples))
+    live = LiveCosts()
+    for number in range(4000):
+        nbytes = (1 + number % 7) << 20
+        live.loaded("ssd", nbytes, DISK.seconds(nbytes))
+    assert len(fits) < 40
+    for number in range(4 * REFIT_EVERY):
+        nbytes = (1 + number % 7) << 26
+        live.loaded("ssd", nbytes, DISK.seconds(nbytes) * 2)
+    assert live.sources["ssd"].seconds(7 << 26) == pytest.approx(2 * DISK.seconds(7 << 26), rel=0.1)
 
 
 def test_a_few_tokens_say_nothing_of_what_is_fixed_in_a_chunk() -> None:
