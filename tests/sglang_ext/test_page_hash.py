@@ -75,7 +75,7 @@ def test_a_machine_without_a_compiler_hashes_in_python(monkeypatch):
         raise RuntimeError("Failed to load HiCache native hash extension")
 
     tokens = array("q", range(100))
-    expected = native_hash.get_native_hash(tokens, None, 16)
+    expected = page_hash.page_hashes(tokens, len(tokens), 1, False, None, 16)
     monkeypatch.setattr(native_hash, "_load_native_hash_module", no_compiler)
     monkeypatch.setattr(page_hash, "_compiled", None)
 
