@@ -7,7 +7,6 @@ from typing import NamedTuple
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
 from swift_tiers.radix_tiering.table import kernels
 from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.tiers.ssd import transfers
 from swift_tiers.radix_tiering.tiers.ssd.direct_reads import DirectReads
 from swift_tiers.radix_tiering.tiers.ssd.io_thread import IoThread
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
@@ -61,7 +60,7 @@ FOUND = [
     Defect("a page that has left is found by its key", kernels, "_drop_one",
            "_hash_out(words, longs, table, r)", "pass"),
     Defect("a row that is pinned becomes another page's", kernels, "_free_row", "words[r, PINS] == 0 and ", ""),
-    Defect("a page behind one that has left is found", kernels, "_drop", "meta[ROOTS] += 1", "pass"),
+    Defect("a page behind one that has left is found", kernels, "_hidden", "if meta[ROOTS] == 0:", "if True:"),
     Defect("what is behind a page that has left stays", PageTable, "_do_what_is_noted",
            "self._leaving.append(_Leaving(which))", "pass"),
     Defect("places of copies that pages give up are kept", PageTable, "_do_what_is_noted",
@@ -97,7 +96,7 @@ FOUND = [
     Defect("a write that failed is reported as done", IoThread, "_end", "if transfer.failed:", "if False:"),
     Defect("the slots of a failed write are not free", IoThread, "_end",
            "self._allocator.give_back_taken(transfer.placement)", "pass"),
-    Defect("a read that failed is reported as done", IoThread, "complete",
+    Defect("a read that failed is reported as done", IoThread, "_failed",
            "transfer.outcome = ReadOutcome.IO_ERROR", "pass"),
     Defect("a read to the device holds its places for good", DirectReads, "_end_some",
            "self._stripes.end_reading_beside(one.read.stored)", "pass"),
@@ -133,8 +132,8 @@ NOT_FOUND: dict[Defect, str] = {
         "only the last look of worlds waits for that, when all has been saved",
     Defect("a part is returned before all is saved", Parts, "_save", "self._saving[part] += saving", "pass"):
         "a page that is not saved is a miss, which is allowed",
-    Defect("a checksum of ssd that differs is served", transfers, "_verify_checksums",
-           "if digest != block[PAYLOAD_DIGEST_OFFSET : PAYLOAD_DIGEST_OFFSET + DIGEST_BYTES]:", "if False:"):
+    Defect("a checksum of ssd that differs is served", IoThread, "_judge",
+           "transfer.outcome = ReadOutcome.CHECKSUM", "pass"):
         "a bit of a device flips seldom where a page lies that is read later",
     Defect("a page that was read to the device is not verified", DirectReads, "_verify",
            "if digest == read.digest", "if True"):

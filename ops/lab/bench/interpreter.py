@@ -10,6 +10,7 @@ thread, too.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import statistics
 import tempfile
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,13 @@ from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, ROOT_KEY, Namespace
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, NewDevice, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import (
+    Completion,
+    NewDevice,
+    Operation,
+    Request,
+    RequestArrays,
+)
 from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 from swift_tiers.radix_tiering.way.request_restore import Readiness
@@ -215,7 +223,7 @@ class HeaderArray:
     description = "a model"
 
     def __init__(self, devices: int, size: int) -> None:
-        self._blocks: list[dict[int, bytes]] = [{} for _ in range(devices)]
+        self._bytes = np.zeros((devices, size), np.uint8)
         self._done: list[Completion] = []
         self.sizes = (size,) * devices
 
@@ -227,15 +235,24 @@ class HeaderArray:
         raise TypeError("no device is added here")
 
     def submit(self, requests: Sequence[Request]) -> None:
-        for tag, operation, device, offset, buffers in requests:
-            blocks, buffer = self._blocks[device], buffers[0]
-            # Of a unit the header, which comes first; of what is the set's own, everything.
-            for start in range(0, BLOCK_BYTES if len(buffers) > 1 else buffer.nbytes, BLOCK_BYTES):
-                part = buffer[start : start + BLOCK_BYTES]
-                if operation is Operation.WRITE:
-                    blocks[offset + start] = part.tobytes()
+        if isinstance(requests, RequestArrays):
+            # Of a unit the header, which comes first.
+            images = self._bytes.ctypes.data + requests.devices * self._bytes.shape[1] + requests.offsets
+            pairs = zip(requests.addresses[:, 0].tolist(), images.tolist(), requests.writing.tolist(), strict=True)
+            for header, image, writing in pairs:
+                if writing:
+                    ctypes.memmove(image, header, BLOCK_BYTES)
                 else:
-                    part[:] = np.frombuffer(blocks.get(offset + start, bytes(BLOCK_BYTES)), np.uint8)
+                    ctypes.memmove(header, image, BLOCK_BYTES)
+            tags, devices = requests.tags.tolist(), requests.devices.tolist()
+            self._done += map(Completion, tags, devices, repeat(0))
+            return
+        for tag, operation, device, offset, (buffer,) in requests:
+            place = self._bytes[device, offset : offset + buffer.nbytes]
+            if operation is Operation.WRITE:
+                place[:] = buffer
+            else:
+                buffer[:] = place
             self._done.append(Completion(tag, device, 0))
 
     def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:

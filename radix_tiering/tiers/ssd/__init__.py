@@ -3,12 +3,21 @@
 `StripeSet` keeps pages on a `DeviceArray`; `layout` and docs/ssd-format.md say how; `fsck` checks and repairs.
 """
 
-from .arrays.devices import Completion, DeviceArray, Operation, Request
-from .device_state import DeviceStatus, Service
-from .layout import Geometry, Placement, StoredPage
-from .namespaces import NamespaceEntry
-from .stripe_set import ReadToken, StripeSet, StripeSetStatus, UnitPlace
-from .transfers import ReadRequest, WriteRequest
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...base.door import lazily
+
+if TYPE_CHECKING:
+    from .arrays.devices import Completion, DeviceArray, Operation, Request
+    from .device_state import DeviceStatus, Service
+    from .layout import Geometry, Placement, StoredPage
+    from .namespaces import NamespaceEntry
+    from .stripe_set import ReadToken, StripeSet, StripeSetStatus, UnitPlace
+    from .transfers import ReadRequest, WriteRequest
+else:
+    __getattr__ = lazily(__name__)
 
 __all__ = [
     "Completion",

@@ -1,4 +1,4 @@
-"""One device of a stripe set, as the engine sees it: in service or not, and what it has done.
+"""One device of a stripe set, as the engine sees it: in service or not, and why.
 
     IN --drain--> DRAINING --fault--> OUT        IN --fault--> OUT
 
@@ -8,8 +8,6 @@ A device that is OUT stays out until the stripe set is opened again. The stripe 
 from __future__ import annotations
 
 import errno
-from collections import deque
-from copy import deepcopy
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +16,7 @@ from .layout import Geometry
 from .slots import SlotMap
 
 if TYPE_CHECKING:
-    from .transfers import TransferUnit
+    from .units import Units
 
 #: So many reads in a row that end in an I/O error take a device out of service.
 READ_ERROR_LIMIT = 3
@@ -46,7 +44,7 @@ class DeviceStatus(NamedTuple):
 
 
 class DeviceState:
-    """Counters, queues and condition of one device."""
+    """Condition of one device; what it has done is counted in `Units`."""
 
     def __init__(self, device: int, device_index: int, geometry: Geometry | None, slots: SlotMap | None) -> None:
         self.device = device
@@ -55,35 +53,17 @@ class DeviceState:
         self.slots = slots
         self.service = Service.IN
         self.reason = ""
-        self.reads: deque[TransferUnit] = deque()
-        self.writes: deque[TransferUnit] = deque()
-        self.in_flight: dict[int, float] = {}  # tag -> when submitted, oldest first
-        self.counters = DeviceCounters()
-        self._errors_in_a_row = 0
 
-    def completed(self, writing: bool, nbytes: int, error: int, seconds: float) -> str:
-        """Count one request; returns why the device has to go out of service, or an empty string."""
-        counters = self.counters
-        counters.latency.observe(seconds)
+    def failed(self, units: Units, writing: bool, error: int) -> str:
+        """Count a request that failed; returns why the device has to go out of service, or an empty string."""
+        in_a_row = units.count_error(self.device, writing)
         if writing:
-            counters.writes += 1
-            if error:
-                counters.write_errors += 1
-                return f"write failed: {errno.errorcode.get(error, error)}"
-            counters.bytes_written += nbytes
-            return ""
-        counters.reads += 1
-        if not error:
-            self._errors_in_a_row = 0
-            counters.bytes_read += nbytes
-            return ""
-        counters.read_errors += 1
-        self._errors_in_a_row += 1
-        if error in GONE or self._errors_in_a_row >= READ_ERROR_LIMIT:
-            return f"{self._errors_in_a_row} reads in a row failed: {errno.errorcode.get(error, error)}"
+            return f"write failed: {errno.errorcode.get(error, error)}"
+        if error in GONE or in_a_row >= READ_ERROR_LIMIT:
+            return f"{in_a_row} reads in a row failed: {errno.errorcode.get(error, error)}"
         return ""
 
-    def status(self) -> DeviceStatus:
+    def status(self, units: Units) -> DeviceStatus:
         return DeviceStatus(
             self.device,
             self.service,
@@ -91,6 +71,6 @@ class DeviceState:
             self.slots.count if self.slots is not None else 0,
             self.slots.free if self.slots is not None and self.service is Service.IN else 0,
             self.slots.count - self.slots.free if self.slots is not None else 0,
-            len(self.in_flight),
-            deepcopy(self.counters),
+            units.in_flight(self.device),
+            units.counters(self.device),
         )

@@ -15,16 +15,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...base.page import BLOCK_BYTES, PageRecord, page_digest
+from ...base.page import PageRecord
 from ...base.runner import Runner
 from ..tier import DAMAGED, ReadOutcome
-from .arrays.devices import Completion, DeviceArray, Operation, Request
-from .blockio import CONTROL_TAG, Patience, aligned_buffer
+from .arrays.devices import Completion, DeviceArray, RequestArrays
+from .blockio import CONTROL_TAG, Patience
 from .device_state import DeviceState, Service
 from .errands import DeviceOut, IoErrand
-from .layout import PageIdentity, StoredPage, combined_digest, unit_length, write_header
+from .kernels import FOREIGN, RIGHT
+from .layout import PageIdentity, SlotPlace, StoredPage
 from .slots import SlotAllocator
-from .transfers import PageRead, PageWrite, ReadUnit, Transfer, TransferStage, VerifyPool
+from .transfers import PageRead, PageWrite, Transfer, VerifyPool, explain
+from .units import Units
 
 logger = logging.getLogger(__name__)
 
@@ -75,16 +77,14 @@ class IoThread:
         self._devices: list[DeviceState] = []
         self._allocator = SlotAllocator([])
         self._set_id = b""
-        self._unit_bytes = 0
         self._is_flushed: Callable[[bytes, int], bool] = lambda namespace, generation: False
         self._commands: deque[IoErrand] = deque()
         self._write_queue: deque[PageWrite] = deque()
         self._writes_active = self._units_active = 0  # pages that are being written, and their units
         self._outbox: deque[Transfer | DeviceOut] = deque()  # what is to be called back, in the order it happened
-        self._flying: dict[int, tuple[Transfer, int, np.ndarray]] = {}  # by tag: a unit, and its header
+        self._arrived: list[Transfer] = []  # accepted, and not yet looked at
+        self.units = Units(1, depth)
         self._out: set[int] = set()  # devices that are
-        self._next_tag = 0
-        self._headers: list[np.ndarray] = []
         self._next_check = clock() + CHECK_INTERVAL
         self._stirred = clock()  # when a device was last given something, or answered
         self._stopping = False
@@ -94,7 +94,7 @@ class IoThread:
         self.pending = 0  # transfers accepted and not yet called back
         self.callback_errors = 0
         self.outcomes = dict.fromkeys(ReadOutcome, 0)  # of the reads called back
-        self._pool = VerifyPool(verifiers, self._notify, runner) if verifiers else None
+        self._pool = VerifyPool(verifiers, self._verify, self._notify, runner) if verifiers else None
         self._thread = runner.thread(self._run, "ssd-io")
         self._thread.start()
 
@@ -112,17 +112,17 @@ class IoThread:
             self._out = {state.device for state in devices if state.service is Service.OUT}
             self._allocator = allocator
             self._set_id = set_id
-            self._unit_bytes = unit_bytes
             self._is_flushed = is_flushed
-            blocks = aligned_buffer(max(1, len(devices)) * self._depth * BLOCK_BYTES)
-            self._headers = list(blocks.reshape(-1, BLOCK_BYTES))
+            self.units = Units(unit_bytes, self._depth)
+            for state in devices:
+                self.units.add_device(state.device_index, state.geometry)
 
     def add_device(self, state: DeviceState) -> None:
         """One more device, the last, whose place in the allocator there is already. On the I/O thread, lock held."""
         self._devices.append(state)
         if state.service is Service.OUT:
             self._out.add(state.device)
-        self._headers += list(aligned_buffer(self._depth * BLOCK_BYTES).reshape(-1, BLOCK_BYTES))
+        self.units.add_device(state.device_index, state.geometry)
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run a function on the I/O thread and wait for it. Raises what it raises."""
@@ -151,24 +151,35 @@ class IoThread:
 
     def identity(self, record: PageRecord, generation: int, digest: bytes, namespace_id: int) -> PageIdentity:
         """What the headers of a page's units say alike."""
-        return PageIdentity(record, generation, digest, namespace_id, self._unit_bytes, self._set_id)
+        return PageIdentity(record, generation, digest, namespace_id, self.units.unit_bytes, self._set_id)
 
     # Any thread, with the lock held.
 
     def enqueue(self, transfers: Sequence[Transfer]) -> None:
         """Accept transfers whose places are held already."""
         self.pending += len(transfers)
-        for transfer in transfers:
+        self._arrived += transfers
+        self._wake.notify_all()
+
+    def _look_at_arrived(self) -> None:
+        """Queue what has been accepted. On the I/O thread, lock held."""
+        arrived, self._arrived = self._arrived, []
+        reads = []
+        for transfer in arrived:
             if self._on_lost_device(transfer):
                 transfer.lose_device("device gone")
+            if transfer.finished:
+                continue
             if transfer.failed:
                 self._end(transfer)
-            elif isinstance(transfer, PageWrite):
+                continue
+            self.units.enter(transfer)
+            if isinstance(transfer, PageWrite):
                 self._write_queue.append(transfer)
             else:
-                for index, (device, _) in enumerate(transfer.placement):
-                    self._devices[device].reads.append((transfer, index))
-        self._wake.notify_all()
+                reads.append(transfer)
+        if reads:
+            self.units.queue(reads)
 
     def _on_lost_device(self, transfer: Transfer) -> bool:
         """Whether a unit of it lies on a device that is out."""
@@ -176,7 +187,7 @@ class IoThread:
 
     def cancel(self, transfer: PageRead) -> bool:
         """End a read that has not started; False where it has."""
-        if transfer.stage is not TransferStage.QUEUED:
+        if transfer.finished or self.units.started(transfer):
             return False
         transfer.outcome = ReadOutcome.CANCELLED
         self._end(transfer)
@@ -193,24 +204,25 @@ class IoThread:
 
     def _is_stuck(self) -> bool:
         """Whether all that is still under way are reads on devices that went out and have not answered for long."""
-        if self._outbox or self._write_queue or self._writes_active or self._verified() or self._given_up:
+        if self._arrived or self._outbox or self._write_queue or self._writes_active or self._verified():
+            return False
+        units = self.units
+        if self._given_up or units.any_waiting:
             return False
         oldest_hope = self._clock() - self.patience.seconds
         for state in self._devices:
-            if state.reads or state.writes:
-                return False
-            if state.in_flight and (
-                state.service is not Service.OUT or next(reversed(state.in_flight.values())) > oldest_hope
+            if units.in_flight(state.device) and (
+                state.service is not Service.OUT or units.newest(state.device) > oldest_hope
             ):
                 return False
-        return any(state.in_flight for state in self._devices)
+        return units.all_flying > 0
 
     def _end(self, transfer: Transfer) -> None:
-        """-> FINISHED: its callback follows. Its places are free for others, those of units under way once these are
+        """-> finished: its callback follows. Its places are free for others, those of units under way once these are
         back."""
-        transfer.stage = TransferStage.FINISHED
-        if transfer.flying:
-            away = {number for other, number, _ in self._flying.values() if other is transfer}
+        transfer.finished = True
+        if self.units.flying(transfer):
+            away = self.units.places_away(transfer)
             back = [place for number, place in enumerate(transfer.placement) if number not in away]
             self._allocator.unhold(tuple(back))
         else:
@@ -225,6 +237,7 @@ class IoThread:
             else:
                 self._allocator.fill(transfer.placement)
                 transfer.stored = StoredPage(transfer.record, transfer.generation, transfer.digest, transfer.placement)
+        self.units.leave(transfer)
         self._outbox.append(transfer)
 
     # The I/O thread.
@@ -261,26 +274,25 @@ class IoThread:
                 requests = self._collect()
                 admitted = self._admit()
                 command = self._commands.popleft() if self._commands else None
-                answers = self._flying and any(s.in_flight for s in self._devices if s.service is not Service.OUT)
+                answers = self._answers()
                 if requests or admitted or command or self._outbox or answers or self._verified():
                     break
-                if self._stopping and (not self._flying or self._given_up):
+                if self._stopping and (not self.units.all_flying or self._given_up):
                     return False
                 rest = self._next_check - self._clock()
                 if rest <= 0:
                     break
-                if self._flying:
+                if self.units.all_flying:
                     self._wake.wait(LATE_INTERVAL)
                     break
                 self._wake.wait(min(rest, CHECK_INTERVAL))
         if requests:
             self._submit(requests)
-        for write in admitted:
-            self._prepare(write)
+        self._prepare(admitted)
         self._call_back()
         if command is not None:
             command.run()
-        if self._flying:
+        if self.units.all_flying:
             wait = answers and not admitted and command is None
             self.complete(self.array.reap(1, self._reap_timeout()) if wait else self.array.reap(0))
         if self._verified():
@@ -303,48 +315,25 @@ class IoThread:
             admitted = self._admit()
         if requests:
             self._submit(requests)
-        for write in admitted:
-            self._prepare(write)
+        self._prepare(admitted)
         if self._verified():
             self._settle_verified()
         self._call_back()
         self._look_after_devices()
 
-    def _collect(self) -> list[Request]:
+    def _answers(self) -> bool:
+        """Whether a device that is not out has something to answer."""
+        if not self._out:
+            return self.units.all_flying > 0
+        return any(self.units.in_flight(s.device) for s in self._devices if s.service is not Service.OUT)
+
+    def _collect(self) -> RequestArrays | None:
         """The next units of every device that has room: reads before writes. Lock held."""
-        requests: list[Request] = []
-        for state in self._devices:
-            if (state.reads or state.writes) and len(state.in_flight) < self._depth:
-                self._fill(state, requests)
-        return requests
+        if self._arrived:
+            self._look_at_arrived()
+        return self.units.fill(self._clock())
 
-    def _fill(self, state: DeviceState, requests: list[Request]) -> None:
-        """Give a device as many units as it has room for."""
-        geometry, in_flight, tag = state.geometry, state.in_flight, self._next_tag
-        assert geometry is not None  # a device without one is out of service
-        unit_bytes, first, stride, now = self._unit_bytes, geometry.first_slot, geometry.slot_bytes, self._clock()
-        for queue, operation in ((state.reads, Operation.READ), (state.writes, Operation.WRITE)):
-            while queue and len(in_flight) < self._depth:
-                transfer, index = queue.popleft()
-                if transfer.stage is TransferStage.FINISHED or transfer.failed:
-                    continue
-                transfer.stage = TransferStage.STARTED
-                transfer.flying += 1
-                slot = transfer.placement[index][1]
-                header = self._headers.pop()
-                if isinstance(transfer, PageWrite):
-                    assert transfer.identity is not None  # since `_prepare`
-                    identity = transfer.identity.of_unit(index, state.device_index, slot)
-                    write_header(header.data, identity, transfer.unit_digests[index])
-                start = index * unit_bytes
-                tag += 1
-                self._flying[tag] = transfer, index, header
-                in_flight[tag] = now
-                buffers = header, transfer.data[start : start + unit_bytes]
-                requests.append(Request(tag, operation, state.device, first + slot * stride, buffers))
-        self._next_tag = tag
-
-    def _submit(self, requests: Sequence[Request]) -> None:
+    def _submit(self, requests: RequestArrays) -> None:
         self._stirred = self._clock()
         try:
             self.array.submit(requests)
@@ -377,70 +366,72 @@ class IoThread:
             self._writes_active -= 1
             self._units_active -= len(transfer.placement)
 
-    def _prepare(self, write: PageWrite) -> None:
-        """Compute the checksums of a write, then queue its units."""
-        for index in range(len(write.placement)):
-            start = index * self._unit_bytes
-            payload = write.data[start : start + unit_length(write.length, self._unit_bytes, index)]
-            write.unit_digests.append(page_digest(payload.data))
-        write.digest = combined_digest(write.unit_digests)
-        write.identity = self.identity(write.record, write.generation, write.digest, write.namespace_id)
-        if write.expected not in (None, write.digest):
-            write.failure = DAMAGED
+    def _prepare(self, writes: Sequence[PageWrite]) -> None:
+        """Compute the checksums of writes, then queue their units."""
+        if not writes:
+            return
+        self.units.digest(writes)
+        ready = []
         with self._wake:
-            if self._on_lost_device(write):
-                write.lose_device("device gone")
-            if write.failed:
-                self._write_over(write)
-                self._end(write)
-                return
-            for index, (device, _) in enumerate(write.placement):
-                self._devices[device].writes.append((write, index))
+            for write in writes:
+                if write.expected not in (None, write.digest):
+                    write.failure = DAMAGED
+                if self._on_lost_device(write):
+                    write.lose_device("device gone")
+                if write.failed:
+                    self._write_over(write)
+                    self._end(write)
+                else:
+                    ready.append(write)
+            if ready:
+                self.units.queue(ready)
 
     def complete(self, completions: Sequence[Completion]) -> None:
         """Account for completions, verify what was read, end the transfers that have all their units."""
-        now = self._clock()
-        if completions:
-            self._stirred = now
-        ending: list[Transfer] = []
-        unverified: list[ReadUnit] = []
-        for tag, device, error in completions:
-            if tag >= CONTROL_TAG:
-                # The slow paths gave up on this one.
+        if not completions:
+            return
+        now = self._stirred = self._clock()
+        answered = np.array([(tag, error) for tag, _, error in completions], np.int64)
+        control = answered[:, 0] >= CONTROL_TAG
+        if control.any():
+            # The slow paths gave up on these.
+            for tag in answered[control, 0].tolist():
                 self.patience.abandoned.pop(tag, None)
-                continue
-            transfer, index, header = self._flying.pop(tag)
-            state = self._devices[device]
-            start = index * self._unit_bytes
-            length = min(self._unit_bytes, transfer.length - start)
-            fault = state.completed(transfer.writing, length, error, now - state.in_flight.pop(tag))
-            verifying = False
-            if transfer.stage is TransferStage.FINISHED:
-                with self.lock:
-                    self._allocator.unhold((transfer.placement[index],))
-            elif isinstance(transfer, PageWrite):
-                if error:
-                    transfer.failure = transfer.failure or f"device {device}: {fault}"
-            elif error:
-                if not transfer.failed:
-                    transfer.outcome = ReadOutcome.IO_ERROR
-            elif not transfer.failed:
-                verifying = True
-                payload = transfer.data[start : start + length]
-                unverified.append(
-                    ReadUnit(transfer, index, device, state.device_index, self._set_id, header.tobytes(), payload)
-                )
-            self._headers.append(header)
-            if fault:
-                self.take_out(device, fault)
-            if not verifying:
-                self._unit_back(transfer, ending)
-        if self._pool is not None and len(unverified) >= self._pool.WORTH:
-            self._pool.verify(unverified)
-        else:
-            for unit in unverified:
-                self._judge(unit, unit.verify(), ending)
+            answered = answered[~control]
+        tags, errors = np.ascontiguousarray(answered[:, 0]), np.ascontiguousarray(answered[:, 1])
+        done = self.units.complete(tags, errors, now)
+        if done.late:
+            with self.lock:
+                self._allocator.unhold(tuple(done.late))
+        ending = self.units.ended(done.ending)
+        for at in done.faulty.tolist():
+            ending += self._failed(int(tags[at]), int(errors[at]))
+        if self._pool is not None and len(done.unverified) >= self._pool.WORTH:
+            self._pool.verify(done.unverified)
+        elif len(done.unverified):
+            ending += self._judge(done.unverified, self._verify(done.unverified))
         self._end_all(ending)
+
+    def _failed(self, row: int, error: int) -> list[Transfer]:
+        """A unit has come back with an error; the transfer that has ended with it."""
+        self.units.landed(row)
+        transfer, index, device = self.units.unit(row)
+        fault = self._devices[device].failed(self.units, transfer.writing, error)
+        if transfer.finished:
+            with self.lock:
+                self._allocator.unhold((transfer.placement[index],))
+        elif isinstance(transfer, PageWrite):
+            transfer.failure = transfer.failure or f"device {device}: {fault}"
+        elif not transfer.failed:
+            transfer.outcome = ReadOutcome.IO_ERROR
+        self.units.fail(transfer)
+        if fault:
+            self.take_out(device, fault)
+        return self.units.back(np.array([row]))
+
+    def _verify(self, units: np.ndarray) -> np.ndarray | None:
+        """As `Units.verify`. Any thread."""
+        return self.units.verify(units)
 
     def _verified(self) -> bool:
         return self._pool is not None and bool(self._pool.results)
@@ -450,32 +441,31 @@ class IoThread:
         assert self._pool is not None  # somebody verified
         ending: list[Transfer] = []
         while self._pool.results:
-            unit, outcome = self._pool.results.popleft()
-            self._judge(unit, outcome, ending)
+            ending += self._judge(*self._pool.results.popleft())
         self._end_all(ending)
 
-    def _judge(self, unit: ReadUnit, outcome: ReadOutcome, ending: list[Transfer]) -> None:
-        if (
-            outcome is not ReadOutcome.OK
-            and not unit.transfer.failed
-            and unit.transfer.stage is not TransferStage.FINISHED
-        ):
-            self._devices[unit.device].counters.corrupt_units += 1
-            unit.transfer.outcome = outcome
-        self._unit_back(unit.transfer, ending)
-
-    def _unit_back(self, transfer: Transfer, ending: list[Transfer]) -> None:
-        transfer.flying -= 1
-        transfer.todo -= 1
-        if not transfer.flying and (not transfer.todo or transfer.failed):
-            ending.append(transfer)
+    def _judge(self, units: np.ndarray, outcomes: np.ndarray | None) -> list[Transfer]:
+        """These units were verified so; the transfers that have ended with them."""
+        if outcomes is not None:
+            for row, outcome in zip(units.tolist(), outcomes.tolist(), strict=True):
+                transfer, index, device = self.units.unit(row)
+                if outcome == RIGHT or transfer.failed or transfer.finished:
+                    continue
+                assert isinstance(transfer, PageRead), "only what was read is verified"
+                self.units.count_corrupt(device)
+                transfer.outcome = ReadOutcome.CHECKSUM
+                if outcome == FOREIGN:
+                    place = SlotPlace(self._set_id, self.units.number_of(device), transfer.placement[index][1])
+                    transfer.outcome = explain(transfer.stored, transfer.namespace_id, place, self.units.header(row))
+                self.units.fail(transfer)
+        return self.units.back(units)
 
     def _end_all(self, ending: Sequence[Transfer]) -> None:
         if ending:
             with self._wake:
                 for transfer in ending:
                     # Losing a device may have ended it already.
-                    if transfer.stage is not TransferStage.FINISHED:
+                    if not transfer.finished:
                         self._write_over(transfer)
                         self._end(transfer)
 
@@ -493,35 +483,30 @@ class IoThread:
             self._out.add(device)
             self._allocator.shut(device)
             self._outbox.append(DeviceOut(device, reason))
-            hit = [transfer for queue in (state.reads, state.writes) for transfer, _ in queue]
-            under_way = [self._flying[tag][0] for tag in state.in_flight if tag in self._flying]
-            hit += [transfer for transfer in under_way if transfer.writing]
-            state.reads.clear()
-            state.writes.clear()
+            hit = self.units.forget_queues(device)
+            hit += [transfer for transfer in self.units.pages_on(device) if transfer.writing]
             for transfer in hit:
-                if transfer.stage is TransferStage.FINISHED:
+                if transfer.finished:
                     continue
                 transfer.lose_device(f"device {device} went out of service: {reason}")
-                if transfer.writing or not transfer.flying:
+                self.units.fail(transfer)
+                if transfer.writing or not self.units.flying(transfer):
                     self._write_over(transfer)
                     self._end(transfer)
 
     def give_up(self, reason: str) -> None:
         """On the I/O thread, when closing: end what has not ended, whether or not its units ever come back."""
         for state in self._devices:
-            if state.in_flight:
+            if self.units.in_flight(state.device):
                 self.take_out(state.device, reason)
         with self._wake:
             self._given_up = True
-            left: list[Transfer] = [transfer for transfer, _, _ in self._flying.values()]
-            for state in self._devices:
-                left += [transfer for queue in (state.reads, state.writes) for transfer, _ in queue]
-            left += map(self._write_begins, self._write_queue)  # they are taken for active ones below
+            self._look_at_arrived()
+            for write in self._write_queue:
+                self._write_begins(write)  # it is taken for an active one below
             self._write_queue.clear()
-            for transfer in left:
-                if transfer.stage is TransferStage.FINISHED:
-                    continue
-                if isinstance(transfer, PageRead) and transfer.stage is TransferStage.QUEUED:
+            for transfer in self.units.all_pages:
+                if isinstance(transfer, PageRead) and not self.units.started(transfer):
                     transfer.outcome = ReadOutcome.CANCELLED
                 transfer.lose_device(reason)
                 self._write_over(transfer)
@@ -576,5 +561,5 @@ class IoThread:
                 continue
             if not self.array.present(state.device):
                 self.take_out(state.device, "no longer present")
-            elif state.in_flight and now - next(iter(state.in_flight.values())) > self.patience.seconds:
+            elif self.units.in_flight(state.device) and now - self.units.oldest(state.device) > self.patience.seconds:
                 self.take_out(state.device, f"no answer for {self.patience.seconds:g} seconds")

@@ -20,6 +20,7 @@ from .device_state import DeviceStatus, Service
 from .io_thread import IoThread
 from .joining import join
 from .layout import (
+    DIGEST_BYTES,
     Geometry,
     Placement,
     StoredPage,
@@ -281,7 +282,9 @@ class StripeSet:
                 entry = self._table.get(request.record.namespace)
                 assert entry is not None  # looked up above
                 self._allocator.hold(request.placement)
-                transfers.append(PageWrite(request, entry.identifier, self._next_generation))
+                generation = self._next_generation
+                identity = self._io.identity(request.record, generation, bytes(DIGEST_BYTES), entry.identifier)
+                transfers.append(PageWrite(request, generation, identity))
                 self._next_generation += 1
             self._io.enqueue(transfers)
 
@@ -494,7 +497,7 @@ class StripeSet:
                 self._io.pending,
                 self._io.callback_errors,
                 dict(self._io.outcomes),
-                tuple(state.status() for state in self._devices),
+                tuple(state.status(self._io.units) for state in self._devices),
                 tuple(self._names),
             )
 

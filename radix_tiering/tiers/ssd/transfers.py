@@ -1,8 +1,8 @@
 """Page transfers: what the I/O thread works on, unit by unit, and how what was read is verified.
 
-A transfer:   QUEUED --first unit submitted--> STARTED --last unit back--> FINISHED
-              QUEUED --cancelled, or a device gone--> FINISHED
-              STARTED --a device of a write out, or closing gave up--> FINISHED, units still under way
+A transfer:   queued --first unit submitted--> started --last unit back--> finished
+              queued --cancelled, or a device gone--> finished
+              started --a device of a write out, or closing gave up--> finished, units still under way
 
 Units that come back after the end only free their slots.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +33,11 @@ from .layout import (
 )
 
 logger = logging.getLogger(__name__)
+
+#: Before a page has entered.
+NOWHERE = np.zeros(0, np.int32)
+#: How a unit counts that could not be verified.
+UNVERIFIABLE = -1
 
 ReadDone = Callable[[ReadOutcome], None]
 WriteDone = Callable[[StoredPage | None, str], None]
@@ -57,18 +61,12 @@ class WriteRequest(NamedTuple):
     digest: bytes | None = None  # of the page, where it is known: other bytes are not written
 
 
-class TransferStage(Enum):
-    QUEUED = 0
-    STARTED = 1
-    FINISHED = 2
-
-
 class PageRead:
     """A page being read."""
 
     __slots__ = (
-        "data", "done", "flying", "identity", "length", "namespace_id", "outcome", "placement", "stage", "stored",
-        "todo",
+        "data", "done", "finished", "identity", "length", "namespace_id", "outcome", "placement", "places", "row",
+        "stored",
     )  # fmt: skip
     writing = False
 
@@ -80,9 +78,9 @@ class PageRead:
         self.done = request.done
         self.namespace_id = namespace_id
         self.identity = identity
-        self.stage = TransferStage.QUEUED
-        self.flying = 0  # units submitted and not yet back
-        self.todo = len(self.placement)  # units not yet verified
+        self.finished = False
+        self.row = -1  # see `units.Units`, which owns this and `places`
+        self.places = NOWHERE
         self.outcome = ReadOutcome.OK
 
     @property
@@ -101,26 +99,25 @@ class PageWrite:
     """A page being written."""
 
     __slots__ = (
-        "data", "digest", "done", "expected", "failure", "flying", "generation", "identity", "length", "namespace_id",
-        "placement", "record", "stage", "stored", "todo", "unit_digests",
+        "data", "digest", "done", "expected", "failure", "finished", "generation", "identity", "length", "placement",
+        "places", "record", "row", "stored", "unit_digests",
     )  # fmt: skip
     writing = True
 
-    def __init__(self, request: WriteRequest, namespace_id: int, generation: int) -> None:
+    def __init__(self, request: WriteRequest, generation: int, identity: PageIdentity) -> None:
+        """`identity`: of the page, but for its digest."""
         self.record = request.record
         self.placement = request.placement
         self.length = request.record.length
         self.data = request.data[: round_up(self.length, BLOCK_BYTES)]
         self.done = request.done
-        self.namespace_id = namespace_id
         self.generation = generation
+        self.identity = identity
         self.expected = request.digest
         self.digest = b""
-        self.unit_digests: list[bytes] = []
-        self.identity: PageIdentity | None = None  # once its digest is known
-        self.stage = TransferStage.QUEUED
-        self.flying = 0
-        self.todo = len(request.placement)
+        self.finished = False
+        self.row = -1  # see `units.Units`, which owns this, `places` and `unit_digests`
+        self.places = self.unit_digests = NOWHERE
         self.failure = ""
         self.stored: StoredPage | None = None  # once it is written
 
@@ -136,10 +133,6 @@ class PageWrite:
 
 
 Transfer = PageRead | PageWrite
-
-
-#: One stripe unit of a transfer, by its number in the page, from 0.
-TransferUnit = tuple[Transfer, int]
 
 
 def verify_unit(
@@ -159,7 +152,7 @@ def verify_unit(
     record = stored.record
     expected = unit_identity(record, stored.generation, stored.digest, namespace_id, index, unit_bytes, place)
     if block[:IDENTITY_BYTES] != expected:
-        return _explain(stored, namespace_id, place, block)
+        return explain(stored, namespace_id, place, block)
     return _verify_checksums(block, payload)
 
 
@@ -173,7 +166,7 @@ def _verify_checksums(block: bytes, payload: np.ndarray) -> ReadOutcome:
     return ReadOutcome.OK
 
 
-def _explain(stored: StoredPage, namespace_id: int, place: SlotPlace, block: bytes) -> ReadOutcome:
+def explain(stored: StoredPage, namespace_id: int, place: SlotPlace, block: bytes) -> ReadOutcome:
     """What is wrong with a header that is not the expected one."""
     header = decode_header(block)
     if isinstance(header, str):
@@ -191,28 +184,8 @@ def _explain(stored: StoredPage, namespace_id: int, place: SlotPlace, block: byt
 
 # ---- verifying beside the I/O thread, for devices that are faster than one thread can compute checksums ----
 #
-# xxh3-128 of a large buffer runs without the interpreter lock, so it overlaps with everything else; what remains per
-# unit is the price of handing it over. Therefore units go over in lists, and a handful is not worth it.
-
-
-class ReadUnit(NamedTuple):
-    """A unit that has been read and not yet been verified."""
-
-    transfer: PageRead
-    number: int
-    device: int  # its position in the array
-    device_index: int  # its number in the set
-    set_id: bytes
-    block: bytes  # its header
-    payload: np.ndarray
-
-    def verify(self) -> ReadOutcome:
-        """As `verify_unit`."""
-        transfer, block, index = self.transfer, self.block, self.device_index
-        slot = transfer.placement[self.number][1]
-        if block[:IDENTITY_BYTES] != transfer.identity.of_unit(self.number, index, slot):
-            return _explain(transfer.stored, transfer.namespace_id, SlotPlace(self.set_id, index, slot), block)
-        return _verify_checksums(block, self.payload)
+# It runs without the interpreter lock, so it overlaps with everything else; what remains is the price of handing over.
+# Therefore units go over many at a time, and a handful is not worth it.
 
 
 class VerifyPool:
@@ -221,15 +194,20 @@ class VerifyPool:
     #: Fewer units than this are verified sooner by whoever has them.
     WORTH = 3
 
-    def __init__(self, threads: int, ready: Callable[[], None], runner: Runner) -> None:
+    def __init__(
+        self, threads: int, check: Callable[[np.ndarray], np.ndarray | None], ready: Callable[[], None], runner: Runner
+    ) -> None:
+        """`check`: see `Units.verify`."""
+        self._check = check
         self._ready = ready
-        self._jobs = runner.queue()  # of units, and None at the end
-        self.results: deque[tuple[ReadUnit, ReadOutcome]] = deque()
+        self._jobs = runner.queue()  # of units, by row, and None at the end
+        #: Units, by row, and how they were verified; None: all are right.
+        self.results: deque[tuple[np.ndarray, np.ndarray | None]] = deque()
         self._threads = [runner.thread(self._run, f"ssd-verify-{number}") for number in range(threads)]
         for thread in self._threads:
             thread.start()
 
-    def verify(self, units: Sequence[ReadUnit]) -> None:
+    def verify(self, units: np.ndarray) -> None:
         """Verify all, spread over the threads; each comes back in `results`."""
         share = -(-len(units) // len(self._threads))
         for start in range(0, len(units), share):
@@ -244,12 +222,11 @@ class VerifyPool:
 
     def _run(self) -> None:
         while (units := self._jobs.get()) is not None:
-            for unit in units:
-                try:
-                    outcome = unit.verify()
-                except Exception:
-                    # What cannot be verified is not served.
-                    logger.exception("verifying a unit failed")
-                    outcome = ReadOutcome.CHECKSUM
-                self.results.append((unit, outcome))
+            try:
+                outcomes = self._check(units)
+            except Exception:
+                # What cannot be verified is not served.
+                logger.exception("verifying units failed")
+                outcomes = np.full(len(units), UNVERIFIABLE, np.int64)
+            self.results.append((units, outcomes))
             self._ready()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .devices import Operation, Request
+from .devices import Operation, Request, RequestArrays
 
 _UINT8 = np.dtype(np.uint8)
 _OPERATIONS = (Operation.READ, Operation.WRITE)
@@ -24,6 +24,9 @@ def check_requests(requests: Sequence[Request], sizes: Sequence[int]) -> None:
     All are looked at before the first is started. In particular a write beyond the end would make a regular file
     longer, where a block device would refuse it.
     """
+    if isinstance(requests, RequestArrays):
+        _check_arrays(requests, sizes)
+        return
     for tag, operation, device, offset, buffers in requests:
         if not 0 <= device < len(sizes):
             raise ValueError(f"request {tag}: device {device} of {len(sizes)}")
@@ -44,6 +47,15 @@ def check_requests(requests: Sequence[Request], sizes: Sequence[int]) -> None:
             )
         if operation not in _OPERATIONS:
             raise ValueError(f"request {tag}: operation {operation}")
+
+
+def _check_arrays(requests: RequestArrays, sizes: Sequence[int]) -> None:
+    """The buffers of these are right by construction: whole blocks of headers and of pages that were checked."""
+    if requests.devices.min() < 0 or requests.devices.max() >= len(sizes):
+        raise ValueError(f"devices {requests.devices.tolist()} of {len(sizes)}")
+    ends = requests.offsets + requests.lengths.sum(axis=1)
+    if requests.offsets.min() < 0 or (ends > np.asarray(sizes)[requests.devices]).any():
+        raise ValueError(f"bytes up to {ends.tolist()} of devices {requests.devices.tolist()}, which have {sizes}")
 
 
 def address_of(buffer: np.ndarray) -> int:

@@ -7,9 +7,9 @@ RAM, for tests), and arrays that wrap another: `RecordingArray` (crash points), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 
@@ -41,6 +41,51 @@ class Request(NamedTuple):
     @property
     def length(self) -> int:
         return sum(buffer.nbytes for buffer in self.buffers)
+
+
+class RequestArrays(Sequence[Request]):
+    """Requests of two buffers each, in arrays of as many elements; read one by one they are what they would have been.
+
+    The batch keeps their buffers alive.
+    """
+
+    def __init__(
+        self,
+        tags: np.ndarray,
+        writing: np.ndarray,
+        devices: np.ndarray,
+        offsets: np.ndarray,
+        addresses: np.ndarray,
+        lengths: np.ndarray,
+        request: Callable[[int, int], Request],
+    ) -> None:
+        """All int64; `addresses` and `lengths`: [requests, 2], of the buffers. `request(at, tag)` makes one of them."""
+        self.tags = tags
+        self.writing = writing
+        self.devices = devices
+        self.offsets = offsets
+        self.addresses = addresses
+        self.lengths = lengths
+        self._request = request
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    @overload
+    def __getitem__(self, at: int) -> Request: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Request]: ...
+    def __getitem__(self, at: int | slice) -> Request | Sequence[Request]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        return self._request(at, int(self.tags[at]))
+
+    def __iter__(self) -> Iterator[Request]:
+        return map(self._request, range(len(self)), self.tags.tolist())
+
+    def tagged(self, tag: int) -> Request:
+        """The request of this tag."""
+        return self[self.tags.tolist().index(tag)]
 
 
 class Completion(NamedTuple):

@@ -165,6 +165,8 @@ class Ring:
         self._sq_mask, self._cq_mask = int(words(sq.mask)[0]), int(words(cq.mask)[0])
         words(sq.array, self.entries)[:] = np.arange(self.entries, dtype=np.uint32)  # position i always names SQE i
         self._sqes = np.frombuffer(sqes, _SQE, self.entries)
+        #: The same memory as 64-bit words, [entries, 8].
+        self.words = np.frombuffer(sqes, np.int64).reshape(self.entries, 8)
         self._cqes = np.frombuffer(rings, _CQE, parameters.cq_entries, cq.cqes)
         self._batch = np.zeros(self.entries, _SQE)
         self._tail, self._head = int(self._sq_tail[0]), int(self._cq_head[0])
@@ -210,6 +212,20 @@ class Ring:
         batch["length"] = lengths
         batch["user_data"] = user_data
         self._sqes[np.arange(self._tail, self._tail + count) & self._sq_mask] = batch
+        self.pushed(count)
+
+    @property
+    def tail(self) -> int:
+        """Which entry is the next to be filled, of all that ever were."""
+        return self._tail
+
+    @property
+    def mask(self) -> int:
+        """Of such a number, its place in `words`."""
+        return self._sq_mask
+
+    def pushed(self, count: int) -> None:
+        """So many entries behind `tail` have been filled, by `push` or in `words`; there was room for them."""
         self._tail = (self._tail + count) & _U32
         self._sq_tail[0] = self._tail
         self._outstanding += count
@@ -282,6 +298,7 @@ class Ring:
         self._sq_head = self._sq_tail = self._cq_head = self._cq_tail = empty
         self._tail = self._head = 0
         self._sqes, self._cqes = np.zeros(1, _SQE), np.zeros(1, _CQE)
+        self.words = np.zeros((1, 8), np.int64)
 
 
 def _os_error(call: str) -> OSError:

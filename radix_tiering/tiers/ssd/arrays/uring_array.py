@@ -12,7 +12,7 @@ import numpy as np
 
 from ....base.errors import ConfigError
 from .checking import address_of
-from .devices import Completion, NewDevice, Operation, Request
+from .devices import Completion, NewDevice, Operation, Request, RequestArrays
 from .file_array import FileArray
 from .uring import READV, WRITEV, Ring
 
@@ -41,7 +41,9 @@ class UringArray(FileArray):
         self._iovecs = np.zeros((slots * self._WIDTH, 2), np.uint64)
         self._iovecs_at = address_of(self._iovecs)
         self._left = np.zeros(slots, np.int64)  # bytes still to move, by slot
-        self._running: list[Request | None] = [None] * slots
+        self._running: list[Request | RequestArrays | None] = [None] * slots  # of a batch, the one of the slot's tag
+        self._tags = np.zeros(slots, np.int64)  # by slot
+        self._numbers = np.zeros(slots, np.int64)  # and their devices
         self._wide: dict[int, np.ndarray] = {}
         self._attempts: dict[int, int] = {}
         self._free = list(range(slots))
@@ -60,9 +62,12 @@ class UringArray(FileArray):
 
     def submit(self, requests: Sequence[Request]) -> None:
         self._check(requests)
-        self._waiting.extend(requests)
         self._in_flight += len(requests)
-        self._start()
+        if isinstance(requests, RequestArrays) and not self._waiting and len(requests) <= len(self._free):
+            self._start_batch(requests)
+        else:
+            self._waiting.extend(requests)
+            self._start()
         self._ring.enter()  # what the kernel puts off is sent by the next reap
 
     def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
@@ -92,6 +97,22 @@ class UringArray(FileArray):
         self._ring.close()
         self._close_files()
 
+    def _start_batch(self, batch: RequestArrays) -> None:
+        """Put a batch for which there are slots into the ring."""
+        from .. import kernels  # those who have no batches, to check devices, need nothing compiled
+
+        count = len(batch)
+        slots, ring = self._free[-count:], self._ring
+        del self._free[-count:]
+        kernels.push(
+            ring.words, ring.mask, ring.tail, self._iovecs, self._iovecs_at, self._left, self._tags, self._numbers,
+            np.array(slots), np.array(self._fds), batch.tags, batch.writing, batch.devices, batch.offsets,
+            batch.addresses, batch.lengths,
+        )  # fmt: skip
+        for slot in slots:
+            self._running[slot] = batch
+        ring.pushed(count)
+
     def _start(self) -> None:
         """Fill free slots from the queue, and put those and the transfers that go on into the ring."""
         slots, self._resume = self._resume, []
@@ -112,7 +133,7 @@ class UringArray(FileArray):
             request = self._waiting.popleft()
             slot = self._free.pop()
             pairs = [(address_of(buffer), buffer.nbytes) for buffer in request.buffers]
-            self._running[slot] = request
+            self._running[slot], self._tags[slot], self._numbers[slot] = request, request.tag, request.device
             self._left[slot] = sum(length for _, length in pairs)
             if len(pairs) <= self._WIDTH:
                 first = slot * self._WIDTH
@@ -143,13 +164,15 @@ class UringArray(FileArray):
         """Turn what the ring has completed into completions, and short transfers into transfers that go on."""
         slots, results = self._ring.reap()
         complete = results == self._left[slots]
-        for slot, result, whole in zip(slots.tolist(), results.tolist(), complete.tolist(), strict=True):
-            request = self._request(slot)
-            error = 0 if whole else self._outcome(slot, request, result)
+        tags, numbers = self._tags[slots].tolist(), self._numbers[slots].tolist()
+        for slot, result, whole, tag, number in zip(
+            slots.tolist(), results.tolist(), complete.tolist(), tags, numbers, strict=True
+        ):
+            error = 0 if whole else self._outcome(slot, self._request(slot), result)
             if error is None:
                 self._resume.append(slot)
                 continue
-            arrived.append(Completion(request.tag, request.device, error))
+            arrived.append(Completion(tag, number, error))
             self._running[slot] = None
             self._free.append(slot)
             if self._wide or self._attempts:
@@ -179,7 +202,7 @@ class UringArray(FileArray):
     def _request(self, slot: int) -> Request:
         request = self._running[slot]
         assert request is not None, "the slot of an operation in the ring holds its request"
-        return request
+        return request.tagged(int(self._tags[slot])) if isinstance(request, RequestArrays) else request
 
     def _wait_for_memory(self, left: float | None) -> None:
         """The kernel could not take the batch: let something finish first, and never spin."""
