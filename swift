@@ -23,8 +23,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 UV_VERSION = "0.13.8"
-#: The page table's kernels are compiled when they are first imported, and kept.
-COMPILE = "import swift_tiers.radix_tiering.table.kernels"
+#: Kernels are compiled when they are first imported, and kept.
+COMPILE = "import swift_tiers.radix_tiering.table.kernels, swift_tiers.radix_tiering.tiers.ssd.io_thread"
 
 
 def die(message: str, code: int = 1) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from ...base.page import PageRecord
 from ...base.runner import Runner
 from ..tier import DAMAGED, ReadOutcome
+from .arrays import ring_batch  # noqa: F401 - compiled before the first transfer, not with it
 from .arrays.devices import Completion, DeviceArray, RequestArrays
 from .blockio import CONTROL_TAG, Patience
 from .device_state import DeviceState, Service

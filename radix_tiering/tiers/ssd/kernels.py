@@ -24,7 +24,6 @@ from numba.extending import intrinsic  # type: ignore[import-untyped]
 
 from ...base.compiled import Kernel, compiled
 from ...base.page import BLOCK_BYTES, page_digest
-from .arrays.uring import READV, WRITEV
 from .layout import CHECKSUM_OFFSET, IDENTITY_BYTES, PAYLOAD_DIGEST_OFFSET
 
 # ---- a unit that is under way: 64-bit words, whose row is the tag of its request ----
@@ -339,32 +338,6 @@ def verify(units, headers, transfers, identities, devices, rows, outcomes, unit_
         if outcomes[at] != RIGHT:
             wrong += 1
     return wrong
-
-
-@_entry("void", "int64[:,::1]", "int64", "int64", "uint64[:,::1]", "int64", _LINE, _LINE, _LINE, _LINE, _LINE, _LINE,
-        _LINE, _LINE, _LINE, _WORDS, _WORDS)  # fmt: skip
-def push(
-    entries, mask, tail, iovecs, iovecs_at, left, tags_of, devices_of,
-    slots, fds, tags, writing, numbers, offsets, addresses, lengths,
-):  # fmt: skip
-    """Put requests of two buffers each, a header and a payload, into a submission queue, behind `tail`."""
-    width = len(iovecs) // len(left)
-    for at in range(len(slots)):
-        slot = slots[at]
-        first = slot * width
-        for part in range(2):
-            iovecs[first + part, 0] = addresses[at, part]
-            iovecs[first + part, 1] = lengths[at, part]
-        left[slot] = lengths[at, 0] + lengths[at, 1]
-        tags_of[slot] = tags[at]
-        devices_of[slot] = numbers[at]
-        entry = entries[(tail + at) & mask]
-        entry[:] = 0
-        entry[0] = (WRITEV if writing[at] else READV) | fds[numbers[at]] << 32
-        entry[1] = offsets[at]
-        entry[2] = iovecs_at + first * 16
-        entry[3] = 2
-        entry[4] = slot
 
 
 def _checked(function: int) -> int:

@@ -99,12 +99,12 @@ class UringArray(FileArray):
 
     def _start_batch(self, batch: RequestArrays) -> None:
         """Put a batch for which there are slots into the ring."""
-        from .. import kernels  # those who have no batches, to check devices, need nothing compiled
+        from .ring_batch import push  # those who have no batches, to check devices, need nothing compiled
 
         count = len(batch)
         slots, ring = self._free[-count:], self._ring
         del self._free[-count:]
-        kernels.push(
+        push(
             ring.words, ring.mask, ring.tail, self._iovecs, self._iovecs_at, self._left, self._tags, self._numbers,
             np.array(slots), np.array(self._fds), batch.tags, batch.writing, batch.devices, batch.offsets,
             batch.addresses, batch.lengths,
