@@ -880,6 +880,34 @@ def end_all(words, longs, table, heaps, meta, notes, rows, whole):
     return kept
 
 
+@_entry("void", "int64[:,::1], int64, int64[::1]")
+def writable(words, longs, table, heaps, meta, notes, pages, tier, found):
+    """Which of these pages, by row and generation, could be written to a tier now, one after the other. `found`: 1
+    those, 2 those that lack the page before them in a durable tier, 0 the others."""
+    copy = (BEGUN | WHOLE) << (BITS * tier)
+    for at in range(pages.shape[0]):
+        r = pages[at, 0]
+        found[at] = 0
+        if words[r, GENERATION] != pages[at, 1] or words[r, FLAGS] & DROPPED:
+            continue
+        if words[r, TIERS] & copy or not words[r, TIERS] & WHOLE:
+            continue
+        found[at] = 1
+        parent = words[r, PARENT]
+        if _durable(meta, tier) and words[parent, DEPTH] > 0 and not words[parent, TIERS] & copy:
+            found[at] = 2
+            for before in range(at):
+                if found[before] == 1 and pages[before, 0] == parent:
+                    found[at] = 1
+
+
+@_entry("void", "int64[::1], int64, int64[::1]")
+def begin_all(words, longs, table, heaps, meta, notes, rows, tier, places):
+    """Bytes of pages begin to arrive at these places of a tier."""
+    for at in range(len(rows)):
+        _begin(words, longs, heaps, meta, rows[at], tier, places[at])
+
+
 @_entry("void", "int64[::1]")
 def pin_all(words, longs, table, heaps, meta, notes, rows):
     for r in rows:

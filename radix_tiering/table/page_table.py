@@ -343,9 +343,7 @@ class PageTable:
         """Make room for up to `count` pages, if host memory holds no more than it may; for how many."""
         if self.host.used_slots > self.host.limit_slots:
             return 0
-        evicted: int = self._call(kernels.evict, HOST, count, before)
-        self.of[HOST].counters.evictions += evicted
-        return evicted
+        return self.make_way(HOST, count, before)
 
     def land(self, page: Page, slot: int) -> None:
         """`page`, which is pinned, lies in a slot of landing memory, verified, until its last pin goes. Its place is
@@ -362,6 +360,21 @@ class PageTable:
         assert not page.begun_in(tier)
         code = self.of[tier].code(page.row, place, digest, self.flushes)
         kernels.begin(*self._rows.state, page.row, tier, code)
+
+    def writable(self, pages: Sequence[Page], tier: int) -> tuple[list[Page], int]:
+        """Those of up to `kernels.BATCH` pages that are in host memory and have no copy in this tier; and how many were
+        left out because it is durable, and the page before them is neither there nor among those before."""
+        found = np.zeros(len(pages), np.int64)
+        named = np.array([(page.row, page.generation) for page in pages], np.int64)
+        kernels.writable(*self._rows.state, named, tier, found)
+        answers = found.tolist()
+        return [page for page, answer in zip(pages, answers, strict=True) if answer == 1], answers.count(2)
+
+    def begin_all(self, pages: Sequence[Page], tier: int, places: Sequence[Any]) -> None:
+        """`begin` of up to `kernels.BATCH` pages whose checksums the tier learns as they are written."""
+        of, rows = self.of[tier], rows_of(pages)
+        codes = [of.code(row, place, None, self.flushes) for row, place in zip(rows.tolist(), places, strict=True)]
+        kernels.begin_all(*self._rows.state, rows, tier, np.array(codes, np.int64))
 
     def end(self, page: Page, tier: int, *, whole: bool, place: Any | None = None, digest: bytes | None = None) -> bool:
         """They have arrived, or will not: there is a whole copy, or none. Takes back `begin`'s pin. A page that ends up
@@ -409,6 +422,13 @@ class PageTable:
         """The page that leaves this tier next, or None if none may. In host memory there is one whenever a page is
         there and none is pinned."""
         return self._page(kernels.victim(*self._rows.state, tier))
+
+    def make_way(self, tier: int, count: int, before: int) -> int:
+        """`evict` up to so many victims of this tier, at most `kernels.BATCH`, that were last used before this logical
+        time; how many."""
+        evicted: int = self._call(kernels.evict, tier, count, before)
+        self.of[tier].counters.evictions += evicted
+        return evicted
 
     def evict(self, page: Page, tier: int) -> None:
         """Give up the copy of a victim; the page stays while it has another one."""

@@ -50,6 +50,11 @@ class EvictionPolicy(NamedTuple):
     reused: int = 0
     doubled: int = 0
 
+    @property
+    def by_time(self) -> bool:
+        """Whether a page leaves for every one that was used later, whatever else is known of them."""
+        return not self.reused and not self.doubled
+
     def gives_way(self, victim: PageUse, newcomer: PageUse) -> bool:
         """Whether `victim`, which leaves first, leaves for `newcomer`. Not one that is as recent: a sequence longer
         than the tier must not evict its own beginning."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -240,12 +240,10 @@ class Mover:
         """Start writes while there are pages and room in flight."""
         begun: list[tuple[Page, Write]] = []
         while self._queue and not self.paused and self._in_flight < self.tier.writes_in_flight:
-            page = self._queue.popleft()
-            self._queued.discard(page)
-            write = self._begin(page)
-            if write is not None:
-                begun.append((page, write))
-                self._in_flight += 1
+            some = self._next(self.tier.writes_in_flight - self._in_flight)
+            together = self._begin_together(some)
+            self._in_flight += len(together)
+            begun += together
         if begun:
             try:
                 self.tier.write([write for _, write in begun])
@@ -268,6 +266,54 @@ class Mover:
         """Wait until everything admitted is written; False on timeout."""
         return bool(self._idle.wait_for(lambda: not self.backlog, timeout))
 
+    def _next(self, count: int) -> list[Page]:
+        """Up to so many pages of the queue."""
+        some = [self._queue.popleft() for _ in range(min(count, len(self._queue), BATCH))]
+        self._queued.difference_update(some)
+        return some
+
+    def _begin_together(self, pages: Sequence[Page]) -> list[tuple[Page, Write]]:
+        """Begin to write those of `pages` that are to be written and that there is room for."""
+        ready, places = self._places(pages)
+        begun: list[tuple[Page, Write]] = []
+        if places:
+            self._table.begin_all(ready[: len(places)], self.number, places)
+            begun = [(page, self._write(page, place)) for page, place in zip(ready, places, strict=False)]
+        # Room for the others has to be made, or is refused, page by page.
+        for page in ready[len(places) :]:
+            write = self._begin(page)
+            if write is not None:
+                begun.append((page, write))
+        return begun
+
+    def _places(self, pages: Sequence[Page]) -> tuple[list[Page], list[Any]]:
+        """Those of `pages` that could be written now, and places for the first ones: for all of them, where older pages
+        leave for newer ones and nothing else counts."""
+        ready, unreachable = self._table.writable(pages, self.number)
+        if unreachable:
+            self.copies.counters.refuse(f"prefix not on {self.tier.name}", unreachable)
+        if not ready or not self.copies.durable or not self.copies.order.by_time or self.copies.limit is not None:
+            return ready, []
+        lengths = [page.length for page in ready]
+        places = self.tier.reserve(lengths)
+        if len(places) < len(ready) and self.tier.takes(max(lengths)):
+            missing = len(ready) - len(places)
+            oldest = min(page.last_use for page in ready[len(places) :])
+            if self._table.make_way(self.number, missing, oldest):
+                # What has left may have taken some of them along.
+                still = set(self._table.writable(ready, self.number)[0])
+                gone = [at for at, page in enumerate(ready) if page not in still]
+                if gone:
+                    self.tier.release(places)
+                    return [page for page in ready if page in still], []
+                places += self.tier.reserve(lengths[len(places) :])
+        return ready, places
+
+    def _write(self, page: Page, place: Any) -> Write:
+        record, digest = page.record, page.digest
+        told = digest if self._verify or not self.copies.durable else None
+        return Write(record, place, self._host.block_run(page.slot), told, self._completion(page, record.key))
+
     def _begin(self, page: Page) -> Write | None:
         if page.dropped or page.begun_in(self.number) or not page.resident:
             return None
@@ -281,10 +327,8 @@ class Mover:
             if not page.dropped and (reason := self.tier.full if self.tier.takes(1) else self.tier.refusal):
                 self.copies.counters.refuse(reason)
             return None
-        record, digest = page.record, page.digest
-        self._table.begin(page, self.number, place, digest)
-        told = digest if self._verify or not self.copies.durable else None
-        return Write(record, place, self._host.block_run(page.slot), told, self._completion(page, record.key))
+        self._table.begin(page, self.number, place, page.digest)
+        return self._write(page, place)
 
     def _reachable(self, page: Page) -> bool:
         """Whether a restart would find the prefix of `page`, once the writes in flight are done."""

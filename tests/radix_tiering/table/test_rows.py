@@ -183,6 +183,40 @@ class Model(RuleBasedStateMachine):
         self.table.begin(page, tier, self.rig.tiers[tier - 1].take(), b"d" * 16)
         self.under_way.append((page, tier))
 
+    @rule(numbers=st.lists(NUMBERS, min_size=1, max_size=6, unique=True), tier=DOWN)
+    def write_together(self, numbers: list[int], tier: int) -> None:
+        """Pages in any order, those that have left among them; each once."""
+        asked = dict.fromkeys(page for page in map(self.one, numbers) if page is not None)
+        pages = [*asked, *(page for page in dict.fromkeys(self.pinned) if page.dropped)]
+        expected: list[Page] = []
+        lacking = 0
+        for page in pages:
+            if page.dropped or page.begun_in(tier) or not page.resident:
+                continue
+            before = page.parent
+            if tier == SSD and before is not None and not before.begun_in(SSD) and before not in expected:
+                lacking += 1
+            else:
+                expected.append(page)
+        if not pages:
+            return
+        assert self.table.writable(pages, tier) == (expected, lacking)
+        self.table.begin_all(expected, tier, [self.rig.tiers[tier - 1].take() for _ in expected])
+        self.under_way += [(page, tier) for page in expected]
+
+    @rule(tier=st.integers(0, 2), count=st.integers(1, 4), ago=st.integers(0, 6))
+    def make_way(self, tier: int, count: int, ago: int) -> None:
+        """As victim after victim would leave."""
+        before = max(0, self.table.tick() - ago)
+        first = self.table.victim(tier)
+        leaves = first is not None and first.last_use < before
+        evictions = self.table.of[tier].counters.evictions
+        made = self.table.make_way(tier, count, before)
+        assert (made > 0) == leaves
+        assert self.table.of[tier].counters.evictions == evictions + made
+        victim = self.table.victim(tier)
+        assert made == count or victim is None or victim.last_use >= before
+
     @rule(number=NUMBERS)
     def promote(self, number: int) -> None:
         page = self.one(number)
