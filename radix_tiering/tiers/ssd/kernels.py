@@ -1,8 +1,11 @@
-"""What is done to every stripe unit, compiled: a batch in one call, without the interpreter.
+"""What is done to every stripe unit, compiled: a batch in one call.
 
 A page has several units, and a server writes thousands of pages a second: what Python does for each of them, SGLang's
 scheduler waits for, in the same process. So units are rows of arrays (`units.Units`), and their headers, their
-checksums and what is counted of them are made here, while the interpreter is somebody else's.
+checksums and what is counted of them are made here.
+
+Kernels that look at whole pages run without the interpreter lock. The others are shorter than winning it back can take,
+5 ms beside a busy thread, and some of them are called with the stripe set's lock in hand: they keep it.
 
 All of this is one file, because the compiled code is kept on disk beside it and compared with this file alone.
 """
@@ -73,8 +76,8 @@ _WORDS, _LINE, _REALS = "int64[:,::1]", "int64[::1]", "float64[::1]"
 _BYTES = "uint8[:,::1]"
 
 
-def _entry(answer: str, *arguments: str) -> Callable[[Kernel], Kernel]:
-    return compiled(f"{answer}({', '.join(arguments)})", nogil=True)
+def _entry(answer: str, *arguments: str, nogil: bool = False) -> Callable[[Kernel], Kernel]:
+    return compiled(f"{answer}({', '.join(arguments)})", nogil=nogil)
 
 
 def _checksum_function() -> int:
@@ -172,7 +175,7 @@ def _identify(block, identity, unit, devices, unit_bytes, length):
     _put(block, _SLOT_AT, unit[SLOT], 8)
 
 
-@_entry("void", _WORDS, _BYTES, _LINE, "int64", "int64")
+@_entry("void", _WORDS, _BYTES, _LINE, "int64", "int64", nogil=True)
 def digest_pages(transfers, identities, rows, unit_bytes, function):
     """Compute the checksums of the units of these pages, and of each page that of them, which goes to its identity."""
     for row in rows:
@@ -314,7 +317,7 @@ def back(units, transfers, free, meta, rows, ending):
     return count
 
 
-@_entry("int64", _WORDS, _BYTES, _WORDS, _BYTES, _WORDS, _LINE, _LINE, "int64", "int64")
+@_entry("int64", _WORDS, _BYTES, _WORDS, _BYTES, _WORDS, _LINE, _LINE, "int64", "int64", nogil=True)
 def verify(units, headers, transfers, identities, devices, rows, outcomes, unit_bytes, function):
     """Whether each of these units, read, is what was asked for: RIGHT, or FOREIGN, or CORRUPTED; how many are not."""
     expected, digest = np.empty(IDENTITY_BYTES, np.uint8), np.empty(_DIGEST, np.uint8)

@@ -14,7 +14,7 @@ _LINE, _WORDS = "int64[::1]", "int64[:,::1]"
 _PARAMETERS = (_WORDS, "int64", "int64", "uint64[:,::1]", "int64", *[_LINE] * 9, _WORDS, _WORDS)
 
 
-@compiled(f"void({', '.join(_PARAMETERS)})", nogil=True)
+@compiled(f"void({', '.join(_PARAMETERS)})")
 def push(
     entries, mask, tail, iovecs, iovecs_at, left, tags_of, devices_of,
     slots, fds, tags, writing, numbers, offsets, addresses, lengths,
