@@ -16,7 +16,7 @@ from .base.config import TiersConfig
 from .base.errand_thread import ErrandThread
 from .base.errors import SwiftTiersError
 from .base.events import EventLog
-from .base.page import Namespace, page_digest
+from .base.page import Namespace
 from .base.runner import THREADS, Runner
 from .figures.counters import DEVICE_LINKS, LinkCounters, PageFacts, StackSnapshot
 from .lending.leases.hand import LeaseHand
@@ -30,6 +30,7 @@ from .tiers.host.host_tier import HostTier
 from .tiers.host.landing import LandingSlots
 from .tiers.tier import Tier
 from .way import sweeps
+from .way.checking import Checkers
 from .way.down import Intake, Mover
 from .way.observing import page_facts, take_snapshot
 from .way.page_reads import PageReads
@@ -62,9 +63,10 @@ class TierStack:
         runner: Runner = THREADS,
         costs: LiveCosts | None = None,
         landing: LandingSlots | None = None,
+        check_threads: int = 1,
     ) -> None:
         """`tiers`: those beneath host memory, in the order in which a page that several have is read. `landing`: where
-        pages land that do not pass through host memory."""
+        pages land that do not pass through host memory. `check_threads`: that verify what is in host memory."""
         self.namespace = namespace
         self.config = config
         self.host = host
@@ -94,7 +96,7 @@ class TierStack:
         self.table.serving = namespace.digest()
         # As a durable tier makes it, where there is one: what it computes for a write then also says whether the bytes
         # were still the page's.
-        fingerprint = next((tier.fingerprint for tier in tiers if tier.durable), page_digest)
+        unit = next((tier.checksum_unit for tier in tiers if tier.durable), None)
         geometry, restoring = namespace.geometry, config.restore
         self.movers = {
             tier.name: Mover(
@@ -119,7 +121,7 @@ class TierStack:
             host,
             tuple(self.movers.values()),
             through=lambda: self.config.policy.write == "through",
-            fingerprint=fingerprint,
+            checksum_unit=unit,
         )
         #: What recomputing and loading cost, as far as is known: from a profile, or learnt.
         self.costs = costs or LiveCosts(runner=runner)
@@ -140,7 +142,7 @@ class TierStack:
             runner=runner,
             deadline_seconds=float(config.policy.restore_deadline),
             verify=config.host.verify,
-            fingerprint=fingerprint,
+            checkers=Checkers(host, unit, check_threads if config.host.verify else 0, runner),
             planner=self.planner,
             reads=PageReads(self.planner, self.costs, self.clock, tiers, by_age=restoring.loads == "by-age"),
             behind=restoring.behind,

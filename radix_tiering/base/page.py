@@ -13,6 +13,8 @@ import numpy as np
 import xxhash
 
 #: Bytes of a page key: the SHA-256 digest of SGLang's chained page hash.
+#: Of a checksum.
+DIGEST_BYTES = 16
 KEY_BYTES = 32
 #: Bytes of a namespace digest.
 NAMESPACE_BYTES = 16
@@ -97,6 +99,10 @@ class HeldPages(NamedTuple):
     order: np.ndarray  # int64 [pages]: those that were written later have higher numbers
 
 
-def page_digest(data: np.ndarray | memoryview | bytes) -> bytes:
-    """The 16-byte xxh3-128 checksum of a page's bytes. Releases the interpreter lock on large inputs."""
-    return xxhash.xxh3_128_digest(data)  # type: ignore[arg-type]  # any contiguous buffer
+def page_digest(data: np.ndarray | memoryview | bytes, unit_bytes: int | None = None) -> bytes:
+    """The 16-byte xxh3-128 checksum of a page's bytes; with `unit_bytes` that of the checksums of its units of so many
+    bytes. Releases the interpreter lock on large inputs."""
+    if unit_bytes is None:
+        return xxhash.xxh3_128_digest(data)  # type: ignore[arg-type]  # any contiguous buffer
+    units = [data[start : start + unit_bytes] for start in range(0, len(data), unit_bytes)]
+    return xxhash.xxh3_128_digest(b"".join(map(page_digest, units)))

@@ -70,6 +70,14 @@ class Flight:
             wanted.append(1)
         return unit
 
+    def append_under_way(self, source: str, count: int, *, there: bool) -> None:
+        """So many more units at the end, on their way from this source; or `there` already."""
+        first = len(self._state)
+        self._state.extend(bytes([Unit.PRESENT if there else Unit.LOADING]) * count)
+        self._sources.extend([source] * count)
+        wanted = self._wanted.setdefault(source, bytearray())
+        wanted.extend(bytes(first + count - len(wanted)))
+
     def steer(self, lead: int, island: int = 1) -> None:
         """The first `lead` units are loaded first, front to back, and computed only where that fails. Fewer than
         `island` units that have arrived between two absent ones are computed with them: a jump would cost more than it

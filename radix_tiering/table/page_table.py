@@ -246,6 +246,11 @@ class PageTable:
                 places = rows.words[some, PLACES + tier].astype(np.int64)
                 yield HeldPages(namespace, rows.word[root, ROOT_LENGTH], keys, depths, places, rows.longs[some, LAST])
 
+    def resident_run(self, pages: Sequence[Page]) -> int:
+        """How many of these pages, from the first on, are in host memory."""
+        there = self._rows.whole(rows_of(pages), HOST)
+        return len(pages) if there.all() else int(np.argmin(there))
+
     def use(self, page: Page, now: int, reach: int = 0) -> None:
         """Count a use of `page` at logical time `now` by a request of `reach` whole pages.
 

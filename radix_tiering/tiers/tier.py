@@ -168,9 +168,15 @@ class Tier(ABC):
         """Call `done` within these `answers` from now on. Before the first write or read."""
         self.answers = answers
 
+    @property
+    def checksum_unit(self) -> int | None:
+        """Bytes of a page that have a checksum of their own here: that of the page is then that of theirs. None: of the
+        page as a whole."""
+        return None
+
     def fingerprint(self, page: np.ndarray) -> bytes:
         """The checksum of a page, uint8 [page bytes], as this tier makes it."""
-        return page_digest(page)
+        return page_digest(page, self.checksum_unit)
 
     def opened(self) -> Sequence[tuple[str, dict[str, Any]]]:
         """Events that tell what operators should know of how it was opened, and their fields."""

@@ -18,8 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from ..base.checksum import digests_at
 from ..base.events import EventLog
 from ..base.page import ROOT_KEY
 from ..base.runner import Runner
@@ -60,15 +59,15 @@ class Intake:
         movers: Sequence[Mover],
         *,
         through: Callable[[], bool],
-        fingerprint: Callable[[np.ndarray], bytes],
+        checksum_unit: int | None,
     ) -> None:
         """`movers`: to the tiers beneath. `through()`: whether pages go to durable ones as soon as they come in, not
-        only when host memory needs their room."""
+        only when host memory needs their room. `checksum_unit`: see `Tier`."""
         self._through = through
         self._table = table
         self._host = host
         self._movers = movers
-        self._fingerprint = fingerprint
+        self._checksum_unit = checksum_unit
 
     def tick(self) -> int:
         """A new logical time, for all steps of one long chain."""
@@ -124,7 +123,7 @@ class Intake:
 
     def digests(self, put: Put) -> list[bytes]:
         """The checksums of the slots of `put`, once they are filled."""
-        return [self._fingerprint(self._host.page(slot)) for slot in put.slots]
+        return digests_at(self._host.addresses(put.slots), self._host.geometry.page_bytes, self._checksum_unit)
 
     def commit(self, put: Put, digests: Sequence[bytes] | None = None) -> None:
         """The slots are filled: publish the pages. `digests` are their checksums, computed here if not given."""

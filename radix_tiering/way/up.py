@@ -18,9 +18,8 @@ it is pinned; and the deadline counts from the first `poll`, since only from the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
+from functools import partial
 
 from ..base.events import EventLog
 from ..base.runner import Runner
@@ -33,6 +32,7 @@ from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
 from ..tiers.tier import ReadOutcome, Tier
+from .checking import Checkers
 from .down import Mover
 from .pacing import Pacing
 from .page_reads import NearestCopy, PageReads, Waiter
@@ -41,6 +41,8 @@ from .request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, Restore
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
 EARLY_SHARE = 0.5
+#: Why a page is not taken whose checksum could not be computed.
+UNCHECKED = "could not be verified"
 #: Pages handled in one hold of the page table's lock: bounds how long another thread waits for it.
 PAGES_PER_HOLD = 64
 
@@ -59,13 +61,14 @@ class Restorer:
         runner: Runner,
         deadline_seconds: float,
         verify: bool,
-        fingerprint: Callable[[np.ndarray], bytes],
+        checkers: Checkers,
         planner: Planner,
         reads: PageReads,
         behind: float,
         landing: LandingSlots | None = None,
     ) -> None:
-        """`tiers`: those of `table` beneath host memory, the nearest first; `movers`: one for each of them."""
+        """`tiers`: those of `table` beneath host memory, the nearest first; `movers`: one for each of them. `checkers`:
+        compute checksums of pages in host memory, where these are to be verified; closed with this."""
         self._table = table
         self._host = host
         self._names = [copies.name for copies in table.of]
@@ -85,7 +88,7 @@ class Restorer:
         reads.changed = self._finish_if_settled
         self._movers = movers
         self._verify = verify
-        self._checksum = fingerprint
+        self._checkers = checkers
         self._pacing = Pacing(
             planner, reads, events, clock, behind=behind, deadline_seconds=lambda: self._deadline_seconds
         )
@@ -152,11 +155,9 @@ class Restorer:
                     self._reads.add(restore)
                     self._pacing.plan(restore)
                     self._reads.pump()
-        try:
+        with self._table.lock:
             self._verify_resident(restore)
-        finally:
-            with self._table.lock:
-                self._finish_if_settled(restore)
+            self._finish_if_settled(restore)
 
     def _may_start_early(self, pages: int) -> bool:
         kept = self._table.operator_pins.kept_pages
@@ -173,12 +174,15 @@ class Restorer:
                 if restore.state is not RestoreState.RUNNING:
                     return
                 pages = self._table.settled_chain(self._table.serving, batch)
-                nearest.expect(page for page in pages if not page.in_host and page.landing < 0 and page.saved)
-                for page in pages:
+                resident = self._table.resident_run(pages)
+                self._claim_resident(restore, pages[:resident])
+                others = pages[resident:]
+                nearest.expect(page for page in others if not page.in_host and page.landing < 0 and page.saved)
+                for page in others:
                     if not self._claim_page(restore, page, nearest):
                         break
-                    found.append(restore.sources[-1])
                 claimed = restore.claimed[start:]
+                found += restore.sources[start:]
                 self._table.pin_all(claimed)
                 self._table.use_all(claimed, now, restore.reach)
                 self._offer(claimed)
@@ -188,6 +192,12 @@ class Restorer:
             if restore.state is RestoreState.RUNNING:
                 restore.story.found(restore.by_source())
             self._count_misses(len(restore.keys), found)
+
+    def _claim_resident(self, restore: Restore, pages: Sequence[Page]) -> None:
+        """Take pages of its chain that are in host memory, which most often are all of them; see `_claim_page`."""
+        restore.claimed += pages
+        restore.sources += [HOST] * len(pages)
+        restore.flight.append_under_way(restore.tiers[HOST], len(pages), there=not self._verify)
 
     def _claim_page(self, restore: Restore, page: Page, nearest: NearestCopy) -> bool:
         """One more page of its chain; whether there is one. It is to be pinned in the same hold of the lock."""
@@ -215,30 +225,40 @@ class Restorer:
         return True
 
     def _verify_resident(self, restore: Restore) -> None:
-        """Check the bytes of the pages that were in host memory already; they are pinned, so no lock is needed."""
-        if not self._verify:
+        """Have the bytes of the pages looked at that were in host memory already. Lock held."""
+        if not self._verify or restore.state is not RestoreState.RUNNING:
             return
+        resident = [unit for unit, source in enumerate(restore.sources) if source == HOST]
+        for start in range(0, len(resident), self._checkers.together):
+            units = resident[start : start + self._checkers.together]
+            slots = [restore.claimed[unit].slot for unit in units]
+            self._checkers.check(slots, partial(self._checked, restore, units))
+
+    def _checked(self, restore: Restore, units: Sequence[int], digests: Sequence[bytes] | None) -> None:
+        """These pages of a restore have these checksums. On a thread of the checkers."""
         with self._table.lock:
-            resident = [
-                (unit, page)
-                for unit, page in enumerate(restore.claimed)
-                if restore.sources[unit] == HOST and restore.state is RestoreState.RUNNING
-            ]
-        for unit, page in resident:
-            expected, digest = page.digest, self._checksum(self._host.page(page.slot))
-            with self._table.lock:
-                if restore.state is not RestoreState.RUNNING:
-                    return  # no longer pinned: the slot may hold another page by now
-                failure = DROPPED if page.dropped else ""
-                if expected is None:
-                    # Came up from ssd, where its units were verified; this is the first look at it in memory.
-                    page.learn_digest(digest)
-                elif digest != expected and not page.dropped:
-                    self._table.of[HOST].counters.checksum_failures += 1
-                    self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
-                    self._table.drop(page)
-                    failure = ReadOutcome.CHECKSUM.value
-                self._settle(restore, unit, HOST, failure)
+            if restore.state is not RestoreState.RUNNING:
+                return  # no longer pinned: the slots may hold other pages by now
+            known: Sequence[bytes | None] = digests or [None] * len(units)
+            for unit, digest in zip(units, known, strict=True):
+                self._settle(restore, unit, HOST, self._damage(restore.claimed[unit], digest))
+            self._finish_if_settled(restore)
+
+    def _damage(self, page: Page, digest: bytes | None) -> str:
+        """What is wrong with a page whose bytes in host memory have this checksum; empty: nothing."""
+        if page.dropped:
+            return DROPPED
+        if digest is None:
+            return UNCHECKED
+        if page.digest is None:
+            # Came up from ssd, where its units were verified; this is the first look at it in memory.
+            page.learn_digest(digest)
+        elif digest != page.digest:
+            self._table.of[HOST].counters.checksum_failures += 1
+            self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
+            self._table.drop(page)
+            return ReadOutcome.CHECKSUM.value
+        return ""
 
     def _use(self, keys: Sequence[bytes], now: int, reach: int) -> None:
         """Count a use of pages that the device has."""
@@ -540,6 +560,7 @@ class Restorer:
         """Finish queued jobs and end the worker."""
         self._jobs.put(None)
         self._thread.join()
+        self._checkers.close()
 
     @property
     def alive(self) -> bool:

@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 #: Share of the free memory that the host tier takes when no size is configured.
 AUTOMATIC_HOST_SHARE = 0.4
+#: Threads that verify pages in host memory, or a quarter of the cores, if that is less: four read more than a link
+#: carries.
+MOST_CHECK_THREADS = 4
 #: How often a long scan at start reports, seconds.
 PROGRESS_SECONDS = 2.0
 
@@ -157,7 +160,15 @@ def open_stack(
         ssd.land_by(direct)
     peer = borrow(ssd.fingerprint if ssd is not None else page_digest)
     tiers = [tier for tier in (peer, ssd) if tier is not None]  # in the order in which they are read
-    return TierStack(namespace, config, host, tiers, costs=known_costs(namespace, config.restore), landing=landing)
+    return TierStack(
+        namespace,
+        config,
+        host,
+        tiers,
+        costs=known_costs(namespace, config.restore),
+        landing=landing,
+        check_threads=max(1, min(MOST_CHECK_THREADS, len(os.sched_getaffinity(0)) // 4)),
+    )
 
 
 def known_costs(namespace: Namespace, config: RestoreConfig) -> LiveCosts:

@@ -42,6 +42,7 @@ class HostTier:
         self.slab = allocate(self.slots * geometry.stride_bytes)[: self.slots * geometry.stride_bytes].reshape(
             self.slots, geometry.stride_bytes
         )
+        self._begin = self.slab.ctypes.data
         self.limit_slots = self.slots  # how many may be used; lowered by an operator
         # Popped from the end: low slots first, so that a chain of pages gets neighbouring slots and is copied in
         # long runs.
@@ -120,6 +121,10 @@ class HostTier:
     def page(self, slot: int) -> np.ndarray:
         """The page's bytes in `slot`: uint8 [page_bytes], a view. Raises IndexError where there is no such slot."""
         return self.block_run(slot)[: self.geometry.page_bytes]
+
+    def addresses(self, slots: Sequence[int]) -> np.ndarray:
+        """Where the pages in these slots begin in memory: int64 [slots]."""
+        return self._begin + np.array(slots, np.int64) * self.geometry.stride_bytes
 
     def block_run(self, slot: int) -> np.ndarray:
         """The whole slot in whole 4 KiB blocks, for direct I/O: uint8 [stride_bytes], a view. Raises IndexError where

@@ -14,19 +14,16 @@ All of this is one file, because the compiled code is kept on disk beside it and
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from typing import Any
 
 import numba  # type: ignore[import-untyped]
 import numpy as np
-import xxhash
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic  # type: ignore[import-untyped]
 
+from ...base.checksum import address_of, bytes_at, checksum
 from ...base.compiled import Kernel, compiled
-from ...base.page import BLOCK_BYTES, page_digest
+from ...base.page import BLOCK_BYTES
 from .layout import CHECKSUM_OFFSET, IDENTITY_BYTES, PAYLOAD_DIGEST_OFFSET
 
 # ---- a unit that is under way: 64-bit words, whose row is the tag of its request ----
@@ -80,43 +77,6 @@ def _entry(answer: str, *arguments: str, nogil: bool = False) -> Callable[[Kerne
     return compiled(f"{answer}({', '.join(arguments)})", nogil=nogil)
 
 
-def _checksum_function() -> int:
-    """Where the xxh3-128 of a buffer begins that the package `xxhash` is built on; 0 where it does not show it."""
-    try:
-        library = ctypes.CDLL(xxhash._xxhash.__file__)  # type: ignore[attr-defined]
-    except (AttributeError, OSError):
-        return 0
-    for name in ("XXH3_128bits_dispatch", "XXH3_128bits"):  # the first chooses the instructions of this machine
-        found = getattr(library, name, None)
-        if found is not None:
-            return ctypes.cast(found, ctypes.c_void_p).value or 0
-    return 0
-
-
-@intrinsic
-def _call_checksum(typingctx, function, address, length):
-    """Call the C function there; its answer, two 64-bit words, comes back as a pair on every 64-bit ABI of Linux."""
-
-    def code(context, builder, signature, arguments):
-        word = ir.IntType(64)
-        kind = ir.FunctionType(ir.LiteralStructType([word, word]), [word, word])
-        pair = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-        both = [builder.extract_value(pair, at) for at in (0, 1)]
-        return context.make_tuple(builder, signature.return_type, both)
-
-    return types.UniTuple(types.uint64, 2)(types.int64, types.int64, types.int64), code
-
-
-@intrinsic
-def _bytes_at(typingctx, address):
-    """The bytes at an address."""
-
-    def code(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.uint8)(types.int64), code
-
-
 @intrinsic
 def _places_at(typingctx, address):
     """The 32-bit words at an address."""
@@ -125,36 +85,6 @@ def _places_at(typingctx, address):
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(types.int32)(types.int64), code
-
-
-@intrinsic
-def _address(typingctx, array):
-    """Where an array's bytes begin."""
-
-    def code(context, builder, signature, arguments):
-        made = context.make_array(signature.args[0])(context, builder, arguments[0])
-        return builder.ptrtoint(made.data, ir.IntType(64))
-
-    return types.int64(array), code
-
-
-@numba.njit
-def _checksum(function, address, length, into):
-    """Write the checksum of these bytes, in its canonical order, to `into`: uint8 [16]."""
-    if function:
-        low, high = _call_checksum(function, address, length)
-        for at in range(8):
-            into[at] = (high >> np.uint64(56 - 8 * at)) & np.uint64(255)
-            into[8 + at] = (low >> np.uint64(56 - 8 * at)) & np.uint64(255)
-    else:
-        data = numba.carray(_bytes_at(address), (length,))
-        with numba.objmode(found="uint8[::1]"):
-            found = _checksum_by_package(data)
-        into[:] = found
-
-
-def _checksum_by_package(data: np.ndarray) -> np.ndarray:
-    return np.frombuffer(page_digest(data), np.uint8).copy()
 
 
 @numba.njit
@@ -180,11 +110,11 @@ def digest_pages(transfers, identities, rows, unit_bytes, function):
     """Compute the checksums of the units of these pages, and of each page that of them, which goes to its identity."""
     for row in rows:
         page = transfers[row]
-        digests = numba.carray(_bytes_at(page[DIGESTS]), (page[UNITS], _DIGEST))
+        digests = numba.carray(bytes_at(page[DIGESTS]), (page[UNITS], _DIGEST))
         for index in range(page[UNITS]):
             start = index * unit_bytes
-            _checksum(function, page[DATA] + start, min(unit_bytes, page[BYTES] - start), digests[index])
-        _checksum(function, page[DIGESTS], page[UNITS] * _DIGEST, identities[row, PAGE_DIGEST_AT:])
+            checksum(function, page[DATA] + start, min(unit_bytes, page[BYTES] - start), digests[index])
+        checksum(function, page[DIGESTS], page[UNITS] * _DIGEST, identities[row, PAGE_DIGEST_AT:])
 
 
 @_entry("boolean", _WORDS, _WORDS, "int64[:,:,::1]", _LINE)
@@ -244,10 +174,10 @@ def fill(
                 if kind:
                     block = headers[row]
                     _identify(block, identities[entry >> QUEUE_SHIFT], unit, devices, unit_bytes, page[BYTES])
-                    digests = numba.carray(_bytes_at(page[DIGESTS]), (page[UNITS], _DIGEST))
+                    digests = numba.carray(bytes_at(page[DIGESTS]), (page[UNITS], _DIGEST))
                     block[PAYLOAD_DIGEST_OFFSET : PAYLOAD_DIGEST_OFFSET + _DIGEST] = digests[index]
                     block[PAYLOAD_DIGEST_OFFSET + _DIGEST : CHECKSUM_OFFSET] = 0
-                    _checksum(function, _address(block), CHECKSUM_OFFSET, block[CHECKSUM_OFFSET:])
+                    checksum(function, address_of(block), CHECKSUM_OFFSET, block[CHECKSUM_OFFSET:])
                 begun[count] = row
                 count += 1
     return count
@@ -330,34 +260,14 @@ def verify(units, headers, transfers, identities, devices, rows, outcomes, unit_
         if not np.array_equal(expected, block[:IDENTITY_BYTES]):
             outcomes[at] = FOREIGN
         else:
-            _checksum(function, _address(block), CHECKSUM_OFFSET, digest)
+            checksum(function, address_of(block), CHECKSUM_OFFSET, digest)
             if not np.array_equal(digest, block[CHECKSUM_OFFSET:]):
                 outcomes[at] = CORRUPTED
             else:
-                _checksum(function, unit[ADDRESS], unit[LENGTH], digest)
+                checksum(function, unit[ADDRESS], unit[LENGTH], digest)
                 stored = block[PAYLOAD_DIGEST_OFFSET : PAYLOAD_DIGEST_OFFSET + _DIGEST]
                 if not np.array_equal(digest, stored):
                     outcomes[at] = CORRUPTED
         if outcomes[at] != RIGHT:
             wrong += 1
     return wrong
-
-
-def _checked(function: int) -> int:
-    """That address, if what is there is the function: 0, and every checksum is the package's, unless it agrees with it
-    on short and long buffers."""
-    if not function:
-        return 0
-    data = np.arange(3000, dtype=np.uint32).view(np.uint8)[: 4 * 2999 + 1].copy()
-    for length in (1, 9, 100, 200, 600, len(data)):
-        transfers = np.zeros((1, TRANSFER_WORDS), np.int64)
-        digests, identities = np.zeros((1, _DIGEST), np.uint8), np.zeros((1, IDENTITY_BYTES), np.uint8)
-        transfers[0, [DATA, BYTES, UNITS, DIGESTS]] = data.ctypes.data, length, 1, digests.ctypes.data
-        digest_pages(transfers, identities, np.zeros(1, np.int64), len(data), function)
-        if digests.tobytes() != page_digest(data[:length]):
-            return 0
-    return function
-
-
-#: What the kernels are given as `function`.
-CHECKSUM: Any = _checked(_checksum_function())

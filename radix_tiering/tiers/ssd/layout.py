@@ -14,6 +14,7 @@ import numpy as np
 from ...base.errors import ConfigError
 from ...base.page import (
     BLOCK_BYTES,
+    DIGEST_BYTES,
     KEY_BYTES,
     NAMESPACE_BYTES,
     PageRecord,
@@ -23,7 +24,7 @@ from ...base.page import (
 
 #: Version of this layout. Magic, version and checksum of a superblock stay where they are in every version.
 LAYOUT_VERSION = 1
-DIGEST_BYTES = 16
+
 #: Where the checksum of a 4 KiB block (superblock, slot header) lies; it covers everything before it.
 CHECKSUM_OFFSET = BLOCK_BYTES - DIGEST_BYTES
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...base.config import TiersConfig
 from ...base.errors import CommandRefusedError, ConfigError, FormatError
-from ...base.page import KEY_BYTES, HeldPages, PageRecord, page_digest
+from ...base.page import KEY_BYTES, HeldPages, PageRecord
 from ...base.runner import THREADS, Runner
 from ...base.slot_map import TierMap
 from ...figures.counters import DeviceSnapshot, LinkCounters, StripeSnapshot
@@ -24,7 +24,7 @@ from .arrays.throttled import ThrottledArray
 from .blockio import STALL_SECONDS, close_array
 from .device_files import MadeDevice
 from .direct_reads import DirectReads
-from .layout import RECORD_DTYPE, combined_digest
+from .layout import RECORD_DTYPE
 from .places import MOST_DEVICES, StripePlaces
 from .snapshots import device_snapshots, slot_map, stripe_snapshot
 from .stored_pages import StoredPages
@@ -126,10 +126,9 @@ class SsdTier(Tier):
         """Bytes that a page of `length` bytes takes: whole stripe units."""
         return self.stripes.units(length) * self.stripes.unit_bytes
 
-    def fingerprint(self, page: np.ndarray) -> bytes:
-        """The checksum of a page as the stripe set makes it: over the checksums of its units."""
-        unit, length = self.stripes.unit_bytes, page.nbytes
-        return combined_digest([page_digest(page[start : start + unit]) for start in range(0, length, unit)])
+    @property
+    def checksum_unit(self) -> int | None:
+        return self.stripes.unit_bytes
 
     def opened(self) -> Sequence[tuple[str, dict[str, Any]]]:
         """Devices that were left out."""

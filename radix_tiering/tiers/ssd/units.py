@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...base import checksum
 from ...base.page import BLOCK_BYTES
 from ...figures.counters import LATENCY_BOUNDS, DeviceCounters, LatencyHistogram
 from . import kernels as k
@@ -198,7 +199,7 @@ class Units:
     def digest(self, writes: Sequence[PageWrite]) -> None:
         """Compute the checksums of pages that have entered."""
         rows = np.array([write.row for write in writes])
-        k.digest_pages(self._transfers, self._identities, rows, self.unit_bytes, k.CHECKSUM)
+        k.digest_pages(self._transfers, self._identities, rows, self.unit_bytes, checksum.FUNCTION)
         for write in writes:
             write.digest = self._identities[write.row, k.PAGE_DIGEST_AT :].tobytes()
 
@@ -260,7 +261,7 @@ class Units:
         begun = self._found[0]
         count = k.fill(
             self._units, self._since, self._headers, self._transfers, self._identities, self._devices, self._queues,
-            self._free, self._meta, begun, now, self.unit_bytes, self._depth, k.CHECKSUM,
+            self._free, self._meta, begun, now, self.unit_bytes, self._depth, checksum.FUNCTION,
         )  # fmt: skip
         return self._requests(begun[:count].copy()) if count else None
 
@@ -297,7 +298,7 @@ class Units:
         outcomes = np.zeros(len(rows), np.int64)
         wrong = k.verify(
             self._units, self._headers, self._transfers, self._identities, self._devices, rows, outcomes,
-            self.unit_bytes, k.CHECKSUM,
+            self.unit_bytes, checksum.FUNCTION,
         )  # fmt: skip
         return outcomes if wrong else None
 

@@ -1,0 +1,64 @@
+"""Checksums of pages in host memory, computed beside everything else: on threads "swift-check", many in a call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..base.checksum import digests_at
+from ..base.runner import Runner
+from ..tiers.host.host_tier import HostTier
+
+logger = logging.getLogger(__name__)
+
+#: Pages, and bytes of them, that are looked at in one call: the first are known soon, and whoever was cancelled
+#: meanwhile is not waited for long.
+PAGES_TOGETHER, BYTES_TOGETHER = 64, 32 << 20
+
+#: Told the checksums of pages, in their order; None: they could not be computed.
+Checked = Callable[[Sequence[bytes] | None], None]
+
+
+class _Look(NamedTuple):
+    slots: Sequence[int]
+    done: Checked
+
+
+class Checkers:
+    """Any thread may ask. Every question is answered once, on a thread of these, which holds no lock."""
+
+    def __init__(self, host: HostTier, checksum_unit: int | None, threads: int, runner: Runner) -> None:
+        """`checksum_unit`: see `Tier`."""
+        self._host = host
+        self._checksum_unit = checksum_unit
+        self._jobs = runner.queue()  # of `_Look`, and None at the end
+        #: Pages that should be asked for together.
+        self.together = max(1, min(PAGES_TOGETHER, BYTES_TOGETHER // host.geometry.page_bytes))
+        self._threads = [runner.thread(self._run, f"swift-check-{number}") for number in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def check(self, slots: Sequence[int], done: Checked) -> None:
+        """Compute the checksums of the pages in these slots, which the caller keeps."""
+        self._jobs.put(_Look(slots, done))
+
+    def close(self) -> None:
+        """End the threads once they have answered everything."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (look := self._jobs.get()) is not None:
+            digests = None
+            try:
+                addresses = self._host.addresses(look.slots)
+                digests = digests_at(addresses, self._host.geometry.page_bytes, self._checksum_unit)
+            except Exception:
+                logger.exception("swift-tiers: checksums of pages in host memory could not be computed")
+            try:
+                look.done(digests)
+            except Exception:
+                logger.exception("swift-tiers: whoever asked for checksums of pages raised")

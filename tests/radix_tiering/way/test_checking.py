@@ -1,0 +1,130 @@
+"""What is in host memory is verified beside everything else, and is nobody's before that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.tier_copies import HOST
+from swift_tiers.radix_tiering.way.checking import Checked
+from swift_tiers.radix_tiering.way.request_restore import Readiness
+
+from support.engine import Clock, chain, make_stack, memory_ssd, put, wait_until
+
+
+class Held:
+    """Keeps what the checkers are asked, until the test lets them answer."""
+
+    def __init__(self, stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[Sequence[int], Checked]] = []
+        self._checkers = stack.restorer._checkers
+        self._check = self._checkers.check
+        monkeypatch.setattr(self._checkers, "check", lambda slots, done: self.asked.append((slots, done)))
+
+    def answer(self, number: int = 0) -> None:
+        self._check(*self.asked.pop(number))
+
+
+@pytest.fixture
+def stack() -> TierStack:
+    found = make_stack(ssd=memory_ssd())
+    put(found, chain(*"abcd"))
+    put(found, chain(*"xyz"))
+    assert found.wait_written(10)
+    return found
+
+
+def asked_of(stack: TierStack, held: Held, keys: list[bytes], count: int) -> Any:
+    restore = stack.restore(keys)
+    wait_until(lambda: len(held.asked) == count, "nobody asks for checks")
+    return restore
+
+
+def wait_ready(stack: TierStack, restore: Any) -> None:
+    wait_until(lambda: stack.restorer.poll(restore) is Readiness.READY, "the restore never ends")
+
+
+def test_nothing_is_ready_before_it_is_checked(stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(stack, monkeypatch)
+    restore = asked_of(stack, held, chain(*"abcd"), 1)
+    assert stack.restorer.poll(restore) is Readiness.WAIT
+    assert restore.usable == 0
+    held.answer()
+    wait_ready(stack, restore)
+    assert restore.pages == 4
+    stack.restorer.release(restore)
+
+
+def test_who_comes_next_does_not_wait_for_the_checks_of_others(
+    stack: TierStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(stack, monkeypatch)
+    first = asked_of(stack, held, chain(*"abcd"), 1)
+    second = asked_of(stack, held, chain(*"xyz"), 2)
+    held.answer(1)
+    wait_ready(stack, second)
+    assert stack.restorer.poll(first) is Readiness.WAIT
+    held.answer()
+    wait_ready(stack, first)
+    assert (first.pages, second.pages) == (4, 3)
+    for restore in (first, second):
+        stack.restorer.release(restore)
+
+
+def test_a_damaged_page_is_found_in_the_middle_of_a_batch(stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(stack, monkeypatch)
+    restore = asked_of(stack, held, chain(*"abcd"), 1)
+    stack.host.page(held.asked[0][0][2])[:] ^= 1
+    held.answer()
+    wait_ready(stack, restore)
+    assert restore.pages == 2
+    assert stack.table.of[HOST].counters.checksum_failures == 1
+    stack.restorer.release(restore)
+
+
+def test_what_could_not_be_checked_is_not_served(
+    stack: TierStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = Held(stack, monkeypatch)
+    restore = asked_of(stack, held, chain(*"abcd"), 1)
+    monkeypatch.setattr(stack.host, "addresses", lambda slots: 1 / 0)
+    held.answer()
+    wait_ready(stack, restore)
+    assert restore.pages == 0
+    assert "could not be computed" in caplog.text
+    monkeypatch.undo()
+    stack.restorer.release(restore)
+    again = stack.restore(chain(*"abcd"))
+    wait_ready(stack, again)
+    assert again.pages == 4, "the pages are as they were"
+    stack.restorer.release(again)
+
+
+def test_checks_that_come_after_the_end_touch_nothing(stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request was aborted: its pages may have left, and their slots be others'."""
+    held = Held(stack, monkeypatch)
+    restore = asked_of(stack, held, chain(*"abcd"), 1)
+    stack.restorer.release(restore)
+    stack.host.page(held.asked[0][0][2])[:] ^= 1
+    _, done = held.asked.pop()
+    done([bytes(16)] * 4)
+    assert stack.table.of[HOST].counters.checksum_failures == 0
+    assert stack.table.pinned_pages == 0
+
+
+def test_a_deadline_does_not_wait_for_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    stack = make_stack(clock=clock)
+    put(stack, chain(*"abcd"))
+    held = Held(stack, monkeypatch)
+    restore = asked_of(stack, held, chain(*"abcd"), 1)
+    assert stack.restorer.poll(restore) is Readiness.WAIT
+    clock.now += 3600.0
+    assert stack.restorer.poll(restore) is Readiness.READY
+    assert restore.pages == 0
+    held.answer()
+    stack.restorer.release(restore)
+    assert stack.table.pinned_pages == 0
