@@ -20,7 +20,7 @@ QUICK = {
     "a pin that is not counted",
     "a copy is whole though nothing came",
     "a claim that pins nothing",
-    "a child is written before its prefix",
+    "a write that is counted twice",
     "a write that is done counts as one under way",
 }
 
