@@ -42,7 +42,6 @@ class HostTier:
         self.slab = allocate(self.slots * geometry.stride_bytes)[: self.slots * geometry.stride_bytes].reshape(
             self.slots, geometry.stride_bytes
         )
-        self._begin = self.slab.ctypes.data
         self.limit_slots = self.slots  # how many may be used; lowered by an operator
         # Popped from the end: low slots first, so that a chain of pages gets neighbouring slots and is copied in
         # long runs.
@@ -123,8 +122,12 @@ class HostTier:
         return self.block_run(slot)[: self.geometry.page_bytes]
 
     def addresses(self, slots: Sequence[int]) -> np.ndarray:
-        """Where the pages in these slots begin in memory: int64 [slots]."""
-        return self._begin + np.array(slots, np.int64) * self.geometry.stride_bytes
+        """Where the pages in these slots begin in memory: int64 [slots]. Raises ValueError for a slab that is none,
+        where the bytes of a page do not lie one behind the other."""
+        apart, together = self.slab.strides
+        if together != 1:
+            raise ValueError("the bytes of a page do not lie together: this slab is a model without memory")
+        return self.slab.ctypes.data + np.array(slots, np.int64) * apart
 
     def block_run(self, slot: int) -> np.ndarray:
         """The whole slot in whole 4 KiB blocks, for direct I/O: uint8 [stride_bytes], a view. Raises IndexError where
