@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 PAGES_TOGETHER, BYTES_TOGETHER = 64, 32 << 20
 
 #: Told the checksums of pages, in their order; None: they could not be computed.
-Checked = Callable[[Sequence[bytes] | None], None]
+ChecksDone = Callable[[Sequence[bytes] | None], None]
 
 
 class _Look(NamedTuple):
     slots: Sequence[int]
-    done: Checked
+    done: ChecksDone
 
 
 class Checkers:
@@ -39,7 +39,7 @@ class Checkers:
         for thread in self._threads:
             thread.start()
 
-    def check(self, slots: Sequence[int], done: Checked) -> None:
+    def check(self, slots: Sequence[int], done: ChecksDone) -> None:
         """Compute the checksums of the pages in these slots, which the caller keeps."""
         self._jobs.put(_Look(slots, done))
 

@@ -9,7 +9,7 @@ import pytest
 
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
-from swift_tiers.radix_tiering.way.checking import Checked
+from swift_tiers.radix_tiering.way.checking import ChecksDone
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
 from support.engine import Clock, chain, make_stack, memory_ssd, put, wait_until
@@ -19,7 +19,7 @@ class Held:
     """Keeps what the checkers are asked, until the test lets them answer."""
 
     def __init__(self, stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[tuple[Sequence[int], Checked]] = []
+        self.asked: list[tuple[Sequence[int], ChecksDone]] = []
         self._checkers = stack.restorer._checkers
         self._check = self._checkers.check
         monkeypatch.setattr(self._checkers, "check", lambda slots, done: self.asked.append((slots, done)))
