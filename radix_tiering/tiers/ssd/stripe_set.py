@@ -183,7 +183,7 @@ class StripeSet:
         def start() -> None:
             nonlocal stripes
             if create is not None and all_blank(array, io.patience):
-                create_set(array, create, io.patience)
+                create_set(array, create, io.patience, set_id=runner.random.randbytes(16))
             opened = open_set(array, io.patience, progress)
             stripes = cls(io, opened, names, on_device_out)
             io.attach(opened.devices, opened.allocator, opened.set_id, opened.unit_bytes, stripes._is_flushed)
