@@ -11,15 +11,17 @@ It holds pages for as long as a request is about to read them, and no longer: it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-
-from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
 
 from ...base.page import round_up
 from ...base.runner import THREADS, Runner
+
+if TYPE_CHECKING:  # a stack without an accelerator starts without torch
+    import torch
+
+    from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
 
 #: Each page begins at such a multiple of bytes: what GPUDirect Storage reads to without a detour.
 _ALIGNMENT = 4096
@@ -82,6 +84,8 @@ class Landing:
 
         Computed on the device too: a trip there costs less than the arithmetic here.
         """
+        import torch
+
         row = slice(0, self.page_bytes)
         with self._scratch:
             self.queue.rows(torch.from_numpy(page)[None], self.memory[self.slots :, row])
