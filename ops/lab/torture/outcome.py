@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.tiers.testing.network import NETWORKS_FAIL
 
 from .devices import DEVICES_FAIL, FATES
-from .neighbours.network import NETWORKS_FAIL
 from .plan import CLIENT as CLIENT_ACTIONS
 from .plan import NEIGHBOURS, RANK_TROUBLE, RANKS, SERVER, STUMBLES, TORMENTS, TROUBLE, WORLDS, Plan, as_words
 from .scenarios import SCENARIOS

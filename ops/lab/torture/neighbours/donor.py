@@ -17,8 +17,8 @@ from swift_tiers.radix_tiering.lending.donation.lender import Lender
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.lending.leases import Donor, LeaseService, RunState, Timing, ipc_address
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
+from swift_tiers.radix_tiering.tiers.testing.network import Network
 
-from .network import Network
 from .pool import LENT, ModelPool
 
 #: What is in memory that is not lent.

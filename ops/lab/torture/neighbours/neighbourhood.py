@@ -16,10 +16,10 @@ from swift_tiers.radix_tiering.base.config import PeerConfig
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.lending.donation import arena
 from swift_tiers.radix_tiering.tiers.peer import PeerTier
+from swift_tiers.radix_tiering.tiers.testing.network import Network
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from .donor import DonorServer
-from .network import Network
 from .rival import Rival
 
 #: What the server that a world is about is called there.

@@ -13,9 +13,8 @@ from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord, page_diges
 from swift_tiers.radix_tiering.base.virtual import VirtualProcess
 from swift_tiers.radix_tiering.table.tier_copies import Copy
 from swift_tiers.radix_tiering.tiers.peer import PeerPlace, PeerTier
+from swift_tiers.radix_tiering.tiers.testing.network import Network
 from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write, Written
-
-from .network import Network
 
 #: Between two things that it does, at most, seconds.
 PAUSE_SECONDS = 0.05

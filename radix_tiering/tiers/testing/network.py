@@ -9,11 +9,11 @@ from collections import Counter, deque
 from collections.abc import Collection
 from typing import NamedTuple
 
-from swift_tiers.radix_tiering.base.virtual import VirtualRunner
-from swift_tiers.radix_tiering.base.virtual.schedule import Task
-from swift_tiers.radix_tiering.lending.leases.effects import Send
-from swift_tiers.radix_tiering.lending.leases.messages import Letter, Party, decode, encode
-from swift_tiers.radix_tiering.lending.leases.wire import (
+from ...base.virtual import VirtualRunner
+from ...base.virtual.schedule import Task
+from ...lending.leases.effects import Send
+from ...lending.leases.messages import Letter, Party, decode, encode
+from ...lending.leases.wire import (
     BorrowerGone,
     DonorGone,
     Event,
