@@ -117,6 +117,12 @@ class VirtualProcess(_Virtual):
                 with socket.socket(fileno=os.dup(descriptor)) as connection, suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
+    def bury(self) -> None:
+        """Once it was killed: keep nothing of what its threads knew."""
+        self.schedule.bury(self._tasks())
+        self._threads.clear()
+        self._pollers.clear()
+
     def _tasks(self) -> list[Task]:
         return [thread.task for thread in self._threads if thread.task is not None and not thread.task.over]
 

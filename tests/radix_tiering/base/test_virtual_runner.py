@@ -14,7 +14,7 @@ import greenlet
 import pytest
 
 from swift_tiers.radix_tiering.base.runner import Runner, ThreadRunner
-from swift_tiers.radix_tiering.base.virtual import Stuck, TaskDied, VirtualRunner
+from swift_tiers.radix_tiering.base.virtual import Stuck, TaskDied, VirtualProcess, VirtualRunner
 
 from support.examples import examples
 
@@ -290,6 +290,44 @@ def test_nothing_is_left_of_a_run() -> None:
         for found in gc.get_objects()
         if isinstance(found, (Known, greenlet.greenlet)) and found is not greenlet.getcurrent()
     ]
+
+
+def test_a_process_that_was_killed_is_buried_with_all_that_it_knew() -> None:
+    """Whoever stays goes on, and gets the locks that are his."""
+
+    class Known:
+        pass
+
+    ends: list[str] = []
+
+    def program(runner: VirtualRunner) -> None:
+        process, lock = VirtualProcess(runner), runner.lock()
+
+        def waits(known: Known) -> None:
+            try:
+                with process.lock():
+                    process.flag().wait()
+            finally:
+                ends.append("buried")
+
+        def begins() -> None:
+            process.thread(lambda: waits(Known()), "waits").start()
+
+        begins()
+        with lock:
+            runner.sleep(0.001)
+            process.kill()
+            process.bury()
+            assert ends == ["buried"]
+            gc.collect()
+            assert not [found for found in gc.get_objects() if isinstance(found, Known)]
+        other = runner.thread(lambda: ends.append("lives"), "lives")
+        other.start()
+        other.join()
+        assert ends == ["buried", "lives"]
+
+    runner = VirtualRunner(1)
+    runner.run(lambda: program(runner))
 
 
 def test_a_condition_wants_its_lock() -> None:
