@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from swift_tiers.radix_tiering.base.bounds import donation_bounds
@@ -21,10 +20,10 @@ from swift_tiers.radix_tiering.lending.donation.arena import ArenaError
 from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.lending.donation.device_memory import DeviceMemory
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
+from swift_tiers.radix_tiering.lending.donation.lender import LenderHand
 from swift_tiers.radix_tiering.lending.leases.addresses import ipc_address
 from swift_tiers.radix_tiering.lending.leases.donor import Donor
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
-from swift_tiers.radix_tiering.lending.leases.hand import LeaseSnapshot, ServiceHand
 from swift_tiers.radix_tiering.lending.leases.service import LeaseService
 from swift_tiers.radix_tiering.lending.leases.timing import lease_timing
 from swift_tiers.radix_tiering.tiers.host.landing import Landing
@@ -142,9 +141,15 @@ class PeerSide:
         if self.donation is not None:
             self.donation.lender.arrived()
 
-    def hand(self) -> ServiceHand:
+    def hand(self) -> LenderHand:
         """An operator's hand on this rank's leases."""
-        return _Hand(self)
+        return LenderHand(
+            self.name,
+            service=self.service,
+            address=self.address,
+            borrower=self.tier.service if self.tier is not None else None,
+            lender=lambda: self.donation.lender if self.donation is not None else None,
+        )
 
     def close(self) -> None:
         """Return what is borrowed, take back what is lent. Waits a few recall bounds at most. Idempotent."""
@@ -158,37 +163,6 @@ class PeerSide:
         if self._server is not None:
             self._server.close()
             self._server = None
-
-
-class _Hand(ServiceHand):
-    """The lender is told what was done to its leases."""
-
-    def __init__(self, side: PeerSide) -> None:
-        super().__init__(
-            side.name,
-            lender=side.service,
-            address=side.address,
-            borrower=side.tier.service if side.tier is not None else None,
-            on_cap=self._cap if side.service is not None else None,
-        )
-        self._side = side
-
-    def snapshot(self) -> LeaseSnapshot:
-        found = super().snapshot()
-        donation = self._side.donation
-        if donation is None:
-            return found
-        lender = donation.lender
-        return msgspec.structs.replace(found, window_seconds=lender.window_seconds, peak_bytes=lender.peak_bytes)
-
-    def recall(self, leases: Collection[int] | None = None, borrower: str = "") -> int:
-        if self._side.donation is not None:
-            self._side.donation.lender.rest()
-        return super().recall(leases, borrower)
-
-    def _cap(self, limit_bytes: int | None) -> None:
-        if self._side.donation is not None:
-            self._side.donation.lender.cap(limit_bytes)
 
 
 def lease_directory(config: TiersConfig) -> Path:
