@@ -48,19 +48,7 @@ class LiveFeed(Feed):
         return Look(snapshot=snapshot, items=tuple(items))
 
     def ask(self, question: ViewQuestion) -> ViewAnswers:
-        def put(reader: BusReader) -> ViewAnswers:
-            said: Any
-            if question.kind == "page":
-                said = reader.page(question.what, question.server)
-            elif question.kind == "map":
-                said = reader.map(question.what, question.server)
-            elif question.kind == "prefix":
-                said = reader.prefix(question.what, question.server)
-            else:
-                said = reader.nodes(int(question.what), question.server)
-            return ViewAnswers(views=said.answers, silent=said.silent)
-
-        return self._with(put)
+        return self._with(lambda reader: put_question(reader, question))
 
     def command(self, server: str, command: AnyCommand) -> CommandView:
         return self._with(lambda reader: reader.command(server, self._author, command, self._timeout))
@@ -84,3 +72,17 @@ class LiveFeed(Feed):
                     self._reader = None
             reader.close()
             raise
+
+
+def put_question(reader: BusReader, question: ViewQuestion) -> ViewAnswers:
+    """Ask it on the bus, and wait for the answers."""
+    said: Any
+    if question.kind == "page":
+        said = reader.page(question.what, question.server)
+    elif question.kind == "map":
+        said = reader.map(question.what, question.server)
+    elif question.kind == "prefix":
+        said = reader.prefix(question.what, question.server)
+    else:
+        said = reader.nodes(int(question.what), question.server)
+    return ViewAnswers(views=said.answers, silent=said.silent)

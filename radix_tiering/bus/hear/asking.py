@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple
 
 from ...base.errors import BusError
+from ...base.runner import THREADS, Runner
 from ..contract.commands import AnyCommand, Order, read_order, write_order
 from ..contract.round_trips import RoundTrips
 from ..contract.schema import MOST_LISTED_NODES, TIER_NAME
@@ -89,7 +90,11 @@ def nodes_question(count: int) -> Question[NodesView]:
 
 
 def ask_ranks(
-    bus: RoundTrips, servers: Sequence[ServerView], question: Question[AnyView], timeout: float
+    bus: RoundTrips,
+    servers: Sequence[ServerView],
+    question: Question[AnyView],
+    timeout: float,
+    runner: Runner = THREADS,
 ) -> Answers[AnyView]:
     """Ask every rank of `servers`, which are alive."""
     homes = {
@@ -123,7 +128,7 @@ def ask_ranks(
                         answered[key] = aged(view, server.clock_offset_seconds, now)
         return True if len(answered) == len(homes) else None
 
-    wait_for(gather, timeout)
+    wait_for(gather, timeout, runner)
     silent = tuple((one.server, rank) for key, (one, rank) in homes.items() if key not in answered)
     return Answers(tuple(answered[key] for key in homes if key in answered), silent)
 
@@ -145,7 +150,13 @@ def _is_fresh(time: str | None, earlier: str | None, asked: float, offset: float
 
 
 def send_command(
-    bus: RoundTrips, server: ServerView, author: str, command: AnyCommand, timeout: float, now: float
+    bus: RoundTrips,
+    server: ServerView,
+    author: str,
+    command: AnyCommand,
+    timeout: float,
+    now: float,
+    runner: Runner = THREADS,
 ) -> CommandView:
     """Send one command to `server` and wait until nothing more becomes of it. `now`: by Redis' clock."""
     if not server.control:
@@ -174,13 +185,13 @@ def send_command(
         return view if view is not None and set(server.ranks) <= set(view.ranks) else None
 
     # Until the deadline, and then until the server can have seen that it has passed, and said so.
-    found = wait_for(final, timeout + PATIENCE_SECONDS)
+    found = wait_for(final, timeout + PATIENCE_SECONDS, runner)
     if found is None and look() is not None:
-        found = wait_for(final, max(timeout, FINISH_SECONDS))
+        found = wait_for(final, max(timeout, FINISH_SECONDS), runner)
     if found is None:
         raise _unfinished(server, look(), outcome, timeout)
     if found.state in ("done", "partly"):
-        return wait_for(complete, STRAGGLER_SECONDS) or look() or found
+        return wait_for(complete, STRAGGLER_SECONDS, runner) or look() or found
     return found
 
 

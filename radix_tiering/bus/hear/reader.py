@@ -13,6 +13,7 @@ import redis
 
 from ...base.config import BusConfig
 from ...base.errors import BusError
+from ...base.runner import THREADS, Runner
 from ..contract.commands import AnyCommand
 from ..contract.gpu_views import MOST_REACHES, GpuView, ReachView
 from ..contract.neighbours import lease_name
@@ -96,9 +97,12 @@ class BusReader:
         client: redis.Redis,
         prefix: str = "swift",
         errors: Callable[[], AbstractContextManager[None]] = nullcontext,
+        runner: Runner = THREADS,
     ) -> None:
-        """`client` answers in text; `close` closes it. `errors` is to make a BusError of what it raises within."""
+        """`client` answers in text; `close` closes it. `errors` is to make a BusError of what it raises within.
+        `runner`: by whose time answers are waited for."""
         self._bus = RoundTrips(client, Keys(prefix), errors)
+        self._runner = runner
         self._memory = RequestMemory()
 
     @classmethod
@@ -242,7 +246,7 @@ class BusReader:
 
     def _ask(self, question: Question[AnyView], server: str | None, timeout: float) -> Answers[AnyView]:
         asked = [one for one in self.servers() if one.alive] if server is None else [self._living(server)[0]]
-        return ask_ranks(self._bus, asked, question, timeout)
+        return ask_ranks(self._bus, asked, question, timeout, self._runner)
 
     def command(self, server: str, author: str, command: AnyCommand, timeout: float = 10.0) -> CommandView:
         """Send one command and wait until nothing more becomes of it: `done`, `refused`, `expired` or `partly`.
@@ -252,7 +256,7 @@ class BusReader:
         CommandRefusedError for what it would refuse at sight.
         """
         one, now = self._living(server)
-        return send_command(self._bus, one, author, command, timeout, now)
+        return send_command(self._bus, one, author, command, timeout, now, self._runner)
 
     def _living(self, name: str) -> tuple[ServerView, float]:
         servers, now = self._read_servers(name)

@@ -74,6 +74,7 @@ class BusPublisher:
         scope: str = "",
         leader: bool,
         runner: Runner = THREADS,
+        client: Callable[[BusConfig, str], redis.Redis] = connect,
     ) -> None:
         """Does nothing yet. `server` is its name on the bus, `rank` this rank's, as `dp0-tp0`.
 
@@ -85,7 +86,8 @@ class BusPublisher:
         `leases` tells what the rank lends and borrows, if it does; `gpu` the newest sample of its GPU, if it has one,
         without asking the driver for it. `on_neighbours` is told who lends on this machine, by lease name with the
         address, whenever that changes; as long as Redis is away it stays as it was. All are called on the publisher's
-        thread. `scope`: of its leases, unless it is `neighbours.lease_scope`.
+        thread. `scope`: of its leases, unless it is `neighbours.lease_scope`. `client`: makes a connection, for the
+        server of this name.
 
         Raises ConfigError for a directory of the embedded Redis that cannot be.
         """
@@ -136,6 +138,7 @@ class BusPublisher:
         self._streams = [self._keys.of(name, server=server) for name in names]
         self._embedded = EmbeddedRedis(config.directory) if config.url is None else None
         self._awaits_owner = False  # the embedded Redis is another participant's, to run or to start
+        self._connect = client
         self._client: redis.Redis | None = None
         self._announced = False  # Redis has, as far as is known, all that was said
         # When it was last done, by the monotonic clock.
@@ -226,7 +229,7 @@ class BusPublisher:
             self._awaits_owner = not self._embedded.ensure()
             self._ensured = now
         if self._client is None:
-            self._client = connect(self._config, self._server)
+            self._client = self._connect(self._config, self._server)
             self._announced = False
 
     def _turn(self) -> float:
