@@ -42,8 +42,12 @@ class ModelArray(MemoryArray):
         now = self._runner.monotonic()
         for request in requests:
             self._number += 1
-            late = NEVER if request.device in self.silent else self._seconds * self._draw.expovariate(1.0)
-            self._due.append((now + late, self._number, request))
+            due = now + NEVER if request.device in self.silent else self._due_at(request, now)
+            self._due.append((due, self._number, request))
+
+    def _due_at(self, request: Request, now: float) -> float:
+        """When a request that is given to its device now is done."""
+        return now + self._seconds * self._draw.expovariate(1.0)
 
     def reap(self, at_least: int, timeout: float | None = None) -> list[Completion]:
         end = None if timeout is None else self._runner.monotonic() + timeout
