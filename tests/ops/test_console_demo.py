@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from swift_tiers.console import plain
+from swift_tiers.console.feeds.entries import entries_of
 from swift_tiers.console.feeds.feed import Look, Nature, ViewQuestion
 from swift_tiers.console.feeds.recorded import RecordedFeed
 from swift_tiers.console.feeds.recording import RecordingFeed
@@ -30,9 +31,13 @@ from swift_tiers.console.views.parts.view import Scene
 from swift_tiers.ops.commands import console_command
 from swift_tiers.ops.commands.console_demo import DemoFeed
 from swift_tiers.ops.commands.console_demo.pictures import PICTURES, Picture, draw
-from swift_tiers.ops.commands.console_demo.script import ROUND
+from swift_tiers.ops.commands.console_demo.scheduler import PAGE_TOKENS
+from swift_tiers.ops.commands.console_demo.script import ROUND, Script
 from swift_tiers.ops.commands.console_demo.server import DemoServer
+from swift_tiers.ops.commands.console_demo.work import PlannedRequest, page_key
+from swift_tiers.ops.lab.torture.stacks import check as check_stack
 from swift_tiers.radix_tiering.base.errors import BusError
+from swift_tiers.radix_tiering.base.events import Event
 from swift_tiers.radix_tiering.base.slot_map import SlotState
 from swift_tiers.radix_tiering.bus.contract.commands import (
     AddDevice,
@@ -50,7 +55,10 @@ from swift_tiers.radix_tiering.bus.contract.commands import (
 )
 from swift_tiers.radix_tiering.bus.contract.views import RankState
 from swift_tiers.radix_tiering.bus.hear.lease_pairs import differences, pairs_of, views_of
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.held_page import Page
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 
 from support.command_line import run_command
 
@@ -67,11 +75,11 @@ class Demo:
         self.seen: set[str] = set()  # words of alarms
         self.look = self.go_on(0.0)
 
-    def go_on(self, seconds: float) -> Look:
-        """As a console that looks once a second."""
+    def go_on(self, seconds: float, apart: float = 1.0) -> Look:
+        """As a console that looks so often."""
         until = self.now + seconds
         while True:
-            self.now = min(until, self.now + 1.0)
+            self.now = min(until, self.now + apart)
             self.look = self.feed.look()
             self.alarms = self.watcher.take(self.look)
             self.kinds.update(item.kind for item in self.look.items if not isinstance(item, tuple))
@@ -85,9 +93,14 @@ class Demo:
 
     @property
     def servers(self) -> dict[str, DemoServer]:
-        script = self.feed._script
-        assert script is not None
-        return script.servers
+        return self.feed.within(lambda script: script.servers)
+
+    def check(self) -> None:
+        """Of every server that lives."""
+        self.feed.within(lambda script: [check(one) for one in script.servers.values() if one.alive])
+
+    def events(self, server: str) -> list[Event]:
+        return self.feed.within(lambda script: script.servers[server].stack.events.since(0))
 
     def moment(self) -> Moment:
         return Moment(self.look.snapshot, 0.0, "", self.watcher.history, self.alarms, self.watcher.events)
@@ -103,25 +116,31 @@ class Demo:
 
 def check(server: DemoServer) -> None:
     """The product's rules, and books that agree with each other."""
-    tiers = server.tiers
-    with tiers.table.lock:
-        check_rules(tiers.table)
-    # The rules know host memory, where nothing is lent or computed.
-    states = tiers.pool.states()
-    told = np.where(np.isin(states, [SlotState.LENT, SlotState.RECOMPUTING]), np.uint8(SlotState.PRIVATE), states)
-    with tiers.device.lock, patch.object(tiers.pool, "states", lambda: told):
-        check_rules(tiers.device)
-    assert (states == SlotState.LENT).sum() == (server.donor.sizer.lent if server.donor is not None else 0)
-    slots = [slot for asked in server.requests.values() for slot in asked.claim.slots]
+    assert isinstance(server.stack, TierStack)
+    table, device, pool = server.stack.table, server.device.table, server.device.pool
+    with table.lock:
+        check_rules(table)
+    # The rules know host memory, where nothing is lent, loaded or computed by a request alone.
+    states = pool.states()
+    told = np.where(
+        np.isin(states, [SlotState.LENT, SlotState.RECOMPUTING, SlotState.LOADING]), np.uint8(SlotState.PRIVATE), states
+    )
+    with device.lock, patch.object(pool, "states", lambda: told):
+        check_rules(device)
     lent = server.donor.sizer.lent if server.donor is not None else 0
-    assert tiers.pool.used_slots == len(list(tiers.device.all_pages())) + len(slots) + lent
+    assert (states == SlotState.LENT).sum() == lent
+    slots = [slot for asked in server.scheduler.running for slot in asked.seat.slots]
+    assert pool.used_slots == len(list(device.all_pages())) + len(slots) + lent
     assert len(set(slots)) == len(slots)
-    if server.stripes is not None:
-        out = {device.number for device in server.stripes.devices if device.service == "out"}
-        ssd = tiers.table.named("ssd").number
-        copies = [page.copy_in(ssd) for page in tiers.table.all_pages()]
-        stored = [copy.place for copy in copies if copy is not None and copy.whole]
-        assert not any(device in out for one in stored for device, _ in one.placement)
+    assert not [event for event in server.stack.events.since(0) if event.kind.endswith(".error")]
+    assert not any(one.checksum_failures for one in server.stack.snapshot().tiers.values())
+    ssd = server.stack.tiers.get("ssd")
+    if isinstance(ssd, SsdTier):
+        out = {number for number, one in enumerate(ssd.snapshot()[1]) if one.service == "out"}
+        number = table.named("ssd").number
+        with table.lock:
+            copies = [page.copy_in(number) for page in table.all_pages() if page.whole_in(number)]
+        assert not any(ssd.uses(copy.place, device) for copy in copies if copy is not None for device in out)
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +149,7 @@ def round_of_it() -> Demo:
     demo = Demo()
     for _ in range(int(ROUND // 20) + 1):
         demo.go_on(20.0)
-        for server in demo.servers.values():
-            if server.alive:
-                check(server)
+        demo.check()
     return demo
 
 
@@ -172,6 +189,65 @@ def test_all_tiers_are_found_in_and_restores_meet(round_of_it: Demo) -> None:
         assert 0 < story.meeting_pages <= story.found
 
 
+def test_its_servers_are_the_engine_and_their_accounts_balance_once_all_is_quiet() -> None:
+    """After a donor took its memory back, a device was slow, and another one went out."""
+    demo = Demo()
+    demo.go_on(130.0)
+    assert {"borrowed.recalled", "device.out"} <= demo.kinds.keys()
+    demo.feed.within(lambda script: [one.scheduler.work.hurry(1e-9) for one in script.servers.values()])
+    demo.go_on(25.0)
+
+    def balance(script: Script) -> list[int]:
+        for server in script.servers.values():
+            assert isinstance(server.stack, TierStack)
+            assert not server.scheduler.running
+            assert not server.scheduler.waiting
+            check_stack(server.stack)
+        return [len(server.stack.tiers) for server in script.servers.values()]
+
+    assert demo.feed.within(balance) == [0, 2, 1]
+
+
+def test_requests_that_hold_all_of_a_device_make_room_for_each_other() -> None:
+    """Two wait for one page each, nobody runs who could give one back, and all else is in use."""
+    demo = Demo()
+    demo.feed.within(lambda script: script.servers["gamma"].scheduler.work.hurry(1e-9))
+    demo.go_on(40.0)
+
+    def crowd(script: Script) -> list[Page]:
+        device, scheduler = script.servers["gamma"].device, script.servers["gamma"].scheduler
+        assert not scheduler.running
+        assert not scheduler.waiting
+        first, second, *rest = [page for page in device.table.all_pages() if not page.children]
+        for number, end in enumerate((first, second)):
+            keys = [*(page.key for page in _until(end)), page_key(10**9 + number)]
+            with patch.object(scheduler.work, "draw", lambda keys=keys: PlannedRequest(tuple(keys), 1, 50, [])):
+                scheduler._arrive(0.0)
+        others = [page for end in rest for page in _until(end)]
+        device.table.pin_all(others)
+        device.pool.limit_slots = device.pool.used_slots
+        return others
+
+    others = demo.feed.within(crowd)
+    demo.go_on(20.0)
+
+    def left(script: Script) -> int:
+        scheduler = script.servers["gamma"].scheduler
+        return len(scheduler.running) + len(scheduler.waiting)
+
+    assert demo.feed.within(left) == 1, "one has let go of what it held, and the other one is answered"
+
+    def leave(script: Script) -> None:
+        device = script.servers["gamma"].device
+        device.table.unpin_all(others)
+        device.pool.limit_slots = device.pool.slots
+
+    demo.feed.within(leave)
+    demo.go_on(20.0)
+    assert demo.feed.within(left) == 0
+    demo.check()
+
+
 def test_requests_add_up(round_of_it: Demo) -> None:
     for name in ("alpha", "beta", "gamma"):
         for request in round_of_it.rank(name).requests:
@@ -179,7 +255,7 @@ def test_requests_add_up(round_of_it: Demo) -> None:
                 continue
             parts = (request.device_tokens, request.peer_tokens, request.host_tokens, request.ssd_tokens)
             assert sum(part or 0 for part in parts) + (request.recomputed_tokens or 0) == request.prompt_tokens
-            assert sum(pages for _, pages in request.tiers) == request.pages
+            assert sum(pages for _, pages in request.tiers) == -(-request.prompt_tokens // PAGE_TOKENS)
 
 
 def test_both_sides_of_a_lease_say_the_same() -> None:
@@ -199,6 +275,7 @@ def test_the_hardware_counts_a_little_more_than_the_tiers_copy(round_of_it: Demo
     assert [[reach.gpu for reach in rank.reaches] for rank in (alpha, beta)] == [[beta.gpu.uuid], [alpha.gpu.uuid]]
     assert gamma.reaches == ()
     assert {reach.nvlinks for rank in (alpha, beta) for reach in rank.reaches} == {0}
+    round_of_it.go_on(10.0, apart=0.25)  # each time that they speak
     (pcie,) = wires(round_of_it.moment(), None)
     assert pcie.name == "PCIe"
     for both in (pcie.sent, pcie.received):
@@ -215,7 +292,7 @@ def test_a_restore_is_seen_under_way() -> None:
             for state in demo.feed.look().snapshot.servers
             for rank in state.ranks
             for request in rank.requests
-            if request.state == "restoring" and request.restore_story is not None
+            if request.restore == "waiting" and request.restore_story is not None
         ]
         if any(story.computed_pages and story.loading_pages for story in stories):
             return
@@ -242,15 +319,25 @@ def test_questions_are_answered_from_the_same_books(round_of_it: Demo) -> None:
     assert nodes.nodes is not None
     assert len(nodes.table) == min(20, nodes.nodes)
     roots = [node for node in feed.ask(ViewQuestion("nodes", "1000", "alpha")).views[0].table if node.parent is None]
-    cached = len(list(round_of_it.servers["alpha"].tiers.device.all_pages())) * 64
+    cached = feed.within(lambda script: len(list(script.servers["alpha"].device.table.all_pages()))) * PAGE_TOKENS
     assert sum(node.subtree_tokens for node in roots) == cached
-    key = next(page for page in round_of_it.servers["beta"].tiers.table.all_pages() if page.depth == 20).key.hex()
+    key = feed.within(lambda script: _key_at(script.servers["beta"].stack, 20))
     (page,) = feed.ask(ViewQuestion("page", key, "beta")).views
     assert (page.held, page.depth) == (True, 20)
     (prefix,) = feed.ask(ViewQuestion("prefix", key, "beta")).views
     assert [one.depth for one in prefix.table] == list(range(1, 21))
     (other,) = feed.ask(ViewQuestion("page", key, "gamma")).views
     assert other.held is False
+
+
+def _until(end: Page) -> list[Page]:
+    """A sequence."""
+    before = [] if end.parent is None else _until(end.parent)
+    return [*before, end]
+
+
+def _key_at(stack: TierStack, depth: int) -> str:
+    return next(page for page in stack.table.all_pages() if page.depth == depth).key.hex()
 
 
 @pytest.mark.parametrize("size", [(78, 20), (198, 56)])
@@ -287,7 +374,7 @@ def test_a_demo_is_recorded_like_any_other_bus_and_says_so_when_it_is_played(tmp
     for number in (29, 3, 17):
         tape.player.seek(2.0 * number)
         look = tape.look()
-        assert look.snapshot == seen[number].snapshot
+        assert entries_of(look.snapshot) == entries_of(seen[number].snapshot), "ages are written with some digits"
         assert tape.ask(ViewQuestion("map", "host", "beta")).views[0].slots == 2048
 
 
@@ -315,30 +402,33 @@ def test_leases_are_recalled_pinned_and_capped() -> None:
     assert other not in [entry.lease for entry in rank.lent[0].table]
     for kind in ("lease.pinned", "lease.recalled", "lending.capped", "borrowed.recalled", "command.done"):
         assert demo.kinds[kind], kind
-    check(demo.servers["alpha"])
-    check(demo.servers["beta"])
+    demo.check()
 
 
 def test_tiers_devices_and_pages_obey() -> None:
     demo = Demo()
     assert "pages evicted" in demo.do("gamma", CapTier(tier="host", limit="4GiB"))
     assert "gets no new pages" in demo.do("gamma", DrainDevice(device=1))
-    assert demo.do("gamma", DrainDevice(device=1)).endswith("is draining")
+    assert demo.do("gamma", DrainDevice(device=1)).endswith("was draining already")
     assert "device 4:" in demo.do("gamma", AddDevice(directory="/ssd4"))
-    table = demo.servers["gamma"].tiers.table
-    page = max((page for page in table.all_pages() if page.complete), key=lambda page: page.depth)
-    key = page.key.hex()
-    assert demo.do("gamma", Pin(page=key)) == f"done: {page.depth} pages pinned"
-    check(demo.servers["gamma"])
+    key, depth = demo.feed.within(lambda script: _an_end(script.servers["gamma"].stack))
+    assert demo.do("gamma", Pin(page=key)) == f"done: {depth} pages pinned"
+    demo.check()
     assert demo.do("gamma", Unpin(page=key)) == "done: unpinned"
     assert demo.do("gamma", Unpin(page=key)).startswith("refused: ")
     assert demo.do("gamma", Drop(page=key)) == "done: 1 pages forgotten"
     assert "is not held" in demo.do("gamma", Drop(page=key))
     demo.go_on(10.0)
-    check(demo.servers["gamma"])
+    demo.check()
     host = next(tier for tier in demo.rank("gamma").tiers if tier.tier == "host")
     assert (host.used_bytes or 0) <= 4 << 30
     assert [device.service for device in demo.rank("gamma").devices][1] == "draining"
+
+
+def _an_end(stack: TierStack) -> tuple[str, int]:
+    """Key and depth of the last page of a sequence that is no longer than what may be pinned."""
+    page = next(page for page in stack.table.all_pages() if page.complete and not page.children and page.depth < 200)
+    return page.key.hex(), page.depth
 
 
 def test_a_flush_empties_the_tiers_and_they_fill_again() -> None:
@@ -348,21 +438,21 @@ def test_a_flush_empties_the_tiers_and_they_fill_again() -> None:
     assert before.pages
 
     def held() -> tuple[int, int]:
-        demo.look = demo.feed.look()
+        demo.go_on(1.0)
         rank = demo.rank("gamma")
         assert rank.directory is not None
         (ssd,) = [tier for tier in rank.tiers if tier.tier == "ssd"]
         return rank.directory.pages or 0, ssd.only_pages or 0
 
     assert demo.do("gamma", Flush()).endswith("pages forgotten in host memory")
-    check(demo.servers["gamma"])
+    demo.check()
     pages, on_ssd_only = held()
-    assert 0 < pages < before.pages + 100
+    assert 0 < pages < before.pages + 300
     assert on_ssd_only >= 0.9 * pages, "what is held is on ssd, but for what requests hold and what came since"
     assert demo.do("gamma", Flush(tiers="all")).endswith("pages forgotten in every tier")
-    check(demo.servers["gamma"])
+    demo.check()
     assert held()[0] < before.pages / 2
-    flushed = [event for event in demo.servers["gamma"].events.since(0) if event.kind == "tiers.flushed"]
+    flushed = [event for event in demo.events("gamma") if event.kind == "tiers.flushed"]
     assert [event.fields["ssd"] for event in flushed] == [False, True]
 
 
@@ -371,8 +461,9 @@ def test_a_policy_is_changed() -> None:
     assert demo.do("gamma", SetPolicy(field="eviction", value="lfu")) == "done: eviction: lru -> lfu"
     assert demo.do("gamma", SetPolicy(field="eviction", value="lfu")) == "done: eviction was lfu already"
     assert demo.do("gamma", SetPolicy(field="ssd_admission", value="reuse")).startswith("done: ssd_admission: ")
-    check(demo.servers["gamma"])
-    demo.look = demo.feed.look()
+    assert demo.do("gamma", SetPolicy(field="restore_deadline", value="1s")) == "done: restore_deadline: 2s -> 1s"
+    demo.check()
+    demo.go_on(1.0)
     assert demo.rank("gamma").tiers
     (gamma,) = (state.server for state in demo.look.snapshot.servers if state.server.server == "gamma")
     assert (gamma.configuration["policy"]["eviction"], gamma.configuration["policy"]["write"]) == ("lfu", "through")
@@ -381,30 +472,48 @@ def test_a_policy_is_changed() -> None:
 @pytest.mark.parametrize(
     ("server", "command", "said"),
     [
-        ("gamma", SetPolicy(field="restore_deadline", value="1s"), "simulates eviction"),
         ("gamma", SetPolicy(field="eviction", value="best"), "policy.eviction"),
         ("gamma", CapLending(limit=None), "does not lend"),
-        ("alpha", DrainDevice(device=0), "there is no device 0"),
+        ("alpha", DrainDevice(device=0), "no ssd tier"),
         ("alpha", CapTier(tier="ssd", limit=1), "no ssd tier"),
         ("gamma", CapTier(tier="host", limit="much"), "limit:"),
     ],
 )
-def test_what_is_not_simulated_or_makes_no_sense_is_refused(server: str, command: AnyCommand, said: str) -> None:
+def test_what_makes_no_sense_is_refused(server: str, command: AnyCommand, said: str) -> None:
     demo = Demo()
     outcome = demo.do(server, command)
     assert outcome.startswith("refused: ")
     assert said in outcome
-    (event,) = (event for event in demo.servers[server].events.since(0) if event.kind == "command.refused")
+    (event,) = (event for event in demo.events(server) if event.kind == "command.refused")
     assert outcome == f"refused: {event.fields['reason']}", "the audit says why, as a server's does"
 
 
 def test_a_server_that_is_gone_hears_nothing() -> None:
     demo = Demo()
-    demo.servers["alpha"].die()
-    with pytest.raises(BusError, match="no server alpha"):
+    demo.feed.within(lambda script: script.servers["alpha"].die())
+    with pytest.raises(BusError, match="server alpha: nobody answered"):
         demo.feed.command("alpha", CapLending(limit=None))
-    with pytest.raises(BusError, match="no server nobody"):
+    with pytest.raises(BusError, match="server alpha: is gone"):
+        demo.feed.command("alpha", CapLending(limit=None))
+    with pytest.raises(BusError, match="server nobody: is not known here"):
         demo.feed.command("nobody", CapLending(limit=None))
+
+
+def test_a_demo_that_has_ended_says_why() -> None:
+    demo = Demo()
+    demo.feed.close()
+    with pytest.raises(BusError, match="the demo has ended: it was closed"):
+        demo.feed.look()
+    other = Demo()
+
+    def fails() -> None:
+        raise RuntimeError("a fault of ours")
+
+    other.feed.within(lambda script: script.servers["beta"].stack.runner.thread(fails, "careless").start())
+    with pytest.raises(BusError, match="the demo has ended: careless: RuntimeError"):
+        other.go_on(1.0)
+    with pytest.raises(BusError, match="careless"):
+        other.feed.look()
 
 
 # ---- as a command ----

@@ -1,6 +1,7 @@
 """Devices that are not here: GPUs, links and SSDs as models in virtual time, and requests that are restored on them.
 
-The console's demo and the simulation (`ops/lab/simulate`) stand on them. What decides is the product's own code.
+The simulation (`ops/lab/simulate`) stands on them, the console's demo on what GPUs and models are. What decides is the
+product's own code.
 """
 
 from __future__ import annotations

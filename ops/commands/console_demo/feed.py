@@ -1,29 +1,116 @@
-"""The simulation as a feed of the console."""
+"""The simulation as a feed of the console.
+
+Everything simulated is on one runner, in one thread of its own: the servers' threads are tasks there, and so is what
+the feed asks, which reads the model of a Redis as the console reads a real one.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+import queue
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from swift_tiers.console.feeds.feed import Feed, Look, Nature, ViewAnswers, ViewQuestion
+from swift_tiers.console.feeds.live import FORMER_EVENTS, put_question
 from swift_tiers.radix_tiering.base.errors import BusError
-from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand, CommandRefusedError
-from swift_tiers.radix_tiering.bus.contract.views import CommandView, ServerState, Snapshot
-from swift_tiers.radix_tiering.bus.hear.event_reading import StreamEvent
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.bus.contract.commands import AnyCommand
+from swift_tiers.radix_tiering.bus.contract.views import CommandView, Snapshot
+from swift_tiers.radix_tiering.bus.hear.event_tail import EventTail
+from swift_tiers.radix_tiering.bus.hear.reader import BusReader
 
-from ...base.devices.clock import Clock
-from .answers import answer
-from .lending import Post
-from .orders import carry_out
-from .remains import gone, remains
+from .redis_model import RedisModel
 from .script import Script
-from .views import ServerViews
+
+logger = logging.getLogger(__name__)
 
 #: What has happened before the first look, seconds, and how often that was looked at: so that there is a history.
 BEFORE, APART = 20.0, 0.5
+#: Questions and commands that are waited for at one time, and how often it is looked for an answer, seconds.
+AT_ONCE, POLL_SECONDS = 2, 0.05
 #: The most that one look lets go by, seconds: a console that was stopped does not wait for the time that it missed.
 MOST_AT_ONCE = 5.0
+
+Result = TypeVar("Result")
+
+
+class World:
+    """What is simulated, and the thread that it is in."""
+
+    def __init__(self, wall: float) -> None:
+        """`wall`: the time of day at the beginning, seconds since 1970."""
+        self.runner = VirtualRunner(switch=0.0, stall=0.0, most_steps=sys.maxsize, most_seconds=math.inf)
+        self.runner.clock_off = wall - self.runner.time()
+        self.redis = RedisModel(self.runner)
+        self.reader = BusReader(self.redis.client(), runner=self.runner)
+        self.script: Script
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._long = self.runner.queue()  # of what waits there, likewise
+        self._lock = threading.Lock()
+        self._asked: Future[Any] | None = None  # for what is being done
+        self._over = ""  # why nothing is done any more
+        threading.Thread(target=self._run, name="demo", daemon=True).start()
+
+    def do(self, job: Callable[[], Result]) -> Result:
+        """Have this done as a task of the runner, which may wait there; what it returns. Raises what it raises, and
+        BusError once the run is over."""
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._over:
+                raise BusError(self._over)
+            self._jobs.put((job, future))
+        return future.result()
+
+    def begin(self, job: Callable[[], Result]) -> Future[Result]:
+        """As `do`, for what waits until time has gone on: who began it sees to that."""
+        future: Future[Result] = Future()
+        self.do(lambda: self._long.put((job, future)))
+        return future
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        why = "it was closed"
+        try:
+            self.runner.run(self._live)
+        except BaseException as error:
+            logger.exception("the demo has ended")
+            why = str(error).partition("\n")[0]
+        with self._lock:
+            self._over = f"the demo has ended: {why}"
+        waiting = [] if self._asked is None else [self._asked]
+        while not self._jobs.empty():
+            if (asked := self._jobs.get()) is not None:
+                waiting.append(asked[1])
+        for future in waiting:
+            future.set_exception(BusError(self._over))
+
+    def _live(self) -> None:
+        for _ in range(AT_ONCE):
+            self.runner.thread(self._wait, "asks").start()
+        while (asked := self._jobs.get()) is not None:
+            self._asked = asked[1]
+            _fulfil(*asked)
+            self._asked = None
+
+    def _wait(self) -> None:
+        while True:
+            _fulfil(*self._long.get())
+
+
+def _fulfil(job: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(job())
+    except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+        future.set_exception(error)
 
 
 class DemoFeed(Feed):
@@ -42,114 +129,69 @@ class DemoFeed(Feed):
         """`wall`: seconds since 1970, read once."""
         self.steers = steers
         self._monotonic = monotonic
-        self._clock = Clock()
-        began = wall() - BEFORE
-        self._wall = lambda: began + self._clock.now
-        self._lock = threading.Lock()
-        self._script: Script | None = None
-        self._views: dict[str, ServerViews] = {}
-        self._last: dict[str, ServerState] = {}  # what each has said last
-        self._told: dict[str, tuple[object, int]] = {}  # of each server, its life and the last event that was read
-        self._looked = 0.0
-        self._commands = 0
+        self._world = World(wall() - BEFORE)
+        weakref.finalize(self, self._world.close)
+        self._tail = EventTail(None, FORMER_EVENTS)
+        self._looked = 0.0  # when, by the console's clock
+        self._now = 0.0  # until when time is to have gone on, by the runner's
 
     def look(self) -> Look:
-        with self._lock:
-            if self._script is None:
-                return self._begin()
-            now = self._monotonic()
-            passed = min(MOST_AT_ONCE, now - self._looked)
-            self._looked = now
-            self._advance(self._clock.now + passed)
-            return Look(snapshot=self._snapshot(), items=tuple(self._events()))
-
-    def _begin(self) -> Look:
-        self._script = Script(Post(self._clock), self._wall)
-        before = []
-        for number in range(1, int(BEFORE / APART)):
-            self._advance(number * APART)
-            before.append(self._snapshot())
-        self._advance(BEFORE)
-        self._looked = self._monotonic()
-        return Look(snapshot=self._snapshot(), items=tuple(self._events()), passed=tuple(before))
-
-    def _advance(self, until: float) -> None:
-        self._clock.run(until)
-        self._clock.now = until
-
-    def _running(self) -> Script:
-        if self._script is None:
-            raise BusError("the demo has not begun yet")
-        return self._script
-
-    def _snapshot(self) -> Snapshot:
-        script = self._running()
-        states = []
-        for name, server in sorted(script.servers.items()):
-            if server.alive:
-                views = self._views.get(name)
-                if views is None or views.server is not server:
-                    views = self._views[name] = ServerViews(server)
-                states.append(views.state())
-                self._last[name] = states[-1]
-            else:
-                age = self._wall() - script.gone[name]
-                states.append(remains(self._last.get(name), age) or gone(name, age))
-        return Snapshot(time=self._wall(), servers=tuple(states))
-
-    def _events(self) -> list[StreamEvent]:
-        """Those since the last look, of all servers, by time."""
-        found = []
-        for name, server in self._running().servers.items():
-            life, last = self._told.get(name, (server, 0))
-            last = last if life is server else 0
-            for event in server.events.since(last):
-                last = event.sequence
-                found.append(
-                    StreamEvent(
-                        server=name,
-                        rank=server.rank,
-                        entry=f"{int(event.time * 1000)}-0",
-                        sequence=event.sequence,
-                        time=event.time,
-                        happened=event.time,
-                        age_seconds=max(0.0, self._wall() - event.time),
-                        kind=event.kind,
-                        fields=event.fields,
-                    )
-                )
-            self._told[name] = server, last
-        return sorted(found, key=lambda event: event.happened)
+        return self._world.do(self._look)
 
     def ask(self, question: ViewQuestion) -> ViewAnswers:
-        with self._lock:
-            servers = [
-                server
-                for name, server in sorted(self._running().servers.items())
-                if server.alive and question.server in (None, name)
-            ]
-            return ViewAnswers(views=tuple(answer(server, question) for server in servers))
+        return self._wait_for(lambda: put_question(self._world.reader, question))
 
     def command(self, server: str, command: AnyCommand) -> CommandView:
-        with self._lock:
-            found = self._running().servers.get(server)
-            if found is None or not found.alive:
-                raise BusError(f"there is no server {server[:80]} in the demo")
-            self._commands += 1
-            identifier, kind = f"demo-{self._commands}", str(type(command).__struct_config__.tag)
-            try:
-                said = f"done: {carry_out(found, command)}"
-                state, reason = "done", ""
-            except CommandRefusedError as error:
-                said, state, reason = f"refused: {error}", "refused", str(error)
-            why = {"reason": reason} if reason else {}
-            found.events.emit(f"command.{state}", id=identifier, author="demo", type=kind, **why)
-            return CommandView(
-                server=server,
-                id=identifier,
-                state=state,
-                author="demo",
-                type=kind,
-                reason=reason,
-                ranks={found.rank: said},
-            )
+        return self._wait_for(lambda: self._world.reader.command(server, "demo", command))
+
+    def _wait_for(self, job: Callable[[], Result]) -> Result:
+        """Time goes on meanwhile as it does at a look; where the console's clock stands, so far as it takes."""
+        future = self._world.begin(job)
+        while not future.done():
+            if self._world.do(self._follow):
+                wait([future], POLL_SECONDS)
+            else:
+                self._world.do(lambda: self._world.runner.sleep(POLL_SECONDS))
+        return future.result()
+
+    def close(self) -> None:
+        self._world.close()
+
+    def within(self, look: Callable[[Script], Result]) -> Result:
+        """What this finds out in the simulation, while nothing goes on there."""
+        return self._world.do(lambda: look(self._world.script))
+
+    # ---- a task of the runner ----
+
+    def _look(self) -> Look:
+        passed = list[Snapshot]()
+        if not self._now:
+            self._now = self._world.runner.monotonic()
+            self._world.script = Script(self._world.runner, self._world.redis)
+            for _ in range(int(BEFORE / APART) - 1):
+                self._go_on(APART)
+                passed.append(self._snapshot())
+            self._go_on(APART)
+            self._looked = self._monotonic()
+        else:
+            self._follow()
+        snapshot = self._snapshot()
+        items = self._tail.read(self._world.reader, [state.server.server for state in snapshot.servers])
+        return Look(snapshot=snapshot, items=tuple(items), passed=tuple(passed))
+
+    def _follow(self) -> bool:
+        """Let time go on as the console's clock has; whether it has. Raises BusError before the first look."""
+        if not self._now:
+            raise BusError("the demo has not begun yet")
+        now = self._monotonic()
+        passed, self._looked = now - self._looked, now
+        self._go_on(min(MOST_AT_ONCE, passed))
+        return passed > 0
+
+    def _go_on(self, seconds: float) -> None:
+        """Where somebody has asked while the console's clock stood, time is ahead."""
+        self._now += seconds
+        self._world.runner.sleep(max(0.0, self._now - self._world.runner.monotonic()))
+
+    def _snapshot(self) -> Snapshot:
+        return self._world.reader.snapshot(requests_seconds=self.requests_seconds)

@@ -1,296 +1,219 @@
-"""Leases between simulated servers: the product's state machines and its lender, with letters on a virtual clock."""
+"""Leases between simulated servers: the product's lease services, lender and hand. The lent memory is a model.
+
+What borrowers put there are blank pages, which nobody copies: a copy is the time that it takes, under a lease's ticket.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.base.page import HeldPages
+from swift_tiers.radix_tiering.base.page import HeldPages, PageGeometry
+from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
-from swift_tiers.radix_tiering.lending.donation.lender import Lender
+from swift_tiers.radix_tiering.lending.donation.lender import Lender, LenderHand
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
-from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, Extent, LeaseKey, Party, RunState
-from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect, LeaseBegan, LeaseEnded, LeaseRecalled, Send
+from swift_tiers.radix_tiering.lending.leases import Borrower, Donor, LeaseKey, LeaseService
+from swift_tiers.radix_tiering.lending.leases.effects import (
+    BorrowerEffect,
+    DonorEffect,
+    LeaseBegan,
+    LeaseEnded,
+    LeaseRecalled,
+)
+from swift_tiers.radix_tiering.lending.leases.lease import Use
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import LeaseSlots, LentMemory, PeerPlace
-from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Write, Written
+from swift_tiers.radix_tiering.tiers.testing.network import Network
+from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, TierListener, Write, Written
 
-from ...base.devices.clock import Clock
-from ...base.devices.lines import Line
-from .tiers import DemoTiers
+from .device import DevicePool
 
-#: A letter's way, and how often the sides look at their clocks, seconds.
-LETTER_SECONDS, TICK_SECONDS = 0.0002, 0.02
 #: Over which a donor's own demand counts, seconds: shorter than in a server, so that there is something to see.
 WINDOW_SECONDS = 30.0
 #: The part of its pool that it lends at most.
 MOST_LENT = 0.75
-#: Planes of a donor's pool: K and V of each layer.
-PLANES = 64
-
-
-class Post:
-    """Brings letters, and knows who lives."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.donors: dict[str, DonorSide] = {}
-        self.borrowers: dict[str, BorrowerSide] = {}
-
-    def send(self, letter: Send) -> None:
-        self.clock.after(LETTER_SECONDS, partial(self._deliver, letter))
-
-    def _deliver(self, sent: Send) -> None:
-        if isinstance(sent.to, Party):
-            borrower = self.borrowers.get(sent.to.name)
-            if borrower is not None and borrower.machine.party == sent.to:
-                borrower.do(borrower.machine.receive(sent.letter, self.clock.now))
-        elif sent.to in self.donors:
-            donor = self.donors[sent.to]
-            donor.do(donor.machine.receive(sent.letter, self.clock.now))
-
-    def died(self, donor: str) -> None:
-        """Its process has ended; its borrowers notice."""
-        party = self.donors.pop(donor).machine.party
-        for borrower in self.borrowers.values():
-            borrower.do(borrower.machine.gone(party, self.clock.now))
-
-    def joined(self, donor: DonorSide) -> None:
-        self.donors[donor.name] = donor
-        for borrower in self.borrowers.values():
-            if donor.name not in borrower.machine.donors:
-                borrower.do(borrower.machine.connect(donor.name, self.clock.now))
+#: How fast pages are copied between two servers.
+BYTES_PER_SECOND = 20e9
 
 
 class DonorSide:
-    """A server that lends what its device does not need (`Lending` of its `Lender`)."""
+    """A server that lends what its device does not need. `lender.tick` once in each round of its scheduler."""
 
     def __init__(
-        self, name: str, post: Post, tiers: DemoTiers, events: EventLog, random: Random, demand: Callable[[], int]
+        self,
+        name: str,
+        network: Network,
+        runner: Runner,
+        pool: DevicePool,
+        events: EventLog,
+        demand: Callable[[], int],
     ) -> None:
-        self.name = name
-        self._post = post
-        geometry, pool = tiers.geometry, tiers.pool
-        self.machine = Donor(name, geometry.page_bytes, random)
-        self.effects: deque[DonorEffect] = deque()
-        self.sizer = ElasticSizer(
-            pool.pages, geometry.tokens, most_lent=int(MOST_LENT * pool.pages), window_seconds=WINDOW_SECONDS
+        """`demand`: tokens that its requests need together, now."""
+        geometry, self.address = pool.geometry, f"ipc:///simulated/{name}"
+        effects: deque[DonorEffect] = deque()
+        donor = Donor(name, geometry.page_bytes, Random(runner.random.random()))
+        self.service = LeaseService(
+            donor=donor, listen=self.address, on_donor=effects.append, runner=runner, wire=network.wire(name)
         )
-        plane = geometry.page_bytes // PLANES
-        layout = PoolLayout(tuple(number * pool.pages * plane for number in range(PLANES)), plane)
+        most, planes = int(MOST_LENT * pool.pages), geometry.layers * geometry.planes
+        self.sizer = ElasticSizer(pool.pages, geometry.tokens, most_lent=most, window_seconds=WINDOW_SECONDS)
+        plane = geometry.page_bytes // planes
         self.lender = Lender(
             pool,
             self.sizer,
-            layout,
-            self,
-            self.effects,
+            PoolLayout(tuple(number * pool.pages * plane for number in range(planes)), plane),
+            self.service,
+            effects,
             demand=demand,
             fence=lambda: lambda: True,
             wait_for_copy=lambda: None,
             taken_back=lambda pages, seconds: events.emit("lending.taken_back", pages=pages, seconds=round(seconds, 4)),
             sized=lambda sized: events.emit("lending.sized", **sized._asdict()),
         )
-        self.alive = True
-        post.joined(self)
-        self._tick()
-
-    def _tick(self) -> None:
-        if not self.alive:
-            return
-        now = self._post.clock.now
-        if self.machine.wake <= now:
-            self.do(self.machine.tick(now))
-        self.lender.tick(now)
-        self._post.clock.after(TICK_SECONDS, self._tick)
-
-    def do(self, outputs: Iterable[Send | DonorEffect]) -> None:
-        for output in outputs:
-            if isinstance(output, Send):
-                self._post.send(output)
-            else:
-                self.effects.append(output)
-
-    # ---- what its lender wants of it, and an operator ----
-
-    def stock(self, run: int, extents: Collection[Extent]) -> None:
-        self.do(self.machine.stock(run, extents))
-
-    def fenced(self, run: int) -> None:
-        self.do(self.machine.fenced(run))
-        self.do(self.machine.tick(self._post.clock.now))  # offers
-
-    def withdraw(self, wanted_bytes: int) -> None:
-        self.do(self.machine.withdraw(wanted_bytes, self._post.clock.now))
-
-    def withdraw_unused(self) -> None:
-        self.do(self.machine.withdraw_unused())
-
-    def set_limit(self, limit_bytes: int | None) -> None:
-        self.do(self.machine.set_limit(limit_bytes, self._post.clock.now))
-
-    def wanted_bytes(self, run_bytes: int) -> int:
-        return self.machine.wanted_bytes(run_bytes)
-
-    def bytes_in(self, *states: RunState) -> int:
-        return self.machine.bytes_in(*states)
-
-    def recall(self, leases: Collection[int] | None, borrower: str) -> int:
-        """Those that are lent; how many."""
-        chosen = [
-            view.lease
-            for view in self.machine.leases(self._post.clock.now)
-            if view.state == RunState.LENT.value
-            and (leases is None or view.lease in leases)
-            and borrower in ("", view.borrower.name)
-        ]
-        self.do(self.machine.recall(chosen, self._post.clock.now))
-        self.lender.rest()
-        return len(chosen)
 
 
-class _Slots(NamedTuple):
-    """Of one lease."""
+class BorrowedMemory(LentMemory):
+    """Places in memory that others lend, copied to and from by one thread, one page after the other."""
 
-    free: list[int]
-    slots: int
-    held: set[int]
+    def __init__(self, name: str, network: Network, runner: Runner, geometry: PageGeometry) -> None:
+        self.page_bytes = geometry.page_bytes
+        self._runner = runner
+        self._counters = {"peer-host": LinkCounters(), "host-peer": LinkCounters()}
+        self._slots = 0  # of leases that are not over
+        self._free: dict[LeaseKey, list[int]] = {}
+        self._held: dict[LeaseKey, set[int]] = {}
+        self._recalled: set[LeaseKey] = set()
+        self._known: set[str] = set()  # donors
+        self._listener: TierListener
+        self._jobs = runner.queue()  # of functions
+        self.service = LeaseService(
+            borrower=Borrower(name, self.page_bytes, Random(runner.random.random())),
+            on_borrower=lambda effect: self._jobs.put(partial(self._told, effect)),
+            runner=runner,
+            wire=network.wire(name),
+        )
+        runner.thread(self._run, "swift-peer").start()
 
+    def neighbours(self, addresses: Mapping[str, str]) -> None:
+        """Whoever lends now: lease name -> lease address."""
+        for donor in sorted(addresses.keys() - self._known):
+            self.service.connect(donor, addresses[donor])
+        for donor in sorted(self._known - addresses.keys()):
+            self.service.disconnect(donor)
+        self._known = set(addresses)
 
-class DemoLentMemory(LentMemory):
-    """Places in memory that others lend, at the speed of a link."""
-
-    def __init__(self, clock: Clock, page_bytes: int, bytes_per_second: float) -> None:
-        self._clock = clock
-        self.page_bytes = page_bytes
-        self._lines = {way: Line(clock, bytes_per_second, latency_seconds=20e-6) for way in ("peer-host", "host-peer")}
-        self._counters = {way: LinkCounters() for way in self._lines}
-        self._leases: dict[LeaseKey, _Slots] = {}
-        self.side: BorrowerSide | None = None
-        self.wanted = 0
-        self.bytes_per_second = bytes_per_second
+    # ---- places ----
 
     @property
     def capacity_bytes(self) -> int:
-        return sum(lease.slots for lease in self._leases.values()) * self.page_bytes
+        return self._slots * self.page_bytes
 
     @property
     def links(self) -> Mapping[str, LinkCounters]:
         return self._counters
 
     def lease_slots(self) -> list[LeaseSlots]:
-        return [LeaseSlots(key, lease.slots, sorted(lease.held), []) for key, lease in self._leases.items()]
-
-    def began(self, key: LeaseKey, nbytes: int) -> None:
-        slots = nbytes // self.page_bytes
-        self._leases[key] = _Slots(list(range(slots - 1, -1, -1)), slots, set())
-
-    def ended(self, key: LeaseKey) -> None:
-        self._leases.pop(key, None)
+        return [
+            LeaseSlots(key, len(free) + len(held), sorted(held), [])
+            for key, free in self._free.items()
+            for held in [self._held[key]]
+        ]
 
     def reserve(self, lengths: Sequence[int]) -> list[PeerPlace]:
         places: list[PeerPlace] = []
-        for key, lease in self._leases.items():
-            while lease.free and len(places) < len(lengths) and self.side is not None and self.side.usable(key):
-                places.append(PeerPlace(key, lease.free.pop()))
-                lease.held.add(places[-1].slot)
+        for key, free in self._free.items():
+            while key not in self._recalled and free and len(places) < len(lengths):
+                places.append(PeerPlace(key, free.pop()))
+                self._held[key].add(places[-1].slot)
         return places
 
     def release(self, places: Sequence[PeerPlace]) -> None:
         for key, slot in places:
-            lease = self._leases.get(key)
-            if lease is not None and slot in lease.held:
-                lease.held.discard(slot)
-                lease.free.append(slot)
+            if slot in self._held.get(key, ()):
+                self._held[key].discard(slot)
+                self._free[key].append(slot)
 
-    def write(self, writes: Sequence[Write]) -> None:
-        """The bytes are not looked at."""
-        for one in writes:
-            self._copy("host-peer", partial(self._written, one))
-
-    def _written(self, write: Write) -> None:
-        lasts = write.place.key in self._leases
-        with self.answers:
-            write.done(Written(write.place, write.digest or b"") if lasts else None, "" if lasts else "lease ended")
-
-    def read(self, reads: Sequence[Read]) -> None:
-        """The bytes stay as they are."""
-        for one in reads:
-            self._copy("peer-host", partial(self._came, one))
-
-    def _came(self, read: Read) -> None:
-        lasts = read.copy.place.key in self._leases
-        with self.answers:
-            read.done(ReadOutcome.OK if lasts else ReadOutcome.CANCELLED)
-
-    def send(self, nbytes: float, done: Callable[[], None]) -> None:
-        """Load a page of this length for a restore."""
-        self._copy("peer-host", done)
-
-    def _copy(self, way: str, done: Callable[[], None]) -> None:
-        began = self._clock.now
-
-        def came() -> None:
-            self._counters[way].count(1, self.page_bytes, self._clock.now - began)
-            done()
-
-        self._lines[way].send(self.page_bytes, came)
+    def watch(self, listener: TierListener) -> None:
+        self._listener = listener
 
     def want(self, nbytes: int) -> None:
-        self.wanted = nbytes
-        if self.side is not None:
-            self.side.later(lambda side: side.machine.want(nbytes, self._clock.now))
+        self._jobs.put(lambda: self.service.want(nbytes))  # who asks holds the page table's lock
 
     def give_up(self, part: Any) -> None:
-        if self.side is not None:
-            self.side.later(lambda side: side.machine.release(part, self._clock.now))
+        self._jobs.put(lambda: self.service.release(part))
+
+    # ---- bytes ----
+
+    def write(self, writes: Sequence[Write]) -> None:
+        for one in writes:
+            self._jobs.put(partial(self._write, one, self._runner.monotonic()))
+
+    def read(self, reads: Sequence[Read]) -> None:
+        for one in reads:
+            self._jobs.put(partial(self._read, one, self._runner.monotonic()))
 
     def close(self, held: Iterable[HeldPages] | None = None, timeout: float | None = None) -> None:
-        self._leases.clear()
+        """Return all leases, and end."""
+        self.service.close()
+        self._jobs.put(None)
+
+    # ---- "swift-peer" ----
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _told(self, effect: BorrowerEffect) -> None:
+        if isinstance(effect, LeaseBegan):
+            slots = sum(extent.length for extent in effect.extents) // self.page_bytes
+            self._free[effect.key], self._held[effect.key] = list(range(slots - 1, -1, -1)), set()
+            self._slots += slots
+            self._listener.room()
+        elif isinstance(effect, LeaseRecalled):
+            self._recalled.add(effect.key)
+            self._listener.leaving(effect.key, effect.until)
+        elif isinstance(effect, LeaseEnded):
+            self._recalled.discard(effect.key)
+            self._slots -= len(self._free.pop(effect.key, ())) + len(self._held.pop(effect.key, ()))
+            self._listener.gone(effect.key, f"the lease was {effect.ended.value}")
+
+    def _copied(self, key: LeaseKey, use: Use, link: str, asked: float) -> bool:
+        """Whether the lease has lasted while a page was copied."""
+        ticket = self.service.check_before(key, use)
+        if ticket is None:
+            return False
+        self._runner.sleep(self.page_bytes / BYTES_PER_SECOND)
+        lasted = self.service.check_after(ticket)
+        if lasted:
+            self._counters[link].count(1, self.page_bytes, self._runner.monotonic() - asked)
+        return lasted
+
+    def _write(self, write: Write, asked: float) -> None:
+        made = self._copied(write.place.key, Use.STORE, "host-peer", asked)
+        with self.answers:
+            if not made:
+                self.release([write.place])
+            write.done(Written(write.place, write.digest or b"") if made else None, "" if made else "lease over")
+
+    def _read(self, read: Read, asked: float) -> None:
+        lasted = self._copied(read.copy.place.key, Use.DEMOTE if read.saving else Use.READ, "peer-host", asked)
+        with self.answers:
+            read.done(ReadOutcome.OK if lasted else ReadOutcome.CANCELLED)
 
 
-class BorrowerSide:
-    """A server that puts copies of its pages into memory of others."""
-
-    def __init__(self, name: str, post: Post, tiers: DemoTiers, memory: DemoLentMemory, random: Random) -> None:
-        self.name = name
-        self._post = post
-        self._tiers = tiers
-        self._memory = memory
-        self.machine = Borrower(name, tiers.geometry.page_bytes, random)
-        memory.side = self
-        post.borrowers[name] = self
-        for donor in post.donors:
-            self.do(self.machine.connect(donor, post.clock.now))
-        self.do(self.machine.want(memory.wanted, post.clock.now))
-        self._tick()
-
-    def usable(self, key: LeaseKey) -> bool:
-        return key.lease in self.machine.table(key.donor)
-
-    def later(self, act: Callable[[BorrowerSide], Iterable[object]]) -> None:
-        """Not from within the page table's lock, which who asks for it may hold."""
-        self._post.clock.after(0.0, lambda: self.do(act(self)))
-
-    def _tick(self) -> None:
-        now = self._post.clock.now
-        if self.machine.wake <= now:
-            self.do(self.machine.tick(now))
-        self._post.clock.after(TICK_SECONDS, self._tick)
-
-    def do(self, outputs: Iterable[object]) -> None:
-        parts = self._tiers.parts[self._memory.name]
-        for output in outputs:
-            if isinstance(output, Send):
-                self._post.send(output)
-            elif isinstance(output, LeaseBegan):
-                self._memory.began(output.key, sum(extent.length for extent in output.extents))
-                self._post.clock.after(0.0, parts.room)
-            elif isinstance(output, LeaseRecalled):
-                parts.leaving(output.key, output.until)
-            elif isinstance(output, LeaseEnded):
-                self._memory.ended(output.key)
-                parts.gone(output.key, "the lease ended")
+def hand_of(name: str, donor: DonorSide | None, memory: BorrowedMemory | None) -> LenderHand | None:
+    """An operator's hand on what a server lends or borrows."""
+    if donor is None and memory is None:
+        return None
+    return LenderHand(
+        name,
+        service=donor.service if donor is not None else None,
+        address=donor.address if donor is not None else "",
+        borrower=memory.service if memory is not None else None,
+        lender=lambda: donor.lender if donor is not None else None,
+    )

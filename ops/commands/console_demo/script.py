@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from itertools import count
+from random import Random
 
-from .lending import Post
+from swift_tiers.radix_tiering.base.virtual import VirtualProcess, VirtualRunner
+from swift_tiers.radix_tiering.tiers.testing.network import Network
+
+from .gpus import DemoCard
+from .redis_model import RedisModel
 from .server import GIB, DemoPlan, DemoServer
-from .stripes import IN_SERVICE
+from .stripes import BlankArray
 from .work import Habit
 
 #: After so many seconds everything happens again.
@@ -42,78 +48,82 @@ PLANS = (
 )  # fmt: skip
 
 
-class Script:
-    """Starts the servers, and sees to it that something happens."""
+CARDS = {
+    plan.name: DemoCard(number, sum(one.host == plan.host for one in PLANS[:number]), plan.gpu, plan.device_bytes)
+    for number, plan in enumerate(PLANS)
+}
 
-    def __init__(self, post: Post, wall: Callable[[], float]) -> None:
-        self._post = post
-        self._clock = post.clock
-        self._wall = wall
+
+class Script:
+    """Starts the servers, and sees to it that something happens. To be made by a task of the runner."""
+
+    def __init__(self, runner: VirtualRunner, redis: RedisModel) -> None:
+        self._runner = runner
+        self._redis = redis
+        self._network = Network(runner, Random(1), Counter())
         self._lives = 0
         self.servers: dict[str, DemoServer] = {}
-        self.gone: dict[str, float] = {}  # since when, by the wall clock
         for plan in PLANS:
             self._start(plan)
-        for at, action in (
-            (35.0, self._busy_donor), (75.0, self._slow), (110.0, self._as_usual), (140.0, self._pull),
-            (185.0, self._kill), (215.0, self._restart), (230.0, self._add), (245.0, self._strangers),
-            (275.0, self._known_again),
-        ):  # fmt: skip
-            self._every_round(at, action)
+        runner.thread(self._run, "script").start()
 
-    def _every_round(self, at: float, action: Callable[[], None]) -> None:
-        def happens() -> None:
-            action()
-            self._clock.after(ROUND, happens)
-
-        self._clock.after(at, happens)
+    def _run(self) -> None:
+        began = self._runner.monotonic()
+        for number in count():
+            for at, action in (
+                (35.0, self._busy_donor), (75.0, self._slow), (110.0, self._as_usual), (140.0, self._pull),
+                (185.0, self._kill), (215.0, self._restart), (230.0, self._add), (245.0, self._strangers),
+                (275.0, self._known_again),
+            ):  # fmt: skip
+                self._runner.sleep(began + number * ROUND + at - self._runner.monotonic())
+                action()
 
     def _start(self, plan: DemoPlan) -> None:
         self._lives += 1
-        self.servers[plan.name] = DemoServer(plan, self._post, self._wall, seed=self._lives * 7919)
-        self.gone.pop(plan.name, None)
+        neighbours = [CARDS[one.name] for one in PLANS if one.host == plan.host and one is not plan]
+        self.servers[plan.name] = DemoServer(
+            plan, VirtualProcess(self._runner), self._network, self._redis, CARDS[plan.name], neighbours,
+            seed=self._lives * 7919,
+        )  # fmt: skip
+
+    def _array(self, server: str) -> BlankArray:
+        array = self.servers[server].array
+        assert array is not None
+        return array
+
+    def _in_service(self, server: str) -> list[int]:
+        """Numbers of its devices."""
+        devices = self.servers[server].stack.snapshot().devices
+        return [number for number, device in enumerate(devices) if device.in_service]
 
     def _busy_donor(self) -> None:
         """Its own requests come twenty times as often for a while: it takes lent memory back."""
-        server = self.servers["alpha"]
-        if server.alive:
-            server.rush(12.0, 20.0)
+        self.servers["alpha"].scheduler.rush(12.0, 20.0)
 
     def _slow(self) -> None:
-        stripes = self.servers["gamma"].stripes
-        assert stripes is not None
-        if stripes.devices[1].service == IN_SERVICE:
-            stripes.slow(1, 12.0)
+        self._array("gamma").slow(1, 12.0)
 
     def _as_usual(self) -> None:
-        stripes = self.servers["gamma"].stripes
-        assert stripes is not None
-        stripes.slow(1, 1.0)
+        self._array("gamma").slow(1, 1.0)
 
     def _pull(self) -> None:
-        server = self.servers["beta"]
-        assert server.stripes is not None
-        there = [device.number for device in server.stripes.devices if device.service == IN_SERVICE]
-        if len(there) > 2 and len(server.stripes.devices) < MOST_DEVICES:
-            server.pull_device(there[2])
+        there = self._in_service("beta")
+        if len(there) > 2 and len(self._array("beta").sizes) < MOST_DEVICES:
+            self._array("beta").lost.add(there[2])
 
     def _add(self) -> None:
-        server = self.servers["beta"]
-        assert server.stripes is not None
-        if len(server.stripes.devices) < MOST_DEVICES:
-            device = server.stripes.add()
-            server.events.emit("device.added", device=device.path, number=device.number)
+        if len(self._array("beta").sizes) < MOST_DEVICES:
+            self.servers["beta"].add_device()
 
     def _kill(self) -> None:
         self.servers["alpha"].die()
-        self.gone["alpha"] = self._wall()
 
     def _restart(self) -> None:
         self._start(self.servers["alpha"].plan)
 
     def _strangers(self) -> None:
         """Nobody comes back: nothing of what they ask for is held."""
-        self.servers["gamma"].work.strangers = True
+        self.servers["gamma"].scheduler.work.strangers = True
 
     def _known_again(self) -> None:
-        self.servers["gamma"].work.strangers = False
+        self.servers["gamma"].scheduler.work.strangers = False

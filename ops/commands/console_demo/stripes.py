@@ -1,226 +1,117 @@
-"""A stripe set in virtual time with devices that can be pulled, slowed and added, and that count what they do."""
+"""The SSD tier of a simulated server: the product's, on devices that take their time and keep no page's bytes.
+
+Every page of the demo is blank. So a device keeps what lies before its slots, and of each slot the header; whoever
+reads a page finds the zeros that were there. Headers and checksums are written, read and verified as ever.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from itertools import count
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.slot_map import MapPiece, SlotState, TierMap
-from swift_tiers.radix_tiering.figures.counters import LatencyHistogram
-from swift_tiers.radix_tiering.table.tier_copies import Copy
-from swift_tiers.radix_tiering.tiers.ssd import Placement, StoredPage
-from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count, unit_length
-from swift_tiers.radix_tiering.tiers.ssd.slots import FREE, RESERVED, SlotAllocator, SlotMap
+from swift_tiers.radix_tiering.base.runner import Runner
+from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, NewDevice, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.device_files import MadeDevice
+from swift_tiers.radix_tiering.tiers.ssd.layout import (
+    BLOCK_BYTES,
+    CHECKSUM_OFFSET,
+    DIGEST_BYTES,
+    RECORD_BYTES,
+    Geometry,
+    first_slot_offset,
+)
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
-from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write, Written, as_many_as_free
+from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
 
-from ...base.devices.clock import Clock
-from ...base.devices.lines import Line
-
-IN_SERVICE, DRAINING, OUT = "in service", "draining", "out"
-
-
-class Device:
-    """One device: a line, its slots, and what it has done."""
-
-    def __init__(self, clock: Clock, number: int, path: str, slots: int, bytes_per_second: float) -> None:
-        self.number = number
-        self.path = path
-        self.slots = SlotMap(slots)
-        self.line = Line(clock, bytes_per_second, latency_seconds=100e-6)
-        self.usual = bytes_per_second
-        self.service, self.reason = IN_SERVICE, ""
-        self.reads = self.writes = self.bytes_read = self.bytes_written = 0
-        self.write_errors = self.in_flight = 0
-        self.latency = LatencyHistogram()
-        self._clock = clock
-
-    def transfer(self, length: int, writes: bool, done: Callable[[], None]) -> None:
-        began = self._clock.now
-        self.in_flight += 1
-
-        def came() -> None:
-            self.in_flight -= 1
-            self.latency.observe(self._clock.now - began)
-            if writes:
-                self.writes += 1
-                self.bytes_written += length
-            else:
-                self.reads += 1
-                self.bytes_read += length
-            done()
-
-        self.line.send(length, came)
+#: How long a device takes at least, seconds.
+LATENCY_SECONDS = 100e-6
+#: The speed of devices that are being filled, before anybody looks.
+AT_ONCE = 1e15
+#: Bytes whose checksum a thread computes in a second.
+CHECKED_PER_SECOND = 8e9
 
 
-class DemoStripes(Tier):
-    """The ssd tier in virtual time, and what a simulated server loads from."""
+class BlankArray(ModelArray):
+    """Each device serves one request after the other, at its speed."""
 
-    name = "ssd"
-    durable = True
-    tries_again = True
-    refusal = SsdTier.refusal
+    description = "simulated"
 
-    def __init__(
-        self, clock: Clock, name: str, devices: int, slots: int, unit_bytes: int, bytes_per_second: float
-    ) -> None:
-        """`slots` and `bytes_per_second` of each device."""
-        self._clock = clock
-        self._slots = slots
-        self._speed = bytes_per_second
-        self._name = name
-        self.unit_bytes = unit_bytes
-        self.devices = [self._device(number) for number in range(devices)]
-        self._allocator = SlotAllocator([device.slots for device in self.devices])
-        self._generations = count(1)
-        self.queued = 0
-        self.answered = 0
-
-    def _device(self, number: int) -> Device:
-        path = f"/ssd{number}/swift-tiers-{self._name}.stripe"
-        return Device(self._clock, number, path, self._slots, self._speed)
-
-    # ---- what writes and loads ----
+    def __init__(self, runner: Runner, unit_bytes: int) -> None:
+        super().__init__(runner, [])
+        self._unit_bytes = unit_bytes
+        self._sizes: list[int] = []
+        self._headers: list[dict[int, bytes]] = []  # of slots, by offset
+        self._free: list[float] = []  # when a device has served what it was given
+        self._slower: dict[int, float] = {}
+        self.bytes_per_second = AT_ONCE
 
     @property
-    def capacity_units(self) -> int:
-        return self._allocator.capacity_units
+    def sizes(self) -> Sequence[int]:
+        return self._sizes
 
-    @property
-    def free_units(self) -> int:
-        return self._allocator.free_units
+    def append(self, device: NewDevice) -> None:
+        """`device`: of its bytes only the number counts."""
+        assert isinstance(device, np.ndarray)
+        self._sizes.append(device.size)
+        self.images.append(np.zeros(Geometry.of(device.size, self._unit_bytes).first_slot, np.uint8))
+        self._headers.append({})
+        self._free.append(0.0)
 
-    @property
-    def bytes_per_second(self) -> float:
-        return sum(device.line.bytes_per_second for device in self.devices if device.service != OUT)
-
-    def units(self, length: int) -> int:
-        return unit_count(length, self.unit_bytes)
-
-    @property
-    def capacity_bytes(self) -> int:
-        return sum(device.slots.count for device in self.devices if device.service != OUT) * self.unit_bytes
-
-    def size_of(self, length: int) -> int:
-        return self.units(length) * self.unit_bytes
-
-    def takes(self, length: int) -> bool:
-        return self.units(length) <= self.capacity_units
-
-    def reserve(self, lengths: Sequence[int]) -> list[Placement]:
-        return as_many_as_free(lambda length: self._allocator.take(self.units(length)), lengths)
-
-    def release(self, places: Sequence[StoredPage | Placement]) -> None:
-        for place in places:
-            self._allocator.give_back_taken(place.placement if isinstance(place, StoredPage) else place)
-
-    def uses(self, place: StoredPage, part: Any) -> bool:
-        return place.uses(part)
-
-    def write(self, writes: Sequence[Write]) -> None:
-        """The bytes are not looked at."""
-        for one in writes:
-            self._transfer(self._lengths(one.place, one.record.length), True, partial(self._written, one))
-
-    def _written(self, write: Write) -> None:
-        placement: Placement = write.place
-        if any(self.devices[device].service == OUT for device, _ in placement):
-            self.release([placement])
-            with self.answers:
-                write.done(None, "its device is out of service")
-            return
-        self._allocator.fill(placement)
-        digest = write.record.key[-16:]
-        stored = StoredPage(write.record, next(self._generations), digest, placement)
-        with self.answers:
-            write.done(Written(stored, digest), "")
-
-    def read(self, reads: Sequence[Read]) -> None:
-        """The bytes stay as they are."""
-        for one in reads:
-            self.send(one.into.nbytes, partial(self._came, one))
-
-    def _came(self, read: Read) -> None:
-        with self.answers:
-            read.done(ReadOutcome.OK)
-
-    def facts(self, copy: Copy) -> dict[str, Any]:
-        return {"ssd_placement": copy.place.placement, "generation": copy.place.generation}
-
-    def place_facts(self, copy: Copy) -> dict[str, Any]:
-        return {"ssd_placement": copy.place.placement}
-
-    def slot_map(self, held: Callable[[], Sequence[Any]], *, time: float) -> TierMap:
-        """The devices' own slots say what is held."""
-        parts = [_states(device) for device in self.devices]
-        pieces = tuple(MapPiece(str(number), len(part)) for number, part in enumerate(parts))
-        return TierMap(time=time, slot_bytes=self.unit_bytes, states=np.concatenate(parts), pieces=pieces)
-
-    def send(self, nbytes: float, done: Callable[[], None]) -> None:
-        """Load a page of this length. Where its units lie is left to the allocator, which spreads all alike."""
-        placement = self._allocator.take(self.units(int(nbytes)))
-        if placement is None:  # full: they lie somewhere, one on each device
-            used = [device.number for device in self.devices if device.service != OUT]
-            lengths = [(device, self.unit_bytes) for device in used]
-        else:
-            self._allocator.give_back(placement)
-            lengths = self._lengths(placement, int(nbytes))
-        self.answered += 1
-        self._transfer(lengths, False, done)
-
-    def _lengths(self, placement: Placement, length: int) -> list[tuple[int, int]]:
-        return [(device, unit_length(length, self.unit_bytes, at)) for at, (device, _) in enumerate(placement)]
-
-    def _transfer(self, lengths: Iterable[tuple[int, int]], writes: bool, done: Callable[[], None]) -> None:
-        parts = list(lengths)
-        left = len(parts)
-        self.queued += 1
-
-        def came() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                self.queued -= 1
-                done()
-
-        for device, length in parts:
-            self.devices[device].transfer(length, writes, came)
-
-    # ---- what happens to devices ----
-
-    def pull(self, number: int, reason: str) -> None:
-        """It is out of service from now on."""
-        device = self.devices[number]
-        device.service, device.reason = OUT, reason
-        device.write_errors += 4
-        self._allocator.shut(number)
-
-    def drain(self, number: int) -> None:
-        self.devices[number].service = DRAINING
-        self._allocator.shut(number)
-
-    def add(self) -> Device:
-        """One more device."""
-        device = self._device(len(self.devices))
-        self.devices.append(device)
-        self._allocator.add(device.slots)
-        return device
-
-    def slow(self, number: int, factor: float) -> None:
+    def slow(self, device: int, factor: float) -> None:
         """It is so many times slower than usual; 1: as usual."""
-        device = self.devices[number]
-        device.line.bytes_per_second = device.usual / factor
+        self._slower[device] = factor
+
+    def _due_at(self, request: Request, now: float) -> float:
+        took = request.length * self._slower.get(request.device, 1.0) / self.bytes_per_second
+        self._free[request.device] = max(self._free[request.device], now + LATENCY_SECONDS) + took
+        return self._free[request.device]
+
+    def _carry_out(self, request: Request) -> Completion:
+        if request.offset < self.images[request.device].nbytes:
+            return super()._carry_out(request)
+        headers, header = self._headers[request.device], request.buffers[0]
+        if request.operation == Operation.WRITE:
+            # Between what a header says and its checksum are zeros.
+            headers[request.offset] = (
+                header[:CHECKSUM_OFFSET].tobytes().rstrip(b"\0") + header[CHECKSUM_OFFSET:].tobytes()
+            )
+        else:
+            said = headers.get(request.offset, bytes(DIGEST_BYTES))
+            block = said[:-DIGEST_BYTES].ljust(CHECKSUM_OFFSET, b"\0") + said[-DIGEST_BYTES:]
+            header[:] = np.frombuffer(block, np.uint8)
+        return Completion(request.tag, request.device, 0)
 
 
-def _states(device: Device) -> np.ndarray:
-    raw = np.frombuffer(device.slots.states(), dtype=np.uint8)
-    if device.service == OUT:
-        return np.full(len(raw), SlotState.OUT, np.uint8)
-    states = np.full(len(raw), SlotState.CACHED, np.uint8)
-    states[raw == FREE] = SlotState.FREE
-    states[raw == RESERVED] = SlotState.LOADING
-    return states
+class BlankSsd(SsdTier):
+    """Whose pages are all alike, so that the checksum of one is that of each."""
+
+    _checksum = b""
+
+    def fingerprint(self, page: np.ndarray) -> bytes:
+        self._runner.sleep(page.nbytes / CHECKED_PER_SECOND)
+        self._checksum = self._checksum or super().fingerprint(page)
+        return self._checksum
+
+
+def blank_device(slots: int, unit_bytes: int) -> np.ndarray:
+    """Bytes of a device with so many slots, which take no memory."""
+    size = first_slot_offset(slots) + slots * (BLOCK_BYTES + unit_bytes + RECORD_BYTES)
+    return np.broadcast_to(np.zeros(1, np.uint8), (size,))
+
+
+def open_ssd(runner: Runner, rank: str, devices: int, slots: int, unit_bytes: int) -> tuple[BlankArray, BlankSsd]:
+    """`slots` of each device. They take no time until they are given a speed."""
+    array = BlankArray(runner, unit_bytes)
+    for _ in range(devices):
+        array.append(blank_device(slots, unit_bytes))
+
+    def make(directory: str, known: Sequence[str]) -> MadeDevice:
+        return MadeDevice(_path(directory, rank), blank_device(slots, unit_bytes), lambda remove: None)
+
+    paths = [_path(f"/ssd{number}", rank) for number in range(devices)]
+    return array, BlankSsd(array, paths, unit_bytes, verifiers=0, runner=runner, make_device=make)
+
+
+def _path(directory: str, rank: str) -> str:
+    return f"{directory}/swift-tiers-{rank}.stripe"

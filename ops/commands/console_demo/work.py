@@ -38,11 +38,12 @@ class PlannedRequest(NamedTuple):
 class RequestSource:
     """Draws requests by a seed."""
 
-    def __init__(self, habit: Habit, random: Random, first_block: int) -> None:
-        """`first_block`: pages of different servers have different numbers."""
+    def __init__(self, habit: Habit, random: Random, first_block: int, longest: int) -> None:
+        """`first_block`: pages of different servers have different numbers. `longest`: pages of a prompt at most."""
         self.habit = habit
         self._random = random
         self._block = first_block
+        self._longest = longest
         self._shared = [self._new() for _ in range(habit.shared_pages)]
         self._talks: list[list[int]] = []
         self.strangers = False  # only new conversations come
@@ -50,6 +51,10 @@ class RequestSource:
     def _new(self) -> int:
         self._block += 1
         return self._block
+
+    def hurry(self, factor: float) -> None:
+        """From now on requests come so many times as often."""
+        self.habit = msgspec.structs.replace(self.habit, per_second=self.habit.per_second * factor)
 
     def pause(self) -> float:
         """Seconds until the next request."""
@@ -67,7 +72,10 @@ class RequestSource:
             # The newest go on most often; old ones come back now and then, from the tiers below.
             at = min(int(random.expovariate(2.0 / len(self._talks))), len(self._talks) - 1)
             talk = self._talks[-1 - at]
-            talk += (self._new() for _ in range(random.randint(*habit.turn_pages)))
+            turn = random.randint(*habit.turn_pages)
+            if len(talk) + turn > self._longest:  # it begins again, with what everybody has in front
+                del talk[len(self._shared) :]
+            talk += (self._new() for _ in range(turn))
         answer = random.randint(*habit.answer_tokens)
         return PlannedRequest(tuple(map(page_key, talk)), random.randint(1, 60), answer, talk)
 
