@@ -23,8 +23,8 @@ from .up import Restorer
 PAGES_AT_ONCE = 64
 
 
-class HasTiers(Protocol):
-    """Tiers over one page table."""
+class Observed(Protocol):
+    """What is told of: a tier stack."""
 
     @property
     def table(self) -> PageTable: ...
@@ -32,11 +32,6 @@ class HasTiers(Protocol):
     def host(self) -> HostTier: ...
     @property
     def tiers(self) -> Mapping[str, Tier]: ...
-
-
-class Observed(HasTiers, Protocol):
-    """What is told of: a tier stack."""
-
     @property
     def namespace(self) -> Namespace: ...
     @property
@@ -75,7 +70,7 @@ def take_snapshot(stack: Observed) -> StackSnapshot:
         rank=stack.namespace.rank,
         page_bytes=geometry.page_bytes,
         tokens_per_page=geometry.tokens,
-        tiers=tier_snapshots(stack),
+        tiers=_tiers(stack),
         links={name: link.snapshot() for name, link in links.items()},
         directory=directory,
         restores=stack.restorer.snapshot(),
@@ -87,8 +82,8 @@ def take_snapshot(stack: Observed) -> StackSnapshot:
     )
 
 
-def tier_snapshots(stack: HasTiers) -> dict[str, TierSnapshot]:
-    """What each tier below the device holds and has counted, by name. Any thread."""
+def _tiers(stack: Observed) -> dict[str, TierSnapshot]:
+    """What each tier below the device holds and has counted, by name."""
     host, table, found = stack.host, stack.table, {}
     with table.lock:
         copies = table.of[HOST]
@@ -154,9 +149,9 @@ def page_facts(stack: Observed, key: bytes) -> PageFacts | None:
         )
 
 
-def prefix_places(stack: Observed, key: bytes, most: int | None = None) -> list[PagePlaces]:
-    """Where the pages of a sequence are, below the device, of which `key` is the last: in order, all or the last `most`
-    of them; none if that page is not held, or leaves meanwhile. Any thread; each was there when it was looked at."""
+def prefix_places(stack: Observed, key: bytes) -> list[PagePlaces]:
+    """Where the pages of a sequence are, below the device, of which `key` is the last: in order; none if that page is
+    not held, or leaves meanwhile. Any thread; each was there when it was looked at."""
     table, found = stack.table, list[PagePlaces]()
     page = table.find(stack.digest, key)
     while page is not None:
@@ -166,12 +161,12 @@ def prefix_places(stack: Observed, key: bytes, most: int | None = None) -> list[
             for _ in range(PAGES_AT_ONCE):
                 found.append(_places(stack, page))
                 page = page.parent
-                if page is None or len(found) == most:
+                if page is None:
                     return found[::-1]
     return found
 
 
-def tier_map(stack: HasTiers, tier: str, *, time: float) -> TierMap | None:
+def tier_map(stack: Observed, tier: str, *, time: float) -> TierMap | None:
     """What is in each slot of a tier below the device, all of one moment; None if there is no such tier here, or it has
     no slots. Any thread. `time`: now, seconds since the epoch."""
     if tier == stack.host.name:
