@@ -8,7 +8,7 @@ from collections.abc import Callable
 from swift_tiers.radix_tiering.base.bounds import donation_bounds
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 
-from ...base.devices.clock import Clock
+from .devices.clock import Clock
 from .workloads import Lengths
 
 #: Between two looks at what could be lent in addition, seconds; as in the lender.

@@ -10,12 +10,12 @@ import msgspec
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.planner import HERE
 
-from ...base.devices.clock import Clock
 from ...base.devices.curve import Curve
 from ...base.devices.hardware import Ssd
-from ...base.devices.lines import Line, Stripes
-from ...base.devices.restoring import SWIFT_TIERS, Method, Request, Restoration, Sends, Server
-from ...base.devices.setup import SSD, Setup, geometry
+from .devices.clock import Clock
+from .devices.lines import Line, Stripes
+from .devices.restoring import SWIFT_TIERS, Method, Request, Restoration, Sends, Server
+from .devices.setup import SSD, Setup, geometry
 from .peer_route import PEER, PeerRoute
 from .runs import chunk_for
 from .stripe_set import StripeSetModel

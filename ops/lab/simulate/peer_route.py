@@ -11,8 +11,8 @@ from swift_tiers.radix_tiering.base.config import DeviceConfig
 from swift_tiers.radix_tiering.restore.cost import SourceCost
 from swift_tiers.radix_tiering.tiers.host.landing import landing_slots
 
-from ...base.devices.clock import Clock
-from ...base.devices.lines import Done, Line
+from .devices.clock import Clock
+from .devices.lines import Done, Line
 
 PEER = "peer"
 #: `device.landing` of a server that is not told otherwise.

@@ -11,10 +11,10 @@ from enum import Enum
 
 import msgspec
 
-from ...base.devices.clock import Clock
 from ...base.devices.curve import Curve
-from ...base.devices.lines import Line
-from ...base.devices.restoring import (
+from .devices.clock import Clock
+from .devices.lines import Line
+from .devices.restoring import (
     RECOMPUTE,
     SWIFT_TIERS,
     TWO_POINTERS,

@@ -10,7 +10,7 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import unit_count
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
 from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write, Written, as_many_as_free
 
-from ...base.devices.lines import Stripes
+from .devices.lines import Stripes
 
 
 class StripeSetModel(Tier):

@@ -23,8 +23,8 @@ from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.way.down import Mover
 from swift_tiers.radix_tiering.way.parts import AnswerBatch
 
-from ...base.devices.clock import Clock
-from ...base.devices.setup import SSD
+from .devices.clock import Clock
+from .devices.setup import SSD
 from .peer_route import PEER
 from .stripe_set import StripeSetModel
 

@@ -9,11 +9,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.ops.base.devices.clock import Clock
 from swift_tiers.ops.base.devices.curve import Linear
-from swift_tiers.ops.base.devices.lines import Line
-from swift_tiers.ops.base.devices.restoring import IN_TURN, LOAD, RECOMPUTE, SWIFT_TIERS, Method, Request, Server
 from swift_tiers.ops.lab.simulate.bounds import batch_bound, granularity
+from swift_tiers.ops.lab.simulate.devices.clock import Clock
+from swift_tiers.ops.lab.simulate.devices.lines import Line
+from swift_tiers.ops.lab.simulate.devices.restoring import (
+    IN_TURN,
+    LOAD,
+    RECOMPUTE,
+    SWIFT_TIERS,
+    Method,
+    Request,
+    Server,
+)
 from swift_tiers.ops.lab.simulate.runs import linear_setup
 from swift_tiers.ops.lab.simulate.scenarios.bounds import CHUNK, COSTS, LENGTHS, LINEAR, RATIOS, batch, batches, single
 from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, SourceCost

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_tiers.ops.base.devices.clock import Clock
 from swift_tiers.ops.base.devices.curve import Curve
 from swift_tiers.ops.base.devices.hardware import GPUS, SSDS
-from swift_tiers.ops.base.devices.lines import Line, Stripes
 from swift_tiers.ops.base.devices.models import MODELS
+from swift_tiers.ops.lab.simulate.devices.clock import Clock
+from swift_tiers.ops.lab.simulate.devices.lines import Line, Stripes
 from swift_tiers.ops.lab.simulate.workloads import WORKLOADS, poisson
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from swift_tiers.ops.base.devices.clock import Clock
 from swift_tiers.ops.base.devices.curve import Linear
-from swift_tiers.ops.base.devices.lines import Line
 from swift_tiers.ops.base.devices.models import MODELS
-from swift_tiers.ops.base.devices.restoring import LOAD, Request, Server
+from swift_tiers.ops.lab.simulate.devices.clock import Clock
+from swift_tiers.ops.lab.simulate.devices.lines import Line
+from swift_tiers.ops.lab.simulate.devices.restoring import LOAD, Request, Server
 from swift_tiers.ops.lab.simulate.peer_route import DEFAULT_LANDING, PEER, PeerRoute
 from swift_tiers.ops.lab.simulate.runs import linear_setup
 from swift_tiers.ops.lab.simulate.scenarios.conversations import AS_THE_PAPER, DEFAULT, HOST, LARGE, first_token

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_tiers.ops.base.devices.clock import Clock
 from swift_tiers.ops.base.devices.curve import Curve, Linear
 from swift_tiers.ops.base.devices.hardware import GPUS
-from swift_tiers.ops.base.devices.lines import Line
 from swift_tiers.ops.base.devices.models import MODELS
-from swift_tiers.ops.base.devices.restoring import (
+from swift_tiers.ops.lab.simulate.devices.clock import Clock
+from swift_tiers.ops.lab.simulate.devices.lines import Line
+from swift_tiers.ops.lab.simulate.devices.restoring import (
     BY_AGE,
     IN_TURN,
     LOAD,

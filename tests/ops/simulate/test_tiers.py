@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from swift_tiers.ops.base.devices.clock import Clock
 from swift_tiers.ops.base.devices.curve import Curve
 from swift_tiers.ops.base.devices.hardware import GPUS, SSDS
-from swift_tiers.ops.base.devices.lines import Line, Stripes
 from swift_tiers.ops.base.devices.models import MODELS
-from swift_tiers.ops.base.devices.restoring import RECOMPUTE
-from swift_tiers.ops.base.devices.setup import SSD, geometry
 from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.lab.simulate import traces
 from swift_tiers.ops.lab.simulate.context import block_bytes, from_counts
+from swift_tiers.ops.lab.simulate.devices.clock import Clock
+from swift_tiers.ops.lab.simulate.devices.lines import Line, Stripes
+from swift_tiers.ops.lab.simulate.devices.restoring import RECOMPUTE
+from swift_tiers.ops.lab.simulate.devices.setup import SSD, geometry
 from swift_tiers.ops.lab.simulate.donors import Donor
 from swift_tiers.ops.lab.simulate.machine import Call, Machine, replay
 from swift_tiers.ops.lab.simulate.scenarios.mooncake import one_of_many

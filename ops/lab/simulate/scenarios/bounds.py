@@ -10,8 +10,8 @@ from swift_tiers.radix_tiering.restore.cost import ComputeCost
 from swift_tiers.radix_tiering.restore.plan import two_pointer_bound
 
 from ....base.devices.curve import Linear
-from ....base.devices.restoring import IN_TURN, SWIFT_TIERS, Method, Request
 from ..bounds import batch_bound
+from ..devices.restoring import IN_TURN, SWIFT_TIERS, Method, Request
 from ..runs import linear_setup, restore
 from ..tables import Cell, Table, table
 from .scenario import Scenario

@@ -10,7 +10,7 @@ import msgspec
 from ....base.devices.curve import Curve
 from ....base.devices.hardware import GIGABIT, GPUS, USAGE, Usage
 from ....base.devices.models import MODELS
-from ....base.devices.restoring import (
+from ..devices.restoring import (
     BY_AGE,
     IN_TURN,
     LOAD,

@@ -11,7 +11,7 @@ from swift_tiers.radix_tiering.restore.plan import Prefix, Run, plan_layers
 
 from ....base.devices.curve import Curve
 from ....base.devices.hardware import GIGABIT, USAGE
-from ....base.devices.restoring import RECOMPUTE, SWIFT_TIERS
+from ..devices.restoring import RECOMPUTE, SWIFT_TIERS
 from ..runs import REMOTE, chunk_for
 from ..stages import Inputs, Stages
 from ..tables import HELD, Cell, Compared, Table, compared, table

@@ -11,13 +11,13 @@ import msgspec
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.planner import HERE
 
-from ....base.devices.clock import Clock
 from ....base.devices.curve import Curve
 from ....base.devices.hardware import GB
-from ....base.devices.lines import Line
 from ....base.devices.models import MODELS, Model
-from ....base.devices.restoring import BY_AGE, LOAD, Request, Sends, Server
-from ....base.devices.setup import Setup
+from ..devices.clock import Clock
+from ..devices.lines import Line
+from ..devices.restoring import BY_AGE, LOAD, Request, Sends, Server
+from ..devices.setup import Setup
 from ..donors import Donor
 from ..machine import LONGEST, Call, Lent, Machine, Replay, Running
 from ..peer_route import DEFAULT_LANDING, PEER, PeerRoute

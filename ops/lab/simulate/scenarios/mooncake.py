@@ -10,7 +10,7 @@ import msgspec
 from ....base.devices.curve import Curve
 from ....base.devices.hardware import GB, GIGABIT, GPUS, SSDS, USAGE
 from ....base.devices.models import MODELS
-from ....base.devices.restoring import BY_AGE, RECOMPUTE
+from ..devices.restoring import BY_AGE, RECOMPUTE
 from ..machine import PLACES, Call, Machine, Replay, replay
 from ..tables import Cell, Table, table
 from ..traces import BLOCK_TOKENS, Record, read, seen_before

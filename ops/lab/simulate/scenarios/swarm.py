@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 
-from ....base.devices.clock import Clock
 from ....base.devices.curve import Curve
 from ....base.devices.hardware import GPUS, SSDS, USAGE, Ssd
-from ....base.devices.lines import Line, Stripes
 from ....base.devices.models import MODELS, Model
-from ....base.devices.restoring import LOAD, SWIFT_TIERS, Request, Server
-from ....base.devices.setup import Setup
+from ..devices.clock import Clock
+from ..devices.lines import Line, Stripes
+from ..devices.restoring import LOAD, SWIFT_TIERS, Request, Server
+from ..devices.setup import Setup
 from ..machine import ssd_lines
 from ..runs import chunk_for
 from ..tables import Cell, Table, table

@@ -10,7 +10,7 @@ from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.restore.cost import CostModel
 from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
 
-from .curve import FORWARD_TOKENS
+from ....base.devices.curve import FORWARD_TOKENS
 
 #: The name of the source that SSDs are.
 SSD = "ssd"
