@@ -41,7 +41,7 @@ MOST_AT_ONCE = 5.0
 Result = TypeVar("Result")
 
 
-class World:
+class DemoWorld:
     """What is simulated, and the thread that it is in."""
 
     def __init__(self, wall: float) -> None:
@@ -129,7 +129,7 @@ class DemoFeed(Feed):
         """`wall`: seconds since 1970, read once."""
         self.steers = steers
         self._monotonic = monotonic
-        self._world = World(wall() - BEFORE)
+        self._world = DemoWorld(wall() - BEFORE)
         weakref.finalize(self, self._world.close)
         self._tail = EventTail(None, FORMER_EVENTS)
         self._looked = 0.0  # when, by the console's clock
