@@ -15,10 +15,10 @@ from ..tell.gpu_sampling import gpu_sampler
 from ..tell.orders import Orders, install
 from ..tell.sampler import Sampler
 from ..tell.telemetry import SchedulerTelemetry
-from .bus import RankPublisher
 
 if TYPE_CHECKING:
     from ..tell.metrics import MetricsUpdater
+    from .bus import RankPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +118,8 @@ class Reporting:
         """state and events on the bus"""
         if not self._stack.config.bus.enabled:
             return None
+        from .bus import RankPublisher  # brings redis along
+
         publisher = RankPublisher(
             self._scheduler.server_args,
             self._stack,

@@ -29,9 +29,12 @@ import numpy as np
 
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import TokenBucket
 
+from ..demo.entry_points import PLUGINS
+from ..demo.entry_points import announce as announce_to
+
 #: Environment variable with the settings, JSON: `bytes_per_second`, and `counters`, the path of a file.
 SETTINGS = "SWIFT_TIERS_BENCH_HICACHE"
-_DISTRIBUTION = "swift_tiers_bench_hicache-0"
+_DISTRIBUTION = "swift-tiers-bench-hicache"
 _READ, _WRITTEN = 0, 1
 _POOLS = "sglang.srt.mem_cache.pool_host"
 _FILE = "sglang.srt.mem_cache.hicache_storage.HiCacheFile"
@@ -46,13 +49,8 @@ class DiskBytes(NamedTuple):
 
 def announce(folder: Path, bytes_per_second: float) -> dict[str, str]:
     """Prepare `folder` for one HiCache server; the environment variables which that server needs."""
-    distribution = folder / f"{_DISTRIBUTION}.dist-info"
-    distribution.mkdir(parents=True)
-    name, _, version = _DISTRIBUTION.partition("-")
-    (distribution / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (distribution / "entry_points.txt").write_text(f"[sglang.srt.plugins]\nbench-hicache = {__name__}:load\n")
+    path = announce_to(folder, _DISTRIBUTION, {PLUGINS: {"bench-hicache": f"{__name__}:load"}})
     settings = {"bytes_per_second": bytes_per_second, "counters": str(folder / "disk-bytes")}
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return {"PYTHONPATH": path, SETTINGS: json.dumps(settings)}
 
 

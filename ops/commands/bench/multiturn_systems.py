@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, round_up
 
@@ -45,7 +44,7 @@ class Sizes(NamedTuple):
 class System:
     """One server and how to read what it moved from and to its disk. A context manager: leaving it ends the server."""
 
-    def __init__(self, name: str, server: EnvironmentServer, port: int, moved: Callable[[], DiskBytes | None]) -> None:
+    def __init__(self, name: str, server: BenchServer, port: int, moved: Callable[[], DiskBytes | None]) -> None:
         self.name = name
         self.server = server
         self.port = port
@@ -63,17 +62,6 @@ class System:
         if moved is None:
             raise CommandError(f"{self.name}: its disk is not throttled; see {self.server.log}")
         return moved
-
-
-class EnvironmentServer(BenchServer):
-    """One with environment variables of its own."""
-
-    def __init__(self, name: str, arguments: list[str], port: int, log: Path, environment: Mapping[str, str]) -> None:
-        super().__init__(name, arguments, port, log)
-        self.environment = environment
-
-    def _spawn(self, environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        return super()._spawn({**environment, **self.environment}, log)
 
 
 def choose_sizes(model: Path, longest: int, together: int, written_tokens: int) -> Sizes:
@@ -102,7 +90,7 @@ def make_system(name: str, sizes: Sizes, bytes_per_second: float, prefetch_polic
     ]  # fmt: skip
     build = {OFF: _off, HICACHE: _hicache, TIERS: _tiers}[name]
     more, environment, moved = build(sizes, bytes_per_second, prefetch_policy, folder, port)
-    server = EnvironmentServer(name, [*common, *more], port, folder / f"{name}.log", environment)
+    server = BenchServer(name, [*common, *more], port, folder / f"{name}.log", environment)
     return System(name, server, port, moved)
 
 

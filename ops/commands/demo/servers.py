@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -47,11 +47,15 @@ def free_ports(count: int) -> list[int]:
 class Server:
     """One `python -m sglang.launch_server`, in a process group of its own. A context manager: leaving it ends it."""
 
-    def __init__(self, name: str, arguments: Sequence[str], port: int, log: Path) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], port: int, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment`: variables of its own."""
         self.name = name
         self.port = port
         self.log = log
         self._arguments = [*arguments, "--host", "127.0.0.1", "--port", str(port)]
+        self.environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
@@ -72,6 +76,7 @@ class Server:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
+            **self.environment,
         }
         with open(self.log, "ab") as log:
             self._process = self._spawn(environment, log)

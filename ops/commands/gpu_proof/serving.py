@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ...base.errors import CommandError
+from ..demo.entry_points import announce_own
 from .figures import LeftOutError, ProofCheck, ProofFigure
 from .layouts import LAYOUTS, Layout
 
 if TYPE_CHECKING:
     from ..bench.multiturn_replay import TurnOutcome
 
-#: What is imported by servers with tiers, and by who asks them.
-NEEDED = ("sglang", "transformers", "msgspec", "xxhash", "psutil", "redis", "zmq")
+#: What is imported by servers with tiers and no bus, and by who asks them.
+NEEDED = ("sglang", "transformers", "msgspec", "xxhash", "psutil", "numba", "zmq")
 OFF, HICACHE, TIERS = "off", "HiCache", "swift-tiers"
 #: In their order: what there is no time for is what is missed least.
 SYSTEMS = (OFF, TIERS, HICACHE)
@@ -138,13 +139,16 @@ def serving(
     late: list[str] = []
     with tempfile.TemporaryDirectory(prefix="swift-tiers-proof-") as folder:
         model = model_directory(Path(folder), layout)
+        # From a source tree, which nothing has installed, SGLang would not find them.
+        plugins = announce_own(Path(folder) / "plugins")
         for system in systems:
             if until - clock() < _FEWEST_SECONDS:
                 late.append(system)
                 continue
             flags = [*arguments(system, model, layout, load.agents * load.longest, load), *more]
             try:
-                found[system] = ask(system, flags, load, Path(folder) / f"{system}.log", until - clock())
+                log, environment = Path(folder) / f"{system}.log", plugins if system == TIERS else {}
+                found[system] = ask(system, flags, load, log, until - clock(), environment)
             except TooLateError:
                 late.append(system)
             except CommandError as error:
@@ -160,8 +164,16 @@ class TooLateError(Exception):
     """A server's time is over, and nothing is known to be wrong with it."""
 
 
-def ask(system: str, flags: Sequence[str], load: ServingLoad, log: Path, seconds: float = math.inf) -> ServerAnswer:
-    """Start a server, ask it two rounds, end it. Raises CommandError, and after so many seconds TooLateError."""
+def ask(
+    system: str,
+    flags: Sequence[str],
+    load: ServingLoad,
+    log: Path,
+    seconds: float = math.inf,
+    environment: Mapping[str, str] | None = None,
+) -> ServerAnswer:
+    """Start a server, with environment variables of its own, ask it two rounds, end it. Raises CommandError, and after
+    so many seconds TooLateError."""
     from ..bench.multiturn_replay import replay
     from ..bench.multiturn_workload import RoundShape, make_round
     from ..demo.servers import Server, free_ports
@@ -169,7 +181,7 @@ def ask(system: str, flags: Sequence[str], load: ServingLoad, log: Path, seconds
     shape = RoundShape(load.agents, load.turns, load.longest)
     (port,) = free_ports(1)
     answers: tuple[TurnOutcome, ...] = ()
-    with Server(system, flags, port, log) as server:
+    with Server(system, flags, port, log, environment) as server:
         over = threading.Event()
 
         def end() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import redis
-from redis.exceptions import RedisError
+if TYPE_CHECKING:
+    import redis
+    from redis.exceptions import RedisError
 
 #: Commands in one go. Redis keeps their replies in its memory, and we the packed commands in ours, until it is over.
 MOST_COMMANDS = 512
@@ -33,6 +34,8 @@ class RedisBatch:
         A command that is refused keeps none of the others from being carried out; then the first refusal is raised at
         the end. Raises what redis-py raises.
         """
+        from redis.exceptions import RedisError  # a server without a bus runs without redis
+
         refusal: RedisError | None = None
         for start in range(0, len(self._commands), MOST_COMMANDS):
             part = self._commands[start : start + MOST_COMMANDS]

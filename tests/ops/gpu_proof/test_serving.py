@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.demo import servers
+from swift_tiers.ops.commands.demo import entry_points, servers
 from swift_tiers.ops.commands.demo.servers import Server
 from swift_tiers.ops.commands.gpu_proof import serving
 from swift_tiers.ops.commands.gpu_proof.figures import LeftOutError, ProofCheck, ProofFigure
@@ -90,7 +94,7 @@ def test_a_server_that_does_not_start_is_told_and_the_others_are_compared(monkey
 def test_servers_that_there_is_no_time_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now, left = 0.0, []
 
-    def ask(system: str, flags: object, load: object, log: object, seconds: float) -> ServerAnswer:
+    def ask(system: str, flags: object, load: object, log: object, seconds: float, environment: object) -> ServerAnswer:
         nonlocal now
         left.append(seconds)
         now += 200.0
@@ -124,3 +128,69 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ImportError) as caught:
         list(serving.serving())
     assert caught.value.name == "no_such_module"
+
+
+@pytest.fixture(scope="module")
+def nothing_installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a Python in which neither swift-tiers nor redis is installed, and all else is."""
+    site = tmp_path_factory.mktemp("site")
+    for path in Path(pytest.__file__).parents[1].iterdir():
+        if not re.match(r"_?swift_tiers|redis(lite)?\b", path.name):
+            (site / path.name).symlink_to(path)
+    root = Path(__file__).parents[3] / ".importroot"
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(site)))}
+
+
+def run_without_site(code: str, environment: dict[str, str]) -> str:
+    command = [sys.executable, "-S", "-W", "ignore", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+ANNOUNCE = """
+import json, pathlib
+from swift_tiers.ops.commands.demo.entry_points import announce_own
+print(json.dumps(announce_own(pathlib.Path("%s"))))
+"""
+
+
+def test_servers_of_a_source_tree_know_the_flag_without_redis(
+    nothing_installed: dict[str, str], tmp_path: Path
+) -> None:
+    environment = json.loads(run_without_site(ANNOUNCE % (tmp_path / "plugins"), nothing_installed))
+    parse = (
+        "from sglang.srt.plugins import load_plugins; load_plugins()\n"
+        "import argparse; from sglang.srt.server_args import ServerArgs\n"
+        "parser = argparse.ArgumentParser(); ServerArgs.add_cli_args(parser)\n"
+        "known, unknown = parser.parse_known_args(['--model-path', 'm', '--enable-swift-tiers'])\n"
+        "import swift_tiers.sglang_ext.way.linker, swift_tiers.sglang_ext.build.reporting\n"
+        "import sys; print(unknown, 'redis' in sys.modules)\n"
+    )
+    printed = run_without_site(parse, nothing_installed | environment)
+    assert printed.splitlines()[-1] == "[] False"
+
+
+def test_where_it_is_installed_nothing_is_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert entry_points.announce_own(tmp_path / "first") == {}
+    monkeypatch.setattr(entry_points, "are_installed", lambda: False)
+    (path,) = entry_points.announce_own(tmp_path / "second").values()
+    found = {
+        (point.group, point.value)
+        for one in distributions(path=path.split(os.pathsep)[:1])
+        for point in one.entry_points
+    }
+    assert ("sglang.srt.plugins", "swift_tiers.sglang_ext.plugin:load") in found
+
+
+def test_only_the_server_with_tiers_is_told_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {}
+
+    def ask(system: str, *others: object) -> ServerAnswer:
+        told[system] = others[-1]
+        return ServerAnswer([1.0], 0, [(1,)])
+
+    monkeypatch.setattr(serving, "ask", ask)
+    monkeypatch.setattr(serving, "announce_own", lambda folder: {"PYTHONPATH": "there"})
+    list(serving.serving())
+    assert told == {OFF: {}, TIERS: {"PYTHONPATH": "there"}, HICACHE: {}}
