@@ -15,7 +15,7 @@ import torch
 
 from .cuda_runtime import CudaRuntime, Rows, cuda_runtime
 from .page_digest import digest_bytes, page_digests
-from .page_gather import gather_pages, scatter_pages
+from .page_gather import PageCopy, PageLists, page_lists
 from .piece_copy import copy_pieces
 from .pool_planes import PoolPlanes
 
@@ -46,12 +46,20 @@ class CopyQueue(ABC):
         memory, the other on the device. Rows may lie apart; the bytes of a row lie together."""
 
     @abstractmethod
+    def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
+        """Pages and rows for `copy`, checked and uploaded once for any number of copies; see `page_gather.page_lists`.
+        The arrays may change as soon as this returns."""
+
+    @abstractmethod
+    def copy(self, copy: PageCopy, lists: PageLists, most_programs: int | None = None) -> None:
+        """By a kernel: `copy` of these pages, with no more than so many programs."""
+
     def gather(
         self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, layers: range | None = None
     ) -> None:
         """By a kernel: pool pages to rows of `slab`, see `page_gather.gather_pages`."""
+        self.copy(PageCopy(pool, slab, layers, out=True), self.lists(pool, pages, slab, slots))
 
-    @abstractmethod
     def scatter(
         self,
         pool: PoolPlanes,
@@ -59,10 +67,10 @@ class CopyQueue(ABC):
         slab: torch.Tensor,
         slots: np.ndarray,
         layers: range | None = None,
-        offset: int | None = None,
         most_programs: int | None = None,
     ) -> None:
         """By a kernel: rows of `slab` to pool pages, see `page_gather.scatter_pages`."""
+        self.copy(PageCopy(pool, slab, layers, out=False), self.lists(pool, pages, slab, slots), most_programs)
 
     @abstractmethod
     def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
@@ -152,24 +160,13 @@ class _CudaQueue(CopyQueue):
             self._stream.cuda_stream,
         )
 
-    def gather(
-        self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, layers: range | None = None
-    ) -> None:
+    def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
         with torch.cuda.stream(self._stream):
-            gather_pages(pool, pages, slab, slots, layers)
+            return page_lists(pool, pages, slab, slots)
 
-    def scatter(
-        self,
-        pool: PoolPlanes,
-        pages: np.ndarray,
-        slab: torch.Tensor,
-        slots: np.ndarray,
-        layers: range | None = None,
-        offset: int | None = None,
-        most_programs: int | None = None,
-    ) -> None:
+    def copy(self, copy: PageCopy, lists: PageLists, most_programs: int | None = None) -> None:
         with torch.cuda.stream(self._stream):
-            scatter_pages(pool, pages, slab, slots, layers, offset, most_programs)
+            copy.run(lists, most_programs)
 
     def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
         with torch.cuda.stream(self._stream):

@@ -10,15 +10,81 @@ reads or writes across the link itself (zero-copy).
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
+from . import pool_planes
 from .pool_planes import PoolPlanes, as_indices, check_slab
+
+if TYPE_CHECKING:
+    from .page_gather_triton import TritonPageCopy
 
 #: int64 [n]: on the host, or on the device.
 Indices: TypeAlias = "np.ndarray | torch.Tensor"
+
+
+class PageLists(NamedTuple):
+    """Which pages are copied, where kernels look for it: int64 [n] each, on the pool's device."""
+
+    pages: torch.Tensor
+    slots: torch.Tensor
+
+
+def page_lists(pool: PoolPlanes, pages: Indices, slab: torch.Tensor, slots: Indices) -> PageLists:
+    """Pool page `pages[i]` and slab row `slots[i]`, for any copy between these two: checked and uploaded once.
+
+    int64: numpy arrays, which are checked and go up together on the current stream, or tensors on the pool's device,
+    which are trusted. Raises ValueError for indices from the host that lie outside, and lists of different lengths.
+    """
+    if len(pages) != len(slots):
+        raise ValueError(f"{len(pages)} pool pages and {len(slots)} slots: as many of both are needed")
+    found = PageLists(
+        as_indices(pages, pool.pool_pages, pool.device, "pool pages", upload=False),
+        as_indices(slots, slab.shape[0], pool.device, "slots", upload=False),
+    )
+    if any(one.device.type != "cpu" for one in found):
+        return PageLists(*(pool_planes.uploaded(one, pool.device) for one in found))
+    both = pool_planes.uploaded(torch.stack(found), pool.device)
+    return PageLists(both[0], both[1])
+
+
+class PageCopy:
+    """One kind of copy between a pool and a slab, to be made of any lists and any number of times: which layers, from
+    which byte of a row, and which way. What follows from these is checked and found once."""
+
+    def __init__(
+        self,
+        pool: PoolPlanes,
+        slab: torch.Tensor,
+        layers: range | None = None,
+        offset: int | None = None,
+        *,
+        out: bool,
+    ) -> None:
+        """`layers` and `offset` as of `gather_pages`; `out`: of the pool, or into it. Keeps the slab alive. Raises
+        ValueError for a slab without room."""
+        self.pool = pool
+        self.slab = slab
+        self.layers = pool.range_of(layers)
+        self.offset = self.layers.start * pool.layer_bytes if offset is None else offset
+        self.out = out
+        check_slab(slab, self.offset, len(self.layers) * pool.layer_bytes)
+        self._kernel: TritonPageCopy | None = None
+        if pool_planes.by_kernel(pool.device):
+            from .page_gather_triton import TritonPageCopy
+
+            self._kernel = TritonPageCopy(pool, slab, self.layers, self.offset, out)
+
+    def run(self, lists: PageLists, most_programs: int | None = None) -> None:
+        """On the pool's current stream. `lists`: of these two, see `page_lists`."""
+        if not len(lists.pages) or not len(self.layers):
+            return
+        if self._kernel is not None:
+            self._kernel.run(*lists, most_programs)
+        else:
+            copy_pages_plain(self.pool, lists.pages, self.slab, lists.slots, self.layers, self.offset, self.out)
 
 
 def gather_pages(
@@ -36,7 +102,7 @@ def gather_pages(
     arrays, which are checked and uploaded, or tensors on the pool's device, which are trusted. Raises ValueError for
     indices from the host that lie outside, lists of different lengths, or a slab without room.
     """
-    _copy(pool, pages, slab, slots, layers, offset, out=True)
+    PageCopy(pool, slab, layers, offset, out=True).run(page_lists(pool, pages, slab, slots))
 
 
 def scatter_pages(
@@ -53,34 +119,7 @@ def scatter_pages(
     `most_programs`: of the kernel, at least 1; None: as many as the GPU holds at once. Page-locked memory is read as
     fast by a few, which leave the processors to a forward.
     """
-    _copy(pool, pages, slab, slots, layers, offset, out=False, most_programs=most_programs)
-
-
-def _copy(
-    pool: PoolPlanes,
-    pages: Indices,
-    slab: torch.Tensor,
-    slots: Indices,
-    layers: range | None,
-    offset: int | None,
-    out: bool,
-    most_programs: int | None = None,
-) -> None:
-    chosen = pool.range_of(layers)
-    start = chosen.start * pool.layer_bytes if offset is None else offset
-    check_slab(slab, start, len(chosen) * pool.layer_bytes)
-    pool_pages = as_indices(pages, pool.pool_pages, pool.device, "pool pages")
-    slab_slots = as_indices(slots, slab.shape[0], pool.device, "slots")
-    if len(pool_pages) != len(slab_slots):
-        raise ValueError(f"{len(pool_pages)} pool pages and {len(slab_slots)} slots: as many of both are needed")
-    if not len(pool_pages) or not len(chosen):
-        return
-    if pool.device.type == "cuda":
-        from .page_gather_triton import copy_pages_triton
-
-        copy_pages_triton(pool, pool_pages, slab, slab_slots, chosen, start, out, most_programs)
-    else:
-        copy_pages_plain(pool, pool_pages, slab, slab_slots, chosen, start, out)
+    PageCopy(pool, slab, layers, offset, out=False).run(page_lists(pool, pages, slab, slots), most_programs)
 
 
 def copy_pages_plain(

@@ -109,6 +109,43 @@ def copy_shape(
     return CopyShape(constants, cdiv(words, tile_words))
 
 
+class TritonPageCopy:
+    """One kind of copy, by the kernel; see `page_gather.PageCopy`. Over a pool in host memory it is interpreted."""
+
+    def __init__(self, pool: PoolPlanes, slab: torch.Tensor, layers: range, offset: int, out: bool) -> None:
+        self._device = pool.device
+        self._begin = slab[:, offset:]
+        self._table = pool.table[layers.start * pool.planes :]
+        self._planes = len(layers) * pool.planes
+        alignment = min(pool.alignment, alignment_of(self._begin.data_ptr()))
+        self._shape = copy_shape(pool.page_size, pool.row_bytes, pool.row_stride, slab.stride(0), alignment, out)
+        self._page_pieces = self._planes * self._shape.constants["PIECES"]
+        self._step = max(1, COUNT_LIMIT // (self._page_pieces * self._shape.parts) - self._shape.tile_pieces)
+
+    def run(self, pages: torch.Tensor, slots: torch.Tensor, most_programs: int | None = None) -> None:
+        """On the current stream. `pages`, `slots`: int64 [n], n > 0, on the pool's device."""
+        for start in range(0, len(pages), self._step):
+            if len(pages) <= self._step:
+                some, places = pages, slots
+            else:
+                some, places = pages[start : start + self._step], slots[start : start + self._step]
+            count, shape = len(some), self._shape
+            tiles = cdiv(count * self._page_pieces, shape.tile_pieces) * shape.parts
+            programs = programs_for(self._device, tiles, most_programs)
+            launch(
+                copy_pieces,
+                self._device,
+                programs,
+                self._table,
+                some,
+                self._begin,
+                places,
+                count,
+                self._planes,
+                **shape.constants,
+            )
+
+
 def copy_pages_triton(
     pool: PoolPlanes,
     pages: torch.Tensor,
@@ -120,15 +157,4 @@ def copy_pages_triton(
     most_programs: int | None = None,
 ) -> None:
     """As `copy_pages_plain`, by the kernel; over a pool in host memory it is interpreted."""
-    begin = slab[:, offset:]
-    alignment = min(pool.alignment, alignment_of(begin.data_ptr()))
-    planes = len(layers) * pool.planes
-    shape = copy_shape(pool.page_size, pool.row_bytes, pool.row_stride, slab.stride(0), alignment, out)
-    page_pieces = planes * shape.constants["PIECES"]
-    table = pool.table[layers.start * pool.planes :]
-    step = max(1, COUNT_LIMIT // (page_pieces * shape.parts) - shape.tile_pieces)
-    for start in range(0, len(pages), step):
-        some, places = pages[start : start + step], slots[start : start + step]
-        tiles = cdiv(len(some) * page_pieces, shape.tile_pieces) * shape.parts
-        programs = programs_for(pool.device, tiles, most_programs)
-        launch(copy_pieces, pool.device, programs, table, some, begin, places, len(some), planes, **shape.constants)
+    TritonPageCopy(pool, slab, layers, offset, out).run(pages, slots, most_programs)

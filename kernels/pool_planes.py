@@ -83,8 +83,15 @@ class PoolPlanes:
         return self.flat[plane][:whole].view(self.pool_pages, self.page_size, -1)
 
 
-def as_indices(indices: np.ndarray | torch.Tensor, limit: int, device: torch.device, what: str) -> torch.Tensor:
-    """`indices` as contiguous int64 on `device`.
+def by_kernel(device: torch.device) -> bool:
+    """Whether memory of `device` is copied by kernels; else by plain torch."""
+    return device.type == "cuda"
+
+
+def as_indices(
+    indices: np.ndarray | torch.Tensor, limit: int, device: torch.device, what: str, *, upload: bool = True
+) -> torch.Tensor:
+    """`indices` as contiguous int64 on `device`; unless `upload`, those from the host stay there.
 
     Those that come from the host are checked: raises ValueError if one lies outside `[0, limit)`. A tensor that is on
     `device` already is trusted, since looking at it would wait for the device.
@@ -99,10 +106,15 @@ def as_indices(indices: np.ndarray | torch.Tensor, limit: int, device: torch.dev
     found = found.to(torch.int64).contiguous()
     if found.numel() and (int(found.min()) < 0 or int(found.max()) >= limit):
         raise ValueError(f"{what} must lie in [0, {limit}); got {int(found.min())} to {int(found.max())}")
-    if device.type == "cuda":
+    return uploaded(found, device) if upload else found
+
+
+def uploaded(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`numbers` on `device`, in the order of the current stream; nothing is waited for."""
+    if device.type == "cuda" and numbers.device.type == "cpu":
         # Pageable memory would be copied with a wait for all that the stream has to do before.
-        return found.pin_memory().to(device, non_blocking=True)
-    return found.to(device)
+        return numbers.pin_memory().to(device, non_blocking=True)
+    return numbers.to(device)
 
 
 def check_slab(slab: torch.Tensor, offset: int, nbytes: int) -> None:

@@ -18,8 +18,8 @@ SUMMARY = "measure something against its reference"
 OPERATORS = "swift_tiers.ops.commands.bench"
 #: Those of developers, which only a source tree has.
 DEVELOPERS = (
-    "attention", "bus", "console", "donor", "identity", "index", "interference", "interpreter", "lookup", "maps",
-    "overhead", "pages", "pool_layout", "resize", "restore",
+    "attention", "bus", "console", "donor", "identity", "index", "interference", "interpreter", "launch", "lookup",
+    "maps", "overhead", "pages", "pool_layout", "resize", "restore",
 )  # fmt: skip
 
 

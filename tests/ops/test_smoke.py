@@ -56,6 +56,7 @@ BENCHES = {
     "console": ["--seconds", "0.2", "--servers", "2", "--pages", "460", "--views", "overview"],
     "host": ONE_ROUND,
     "identity": [*ONE_ROUND, "--mib", "1"],
+    "launch": ONE_ROUND,
     "lookup": ONE_ROUND,
     "index": [*ONE_ROUND, "--pages", "5000"],
     "maps": ONE_ROUND,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_tiers.kernels.copy_queue import QueueMark
+from swift_tiers.kernels.page_gather import PageCopy
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
 from swift_tiers.sglang_ext.pools import accelerator_pool
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, split_runs
@@ -83,6 +84,7 @@ class Case:
 def small_staging(monkeypatch):
     """So that several pieces are needed, and buffers are used again."""
     monkeypatch.setattr(accelerator_pool, "STAGING_BYTES", 4096)
+    monkeypatch.setattr(accelerator_pool, "TOGETHER_BYTES", 512)
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
@@ -198,6 +200,7 @@ def test_runs_are_split_by_what_they_are_worth():
 
 
 def test_neighbours_go_by_the_copy_engine_and_others_by_a_kernel():
+    # 32 pages of a layer are more than what is loaded together.
     accelerator = DeferredAccelerator(0, locked=True)
     pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(3)], 1, accelerator, SwitchOver(4, 1))
     slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
@@ -206,6 +209,40 @@ def test_neighbours_go_by_the_copy_engine_and_others_by_a_kernel():
     assert (accelerator.engine_calls, accelerator.kernel_calls) == (3 * 2, 0)
     pool.copy_in(far, slab, near, lambda layer, mark: None)
     assert (accelerator.engine_calls, accelerator.kernel_calls) == (3 * 2, 3)
+
+
+def test_lists_go_up_once_a_load_and_copies_are_made_ready_once(monkeypatch):
+    made = []
+
+    class Counted(PageCopy):
+        def __init__(self, *them, **more):
+            made.append(them)
+            super().__init__(*them, **more)
+
+    monkeypatch.setattr(accelerator_pool, "PageCopy", Counted)
+    accelerator = DeferredAccelerator(0, locked=True)
+    pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(3)], 1, accelerator, SwitchOver(4, 99))
+    slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
+    near, far = np.arange(32, dtype=np.int64), np.arange(0, 64, 2, dtype=np.int64)
+    for _ in range(3):
+        pool.copy_in(far, slab, near, lambda layer, mark: None)
+        pool.copy_out(far, slab, near)
+    assert accelerator.uploads == 3 * 2
+    assert len(made) == 3 + 1, "a layer each to the device, and whole pages from there"
+    pool.copy_in(near, slab, near, lambda layer, mark: None)
+    assert accelerator.uploads == 3 * 2, "the copy engine needs no lists"
+
+
+def test_layers_of_few_pages_are_loaded_together():
+    accelerator = DeferredAccelerator(0, locked=True)
+    pool = AcceleratorPool([[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(7)], 1, accelerator, SwitchOver(4, 1))
+    slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
+    marks = {}
+    # 3 pages of a layer have 192 bytes; of three layers they have 512 and more.
+    pool.copy_in(np.array([5, 9, 2]), slab, np.array([3, 8, 1]), lambda layer, mark: marks.update({layer: mark}))
+    assert accelerator.kernel_calls == 3
+    assert list(marks) == list(range(7))
+    assert len({id(mark) for mark in marks.values()}) == 3
 
 
 class PricedAccelerator(DeferredAccelerator):
@@ -231,14 +268,10 @@ class PricedQueue(LateQueue):
         self.accelerator.now += call + each * target.numel()
         super().rows(source, target)
 
-    def gather(self, pool, pages, slab, slots, layers=None):
-        self._kernel(pool, len(pages))
-        super().gather(pool, pages, slab, slots, layers)
-
-    def scatter(self, pool, pages, slab, slots, layers=None, offset=None, most_programs=None):
+    def copy(self, copy, lists, most_programs=None):
         few = max(1.0, self.accelerator.programs / most_programs) if most_programs else 1.0
-        self._kernel(pool, len(pages), few)
-        super().scatter(pool, pages, slab, slots, layers, offset, most_programs)
+        self._kernel(copy.pool, len(lists.pages), few)
+        super().copy(copy, lists, most_programs)
 
     def _kernel(self, pool, pages, few=1.0):
         _, _, call, each = self.accelerator.prices
@@ -295,13 +328,14 @@ def test_the_switch_over_is_measured_on_planes_like_the_pool(planes):
 
 def test_loads_from_host_memory_are_limited_and_landed_pages_are_not(monkeypatch):
     limits = []
-    scatter = LateQueue.scatter
+    copy = LateQueue.copy
 
-    def watched(queue, pool, pages, slab, *others, most_programs=None):
-        limits.append((len(pages), most_programs))
-        scatter(queue, pool, pages, slab, *others, most_programs=most_programs)
+    def watched(queue, which, lists, most_programs=None):
+        limits.append((len(lists.pages), most_programs))
+        copy(queue, which, lists, most_programs)
 
-    monkeypatch.setattr(LateQueue, "scatter", watched)
+    monkeypatch.setattr(LateQueue, "copy", watched)
+    monkeypatch.setattr(accelerator_pool, "TOGETHER_BYTES", 1)
     buffers = [[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(2)]
     pool = AcceleratorPool(buffers, 1, DeferredAccelerator(0, locked=True), SwitchOver(99, 1, 48))
     pool.landing = torch.zeros((2, pool.geometry.page_bytes), dtype=torch.uint8)

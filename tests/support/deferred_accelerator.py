@@ -10,7 +10,7 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
 from swift_tiers.kernels.page_digest import digest_bytes, page_digests
-from swift_tiers.kernels.page_gather import gather_pages, scatter_pages
+from swift_tiers.kernels.page_gather import PageCopy, PageLists, page_lists
 from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
@@ -60,26 +60,13 @@ class LateQueue(CopyQueue):
         self.accelerator.engine_calls += 1
         self.do(lambda: target.copy_(source))
 
-    def gather(
-        self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, layers: range | None = None
-    ) -> None:
-        pages, slots = pages.copy(), slots.copy()
-        self.accelerator.kernel_calls += 1
-        self.do(lambda: gather_pages(pool, pages, slab, slots, layers))
+    def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
+        self.accelerator.uploads += 1
+        return page_lists(pool, pages.copy(), slab, slots.copy())
 
-    def scatter(
-        self,
-        pool: PoolPlanes,
-        pages: np.ndarray,
-        slab: torch.Tensor,
-        slots: np.ndarray,
-        layers: range | None = None,
-        offset: int | None = None,
-        most_programs: int | None = None,
-    ) -> None:
-        pages, slots = pages.copy(), slots.copy()
+    def copy(self, copy: PageCopy, lists: PageLists, most_programs: int | None = None) -> None:
         self.accelerator.kernel_calls += 1
-        self.do(lambda: scatter_pages(pool, pages, slab, slots, layers, offset, most_programs))
+        self.do(lambda: copy.run(lists, most_programs))
 
     def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
         pieces = pieces.copy()
@@ -105,6 +92,7 @@ class DeferredAccelerator(Accelerator):
         self.locked = locked
         self.engine_calls = 0
         self.kernel_calls = 0
+        self.uploads = 0
         self.queues: list[LateQueue] = []
         self.forward = self.queue()
         self._chance = random.Random(seed)

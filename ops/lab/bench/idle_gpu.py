@@ -1,0 +1,132 @@
+"""A GPU of capability 9.0 that does nothing: everything up to a launch or a copy is done, compiled for and bound."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from swift_tiers.kernels import page_digest_triton, page_gather_triton, piece_copy_triton, pool_planes
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
+from swift_tiers.kernels.cuda_runtime import CudaRuntime, Rows
+from swift_tiers.kernels.page_digest import digest_bytes, page_digests
+from swift_tiers.kernels.page_gather import PageCopy, PageLists, page_lists
+from swift_tiers.kernels.piece_copy import copy_pieces
+from swift_tiers.kernels.pool_planes import PoolPlanes
+
+#: Told of each launch: the kernel's name, and the hash of what was compiled for it.
+Launched = Callable[[str, str], None]
+
+
+class IdleDriver:
+    """Triton's driver of it."""
+
+    def __init__(self) -> None:
+        self.utils = SimpleNamespace(
+            load_binary=lambda *_: (1, 1, 32, 0, 1024),
+            unload_module=lambda module: None,
+            get_device_properties=lambda device: {"max_shared_mem": 2**20},
+        )
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        return lambda *_: None
+
+
+@contextmanager
+def idle_gpu(launched: Launched = lambda name, compiled: None) -> Iterator[IdleAccelerator]:
+    """Kernels over memory of the host are launched on it, by this process and for so long."""
+
+    def launch(kernel: Any, device: torch.device, programs: int, *arguments: Any, **constants: Any) -> None:
+        compiled = kernel[(programs,)](*arguments, **constants, num_warps=4, enable_fp_fusion=False)
+        launched(kernel.__name__, compiled.hash)
+
+    with ExitStack() as stack:
+        # Not by `set_active`: where there is no GPU, there is no driver to go back to.
+        stack.enter_context(patch.object(driver, "_active", IdleDriver()))
+        stack.enter_context(patch.object(pool_planes, "by_kernel", lambda device: True))
+        for module in (page_gather_triton, page_digest_triton, piece_copy_triton):
+            stack.enter_context(patch.object(module, "launch", launch))
+        yield IdleAccelerator()
+
+
+class IdleMark:
+    """Reached at once."""
+
+    def wait(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class IdleQueue(CopyQueue):
+    """What a queue of CUDA's asks of it."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        # A call that takes any arguments, does nothing and says so: 0. Each is an object of its own, with its types.
+        self._runtime = CudaRuntime(
+            SimpleNamespace(
+                cudaMemcpy2DAsync=libc["sched_yield"],
+                cudaHostRegister=libc["sched_yield"],
+                cudaGetLastError=libc["sched_yield"],
+            )
+        )
+
+    def after(self, mark: Any) -> None:
+        pass
+
+    def rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        count, width = target.shape
+        sides = Rows(source.data_ptr(), source.stride(0)), Rows(target.data_ptr(), target.stride(0))
+        self._runtime.copy_rows(*sides, width, count, 0)
+
+    def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
+        return page_lists(pool, pages, slab, slots)
+
+    def copy(self, copy: PageCopy, lists: PageLists, most_programs: int | None = None) -> None:
+        copy.run(lists, most_programs)
+
+    def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
+        copy_pieces(source, target, pieces)
+
+    def digests(self, slab: torch.Tensor, slots: np.ndarray, nbytes: int) -> list[bytes]:
+        return digest_bytes(page_digests(slab, slots, nbytes))
+
+    def mark(self) -> IdleMark:
+        return IdleMark()
+
+
+class IdleAccelerator(Accelerator):
+    """It reaches all memory, which is the host's."""
+
+    device = torch.device("cpu")
+
+    def queue(self) -> IdleQueue:
+        return IdleQueue()
+
+    def mark_here(self) -> IdleMark:
+        return IdleMark()
+
+    def page_locked(self, memory: torch.Tensor) -> bool:
+        return True
+
+    def host_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
+        return torch.empty((rows, row_bytes), dtype=torch.uint8)
