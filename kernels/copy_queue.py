@@ -8,6 +8,7 @@ would use. Who calls chooses, see `switch_over`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,6 +86,10 @@ class CopyQueue(ABC):
     @abstractmethod
     def mark(self) -> QueueMark:
         """The end of what is queued so far."""
+
+    @abstractmethod
+    def seconds(self, work: Callable[[], None]) -> float:
+        """What the device takes for what `work` queues here, by its own clock. Waits for it."""
 
 
 class Accelerator(ABC):
@@ -179,6 +184,14 @@ class _CudaQueue(CopyQueue):
 
     def mark(self) -> QueueMark:
         return _marked(self._stream)
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(self._stream)
+        work()
+        end.record(self._stream)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
 
 
 def _marked(stream: torch.cuda.Stream) -> QueueMark:

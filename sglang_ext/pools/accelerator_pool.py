@@ -92,10 +92,13 @@ class AcceleratorPool(DevicePool):
         accelerator: Accelerator,
         switch_over: SwitchOver | None = None,
     ) -> None:
+        """`switch_over`: measured by `prepare` unless given."""
         super().__init__(layers, page_size)
         self.switch_over = switch_over or SwitchOver()
+        self._measures = switch_over is None
         self.accelerator: Accelerator = accelerator
         self._pool = PoolPlanes(layers, page_size)
+        self._like = layers[0]
         self._planes = [[as_pages(plane, page_size) for plane in planes] for planes in layers]
         self._sides = threading.local()
         self._copies: dict[tuple[Any, ...], PageCopy] = {}
@@ -105,6 +108,29 @@ class AcceleratorPool(DevicePool):
             self._sides.side = _Side(self.accelerator, self.geometry.page_bytes)
         side: _Side = self._sides.side
         return side
+
+    def prepare(self, slab: np.ndarray) -> None:
+        if self._measures:
+            self._measure(torch.from_numpy(slab))
+
+    def _measure(self, slab: torch.Tensor) -> None:
+        if not self.accelerator.page_locked(slab):
+            slab = self._side().locked[0]
+        try:
+            self.switch_over = found = measure_switch_over(
+                self.accelerator, self._like, self.page_size, self.geometry.layers, slab
+            )
+        except Exception:
+            # What is not known is guessed: copies are right all the same.
+            logger.exception("swift-tiers: the copy engine and kernels cannot be measured: %s", self.switch_over)
+            return
+        logger.info(
+            "swift-tiers: runs of %d pages and more are loaded by the copy engine, of %d and more stored; "
+            "a kernel loads with %s programs",
+            found.load_pages,
+            found.store_pages,
+            found.load_programs or "all",
+        )
 
     def adopt_thread(self) -> None:
         self._side()
@@ -240,13 +266,16 @@ class AcceleratorPool(DevicePool):
                 by_engine[order[at : at + count]] = count >= self.switch_over.store_pages
                 at += count
             if not by_engine.all():
-                self._gather(side.kernels, pages[~by_engine], whole, slots[~by_engine])
+                most = self.switch_over.store_programs
+                self._gather(side.kernels, pages[~by_engine], whole, slots[~by_engine], most)
             order = order[by_engine[order]]
             self._store_staged(side, pages[order], whole, slots[order])
 
-    def _gather(self, queue: CopyQueue, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> None:
+    def _gather(
+        self, queue: CopyQueue, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, most: int | None = None
+    ) -> None:
         copy = self._copy_of(slab, self._all_layers, out=True)
-        queue.copy(copy, queue.lists(self._pool, pages, slab, slots))
+        queue.copy(copy, queue.lists(self._pool, pages, slab, slots), most)
 
     def _store_staged(self, side: _Side, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> None:
         """Through both halves of the staging memory on the device: one is filled while the other is emptied."""
@@ -278,21 +307,13 @@ class AcceleratorPool(DevicePool):
                 take()
             half, targets = side.locked[number % 2], slots[start : start + side.rows]
             rows = np.arange(len(targets), dtype=np.int64)
-            self._gather(side.kernels, pages[start : start + side.rows], half, rows)
+            most = self.switch_over.store_programs
+            self._gather(side.kernels, pages[start : start + side.rows], half, rows, most)
             under_way.append((side.kernels.mark(), half, targets))
         while under_way:
             take()
 
 
 def open_cuda_pool(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> AcceleratorPool:
-    """A pool on a CUDA device, with the switch-over measured there."""
-    accelerator = CudaAccelerator(layers[0][0].device)
-    switch_over = measure_switch_over(accelerator, layers[0], page_size, len(layers))
-    logger.info(
-        "swift-tiers: runs of %d pages and more are loaded by the copy engine, of %d and more stored; "
-        "a kernel loads with %s programs",
-        switch_over.load_pages,
-        switch_over.store_pages,
-        switch_over.load_programs or "all",
-    )
-    return AcceleratorPool(layers, page_size, accelerator, switch_over)
+    """A pool on a CUDA device, which `prepare` measures."""
+    return AcceleratorPool(layers, page_size, CudaAccelerator(layers[0][0].device))

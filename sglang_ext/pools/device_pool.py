@@ -129,6 +129,10 @@ class DevicePool(ABC):
             raise ValueError(f"rows lie outside the pool of {self.pool_pages} pages")
         return np.ascontiguousarray(pages)
 
+    def prepare(self, slab: np.ndarray) -> None:  # noqa: B027 - nothing to do for a pool in host memory
+        """Do now what the first copies would wait for. To be called once, before anything is served, when landing
+        memory is there and `slab`, the host tier's, which is only read. Raises ConfigError, with a remedy."""
+
     def adopt_thread(self) -> None:  # noqa: B027 - nothing to do for a pool in host memory
         """What the calling thread asks of CUDA is asked of this pool's device from now on. To be called first by a
         thread that copies: one that waits for an event takes a part of GPU 0 otherwise, whichever it is of."""

@@ -75,6 +75,7 @@ class SwiftLinker(UnifiedCacheLinker):
     ) -> None:
         pool = open_device_pool(params.token_to_kv_pool_allocator.get_kvcache(), params.page_size)
         stack, side = build_tiers(server_args, params, pool, extra_config or {})
+        pool.prepare(stack.host.slab)
         self._start(pool, stack, side)
         self.forward_stream = forward_stream
 

@@ -13,6 +13,7 @@ from swift_tiers.kernels.page_gather import PageCopy
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
 from swift_tiers.sglang_ext.pools import accelerator_pool
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, split_runs
+from swift_tiers.sglang_ext.way import offloads
 
 from support.deferred_accelerator import DeferredAccelerator, LateQueue
 from support.examples import examples
@@ -246,61 +247,100 @@ def test_layers_of_few_pages_are_loaded_together():
 
 
 class PricedAccelerator(DeferredAccelerator):
-    """Time passes by what is asked for: so much a call of the engine, so much a byte, each way."""
+    """Time passes by what is asked for: on the host so much a call of the engine, on the device so much a byte."""
 
-    def __init__(self, call: float, engine_byte: float, kernel: float, kernel_byte: float) -> None:
+    def __init__(self, call: float, engine_byte: float, kernel_byte: float) -> None:
         super().__init__(0, locked=True)
-        self.now = 0.0
-        self.prices = call, engine_byte, kernel, kernel_byte
+        self.host = self.device_time = 0.0
+        self.call, self.engine_byte, self.kernel_byte = call, engine_byte, kernel_byte
         self.programs = 1  # that fill the link
+        self.launches: list[int] = []  # bytes of each
 
     def queue(self) -> LateQueue:
         queue = PricedQueue(self)
         self.queues.append(queue)
         return queue
 
+    @property
+    def now(self) -> float:
+        return self.host + self.device_time
+
 
 class PricedQueue(LateQueue):
     accelerator: PricedAccelerator
 
     def rows(self, source, target):
-        call, each, _, _ = self.accelerator.prices
-        self.accelerator.now += call + each * target.numel()
+        self.accelerator.host += self.accelerator.call
+        self.accelerator.device_time += self.accelerator.engine_byte * target.numel()
         super().rows(source, target)
 
     def copy(self, copy, lists, most_programs=None):
         few = max(1.0, self.accelerator.programs / most_programs) if most_programs else 1.0
-        self._kernel(copy.pool, len(lists.pages), few)
+        nbytes = len(lists.pages) * copy.pool.layer_bytes * len(copy.layers)
+        self.accelerator.launches.append(nbytes)
+        self.accelerator.host += 1e9  # whatever the host takes for it
+        self.accelerator.device_time += self.accelerator.kernel_byte * nbytes * few
         super().copy(copy, lists, most_programs)
 
-    def _kernel(self, pool, pages, few=1.0):
-        _, _, call, each = self.accelerator.prices
-        self.accelerator.now += call + each * pages * pool.layer_bytes * few
+    def seconds(self, work):
+        began = self.accelerator.device_time
+        super().seconds(work)
+        return self.accelerator.device_time - began
+
+
+SAMPLE = 2**16
+
+
+def measured(accelerator: PricedAccelerator, planes: int = 2) -> SwitchOver:
+    """Of pages of one token, 8 layers of 128 bytes."""
+    like = [torch.zeros(16, 1, 64 // planes, dtype=torch.bfloat16) for _ in range(planes)]
+    slab = torch.zeros(200, 8 * 128 + 64, dtype=torch.uint8)
+    before = slab.clone()
+    found = measure_switch_over(accelerator, like, 1, 8, slab, lambda: accelerator.now, SAMPLE)
+    assert torch.equal(slab, before), "the host tier is only read"
+    return found
 
 
 @pytest.mark.parametrize(
-    ("call", "load_pages"),
-    [(0.0, 1), (64.0, 1), (300.0, 4), (1024.0, 16), (4000.0, 64), (1e6, 128)],
+    ("call", "load_pages", "store_pages"),
+    [(0.0, 1, 1), (64.0, 1, 1), (300.0, 5, 1), (1024.0, 16, 1), (4000.0, 63, 4), (1e6, 15625, 64)],
 )
-def test_the_switch_over_is_where_both_cost_the_same(call, load_pages):
-    # A page of a layer has 2 x 64 bytes: a kernel moves 64 of them at 2 a byte, the engine at 1 a byte.
-    accelerator = PricedAccelerator(call, 1.0, 0.0, 2.0)
-    planes = [torch.zeros(16, 1, 32, dtype=torch.bfloat16) for _ in "kv"]
-    found = measure_switch_over(accelerator, planes, 1, 8, clock=lambda: accelerator.now)
-    length = load_pages
-    if load_pages <= 64:
-        assert found.load_pages == length
-    else:
-        assert found.load_pages > 64, "no run is long enough"
+def test_a_run_goes_by_the_engine_where_the_link_takes_longer_than_its_calls(call, load_pages, store_pages):
+    """A run is two calls of a layer of 128 bytes a page, one call of a whole page of 1,024; a byte takes one. However
+    much slower a kernel is, calls that the link waits for keep the scheduler waiting too."""
+    found = measured(PricedAccelerator(call, 1.0, 2.0))
+    assert (found.load_pages, found.store_pages) == (load_pages, store_pages)
+    assert found.store_pages <= offloads.STEP_PAGES, "so many are stored at a time: more would be never"
 
 
-@pytest.mark.parametrize(("needed", "programs"), [(1, 16), (16, 16), (17, 32), (64, 64), (500, 512), (2000, None)])
+@pytest.mark.parametrize(("needed", "programs"), [(1, 32), (32, 32), (34, 64), (64, 64), (500, 512), (2000, None)])
 def test_a_load_gets_no_more_programs_than_fill_the_link(needed, programs):
-    accelerator = PricedAccelerator(300.0, 1.0, 0.0, 2.0)
+    """By the device's clock, over more than the host's price of a launch can be seen in."""
+    accelerator = PricedAccelerator(300.0, 1.0, 2.0)
     accelerator.programs = needed
-    planes = [torch.zeros(16, 1, 32, dtype=torch.bfloat16) for _ in "kv"]
-    found = measure_switch_over(accelerator, planes, 1, 8, clock=lambda: accelerator.now)
-    assert (found.load_programs, found.load_pages) == (programs, 4)
+    found = measured(accelerator)
+    assert (found.load_programs, found.load_pages) == (programs, 5)
+    assert set(accelerator.launches) == {SAMPLE}
+
+
+@pytest.mark.parametrize(("load_programs", "store_programs"), [(None, 64), (32, 32), (64, 64), (512, 64)])
+def test_a_store_by_kernel_leaves_processors_to_the_forward(load_programs, store_programs, monkeypatch):
+    assert SwitchOver(4, 2, load_programs).store_programs == store_programs
+    limits = []
+    copy = LateQueue.copy
+
+    def watched(queue, which, lists, most_programs=None):
+        limits.append(most_programs)
+        copy(queue, which, lists, most_programs)
+
+    monkeypatch.setattr(LateQueue, "copy", watched)
+    for locked in (True, False):
+        accelerator = DeferredAccelerator(0, locked=locked)
+        buffers = [[torch.zeros(16, 1, 8) for _ in "kv"]]
+        pool = AcceleratorPool(buffers, 1, accelerator, SwitchOver(4, 2, load_programs))
+        slab = np.zeros((16, pool.geometry.stride_bytes), dtype=np.uint8)
+        pool.copy_out(np.array([1, 2, 3]), slab, np.array([0, 2, 4]))
+    assert limits == [store_programs] * 2
 
 
 def test_latent_rows_go_by_one_plane_each():
@@ -319,11 +359,8 @@ def test_latent_rows_go_by_one_plane_each():
 
 @pytest.mark.parametrize("planes", [1, 2])
 def test_the_switch_over_is_measured_on_planes_like_the_pool(planes):
-    accelerator = PricedAccelerator(300.0, 1.0, 0.0, 2.0)
-    like = [torch.zeros(16, 1, 64 // planes, dtype=torch.bfloat16) for _ in range(planes)]
-    found = measure_switch_over(accelerator, like, 1, 8, clock=lambda: accelerator.now)
     # A call of the engine for each plane: half as many calls are worth it for half as many pages.
-    assert found.load_pages == {1: 2, 2: 4}[planes]
+    assert measured(PricedAccelerator(300.0, 1.0, 2.0), planes).load_pages == {1: 3, 2: 5}[planes]
 
 
 def test_loads_from_host_memory_are_limited_and_landed_pages_are_not(monkeypatch):
@@ -344,13 +381,34 @@ def test_loads_from_host_memory_are_limited_and_landed_pages_are_not(monkeypatch
     assert limits == [(2, None), (3, 48), (3, 48)]
 
 
-def test_what_was_measured_is_used_and_said(monkeypatch, caplog):
-    monkeypatch.setattr(accelerator_pool, "CudaAccelerator", lambda device: DeferredAccelerator(0, locked=True))
-    monkeypatch.setattr(accelerator_pool, "measure_switch_over", lambda *_: SwitchOver(8, 2, 64))
+@pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
+def test_what_was_measured_is_used_and_said(locked, monkeypatch, caplog):
+    asked = []
+
+    def measure(accelerator, like, page_size, layers, slab):
+        asked.append((len(like), page_size, layers, accelerator.page_locked(slab)))
+        return SwitchOver(8, 2, 64)
+
+    accelerator = DeferredAccelerator(0, locked=locked)
+    monkeypatch.setattr(accelerator_pool, "CudaAccelerator", lambda device: accelerator)
+    monkeypatch.setattr(accelerator_pool, "measure_switch_over", measure)
+    pool = accelerator_pool.open_cuda_pool([[torch.zeros(8, 1, 8) for _ in "kv"] for _ in range(3)], 1)
     with caplog.at_level("INFO"):
-        pool = accelerator_pool.open_cuda_pool([[torch.zeros(8, 1, 8) for _ in "kv"]], 1)
+        pool.prepare(np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8))
+    assert asked == [(2, 1, 3, True)]
     assert pool.switch_over == SwitchOver(8, 2, 64)
     assert caplog.messages == [
         "swift-tiers: runs of 8 pages and more are loaded by the copy engine, of 2 and more stored; "
         "a kernel loads with 64 programs"
     ]
+
+
+def test_what_cannot_be_measured_is_guessed(monkeypatch, caplog):
+    def measure(*them):
+        raise RuntimeError("an odd driver")
+
+    monkeypatch.setattr(accelerator_pool, "measure_switch_over", measure)
+    pool = AcceleratorPool([[torch.zeros(8, 1, 8) for _ in "kv"]], 1, DeferredAccelerator(0, locked=True))
+    pool.prepare(np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8))
+    assert pool.switch_over == SwitchOver()
+    assert "an odd driver" in caplog.text

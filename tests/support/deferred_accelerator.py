@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -79,6 +80,12 @@ class LateQueue(CopyQueue):
         self.do(lambda: found.extend(digest_bytes(page_digests(slab, slots, nbytes))))
         self.mark().synchronize()
         return found
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        began = time.perf_counter()
+        work()
+        self.mark().synchronize()
+        return time.perf_counter() - began
 
     def mark(self) -> LateMark:
         return LateMark(self, len(self.jobs))

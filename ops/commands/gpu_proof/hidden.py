@@ -55,9 +55,9 @@ def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_page
     # and must not be waited for between them.
     computing = watch.device_seconds(compute)
     planes = layer_first(layout, most_pages, accelerator.device)
-    programs = measure_switch_over(accelerator, planes[0], PAGE_SIZE, layout.layers).load_programs
     pool = planes_of(planes)
     slab = accelerator.host_memory(most_pages, layout.page_bytes)
+    programs = measure_switch_over(accelerator, planes[0], PAGE_SIZE, layout.layers, slab).load_programs
     places = np.random.default_rng(3).permutation(most_pages).astype(np.int64)
     queue = accelerator.queue()
 

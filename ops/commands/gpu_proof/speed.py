@@ -124,18 +124,18 @@ def transfers(
 ) -> Iterator[ProofFigure]:
     """Loads and stores as a server makes them, neighbouring and scattered pages, by the way that the measured
     switch-over chooses. Raises ImportError where what a server needs is not installed."""
-    from swift_tiers.kernels.switch_over import measure_switch_over
     from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
 
     layers = POOLS["layer-first"](layout, 2 * pages, accelerator.device)
-    switch_over = measure_switch_over(accelerator, layers[0], PAGE_SIZE, layout.layers)
+    pool = AcceleratorPool(layers, PAGE_SIZE, accelerator)
+    slab = accelerator.host_memory(pages, pool.geometry.stride_bytes)
+    pool.prepare(slab.numpy())
+    switch_over = pool.switch_over
     yield ProofFigure("transfers", f"{layout.name}: engine from, loads", switch_over.load_pages, "pages")
     yield ProofFigure("transfers", f"{layout.name}: engine from, stores", switch_over.store_pages, "pages")
     programs = switch_over.load_programs
     if programs is not None:
         yield ProofFigure("transfers", f"{layout.name}: programs of a load by kernel", programs, "")
-    pool = AcceleratorPool(layers, PAGE_SIZE, accelerator, switch_over)
-    slab = accelerator.host_memory(pages, pool.geometry.stride_bytes)
     random = np.random.default_rng(2)
     near = np.arange(pages, dtype=np.int64)
     far = random.permutation(2 * pages)[:pages].astype(np.int64)

@@ -110,6 +110,10 @@ class IdleQueue(CopyQueue):
     def digests(self, slab: torch.Tensor, slots: np.ndarray, nbytes: int) -> list[bytes]:
         return digest_bytes(page_digests(slab, slots, nbytes))
 
+    def seconds(self, work: Callable[[], None]) -> float:
+        work()
+        return 1.0
+
     def mark(self) -> IdleMark:
         return IdleMark()
 
