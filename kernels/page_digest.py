@@ -22,6 +22,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from . import pool_planes
 from .page_digest_plain import FACTORS, GOLDEN, SHIFTS, page_digests_plain
 from .page_gather import Indices
 from .pool_planes import as_indices, check_slab
@@ -71,11 +72,20 @@ def page_digests(slab: torch.Tensor, slots: Indices, nbytes: int, offset: int = 
     rows = as_indices(slots, slab.shape[0], device, "slots")
     if not len(rows):
         return torch.empty((0, 2), dtype=torch.int64, device=device)
-    if device.type == "cuda":
+    if pool_planes.by_kernel(device):
         from .page_digest_triton import page_digests_triton
 
         return page_digests_triton(slab, rows, nbytes, offset)
     return page_digests_plain(slab, rows, nbytes, offset)
+
+
+def prepare_digests(slab: torch.Tensor, nbytes: int) -> None:
+    """Compile and load what `page_digests` of this slab's rows launches, on the current stream; nothing is read."""
+    check_slab(slab, 0, nbytes)
+    if pool_planes.by_kernel(slab.device):
+        from .page_digest_triton import prepare_digests_triton
+
+        prepare_digests_triton(slab, nbytes)
 
 
 def digest_bytes(digests: torch.Tensor) -> list[bytes]:

@@ -136,3 +136,14 @@ def page_digests_triton(slab: torch.Tensor, slots: torch.Tensor, nbytes: int, of
     programs = cdiv(count, finishing["PAGES"])
     launch(finish_digests, device, programs, sums, digests.view(torch.uint64), count, **finishing)
     return digests
+
+
+def prepare_digests_triton(slab: torch.Tensor, nbytes: int) -> None:
+    """Launches over no pages: what is compiled for them is what `page_digests_triton` launches."""
+    device = slab.device
+    summing, finishing = digest_constants(nbytes, slab.stride(0), slab.data_ptr())
+    slots = torch.zeros(1, dtype=torch.int64, device=device)
+    sums = torch.zeros((1, summing["PARTS"], 2), dtype=torch.int64, device=device).view(torch.uint64)
+    digests = torch.zeros((1, 2), dtype=torch.int64, device=device).view(torch.uint64)
+    launch(sum_parts, device, 1, slab, slots, sums, 0, **summing)
+    launch(finish_digests, device, 1, sums, digests, 0, **finishing)

@@ -77,6 +77,11 @@ class PageCopy:
 
             self._kernel = TritonPageCopy(pool, slab, self.layers, self.offset, out)
 
+    def prepare(self) -> None:
+        """Compile and load what `run` launches, on the pool's current stream; nothing is copied."""
+        if self._kernel is not None:
+            self._kernel.prepare()
+
     def run(self, lists: PageLists, most_programs: int | None = None) -> None:
         """On the pool's current stream. `lists`: of these two, see `page_lists`."""
         if not len(lists.pages) or not len(self.layers):

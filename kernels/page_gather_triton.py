@@ -122,6 +122,12 @@ class TritonPageCopy:
         self._page_pieces = self._planes * self._shape.constants["PIECES"]
         self._step = max(1, COUNT_LIMIT // (self._page_pieces * self._shape.parts) - self._shape.tile_pieces)
 
+    def prepare(self) -> None:
+        """A launch over no pages: what is compiled for it is what `run` launches."""
+        none = torch.zeros(1, dtype=torch.int64, device=self._device)
+        constants = self._shape.constants
+        launch(copy_pieces, self._device, 1, self._table, none, self._begin, none, 0, self._planes, **constants)
+
     def run(self, pages: torch.Tensor, slots: torch.Tensor, most_programs: int | None = None) -> None:
         """On the current stream. `pages`, `slots`: int64 [n], n > 0, on the pool's device."""
         for start in range(0, len(pages), self._step):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from . import pool_planes
+
 
 def copy_pieces(source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
     """Copy each of `pieces`, int64 `[n, 3]`: offset in `source`, offset in `target`, length; all in bytes.
@@ -32,12 +34,21 @@ def copy_pieces(source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) 
             offset, length = offsets[outside][0], pieces[outside][0, 2]
             raise ValueError(f"{length} bytes from byte {offset} do not lie in the {what}'s {len(memory)}")
     device = target.device if target.device.type == "cuda" else source.device
-    if device.type == "cuda":
+    if pool_planes.by_kernel(device):
         from .piece_copy_triton import copy_pieces_triton
 
         copy_pieces_triton(source, target, pieces, device)
     else:
         copy_pieces_plain(source, target, pieces)
+
+
+def prepare_pieces(target: torch.Tensor) -> None:
+    """Compile and load what `copy_pieces` to `target` launches, on the current stream; nothing is copied."""
+    _check("target", target)
+    if pool_planes.by_kernel(target.device):
+        from .piece_copy_triton import prepare_pieces_triton
+
+        prepare_pieces_triton(target)
 
 
 def copy_pieces_plain(source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:

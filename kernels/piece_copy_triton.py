@@ -72,6 +72,12 @@ def copy_pieces_triton(source: torch.Tensor, target: torch.Tensor, pieces: np.nd
         launch(copy_chunks, device, min(len(some), most), source, target, some, len(some), **CONSTANTS)
 
 
+def prepare_pieces_triton(target: torch.Tensor) -> None:
+    """A launch over no pieces: what is compiled for it is what `copy_pieces_triton` launches."""
+    none = torch.zeros(3, dtype=torch.int64, device=target.device)
+    launch(copy_chunks, target.device, 1, target, target, none, 0, **CONSTANTS)
+
+
 def cut(pieces: np.ndarray, size: int) -> np.ndarray:
     """The same pieces, none longer than `size` bytes and none empty, in the same order: int64 `[m, 3]`."""
     if not pieces[:, 2].any():

@@ -20,17 +20,17 @@ import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerator, QueueMark
 from swift_tiers.kernels.page_copy import runs
+from swift_tiers.kernels.page_digest import prepare_digests
 from swift_tiers.kernels.page_gather import PageCopy
+from swift_tiers.kernels.piece_copy import prepare_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
 
 from .device_pool import DevicePool, LayerDone, as_pages
+from .sides import CopySide, StagingMemory
 
 logger = logging.getLogger(__name__)
 
-#: Memory that a thread which copies may stage in, in halves: on the device, and as much page-locked if the host tier is
-#: not; bytes.
-STAGING_BYTES = 64 * 2**20
 #: Layers are loaded together, as many as have so many bytes: what it takes to ask for a copy is then less than what the
 #: copy takes on any link, and a forward waits a tenth of a millisecond longer for its first layer.
 TOGETHER_BYTES = 4 * 2**20
@@ -55,33 +55,6 @@ def split_runs(pages: np.ndarray, slots: np.ndarray, least: int) -> Pieces:
     return Pieces(long, pages[rest], slots[rest])
 
 
-class _Side:
-    """What one thread copies with."""
-
-    def __init__(self, accelerator: Accelerator, page_bytes: int) -> None:
-        self.rows = max(1, STAGING_BYTES // 2 // page_bytes)
-        self.kernels = accelerator.queue()
-        self.engine = accelerator.queue()
-        self._accelerator = accelerator
-        self._page_bytes = page_bytes
-        self._staging: list[torch.Tensor] = []
-        self._locked: list[torch.Tensor] = []
-
-    @property
-    def staging(self) -> list[torch.Tensor]:
-        """Two halves on the device."""
-        if not self._staging:
-            self._staging = [self._accelerator.device_memory(self.rows, self._page_bytes) for _ in range(2)]
-        return self._staging
-
-    @property
-    def locked(self) -> list[torch.Tensor]:
-        """Two halves in page-locked host memory."""
-        if not self._locked:
-            self._locked = [self._accelerator.host_memory(self.rows, self._page_bytes) for _ in range(2)]
-        return self._locked
-
-
 class AcceleratorPool(DevicePool):
     """See the module. Any thread may copy; each has queues and staging memory of its own."""
 
@@ -102,20 +75,39 @@ class AcceleratorPool(DevicePool):
         self._planes = [[as_pages(plane, page_size) for plane in planes] for planes in layers]
         self._sides = threading.local()
         self._copies: dict[tuple[Any, ...], PageCopy] = {}
+        self._buffers = StagingMemory(accelerator, self.geometry.page_bytes)
 
-    def _side(self) -> _Side:
+    def _side(self) -> CopySide:
         if not hasattr(self._sides, "side"):
-            self._sides.side = _Side(self.accelerator, self.geometry.page_bytes)
-        side: _Side = self._sides.side
+            self._sides.side = CopySide(self.accelerator, self._buffers)
+        side: CopySide = self._sides.side
         return side
 
     def prepare(self, slab: np.ndarray) -> None:
+        whole = torch.from_numpy(slab)
+        locked = self.accelerator.page_locked(whole)
+        reached = whole if locked else self._buffers.make_locked()
+        staging = self._buffers.make_staging() if locked else None
         if self._measures:
-            self._measure(torch.from_numpy(slab))
+            self._measure(reached)
+        self._compile(reached, staging)
+
+    def _compile(self, slab: torch.Tensor, staging: torch.Tensor | None) -> None:
+        """Every kernel that serves, as it serves: compiled at its first use, one would keep a forward waiting for a
+        second, and be loaded when the device's memory is full. `slab`: what is loaded from and stored to."""
+        copies = [self._copy_of(slab, self._all_layers, out=out) for out in (False, True)]
+        if staging is not None:
+            copies.append(self._copy_of(staging, self._all_layers, out=True))
+        if self.landing is not None:
+            copies.append(self._copy_of(self.landing, self._all_layers, out=False))
+        for copy in copies:
+            copy.prepare()
+        if self.landing is not None:
+            prepare_pieces(self.landing.view(-1))
+            prepare_digests(self.landing, self.geometry.page_bytes)
+        self.accelerator.mark_here().synchronize()
 
     def _measure(self, slab: torch.Tensor) -> None:
-        if not self.accelerator.page_locked(slab):
-            slab = self._side().locked[0]
         try:
             self.switch_over = found = measure_switch_over(
                 self.accelerator, self._like, self.page_size, self.geometry.layers, slab
@@ -136,7 +128,7 @@ class AcceleratorPool(DevicePool):
         self._side()
 
     @contextmanager
-    def _copying(self, after: Sequence[Any]) -> Iterator[_Side]:
+    def _copying(self, after: Sequence[Any]) -> Iterator[CopySide]:
         """Nothing that was queued is under way any more when this ends, however it does: both ends of a copy may then
         be given to others."""
         side = self._side()
@@ -184,7 +176,7 @@ class AcceleratorPool(DevicePool):
                 self._load(side.kernels, source, part, rows, range(layer, layer + 1))
 
     def _take_landed(
-        self, side: _Side, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
+        self, side: CopySide, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
     ) -> tuple[np.ndarray, np.ndarray]:
         """Queue the copies of what lies in landing memory, at once: it is faster there than the first layer from host
         memory. The others, pages and slots."""
@@ -228,7 +220,7 @@ class AcceleratorPool(DevicePool):
                 at += width
 
     def _page_locked(
-        self, side: _Side, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
+        self, side: CopySide, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
     ) -> Iterator[tuple[torch.Tensor, np.ndarray, np.ndarray, bool]]:
         """(memory that the device reaches, pool pages, their rows of that memory, whether these are the last), with
         the bytes of `layers` in it."""
@@ -277,7 +269,7 @@ class AcceleratorPool(DevicePool):
         copy = self._copy_of(slab, self._all_layers, out=True)
         queue.copy(copy, queue.lists(self._pool, pages, slab, slots), most)
 
-    def _store_staged(self, side: _Side, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> None:
+    def _store_staged(self, side: CopySide, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> None:
         """Through both halves of the staging memory on the device: one is filled while the other is emptied."""
         emptied: list[QueueMark | None] = [None, None]
         for number, start in enumerate(range(0, len(pages), side.rows)):
@@ -292,7 +284,7 @@ class AcceleratorPool(DevicePool):
                 side.engine.rows(half[row : row + count], slab[slot : slot + count, : self.geometry.page_bytes])
             emptied[number % 2] = side.engine.mark()
 
-    def _store_unlocked(self, side: _Side, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+    def _store_unlocked(self, side: CopySide, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
         """Through both page-locked halves: a piece is on its way while this thread copies the one before it."""
         nbytes = self.geometry.page_bytes
         under_way: deque[tuple[QueueMark, torch.Tensor, np.ndarray]] = deque()

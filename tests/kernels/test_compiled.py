@@ -98,3 +98,13 @@ def test_what_the_wrappers_pass_compiles_once_for_each_layout(tmp_path):
     [variants] = run("bind_kernels.py", tmp_path)
     each_way = {"copy_pieces": 2, "encode_tiles": 2, "decode_tiles": 2}
     assert variants == {**each_way, "sum_parts": 1, "finish_digests": 1, "copy_chunks": 1}
+
+
+def test_what_serves_is_compiled_before_it_serves(tmp_path):
+    """Every variant that loads, stores, landings and digests launch was launched when the pool was made ready; and none
+    that they do not."""
+    for host_tier in run("bind_serving.py", tmp_path):
+        for name, (prepared, served) in host_tier.items():
+            assert prepared == served, name
+            kernels = [variant.split()[0] for variant in served]
+            assert sorted(kernels) == ["copy_chunks", *["copy_pieces"] * 3, "finish_digests", "sum_parts"]

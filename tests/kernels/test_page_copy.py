@@ -116,10 +116,12 @@ def test_runs_cover_everything_once(left, seed):
 
 @pytest.mark.parametrize("kind", [HostMemoryPool, late_pool])
 def test_one_layer_comes_alone(kind, monkeypatch):
-    from swift_tiers.sglang_ext.pools import accelerator_pool
+    from swift_tiers.sglang_ext.pools import sides
 
+    page_bytes = 3 * 2 * 4 * 2 * 4 * 4
+    monkeypatch.setattr(sides, "STAGING_BYTES", 4 * page_bytes)
     buffers, pool = make(3, 2, 4, 4, 7, torch.float32, kind)
-    monkeypatch.setattr(accelerator_pool, "STAGING_BYTES", 4 * pool.geometry.page_bytes)
+    assert pool.geometry.page_bytes == page_bytes
     slab = np.zeros((7, pool.geometry.stride_bytes), dtype=np.uint8)
     pages, slots = np.array([6, 0, 3, 1, 5]), np.array([4, 5, 0, 6, 2])
     originals = [[plane.clone() for plane in planes] for planes in buffers]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swift_tiers.kernels.copy_queue import QueueMark
 from swift_tiers.kernels.page_gather import PageCopy
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
-from swift_tiers.sglang_ext.pools import accelerator_pool
+from swift_tiers.sglang_ext.pools import accelerator_pool, sides
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, split_runs
 from swift_tiers.sglang_ext.way import offloads
 
@@ -84,7 +84,7 @@ class Case:
 @pytest.fixture(autouse=True)
 def small_staging(monkeypatch):
     """So that several pieces are needed, and buffers are used again."""
-    monkeypatch.setattr(accelerator_pool, "STAGING_BYTES", 4096)
+    monkeypatch.setattr(sides, "STAGING_BYTES", 4096)
     monkeypatch.setattr(accelerator_pool, "TOGETHER_BYTES", 512)
 
 

@@ -1,0 +1,76 @@
+"""Make a pool ready and serve from it as a server does, on a GPU that is not there.
+
+Prints as JSON, for a page-locked host tier and for one that is not, the variants of kernels that `prepare` compiled and
+those that serving launched.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import torch
+
+from swift_tiers.kernels.switch_over import SwitchOver
+from swift_tiers.ops.lab.bench.idle_gpu import IdleAccelerator, idle_gpu
+from swift_tiers.radix_tiering.tiers.host.landing import Landing
+from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
+
+LAYERS, PAGE = 3, 16
+
+
+class Unlocked(IdleAccelerator):
+    """It reaches only memory that it was asked for."""
+
+    def __init__(self) -> None:
+        self.own: set[int] = set()
+
+    def page_locked(self, memory: torch.Tensor) -> bool:
+        return memory.data_ptr() in self.own
+
+    def host_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
+        memory = super().host_memory(rows, row_bytes)
+        self.own.add(memory.data_ptr())
+        return memory
+
+
+def serve(accelerator: IdleAccelerator, launched: set[str]) -> list[list[str]]:
+    shape = (40 * PAGE, 2, 40)  # so that a page and its slot differ in length
+    layers = [[torch.zeros(shape, dtype=torch.bfloat16) for _ in "kv"] for _ in range(LAYERS)]
+    pool = AcceleratorPool(layers, PAGE, accelerator)
+    slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
+    landing = Landing(accelerator, pool.geometry.page_bytes, 9 * 2**16)
+    pool.landing = landing.memory
+    pool.prepare(slab)
+    prepared = sorted(launched)
+    launched.clear()
+    near, far = np.arange(12, dtype=np.int64), 3 * np.arange(12, dtype=np.int64)
+    landed = np.where(near % 2, 64 + near // 2, near)
+    for switch_over in (SwitchOver(4, 1), SwitchOver(99, 64, 32)):
+        pool.switch_over = switch_over
+        for pages in (near, far, far[:1]):
+            for places in (far[: len(pages)], landed[: len(pages)]):
+                pool.copy_in(pages, slab, places, lambda layer, mark: None)
+                for layer in range(LAYERS):
+                    pool.copy_layer(pages, slab, places, layer)
+            for slots in (near, far):
+                pool.copy_out(pages, slab, slots[: len(pages)])
+    lent = torch.zeros(2**20, dtype=torch.uint8)
+    for begin in (0, 1, 16):
+        pieces = np.array([[begin, 0, 1000], [begin + 4096, 1000, 96]], dtype=np.int64)
+        landing.fetch(lent[begin:], [pieces, pieces[:1]], [0, 3])
+    landing.digests([0, 3])
+    landing.digest(slab[0, : pool.geometry.page_bytes])
+    return [prepared, sorted(launched)]
+
+
+def main() -> None:
+    launched: set[str] = set()
+    with idle_gpu(lambda name, compiled: launched.add(f"{name} {compiled}")) as accelerator:
+        print(json.dumps({"page-locked": serve(accelerator, launched)}))
+        launched.clear()
+        print(json.dumps({"pageable": serve(Unlocked(), launched)}))
+
+
+if __name__ == "__main__":
+    main()
