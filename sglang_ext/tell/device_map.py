@@ -52,7 +52,7 @@ class CapturedMap(NamedTuple):
     states: np.ndarray  # uint8, of each page in `rows`
     offloads: tuple[OnTheWay, ...]  # slots of tree nodes that are locked while they are copied out
     lent: np.ndarray
-    loading: np.ndarray
+    loading: tuple[OnTheWay, ...]  # slots that are copied to
     walked: tuple[OnTheWay, OnTheWay] | None  # slots in the tree: all, and those that are not locked
     too_many: bool  # rows were left out
 
@@ -62,7 +62,7 @@ class CapturedMap(NamedTuple):
         return self.walked is None and self.in_tree <= MOST_WALKED_TOKENS
 
     def ready(self) -> bool:
-        parts = (self.free, self.rows, *self.offloads, *(self.walked or ()))
+        parts = (self.free, self.rows, *self.offloads, *self.loading, *(self.walked or ()))
         return all(part.ready() for part in parts)
 
 
@@ -74,7 +74,6 @@ def capture(scheduler: Any, linker: Any, *, walk: bool = False) -> CapturedMap:
     rows = _first_slots(scheduler.req_to_token_pool.req_to_token, stretches, page_size)
     in_tree, locked = cache.full_evictable_size() + cache.full_protected_size(), cache.full_protected_size()
     lent = allocator.lent_pages() if isinstance(allocator, LendingAllocator) else np.zeros(0, np.int64)
-    loading = linker.loader.pages_under_way()
     return CapturedMap(
         time=time.time(),
         pages=allocator.size // page_size,
@@ -89,7 +88,7 @@ def capture(scheduler: Any, linker: Any, *, walk: bool = False) -> CapturedMap:
         ),
         offloads=tuple(OnTheWay(values) for values in _locked_by_offloads(cache, core)),
         lent=lent,
-        loading=np.concatenate([*loading, np.zeros(0, np.int64)]),
+        loading=tuple(linker.loader.rows_under_way()),
         walked=(OnTheWay(core.all_values_flatten()), OnTheWay(core.walk_for_kv_canary(True, False).slot_indices))
         if walk
         else None,
@@ -122,7 +121,8 @@ def completed(found: CapturedMap) -> TierMap:
         raise NoAnswer("requests share more pages than can be looked through; ask again")
     if ((pinned + cached) * page, pinned * page) != (found.in_tree, found.locked):
         raise NoAnswer("what requests hold and what the tree holds do not add up just now; ask again")
-    states[found.loading] = SlotState.LOADING
+    for slots in found.loading:
+        states[slots.numpy()[::page] // page] = SlotState.LOADING
     return TierMap(time=found.time, slot_bytes=found.page_bytes, states=states[1:], first_slot=1)
 
 

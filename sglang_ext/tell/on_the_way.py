@@ -19,8 +19,12 @@ class OnTheWay:
         module = getattr(torch, tensor.device.type)
         self._there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._there.copy_(tensor, non_blocking=True)
-        self._copied = module.Event()
+        # Whoever waits for it sleeps: a forward may be computed before it.
+        self._copied = module.Event(blocking=True) if tensor.device.type == "cuda" else module.Event()
         self._copied.record()
+
+    def __len__(self) -> int:
+        return len(self._there)
 
     def ready(self) -> bool:
         return self._copied is None or bool(self._copied.query())
@@ -28,3 +32,9 @@ class OnTheWay:
     def numpy(self) -> np.ndarray:
         """Only once it is `ready`."""
         return self._there.numpy()
+
+    def wait(self) -> torch.Tensor:
+        """The numbers in host memory, once they are there. Not on the scheduler's thread."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._there

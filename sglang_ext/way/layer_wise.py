@@ -19,6 +19,7 @@ from sglang.srt.utils import get_device_module
 
 from swift_tiers.radix_tiering.restore.layers import LayerCourse
 
+from ..tell.on_the_way import OnTheWay
 from .loads import LayerLoad
 from .request import TieredRequest
 
@@ -170,11 +171,11 @@ class Copying:
             return
         self._waiting = False
         if arrived:
-            pages = self._linker.pool.page_indices(self._rows)
+            rows = OnTheWay(self._rows)
             places = self._linker.stack.restorer.places(restore, self._front, end)
-            if len(pages) != len(places):
-                raise RuntimeError(f"{len(places)} pages have come for {len(pages)} of the device")
-            self._linker.loader.start_layers(LayerLoad(self._layers, places, pages, self._ready))
+            if len(rows) != len(places) * self._linker.pool.page_size:
+                raise RuntimeError(f"{len(places)} pages have come for {len(rows)} tokens of the device")
+            self._linker.loader.start_layers(LayerLoad(self._layers, places, rows, self._ready))
 
     def end(self) -> None:
         """Both have met, or the forward has failed. Nothing is copied any more when this returns."""

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
@@ -38,6 +37,7 @@ from ..pools.device_pool import DevicePool
 from ..pools.opening import open_device_pool
 from ..tell.forward_times import ForwardTimes
 from ..tell.guard import never_raises
+from ..tell.on_the_way import OnTheWay
 from ..tell.request_facts import tell_forward
 from .loads import Load, Loader
 from .offloads import QUIESCE_SECONDS, Offload, Offloader
@@ -145,16 +145,17 @@ class SwiftLinker(UnifiedCacheLinker):
             if request is None:
                 raise RuntimeError("nothing is kept for it")
             first, places = request.places(transfer.keys)
-            pool_pages = self.pool.page_indices(transfer.device_indices)
-            if len(places) != len(pool_pages):
-                raise RuntimeError(f"{len(pool_pages)} pages asked for, {len(places)} promised")
+            # Read on the loading thread: this one would wait for all that the device has to do before.
+            rows = OnTheWay(transfer.device_indices)
+            if len(places) * self.pool.page_size != len(rows):
+                raise RuntimeError(f"{len(rows)} tokens asked for, {len(places)} pages promised")
             request.copies(first, len(places))
-            self._queued[rid] = Load(request, request.restore, first, places, pool_pages)
+            self._queued[rid] = Load(request, request.restore, first, places, rows)
         except Exception as error:
             # Refusing here could split the ranks; a load that fails is answered by SGLang with 503 on all of them.
             logger.exception("swift-tiers: the load of request %s cannot be queued", rid)
             self.stack.events.emit("linker.error", where="load", error=repr(error))
-            self._queued[rid] = Load(None, None, 0, Places.none(), np.empty(0, dtype=np.int64))
+            self._queued[rid] = Load(None, None, 0, Places.none(), _no_rows())
         return True
 
     @never_raises(lambda: False)
@@ -201,14 +202,14 @@ class SwiftLinker(UnifiedCacheLinker):
             if not isinstance(node, NodeTransfer):
                 raise TypeError("it does not say where in its sequence it stands")
             # A private copy of the indices: they are read later, on another thread.
-            hashes, rows = list(node.keys), node.device_indices.clone()
+            hashes, rows = list(node.keys), OnTheWay(node.device_indices)
             # Bound now: the weights may change before it is copied, and what is computed with the next ones is another
             # namespace's.
             namespace = None if self.stale_device else self.stack.digest
             job = Offload(hashes, rows, self.record_offload_ready(), node.parent, node.depth, namespace)
         except Exception:
             logger.exception("swift-tiers: an offload cannot be queued")
-            job = Offload([], torch.empty(0, dtype=torch.int64), [], None, 1, None)
+            job = Offload([], _no_rows(), [], None, 1, None)
         self.offloader.submit(job)
         return True
 
@@ -282,6 +283,10 @@ class SwiftLinker(UnifiedCacheLinker):
         for request in self.requests.values():
             request.give_up()
         self.stack.change_namespace(_unnamed(self.stack.namespace))
+
+
+def _no_rows() -> OnTheWay:
+    return OnTheWay(torch.empty(0, dtype=torch.int64))
 
 
 def _unnamed(namespace: Namespace) -> Namespace:

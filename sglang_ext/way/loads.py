@@ -18,6 +18,7 @@ from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.radix_tiering.way.request_restore import Restore
 
 from ..pools.device_pool import DevicePool
+from ..tell.on_the_way import OnTheWay
 from .request import TieredRequest
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class Load(NamedTuple):
     restore: Restore | None  # the request's, as long as it is copied
     first: int  # of the restore's pages, from 0
     places: Places  # where they lie
-    pool_pages: np.ndarray  # int64 [pages]
+    rows: OnTheWay  # of the device pool: int64 [pages * page_size]
 
 
 class LayerLoad(NamedTuple):
@@ -110,7 +111,7 @@ class LayerLoad(NamedTuple):
 
     course: LayerCourse
     places: Places  # where they lie
-    pool_pages: np.ndarray  # int64 [pages]
+    rows: OnTheWay  # of the device pool: int64 [pages * page_size]
     ready: list[Any]  # events after which the device slots may be written
 
 
@@ -122,8 +123,8 @@ class Loader:
         self._stack = stack
         self._runner = stack.runner
         self._jobs = self._runner.queue()  # of batches (index, loads, events), of layers, and None at the end
-        #: Pool pages that are to be copied to, by the index of a batch, or less than 0 for layers.
-        self._under_way: dict[int, np.ndarray] = {}
+        #: Rows of the pool that are to be copied to, by the index of a batch, or less than 0 for layers.
+        self._under_way: dict[int, list[OnTheWay]] = {}
         self.counter = WatchedLoadCounter(pool.geometry.layers, lambda: self._thread.is_alive(), self._runner)
         self._thread = self._spawn()
 
@@ -134,7 +135,7 @@ class Loader:
         index: int = self.counter.update_producer()
         try:
             self._revive()
-            self._under_way[index] = np.concatenate([load.pool_pages for load in loads])
+            self._under_way[index] = [load.rows for load in loads]
             self._jobs.put((index, loads, ready()))
         except Exception as error:
             logger.exception("swift-tiers: loads cannot be started")
@@ -145,7 +146,7 @@ class Loader:
     def start_layers(self, load: LayerLoad) -> None:
         """Begin to copy its layers, from the top down, as far as the course lets it."""
         self._revive()
-        self._under_way[~id(load)] = load.pool_pages
+        self._under_way[~id(load)] = [load.rows]
         self._jobs.put(load)
 
     @property
@@ -157,9 +158,9 @@ class Loader:
             self._thread = self._spawn()
             self._stack.events.emit("thread.restarted", thread="swift-load")
 
-    def pages_under_way(self) -> list[np.ndarray]:
-        """The pool pages that are being copied to, or will be soon."""
-        return list(self._under_way.values())
+    def rows_under_way(self) -> list[OnTheWay]:
+        """The rows of the pool that are being copied to, or will be soon."""
+        return [rows for batch in list(self._under_way.values()) for rows in batch]
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -193,12 +194,13 @@ class Loader:
     def _copy_in(self, index: int, loads: list[Load], ready: list[Any]) -> None:
         if any(load.restore is None for load in loads):
             raise RuntimeError("one of its requests could not be queued")
+        self._pool.adopt_thread()
         started = self._runner.monotonic()
 
         def layer_done(layer: int, mark: QueueMark | None) -> None:
             self.counter.complete(index, layer, mark)
 
-        pool_pages = np.concatenate([load.pool_pages for load in loads])
+        pool_pages = np.concatenate([self._pool.page_indices(load.rows.wait()) for load in loads])
         slots = np.concatenate([load.places.numbers for load in loads])
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
         seconds = self._runner.monotonic() - started
@@ -213,9 +215,11 @@ class Loader:
     def _copy_layers(self, load: LayerLoad) -> None:
         started, copied = self._runner.monotonic(), 0
         try:
+            self._pool.adopt_thread()
+            pool_pages, after = self._pool.page_indices(load.rows.wait()), load.ready
             while (layer := load.course.next_load()) is not None:
-                # Every time: to wait for what has long come costs nothing.
-                self._pool.copy_layer(load.pool_pages, self._stack.host.slab, load.places.numbers, layer, load.ready)
+                self._pool.copy_layer(pool_pages, self._stack.host.slab, load.places.numbers, layer, after)
+                after = []  # what has come stays so
                 load.course.landed(layer)
                 copied += 1
         except Exception as error:

@@ -7,13 +7,13 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import torch
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.base.runner import Thread
 from swift_tiers.radix_tiering.stack import TierStack
 
 from ..pools.device_pool import DevicePool
+from ..tell.on_the_way import OnTheWay
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Offload:
     def __init__(
         self,
         hashes: list[str],
-        rows: torch.Tensor,
+        rows: OnTheWay,
         ready: list[Any],
         parent: str | None,
         depth: int,
@@ -131,8 +131,6 @@ class Offloader:
             stored, self._in_hand = False, job
             try:
                 self._pool.adopt_thread()
-                for event in job.ready:
-                    event.synchronize()
                 stored = self._copy_out(job)
             except Exception as error:
                 logger.exception("swift-tiers: an offload failed")
@@ -155,7 +153,7 @@ class Offloader:
         if job.namespace is None:
             self._stack.intake.refuse_stale(len(job.hashes))
             return False
-        pool_pages = self._pool.page_indices(job.rows)
+        pool_pages, after = self._pool.page_indices(job.rows.wait()), job.ready
         now = self._stack.intake.tick()
         keys = [bytes.fromhex(page_hash) for page_hash in job.hashes]
         parent = bytes.fromhex(job.parent) if job.parent else ROOT_KEY
@@ -166,7 +164,10 @@ class Offloader:
                 source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
                 if put.slots:
                     started = self._runner.monotonic()
-                    self._pool.copy_out(source, self._stack.host.slab, np.asarray(put.slots, dtype=np.int64))
+                    slots = np.asarray(put.slots, dtype=np.int64)
+                    # The device waits for the forward that still writes the pages, not this thread.
+                    self._pool.copy_out(source, self._stack.host.slab, slots, after)
+                    after = []
                     nbytes = len(put.slots) * self._pool.geometry.page_bytes
                     self._stack.links["device-host"].count(len(put.slots), nbytes, self._runner.monotonic() - started)
                 digests = self._stack.intake.digests(put)

@@ -169,7 +169,7 @@ def pages_that_are_copied_to(s) -> None:
     words, pages = looks
     assert len(pages) == (len(tokens) - 1) // PAGE
     assert [page for page, word in enumerate(words, start=1) if word == "loading"] == sorted(pages)
-    assert s.linker.loader.pages_under_way() == []
+    assert s.linker.loader.rows_under_way() == []
     assert captured(s) == expected(s)
 
 

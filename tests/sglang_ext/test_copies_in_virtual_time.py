@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 from swift_tiers.sglang_ext.way.loads import Load, Loader
 from swift_tiers.sglang_ext.way.offloads import Offload, Offloader
@@ -44,7 +45,7 @@ class ModelDevice:
     def page_indices(self, rows: Any) -> np.ndarray:
         return np.asarray(rows)
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Any) -> None:
         self._may_fail()
         for page, slot in zip(pages, slots, strict=True):
             self._runner.sleep(self._draw.random() * 1e-4)
@@ -89,7 +90,7 @@ def history(seed: int) -> tuple[int, int]:
             if draw.random() < 0.5:
                 for page, key in enumerate(keys):
                     device.pages[page] = content(key)
-                offloader.submit(Offload(hashes, torch.arange(len(keys)), [], None, 1, stack.digest))
+                offloader.submit(Offload(hashes, OnTheWay(torch.arange(len(keys))), [], None, 1, stack.digest))
                 assert offloader.wait(30.0), "a copy is never answered"
                 assert offloader.answered == 1
                 offloader.take_answer()
@@ -113,7 +114,9 @@ def history(seed: int) -> tuple[int, int]:
             request.copies(first, pages)
             targets = np.arange(DEVICE - pages, DEVICE)
             device.pages[targets] = 0xEE
-            index = loader.start([Load(request, request.restore, first, places, targets)], list)
+            index = loader.start(
+                [Load(request, request.restore, first, places, OnTheWay(torch.from_numpy(targets)))], list
+            )
             loader.counter.set_consumer(index)
             for layer in range(GEOMETRY.layers):
                 loader.counter.wait_until(layer)

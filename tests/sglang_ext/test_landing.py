@@ -23,6 +23,7 @@ from swift_tiers.sglang_ext.build.peer_side import PeerSide
 from swift_tiers.sglang_ext.pools import landing as landing_module
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool
 from swift_tiers.sglang_ext.pools.landing import open_direct, open_landing, wanted_kvikio
+from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.way.loads import Load, Loader
 
 from support.deferred_accelerator import DeferredAccelerator
@@ -76,7 +77,10 @@ def test_what_a_neighbours_device_kept_is_what_the_model_reads(directory: Path, 
     assert (restore.slots >= stack.host.slots).sum() == landing_pages
     loader = Loader(pool, stack)
     targets = np.arange(PAGES)[::-1].copy() * 2
-    index = loader.start([Load(None, restore, 0, restore.places(0, restore.pages), targets)], list)
+    rows = (targets[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
+    index = loader.start(
+        [Load(None, restore, 0, restore.places(0, restore.pages), OnTheWay(torch.from_numpy(rows)))], list
+    )
     assert loader.counter.finish(index)
     want = [np.frombuffer((key * (nbytes // len(key) + 1))[:nbytes], np.uint8) for key in keys]
     for page, bytes_there in zip(targets.tolist(), want, strict=True):

@@ -51,7 +51,10 @@ class Watch:
         """Whatever the loading thread has been told is done when it comes to this."""
         import threading
 
+        import torch
+
         from swift_tiers.radix_tiering.table.held_page import Places
+        from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
         from swift_tiers.sglang_ext.way.loads import LayerLoad
 
         done = threading.Event()
@@ -60,7 +63,7 @@ class Watch:
             def next_load(self):
                 done.set()
 
-        self.loader.start_layers(LayerLoad(Last(), Places.none(), [], []))
+        self.loader.start_layers(LayerLoad(Last(), Places.none(), OnTheWay(torch.empty(0, dtype=torch.int64)), []))
         assert done.wait(60)
 
     def _ended(self, copying: Any) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.table.held_page import Places
+from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.way.loads import Load, Loader
 
 LAYERS = 2
@@ -21,16 +23,22 @@ def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bo
     """Whoever has waited for it may look at once what the device's pages are used for."""
 
     def copy_in(pages: Any, slab: Any, slots: Any, layer_done: Any, ready: Any) -> None:
-        seen.append([page.tolist() for page in loader.pages_under_way()])
+        seen.append([rows.numpy().tolist() for rows in loader.rows_under_way()])
         if fails:
             raise OSError("injected")
         for layer in range(LAYERS):
             layer_done(layer, None)
 
     def told(end: Any) -> Any:
-        return lambda *said: (seen.append(loader.pages_under_way()), end(*said))
+        return lambda *said: (seen.append(loader.rows_under_way()), end(*said))
 
-    pool: Any = SimpleNamespace(geometry=SimpleNamespace(layers=LAYERS, page_bytes=4096), copy_in=copy_in)
+    rows = OnTheWay(torch.tensor([4, 5]))
+    pool: Any = SimpleNamespace(
+        geometry=SimpleNamespace(layers=LAYERS, page_bytes=4096),
+        copy_in=copy_in,
+        adopt_thread=lambda: None,
+        page_indices=lambda rows: rows.numpy(),
+    )
     stack: Any = SimpleNamespace(
         runner=THREADS,
         host=SimpleNamespace(slab=None, slots=8),
@@ -41,7 +49,7 @@ def test_nothing_is_copied_to_any_more_when_the_end_of_a_batch_is_told(fails: bo
     loader, restore = Loader(pool, stack), SimpleNamespace()
     loader.counter.end, loader.counter.fail = told(loader.counter.end), told(loader.counter.fail)  # type: ignore[method-assign]
     try:
-        index = loader.start([Load(None, restore, 0, Places(np.array([0, 1])), np.array([4, 5]))], list)  # type: ignore[arg-type]
+        index = loader.start([Load(None, restore, 0, Places(np.array([0, 1])), rows)], list)  # type: ignore[arg-type]
         assert loader.counter.finish(index) is not fails
     finally:
         loader.close()

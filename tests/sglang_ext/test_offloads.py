@@ -13,7 +13,9 @@ import torch
 
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.sglang_ext import hooks
+from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
 from swift_tiers.sglang_ext.way import linker, offloads
 from swift_tiers.sglang_ext.way.linker import SwiftLinker
 from swift_tiers.sglang_ext.way.offloads import Offload, Offloader
@@ -22,7 +24,7 @@ from support.engine import GEOMETRY, chain, check, content, make_stack, wait_unt
 
 
 class Device:
-    """A pool, and an event, of a device that a thread has to have adopted."""
+    """A pool, and numbers on the way, of a device that a thread has to have adopted."""
 
     def __init__(self) -> None:
         self.adopted: set[int] = set()
@@ -32,10 +34,11 @@ class Device:
     def adopt_thread(self) -> None:
         self.adopted.add(threading.get_ident())
 
-    def synchronize(self) -> None:
+    def wait(self) -> torch.Tensor:
         if threading.get_ident() not in self.adopted:
             self.strangers.append(threading.current_thread().name)
         self.answered.set()
+        return torch.zeros(1, dtype=torch.int64)
 
     def page_indices(self, rows: torch.Tensor) -> Any:
         raise RuntimeError("that is all")
@@ -45,13 +48,63 @@ def test_a_thread_adopts_the_device_before_it_waits_for_an_event_of_it() -> None
     device = Device()
     offloader = Offloader(device, SimpleNamespace(runner=THREADS, events=SimpleNamespace(emit=lambda *_, **__: None)))  # type: ignore[arg-type]
     try:
-        offloader.submit(Offload(["00"], torch.zeros(1, dtype=torch.int64), [device], None, 1, b"n"))
+        offloader.submit(Offload(["00"], device, [], None, 1, b"n"))
         assert device.answered.wait(60)
         assert offloader.wait(60)
         assert not offloader.take_answer()
     finally:
         offloader.close()
     assert device.strangers == []
+
+
+def test_what_the_device_has_yet_to_do_is_waited_for_by_the_device() -> None:
+    """A thread that waits for an event of SGLang's spins for as long as a forward takes."""
+    keys = chain("a", "b")
+    stack, pool = make_stack(), StallingPool(keys)
+    pool.stalls = "never"
+    ready = [object()]  # nothing that could be waited for here
+    job = offered(stack, pool, keys)
+    job.ready = ready
+    offloader = Offloader(pool, stack)  # type: ignore[arg-type]
+    try:
+        offloader.submit(job)
+        assert offloader.wait(60)
+        assert offloader.take_answer()
+    finally:
+        offloader.close()
+    assert pool.after == [ready]
+
+
+def test_where_pages_go_is_read_on_the_loading_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the scheduler's it would wait for all that the device has to do before, the forward under way among it."""
+    stack, pool = make_stack(), StallingPool([])
+    readers: list[str] = []
+
+    def page_indices(rows: torch.Tensor) -> np.ndarray:
+        readers.append(threading.current_thread().name)
+        raise RuntimeError("that is all")
+
+    monkeypatch.setattr(pool, "page_indices", page_indices)
+    swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
+    swift.record_offload_ready = list
+    request: Any = SimpleNamespace(
+        places=lambda keys: (0, Places(np.array([0, 1]))), copies=lambda *_: None, copied=lambda: None, restore=None
+    )
+    try:
+        swift.requests["r"] = request
+        rows = torch.arange(2)
+        assert swift.load("r", [linker.PoolTransfer(name=linker.PoolName.KV, keys=["00", "01"], device_indices=rows)])
+        (load,) = swift._queued.values()
+        swift._queued["r"] = load._replace(restore=SimpleNamespace(), request=None)  # type: ignore[arg-type]
+        monkeypatch.setattr(stack.restorer, "count_load", lambda *_, **__: None)
+        assert readers == []
+        rows.zero_()  # SGLang's own: it may change
+        assert load.rows.wait().tolist() == [0, 1]
+        assert not swift.finish_layer_wise_loading(swift.start_layer_wise_loading())
+        assert readers == ["swift-load"]
+        swift.requests.clear()
+    finally:
+        swift.close()
 
 
 def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +125,12 @@ class StallingPool:
 
     device = torch.device("cpu")
     geometry = GEOMETRY
+    page_size = 1
 
     def __init__(self, keys: list[bytes]) -> None:
         self.keys = keys  # what its pages hold
         self.begun, self.go_on = threading.Event(), threading.Event()
+        self.after: list[list[Any]] = []
         self.stalls = "before a page is taken in"
 
     def adopt_thread(self) -> None:
@@ -90,7 +145,8 @@ class StallingPool:
         self.stall("before a page is taken in")
         return rows.numpy()
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: list[Any]) -> None:
+        self.after.append(after)
         for page, slot in zip(pages, slots, strict=True):
             slab[slot, : GEOMETRY.page_bytes] = content(self.keys[page])
         self.stall("while pages are copied")
@@ -98,7 +154,7 @@ class StallingPool:
 
 def offered(stack: TierStack, pool: StallingPool, keys: list[bytes]) -> Offload:
     hashes = [key.hex() for key in keys]
-    return Offload(hashes, torch.arange(len(keys)), [], None, 1, stack.digest)
+    return Offload(hashes, OnTheWay(torch.arange(len(keys))), [], None, 1, stack.digest)
 
 
 def test_a_copy_that_was_given_up_publishes_nothing() -> None:

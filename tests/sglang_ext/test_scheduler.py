@@ -434,8 +434,10 @@ def offloads_that_take_too_long_publish_nothing(s):
     for plane in pool._flat:
         plane[:] = 0xFF  # the device pages are used by others
     going_on.set()
+    from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
+
     offloader = s.linker.offloader
-    offloader.submit(Offload([], torch.empty(0, dtype=torch.int64), [], None, 1, None))  # behind all of them
+    offloader.submit(Offload([], OnTheWay(torch.empty(0, dtype=torch.int64)), [], None, 1, None))  # behind all of them
     assert s.linker.wait_offloads(60)
     assert s.linker.stack.snapshot().tiers["host"].pages == 0
     assert s.linker.num_completed_offloads() == 1, "late answers would be taken for others'"
