@@ -272,11 +272,12 @@ class AcceleratorPool(DevicePool):
     def _store_staged(self, side: CopySide, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> None:
         """Through both halves of the staging memory on the device: one is filled while the other is emptied."""
         emptied: list[QueueMark | None] = [None, None]
-        for number, start in enumerate(range(0, len(pages), side.rows)):
+        step = len(side.staging[0])
+        for number, start in enumerate(range(0, len(pages), step)):
             half, before = side.staging[number % 2], emptied[number % 2]
             if before is not None:
                 side.kernels.after(before)
-            part, targets = pages[start : start + side.rows], slots[start : start + side.rows]
+            part, targets = pages[start : start + step], slots[start : start + step]
             rows = np.arange(len(part), dtype=np.int64)
             self._gather(side.kernels, part, half, rows)
             side.engine.after(side.kernels.mark())

@@ -3,9 +3,15 @@ emptied."""
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.units import format_size
+
+logger = logging.getLogger(__name__)
 
 #: Memory that a thread which copies may stage in, in halves: on the device, and as much page-locked if the host tier is
 #: not; bytes.
@@ -26,10 +32,18 @@ class StagingMemory:
         self._locked: list[Halves] = []
 
     def staging(self) -> Halves:
-        """On the device; the caller's own."""
+        """On the device, smaller where it has not got the memory; the caller's own. Raises torch.OutOfMemoryError where
+        it has none for two pages."""
         if self._staging:
             return self._staging.pop()
-        return [self._accelerator.device_memory(self.rows, self._page_bytes) for _ in range(2)]
+        rows = self.rows
+        while True:
+            try:
+                return list(self._accelerator.device_memory(2 * rows, self._page_bytes).split(rows))
+            except torch.OutOfMemoryError:
+                if rows == 1:
+                    raise
+                rows //= 2
 
     def locked(self) -> Halves:
         """In page-locked host memory; the caller's own."""
@@ -38,9 +52,17 @@ class StagingMemory:
         return [self._accelerator.host_memory(self.rows, self._page_bytes) for _ in range(2)]
 
     def make_staging(self) -> torch.Tensor:
-        """Have halves for the first thread that asks; one of them."""
-        self._staging.append(self.staging())
-        return self._staging[0][0]
+        """Have halves for the first thread that asks; one of them. Raises ConfigError where there is no room."""
+        try:
+            halves = self.staging()
+        except torch.OutOfMemoryError:
+            raise ConfigError(
+                "--mem-fraction-static: leaves the device no room for two pages of "
+                f"{format_size(self._page_bytes)}, in which copies to host memory are staged; lower it"
+            ) from None
+        self._staging.append(halves)
+        logger.info("swift-tiers: %s of the device's memory for copies", format_size(2 * halves[0].nbytes))
+        return halves[0]
 
     def make_locked(self) -> torch.Tensor:
         """Have halves for the first thread that asks; one of them."""

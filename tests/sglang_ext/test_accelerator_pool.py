@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swift_tiers.kernels.copy_queue import QueueMark
 from swift_tiers.kernels.page_gather import PageCopy
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
+from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.sglang_ext.pools import accelerator_pool, sides
 from swift_tiers.sglang_ext.pools.accelerator_pool import AcceleratorPool, split_runs
 from swift_tiers.sglang_ext.way import offloads
@@ -187,6 +188,47 @@ def test_nothing_is_under_way_when_a_copy_fails(locked, monkeypatch):
     with pytest.raises(OSError, match="the second layer"):
         pool.copy_in(everything, slab, everything, layer_done)
     assert all(queue.done == len(queue.jobs) for queue in accelerator.queues if queue.jobs)
+
+
+class ShortAccelerator(DeferredAccelerator):
+    """It has device memory for so many bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(0, locked=True)
+        self.left = nbytes
+
+    def device_memory(self, rows: int, row_bytes: int) -> torch.Tensor:
+        if rows * row_bytes > self.left:
+            raise torch.OutOfMemoryError
+        self.left -= rows * row_bytes
+        return super().device_memory(rows, row_bytes)
+
+
+def short_pool(accelerator: ShortAccelerator) -> tuple[AcceleratorPool, np.ndarray]:
+    """Pages of 512 bytes, of which a half of the staging memory is to hold four."""
+    buffers = [[torch.randn(16, 4, 8) for _ in "kv"] for _ in range(2)]
+    pool = AcceleratorPool(buffers, 1, accelerator, SwitchOver(4, 1))
+    return pool, np.zeros((16, pool.geometry.stride_bytes), dtype=np.uint8)
+
+
+def test_what_stores_stage_in_is_taken_before_anything_is_served():
+    """Later, SGLang's own requests have the device's memory."""
+    pool, slab = short_pool(accelerator := ShortAccelerator(4096))
+    pool.prepare(slab)
+    assert accelerator.left == 0
+    pool.copy_out(np.arange(16), slab, np.arange(16))
+    assert slab[:, : pool.geometry.page_bytes].any(1).all()
+
+
+def test_little_memory_makes_smaller_steps_and_none_is_said_at_the_start():
+    pool, slab = short_pool(accelerator := ShortAccelerator(2 * 512))
+    pool.prepare(slab)
+    assert accelerator.left == 0
+    pool.copy_out(np.arange(16), slab, np.arange(16))
+    assert slab[:, : pool.geometry.page_bytes].any(1).all()
+    pool, slab = short_pool(ShortAccelerator(100))
+    with pytest.raises(ConfigError, match=r"mem-fraction-static.*lower it"):
+        pool.prepare(slab)
 
 
 def test_runs_are_split_by_what_they_are_worth():
@@ -397,9 +439,11 @@ def test_what_was_measured_is_used_and_said(locked, monkeypatch, caplog):
         pool.prepare(np.zeros((8, pool.geometry.stride_bytes), dtype=np.uint8))
     assert asked == [(2, 1, 3, True)]
     assert pool.switch_over == SwitchOver(8, 2, 64)
+    staged = ["swift-tiers: 3.75KiB of the device's memory for copies"] if locked else []
     assert caplog.messages == [
+        *staged,
         "swift-tiers: runs of 8 pages and more are loaded by the copy engine, of 2 and more stored; "
-        "a kernel loads with 64 programs"
+        "a kernel loads with 64 programs",
     ]
 
 
