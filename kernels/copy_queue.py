@@ -20,6 +20,9 @@ from .page_gather import PageCopy, PageLists, page_lists
 from .piece_copy import copy_pieces
 from .pool_planes import PoolPlanes
 
+#: Streams that torch has, and hands out by turns, to whoever asks.
+_STREAMS = 32
+
 
 class QueueMark(Protocol):
     """A point in a queue; as torch's events are."""
@@ -101,6 +104,9 @@ class Accelerator(ABC):
     def queue(self) -> CopyQueue:
         """A queue of its own, beside all others."""
 
+    def keep_clear_of(self, stream: Any) -> None:  # noqa: B027 - most devices have streams enough
+        """No queue from now on is one with `stream`, of somebody else's."""
+
     @abstractmethod
     def mark_here(self) -> QueueMark:
         """The end of what the caller has asked of the device so far, on its current stream."""
@@ -124,10 +130,20 @@ class CudaAccelerator(Accelerator):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._runtime = cuda_runtime()
+        self._taken: set[int] = set()  # handles of streams that others use
+
+    def keep_clear_of(self, stream: Any) -> None:
+        self._taken.add(stream.cuda_stream)
 
     def queue(self) -> CopyQueue:
         torch.cuda.set_device(self.device)  # of the calling thread, which is the one that will queue
-        return _CudaQueue(torch.cuda.Stream(self.device), self._runtime)
+        for _ in range(_STREAMS):
+            stream = torch.cuda.Stream(self.device)
+            if stream.cuda_stream not in self._taken:
+                break
+        # Where all are taken, two share one: everything is in its order all the same, but nothing beside the other.
+        self._taken.add(stream.cuda_stream)
+        return _CudaQueue(stream, self._runtime)
 
     def mark_here(self) -> QueueMark:
         with torch.cuda.device(self.device):

@@ -74,6 +74,9 @@ class SwiftLinker(UnifiedCacheLinker):
         forward_stream: Any = None,
     ) -> None:
         pool = open_device_pool(params.token_to_kv_pool_allocator.get_kvcache(), params.page_size)
+        if pool.accelerator is not None and forward_stream is not None:
+            # A copy in the forward's own stream would run between its layers, not beside them.
+            pool.accelerator.keep_clear_of(forward_stream)
         stack, side = build_tiers(server_args, params, pool, extra_config or {})
         pool.prepare(stack.host.slab)
         self._start(pool, stack, side)

@@ -107,6 +107,19 @@ def test_where_pages_go_is_read_on_the_loading_thread(monkeypatch: pytest.Monkey
         swift.close()
 
 
+def test_the_device_is_made_ready_before_anything_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[Any] = []
+    stack, pool = make_stack(), StallingPool([])
+    pool.accelerator = SimpleNamespace(keep_clear_of=lambda stream: order.append(("clear of", stream)))  # type: ignore[attr-defined]
+    pool.prepare = lambda slab: order.append(("prepared", slab is stack.host.slab))  # type: ignore[attr-defined]
+    monkeypatch.setattr(linker, "open_device_pool", lambda *_: pool)
+    monkeypatch.setattr(linker, "build_tiers", lambda *_: order.append("tiers") or (stack, None))
+    params = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: None), page_size=1)
+    swift = SwiftLinker(None, params, components=None, forward_stream="forward")
+    swift.close()
+    assert order == [("clear of", "forward"), "tiers", ("prepared", True)]
+
+
 def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     linker = SimpleNamespace(
