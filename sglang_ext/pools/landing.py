@@ -33,7 +33,18 @@ def wanted_kvikio(config: TiersConfig, pool: DevicePool) -> Any:
                 else "ssd.gpu_direct: goes past ssd.throttle; remove one of the two"
             )
         return None
-    return find_kvikio(ssd.gpu_direct)
+    try:
+        return find_kvikio(ssd.gpu_direct)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - another release of kvikio may raise anything
+        if ssd.gpu_direct == "on":
+            raise ConfigError(
+                f"ssd.gpu_direct: this kvikio cannot be used ({error!r}); install another release, or remove the "
+                "setting"
+            ) from None
+        logger.warning("swift-tiers: ssd.gpu_direct: pages come through host memory: %r", error)
+        return None
 
 
 def open_landing(config: TiersConfig, pool: DevicePool) -> Landing | None:
@@ -62,8 +73,8 @@ def open_direct(kvikio: Any, ssd: SsdTier | None, landing: Landing | None) -> Di
         return None
     try:
         files = KvikioFiles(kvikio, landing.memory)
-    except (OSError, RuntimeError) as error:
-        logger.warning("swift-tiers: ssd.gpu_direct: pages come through host memory: %s", error)
+    except Exception as error:  # noqa: BLE001 - another release of kvikio may raise anything
+        logger.warning("swift-tiers: ssd.gpu_direct: pages come through host memory: %r", error)
         return None
     logger.info("swift-tiers: pages on SSD are read straight to the GPU where host memory is full")
     return DirectReads(ssd.stripes, files, landing, ssd.fingerprint)

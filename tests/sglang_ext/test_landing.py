@@ -149,6 +149,19 @@ def test_kvikio_is_looked_for_where_there_are_ssds_and_a_gpu(monkeypatch) -> Non
         wanted({**ssds, "gpu_direct": "on", "throttle": "1GiB"})
 
 
+@pytest.mark.parametrize("error", [AttributeError("no module-level get"), TypeError("odd"), KeyError("setting")])
+def test_another_kvikio_ends_no_start_that_did_not_ask_for_it(monkeypatch, caplog, error: Exception) -> None:
+    def find(words: str) -> None:
+        raise error
+
+    monkeypatch.setattr(landing_module, "find_kvikio", find)
+    ssds = {"directories": ["/a"]}
+    assert wanted(ssds) is None
+    assert repr(error) in caplog.text
+    with pytest.raises(ConfigError, match=r"ssd\.gpu_direct: this kvikio cannot be used"):
+        wanted({**ssds, "gpu_direct": "on"})
+
+
 def test_ssds_are_read_straight_where_everything_for_it_is_there(caplog) -> None:
     pool = small_pool(DeferredAccelerator(0, locked=True))
     landing = open_landing(parse_config({"device": {"landing": Size(64 * 4096)}}), pool)
@@ -168,6 +181,8 @@ def test_ssds_are_read_straight_where_everything_for_it_is_there(caplog) -> None
 
     assert open_direct(SimpleNamespace(memory_register=refuse), ssd, landing) is None
     assert "the driver is not loaded" in caplog.text
+    assert open_direct(SimpleNamespace(), ssd, landing) is None, "it has no such function"
+    assert "has no attribute 'memory_register'" in caplog.text
     ssd.close([])
 
 
