@@ -20,5 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=int, default=24, metavar="N", help="random inputs of each check (default 24)")
     parser.add_argument("--layouts", metavar="NAME,...", help="of these models' pages only")
     parser.add_argument(
+        "--only-serving", action="store_true", help="the servers alone, which then have all of the time"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=MOST_SECONDS, metavar="S", help="begin nothing after so long (default 480)"
     )

@@ -47,6 +47,8 @@ def prove(options: argparse.Namespace) -> int:
     accelerator = open_accelerator(options.device)
     seed = options.seed if options.seed is not None else int(np.random.SeedSequence().generate_state(1)[0])
     words = f"gpu-proof --seed {seed} --cases {options.cases}"
+    if options.only_serving:
+        words += " --only-serving"
     if options.layouts:
         words += f" --layouts {options.layouts}"
     findings = Findings({"command": words, **facts(accelerator.device)})
@@ -58,6 +60,7 @@ def prove(options: argparse.Namespace) -> int:
         options.cases,
         options.seconds,
         lends=_lending(accelerator, seed),
+        only_serving=options.only_serving,
         # After each part: whatever becomes of the next one, or of the machine, this is kept.
         save=partial(_save, findings, options.out),
     )
@@ -142,6 +145,7 @@ class Proof:
         most_seconds: float,
         *,
         serves: bool = True,
+        only_serving: bool = False,
         lends: Part | None = None,
         pages: int = speed.PAGES,
         ceiling_bytes: int = speed.CEILING_BYTES,
@@ -155,6 +159,7 @@ class Proof:
         self._seed = seed
         self._cases = cases
         self._serves = serves
+        self._only_serving = only_serving
         self._lends = lends
         self._pages = pages
         self._ceiling_bytes = ceiling_bytes
@@ -169,6 +174,12 @@ class Proof:
     def run(self) -> None:
         for name, value in self._findings.facts.items():
             print(f"{name}: {value}")
+        if not self._only_serving:
+            self._all_but_serving()
+        if self._serves:
+            self._part("serving", lambda: serving.serving(until=self._end, clock=self._clock), self._end)
+
+    def _all_but_serving(self) -> None:
         checks = partial(right.checks, self._accelerator.device, self._seed, self._cases)
         self._part("right", lambda: checks(self._seconds * _RIGHT_SHARE, self._clock))
         self._part("ceilings", self._ceilings)
@@ -180,8 +191,6 @@ class Proof:
         self._part("SSD to landing memory", lambda: direct.ssd_to_landing(first, self._accelerator))
         for layout in others:
             self._layout(layout)
-        if self._serves:
-            self._part("serving", lambda: serving.serving(until=self._end, clock=self._clock), self._end)
 
     def _ceilings(self) -> Iterator[ProofFigure]:
         self._best = speed.ceilings(self._accelerator, self._watch, self._ceiling_bytes)

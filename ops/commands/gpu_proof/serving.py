@@ -36,8 +36,8 @@ NEEDED = ("sglang", "transformers", "msgspec", "xxhash", "psutil", "numba", "zmq
 OFF, HICACHE, TIERS = "off", "HiCache", "swift-tiers"
 #: In their order: what there is no time for is what is missed least.
 SYSTEMS = (OFF, TIERS, HICACHE)
-#: A server that is not ready by then is an error, seconds.
-START_SECONDS = 150.0
+#: A server that is not ready by then is an error, seconds: the first on a machine compiles kernels of SGLang's by nvcc.
+START_SECONDS = 300.0
 #: With less than that left, seconds, no server is begun.
 _FEWEST_SECONDS = 60.0
 NEW_TOKENS = 8

@@ -17,7 +17,7 @@ import torch
 
 from swift_tiers.kernels import page_gather
 from swift_tiers.ops.cli import main
-from swift_tiers.ops.commands.gpu_proof import direct, hidden, right, speed
+from swift_tiers.ops.commands.gpu_proof import direct, hidden, right, serving, speed
 from swift_tiers.ops.commands.gpu_proof.figures import Findings, ProofCheck, ProofFigure, line, picture
 from swift_tiers.ops.commands.gpu_proof.layouts import Layout
 from swift_tiers.ops.commands.gpu_proof.proof import Proof, closing, facts
@@ -32,10 +32,15 @@ SMALL = Layout("Small-1M", 2, 2, 8, 16, 32)
 
 
 def proof(
-    findings: Findings, seconds: float = 1e9, clock: Any = lambda: 0.0, cases: int = 3, save: Any = lambda: None
+    findings: Findings,
+    seconds: float = 1e9,
+    clock: Any = lambda: 0.0,
+    cases: int = 3,
+    save: Any = lambda: None,
+    **more: bool,
 ) -> Proof:
     accelerator = DeferredAccelerator(0, locked=True)
-    around = {"serves": False, "pages": 8, "ceiling_bytes": 2**16}
+    around = {"serves": False, "pages": 8, "ceiling_bytes": 2**16, **more}
     return Proof(accelerator, findings, [SMALL], 1, cases, seconds, clock=clock, save=save, **around)
 
 
@@ -49,6 +54,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         fake_sgl_kernel.install(monkeypatch)
         fake_kvikio.install(monkeypatch)
+
+
+def test_servers_alone_have_all_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three servers, the first of which compiles, take more than half of the default."""
+    until = []
+
+    def serve(**named: Any) -> list[ProofFigure]:
+        until.append(named["until"])
+        return [ProofFigure("serving", "first token", 1.0, "ms")]
+
+    monkeypatch.setattr(serving, "serving", serve)
+    findings = Findings({"command": "gpu-proof", **facts(CPU)})
+    proof(findings, 480.0, serves=True, only_serving=True).run()
+    assert [figure.name for figure in findings.figures] == ["first token"]
+    assert until == [480.0]
+    assert not findings.checks
+    assert not findings.left_out
+    assert serving.START_SECONDS < 480.0
 
 
 def test_every_part_finds_something(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
