@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from swift_tiers.kernels.piece_copy import prepare_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.kernels.switch_over import SwitchOver, measure_switch_over
 
-from .device_pool import DevicePool, LayerDone, as_pages
+from .device_pool import Came, DevicePool, LayerDone, as_pages
 from .sides import CopySide, StagingMemory
 
 logger = logging.getLogger(__name__)
@@ -244,11 +244,13 @@ class AcceleratorPool(DevicePool):
 
     # ---- from the device ----
 
-    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+    def _copy_out(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any], came: Came
+    ) -> None:
         with self._copying(after) as side:
             whole = torch.from_numpy(slab)
             if not self.accelerator.page_locked(whole):
-                self._store_unlocked(side, pages, slab, slots)
+                self._store_unlocked(side, pages, slab, slots, came)
                 return
             # A kernel gathers the pages in whatever order: only the slots decide about the copy engine.
             order = np.argsort(slots)
@@ -261,7 +263,7 @@ class AcceleratorPool(DevicePool):
                 most = self.switch_over.store_programs
                 self._gather(side.kernels, pages[~by_engine], whole, slots[~by_engine], most)
             order = order[by_engine[order]]
-            self._store_staged(side, pages[order], whole, slots[order])
+            self._store_staged(side, pages[order], whole, slots[order], lambda first, end: came(order[first:end]))
 
     def _gather(
         self, queue: CopyQueue, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, most: int | None = None
@@ -269,8 +271,17 @@ class AcceleratorPool(DevicePool):
         copy = self._copy_of(slab, self._all_layers, out=True)
         queue.copy(copy, queue.lists(self._pool, pages, slab, slots), most)
 
-    def _store_staged(self, side: CopySide, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> None:
-        """Through both halves of the staging memory on the device: one is filled while the other is emptied."""
+    def _store_staged(
+        self,
+        side: CopySide,
+        pages: np.ndarray,
+        slab: torch.Tensor,
+        slots: np.ndarray,
+        came: Callable[[int, int], None],
+    ) -> None:
+        """Through both halves of the staging memory on the device: one is filled while the other is emptied. `came` is
+        told of those `[first, end)` that are there while two pieces more are under way."""
+        under_way: deque[tuple[QueueMark, int, int]] = deque()
         emptied: list[QueueMark | None] = [None, None]
         step = len(side.staging[0])
         for number, start in enumerate(range(0, len(pages), step)):
@@ -283,17 +294,31 @@ class AcceleratorPool(DevicePool):
             side.engine.after(side.kernels.mark())
             for row, slot, count in runs(rows, targets):
                 side.engine.rows(half[row : row + count], slab[slot : slot + count, : self.geometry.page_bytes])
-            emptied[number % 2] = side.engine.mark()
+            emptied[number % 2] = mark = side.engine.mark()
+            under_way.append((mark, start, start + len(part)))
+            if len(under_way) > 2:
+                self._tell(under_way, came)
+        while under_way:
+            self._tell(under_way, came)
 
-    def _store_unlocked(self, side: CopySide, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray) -> None:
+    @staticmethod
+    def _tell(under_way: deque[tuple[QueueMark, int, int]], came: Callable[[int, int], None]) -> None:
+        mark, first, end = under_way.popleft()
+        mark.synchronize()
+        came(first, end)
+
+    def _store_unlocked(
+        self, side: CopySide, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, came: Came
+    ) -> None:
         """Through both page-locked halves: a piece is on its way while this thread copies the one before it."""
         nbytes = self.geometry.page_bytes
-        under_way: deque[tuple[QueueMark, torch.Tensor, np.ndarray]] = deque()
+        under_way: deque[tuple[QueueMark, torch.Tensor, int, np.ndarray]] = deque()
 
         def take() -> None:
-            mark, half, targets = under_way.popleft()
+            mark, half, first, targets = under_way.popleft()
             mark.synchronize()
             slab[targets, :nbytes] = half.numpy()[: len(targets), :nbytes]
+            came(np.arange(first, first + len(targets), dtype=np.int64))
 
         for number, start in enumerate(range(0, len(pages), side.rows)):
             if len(under_way) == 2:
@@ -302,7 +327,7 @@ class AcceleratorPool(DevicePool):
             rows = np.arange(len(targets), dtype=np.int64)
             most = self.switch_over.store_programs
             self._gather(side.kernels, pages[start : start + side.rows], half, rows, most)
-            under_way.append((side.kernels.mark(), half, targets))
+            under_way.append((side.kernels.mark(), half, start, targets))
         while under_way:
             take()
 

@@ -22,6 +22,9 @@ from .supported import PLAIN_WINDOWS
 
 #: Told of a layer that may be read: at once where there is no mark, else by whatever begins after the mark.
 LayerDone = Callable[[int, QueueMark | None], None]
+#: Told of pages that are in the slab, by their positions in what was asked for, int64 [n], while others are on their
+#: way. Of each once at most; of none where all come at once.
+Came = Callable[[np.ndarray], None]
 
 
 def layer_planes(kvcache: Any) -> list[list[torch.Tensor]]:
@@ -137,11 +140,19 @@ class DevicePool(ABC):
         """What the calling thread asks of CUDA is asked of this pool's device from now on. To be called first by a
         thread that copies: one that waits for an event takes a part of GPU 0 otherwise, whichever it is of."""
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any] = ()) -> None:
+    def copy_out(
+        self,
+        pages: np.ndarray,
+        slab: np.ndarray,
+        slots: np.ndarray,
+        after: Sequence[Any] = (),
+        came: Came = lambda some: None,
+    ) -> None:
         """Pool pages to slab rows, once the device's events `after` have come; complete when it returns or raises.
-        Raises IndexError, and copies nothing, if a page or a slot is none. Not on the scheduler's thread."""
+        `came` may be told of some of them before. Raises IndexError, and copies nothing, if a page or a slot is none.
+        Not on the scheduler's thread."""
         self._require(pages, slots, len(slab))
-        self._copy_out(pages, slab, slots, after)
+        self._copy_out(pages, slab, slots, after, came)
 
     def copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any] = ()
@@ -169,7 +180,9 @@ class DevicePool(ABC):
                 raise IndexError(f"a {what} of {int(numbers.min())} to {int(numbers.max())} is none of {end}")
 
     @abstractmethod
-    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+    def _copy_out(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any], came: Came
+    ) -> None:
         """`copy_out` of pages and slots that there are."""
 
     @abstractmethod
@@ -193,7 +206,9 @@ class HostMemoryPool(DevicePool):
         self._arrays = [[as_pages(plane, page_size).numpy() for plane in planes] for planes in layers]
         self._flat = [plane for planes in self._arrays for plane in planes]
 
-    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+    def _copy_out(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any], came: Came
+    ) -> None:
         _wait(after)
         copy_out(self._flat, pages, slab, slots)
 
@@ -221,7 +236,9 @@ class BlockMajorPool(DevicePool):
         # A row as one element: numpy then copies it in one go.
         self._table = table.numpy().view(f"V{self.geometry.row_bytes}")[..., 0]
 
-    def _copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any]) -> None:
+    def _copy_out(
+        self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any], came: Came
+    ) -> None:
         _wait(after)
         for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
             self._rows_of(slab[slot])[...] = self._table[page].T

@@ -11,6 +11,7 @@ import numpy as np
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
 from swift_tiers.radix_tiering.base.runner import Thread
 from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.way.down import Put
 
 from ..pools.device_pool import DevicePool
 from ..tell.on_the_way import OnTheWay
@@ -162,15 +163,9 @@ class Offloader:
             put = self._stack.intake.begin(step, parent, job.depth + start, now, job.namespace)
             try:
                 source = pool_pages[start + np.asarray(put.indices, dtype=np.int64)]
+                digests = []
                 if put.slots:
-                    started = self._runner.monotonic()
-                    slots = np.asarray(put.slots, dtype=np.int64)
-                    # The device waits for the forward that still writes the pages, not this thread.
-                    self._pool.copy_out(source, self._stack.host.slab, slots, after)
-                    after = []
-                    nbytes = len(put.slots) * self._pool.geometry.page_bytes
-                    self._stack.links["device-host"].count(len(put.slots), nbytes, self._runner.monotonic() - started)
-                digests = self._stack.intake.digests(put)
+                    digests, after = self._fill(put, source, after), []
             except BaseException:
                 self._stack.intake.abort(put)
                 raise
@@ -185,3 +180,29 @@ class Offloader:
                 return False
             parent = step[-1]
         return bool(keys)
+
+    def _fill(self, put: Put, pages: np.ndarray, after: list[Any]) -> list[bytes]:
+        """Copy pool pages to the slots of `put`, once events `after` have come; the checksums of the slots. They are
+        computed of pages that are there while the device brings others."""
+        runner, digests = self._runner, [b""] * len(put.slots)
+        began = until = runner.monotonic()
+
+        def came(some: np.ndarray) -> None:
+            nonlocal until
+            until = runner.monotonic()
+            where = some.tolist()
+            for index, digest in zip(where, self._digests(put, where), strict=True):
+                digests[index] = digest
+
+        slots = np.asarray(put.slots, dtype=np.int64)
+        # The device waits for the forward that still writes the pages, not this thread.
+        self._pool.copy_out(pages, self._stack.host.slab, slots, after, came)
+        rest = [index for index, digest in enumerate(digests) if not digest]
+        if rest:
+            came(np.asarray(rest, dtype=np.int64))
+        nbytes = len(slots) * self._pool.geometry.page_bytes
+        self._stack.links["device-host"].count(len(slots), nbytes, until - began)
+        return digests
+
+    def _digests(self, put: Put, where: list[int]) -> list[bytes]:
+        return self._stack.intake.digests(put._replace(slots=[put.slots[index] for index in where]))

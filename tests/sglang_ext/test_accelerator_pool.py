@@ -190,6 +190,29 @@ def test_nothing_is_under_way_when_a_copy_fails(locked, monkeypatch):
     assert all(queue.done == len(queue.jobs) for queue in accelerator.queues if queue.jobs)
 
 
+@pytest.mark.parametrize("locked", [True, False], ids=["page-locked", "pageable"])
+def test_pages_that_have_come_are_told_while_others_are_under_way(locked):
+    """Whoever computes their checksums need not wait for all of them."""
+    accelerator = DeferredAccelerator(3, locked=locked)
+    buffers = [[torch.randn(64, 4, 8) for _ in "kv"] for _ in range(2)]
+    pool = AcceleratorPool(buffers, 1, accelerator, SwitchOver(4, 1))
+    slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
+    pages, slots = np.arange(40)[::-1].copy(), np.random.default_rng(1).permutation(64)[:40]
+    told, under_way = [], []
+
+    def came(some: np.ndarray) -> None:
+        for index in some.tolist():
+            rows = [plane[pages[index]].contiguous().view(torch.uint8).numpy() for both in buffers for plane in both]
+            there = slab[slots[index], : pool.geometry.page_bytes]
+            assert there.tobytes() == b"".join(row.tobytes() for row in rows)
+        told.extend(some.tolist())
+        under_way.append(any(queue.done < len(queue.jobs) for queue in accelerator.queues))
+
+    pool.copy_out(pages, slab, slots, [], came)
+    assert sorted(told) == list(range(40))
+    assert any(under_way), "it was told of all at the end"
+
+
 class ShortAccelerator(DeferredAccelerator):
     """It has device memory for so many bytes."""
 

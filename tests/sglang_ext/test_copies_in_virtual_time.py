@@ -45,7 +45,7 @@ class ModelDevice:
     def page_indices(self, rows: Any) -> np.ndarray:
         return np.asarray(rows)
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Any) -> None:
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Any, came: Any) -> None:
         self._may_fail()
         for page, slot in zip(pages, slots, strict=True):
             self._runner.sleep(self._draw.random() * 1e-4)

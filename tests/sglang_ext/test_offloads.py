@@ -20,7 +20,7 @@ from swift_tiers.sglang_ext.way import linker, offloads
 from swift_tiers.sglang_ext.way.linker import SwiftLinker
 from swift_tiers.sglang_ext.way.offloads import Offload, Offloader
 
-from support.engine import GEOMETRY, chain, check, content, make_stack, wait_until
+from support.engine import GEOMETRY, chain, check, content, make_stack, settle, wait_until
 
 
 class Device:
@@ -73,6 +73,56 @@ def test_what_the_device_has_yet_to_do_is_waited_for_by_the_device() -> None:
     finally:
         offloader.close()
     assert pool.after == [ready]
+
+
+@pytest.mark.parametrize("told", [[], [[1, 0], [3]], [[3, 2, 1, 0]]], ids=["none", "some", "all"])
+def test_checksums_are_those_of_the_pages_whenever_they_came(
+    told: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = chain(*"abcd")
+    stack, pool = make_stack(), StallingPool(keys)
+    pool.stalls = "never"
+    fill, computed = pool.copy_out, []
+
+    def copy_out(pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: list[Any], came: Any) -> None:
+        for some in told:
+            there = np.array(some)
+            fill(pages[there], slab, slots[there], after, came)
+            came(there)
+        fill(pages, slab, slots, after, came)
+
+    digests = stack.intake.digests
+    monkeypatch.setattr(pool, "copy_out", copy_out)
+    monkeypatch.setattr(stack.intake, "digests", lambda put: computed.append(len(put.slots)) or digests(put))
+    offloader = Offloader(pool, stack)  # type: ignore[arg-type]
+    try:
+        offloader.submit(offered(stack, pool, keys))
+        assert offloader.wait(60)
+        assert offloader.take_answer()
+    finally:
+        offloader.close()
+    assert sum(computed) == 4, "each once"
+    assert stack.links["device-host"].snapshot().pages == 4
+    restore = settle(stack, stack.restore(keys))
+    assert restore.pages == 4, "verified"
+    stack.restorer.release(restore)
+    check(stack)
+
+
+def test_events_are_waited_for_by_the_first_copy_even_if_the_first_pages_are_held() -> None:
+    keys = chain(*map(str, range(offloads.STEP_PAGES + 2)))
+    stack, pool = make_stack(host_pages=128), StallingPool(keys)
+    pool.stalls = "never"
+    offloader = Offloader(pool, stack)  # type: ignore[arg-type]
+    try:
+        offloader.submit(offered(stack, pool, keys[: offloads.STEP_PAGES]))
+        again = offered(stack, pool, keys)
+        again.ready = [object()]
+        offloader.submit(again)
+        assert offloader.wait(60)
+    finally:
+        offloader.close()
+    assert pool.after == [[], again.ready]
 
 
 def test_where_pages_go_is_read_on_the_loading_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +208,7 @@ class StallingPool:
         self.stall("before a page is taken in")
         return rows.numpy()
 
-    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: list[Any]) -> None:
+    def copy_out(self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: list[Any], came: Any) -> None:
         self.after.append(after)
         for page, slot in zip(pages, slots, strict=True):
             slab[slot, : GEOMETRY.page_bytes] = content(self.keys[page])
