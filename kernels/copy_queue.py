@@ -58,24 +58,6 @@ class CopyQueue(ABC):
     def copy(self, copy: PageCopy, lists: PageLists, most_programs: int | None = None) -> None:
         """By a kernel: `copy` of these pages, with no more than so many programs."""
 
-    def gather(
-        self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray, layers: range | None = None
-    ) -> None:
-        """By a kernel: pool pages to rows of `slab`, see `page_gather.gather_pages`."""
-        self.copy(PageCopy(pool, slab, layers, out=True), self.lists(pool, pages, slab, slots))
-
-    def scatter(
-        self,
-        pool: PoolPlanes,
-        pages: np.ndarray,
-        slab: torch.Tensor,
-        slots: np.ndarray,
-        layers: range | None = None,
-        most_programs: int | None = None,
-    ) -> None:
-        """By a kernel: rows of `slab` to pool pages, see `page_gather.scatter_pages`."""
-        self.copy(PageCopy(pool, slab, layers, out=False), self.lists(pool, pages, slab, slots), most_programs)
-
     @abstractmethod
     def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:
         """By a kernel: pieces of `source`, a donor's mapped memory for one, to places of `target`, in memory of the

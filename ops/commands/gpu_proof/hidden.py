@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
+from swift_tiers.kernels.page_gather import PageCopy
 from swift_tiers.kernels.switch_over import measure_switch_over
 
 from .figures import ProofFigure
@@ -61,13 +62,15 @@ def hidden(layout: Layout, accelerator: Accelerator, watch: Stopwatch, most_page
     places = np.random.default_rng(3).permutation(most_pages).astype(np.int64)
     queue = accelerator.queue()
 
+    copies = [PageCopy(pool, slab, range(layer, layer + 1), out=False) for layer in layers]
+
     def load(pages: int, *, beside: bool) -> None:
         begin = accelerator.mark_here()
         queue.after(begin)
+        lists = queue.lists(pool, places[:pages], slab, np.arange(pages, dtype=np.int64))
         marks = []
-        for layer in layers:
-            rows = np.arange(pages, dtype=np.int64)
-            queue.scatter(pool, places[:pages], slab, rows, range(layer, layer + 1), most_programs=programs)
+        for copy in copies:
+            queue.copy(copy, lists, programs)
             marks.append(queue.mark())
         for mark in marks:
             mark.wait()
