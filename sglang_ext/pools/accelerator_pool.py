@@ -165,7 +165,7 @@ class AcceleratorPool(DevicePool):
                 for layer in self._all_layers:
                     layer_done(layer, landed)
             for source, part, rows, is_last in self._page_locked(side, pages, slab, slots, self._all_layers):
-                self._load(side.kernels, source, part, rows, self._all_layers, layer_done if is_last else None)
+                self._load(side, source, part, rows, self._all_layers, layer_done if is_last else None)
 
     def _copy_layer(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
@@ -173,7 +173,7 @@ class AcceleratorPool(DevicePool):
         with self._copying(after) as side:
             pages, slots = self._take_landed(side, pages, slab, slots, range(layer, layer + 1))
             for source, part, rows, _ in self._page_locked(side, pages, slab, slots, range(layer, layer + 1)):
-                self._load(side.kernels, source, part, rows, range(layer, layer + 1))
+                self._load(side, source, part, rows, range(layer, layer + 1))
 
     def _take_landed(
         self, side: CopySide, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layers: range
@@ -189,7 +189,7 @@ class AcceleratorPool(DevicePool):
 
     def _load(
         self,
-        queue: CopyQueue,
+        side: CopySide,
         source: torch.Tensor,
         pages: np.ndarray,
         rows: np.ndarray,
@@ -197,8 +197,9 @@ class AcceleratorPool(DevicePool):
         layer_done: LayerDone | None = None,
     ) -> None:
         """Rows of page-locked `source` to pages of the pool; where `layer_done` is told of layers, with marks."""
+        queue = side.kernels
         pieces = split_runs(pages, rows, self.switch_over.load_pages)
-        lists = queue.lists(self._pool, pieces.pages, source, pieces.slots) if len(pieces.pages) else None
+        lists = side.lists(self._pool, pieces.pages, source, pieces.slots) if len(pieces.pages) else None
         step = max(1, -(-TOGETHER_BYTES // (len(pages) * self.geometry.layer_bytes)))
         for first in range(layers.start, layers.stop, step):
             some = range(first, min(first + step, layers.stop))

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import torch
 
 from swift_tiers.kernels.copy_queue import Accelerator
+from swift_tiers.kernels.page_gather import PageLists
+from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.units import format_size
 
@@ -80,6 +83,18 @@ class CopySide:
         self._buffers = buffers
         self._staging: Halves | None = None
         self._locked: Halves | None = None
+        self._uploaded: tuple[tuple[int, int], np.ndarray, np.ndarray, PageLists] | None = None
+
+    def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
+        """For copies on `kernels`; not uploaded again where they are what was asked for last, as of a load that comes
+        one layer at a time."""
+        # The limits that lists are checked against.
+        limits = pool.pool_pages, slab.shape[0]
+        last = self._uploaded
+        if last is None or last[0] != limits or not (np.array_equal(last[1], pages) and np.array_equal(last[2], slots)):
+            last = (limits, pages.copy(), slots.copy(), self.kernels.lists(pool, pages, slab, slots))
+            self._uploaded = last
+        return last[3]
 
     @property
     def staging(self) -> Halves:

@@ -293,10 +293,28 @@ def test_lists_go_up_once_a_load_and_copies_are_made_ready_once(monkeypatch):
     for _ in range(3):
         pool.copy_in(far, slab, near, lambda layer, mark: None)
         pool.copy_out(far, slab, near)
-    assert accelerator.uploads == 3 * 2
+    assert accelerator.uploads == 1 + 3, "of the same pages once, and of each store"
     assert len(made) == 3 + 1, "a layer each to the device, and whole pages from there"
     pool.copy_in(near, slab, near, lambda layer, mark: None)
-    assert accelerator.uploads == 3 * 2, "the copy engine needs no lists"
+    assert accelerator.uploads == 1 + 3, "the copy engine needs no lists"
+
+
+def test_a_load_of_one_layer_after_the_other_uploads_its_lists_once():
+    accelerator = DeferredAccelerator(0, locked=True)
+    buffers = [[torch.zeros(64, 1, 8) for _ in "kv"] for _ in range(3)]
+    pool = AcceleratorPool(buffers, 1, accelerator, SwitchOver(99, 1))
+    slab = np.random.default_rng(0).integers(0, 256, (64, pool.geometry.stride_bytes), dtype=np.uint8)
+    slots = np.arange(8, dtype=np.int64)
+    for number, pages in enumerate((2 * slots, 2 * slots + 1), start=1):
+        for layer in (2, 1, 0):
+            pool.copy_layer(pages, slab, slots, layer)
+        assert accelerator.uploads == number
+        for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
+            there = b"".join(plane[page].view(torch.uint8).numpy().tobytes() for both in buffers for plane in both)
+            assert there == slab[slot, : pool.geometry.page_bytes].tobytes()
+    pages[:] = slots + 40  # the caller's own arrays may change
+    pool.copy_layer(pages, slab, slots, 0)
+    assert accelerator.uploads == 3
 
 
 def test_layers_of_few_pages_are_loaded_together():

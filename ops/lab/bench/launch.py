@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,7 +68,7 @@ def _measure(pool: AcceleratorPool, rounds: int, file: object) -> int:
         for kind, pages in lists(length // PAGE).items():
             slots = np.arange(len(pages), dtype=np.int64)
             for name, work in (("load", load), ("offload", offload)):
-                taken = cpu_microseconds(partial(work, pages, slots), rounds)
+                taken = cpu_microseconds(work, pages, slots, rounds)
                 microseconds[f"{name}_{length}_{kind}"] = taken
                 print(spread(f"{name} of {length} tokens, {kind}", taken, "us"))
     best = {name: min(taken) for name, taken in microseconds.items()}
@@ -100,13 +99,17 @@ def lists(pages: int) -> dict[str, np.ndarray]:
     return {"scattered": anywhere, "runs": runs, "neighbours": neighbours}
 
 
-def cpu_microseconds(work: Callable[[], object], rounds: int) -> list[float]:
-    """Of this thread, in each round after one that compiles."""
-    work()
+def cpu_microseconds(
+    work: Callable[[np.ndarray, np.ndarray], object], pages: np.ndarray, slots: np.ndarray, rounds: int
+) -> list[float]:
+    """Of this thread, in each round after one that compiles. Never the same pages twice running, whose lists would be
+    there."""
+    work(pages + 1, slots)
     taken = []
-    for _ in range(rounds):
+    for number in range(rounds):
+        some = pages + number % 2
         began = time.thread_time()
-        work()
+        work(some, slots)
         taken.append((time.thread_time() - began) * 1e6)
     return taken
 
