@@ -78,9 +78,13 @@ class SwiftLinker(UnifiedCacheLinker):
             # A copy in the forward's own stream would run between its layers, not beside them.
             pool.accelerator.keep_clear_of(forward_stream)
         stack, side = build_tiers(server_args, params, pool, extra_config or {})
-        pool.prepare(stack.host.slab)
         self._start(pool, stack, side)
         self.forward_stream = forward_stream
+        try:
+            pool.prepare(stack.host.slab)
+        except BaseException:
+            self.close()  # devices that were opened are closed in order, whatever ends the start
+            raise
 
     @classmethod
     def over(cls, pool: DevicePool, stack: TierStack) -> SwiftLinker:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
@@ -168,6 +169,24 @@ def test_the_device_is_made_ready_before_anything_is_served(monkeypatch: pytest.
     swift = SwiftLinker(None, params, components=None, forward_stream="forward")
     swift.close()
     assert order == [("clear of", "forward"), "tiers", ("prepared", True)]
+
+
+def test_a_start_that_fails_closes_what_it_has_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the devices of the ssd tier would be scanned by the next start."""
+    stack, pool = make_stack(), StallingPool([])
+    pool.accelerator = None  # type: ignore[attr-defined]
+
+    def no_room(slab: object) -> None:
+        raise ConfigError("--mem-fraction-static: leaves the device no room")
+
+    pool.prepare = no_room  # type: ignore[attr-defined]
+    monkeypatch.setattr(linker, "open_device_pool", lambda *_: pool)
+    monkeypatch.setattr(linker, "build_tiers", lambda *_: (stack, None))
+    params = SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=lambda: None), page_size=1)
+    with pytest.raises(ConfigError, match="no room"):
+        SwiftLinker(None, params, components=None)
+    assert stack.closed
+    assert not stack.restorer.alive
 
 
 def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
