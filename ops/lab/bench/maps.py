@@ -137,7 +137,7 @@ def _scheduler() -> tuple[Any, Any, Any]:
     )
     geometry = SimpleNamespace(page_bytes=4096)
     linker = SimpleNamespace(
-        loader=SimpleNamespace(pages_under_way=list), pool=SimpleNamespace(geometry=geometry, page_size=PAGE)
+        loader=SimpleNamespace(rows_under_way=list), pool=SimpleNamespace(geometry=geometry, page_size=PAGE)
     )
     assert core.full_protected_size() == locked
     return scheduler, linker, shape
