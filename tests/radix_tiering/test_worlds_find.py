@@ -79,7 +79,7 @@ DEFECTS = [
     Defect("a claim that pins nothing", [Edit(Restorer, "_claim", "self._table.pin_all(claimed)", "pass")]),
     Defect(
         "bytes in memory that differ are served",
-        [Edit(Restorer, "_verify_resident", "elif digest != expected and not page.dropped:", "elif False:")],
+        [Edit(Restorer, "_damage", "elif digest != page.digest:", "elif False:")],
     ),
     Defect("an errand that nobody is told of", [Edit(ErrandThread, "start", "self._wake.notify_all()", "pass")]),
     Defect("transfers that nobody is told of", [Edit(IoThread, "enqueue", "self._wake.notify_all()", "pass")]),

@@ -449,22 +449,23 @@ def what_fails_in_a_sampling_stays_there(s):
 
 def what_cannot_be_started_is_left_out(s):
     """Serving goes on without the bus, without orders, without samples: whatever it is that fails."""
+    import swift_tiers.sglang_ext.build.bus as bus
     import swift_tiers.sglang_ext.build.reporting as reporting
 
     def fail(*_, **__):
         raise OSError("injected")
 
-    names = ("RankPublisher", "Orders", "Sampler", "gpu_sampler")
-    originals = {name: getattr(reporting, name) for name in names}
+    places = ((bus, "RankPublisher"), (reporting, "Orders"), (reporting, "Sampler"), (reporting, "gpu_sampler"))
+    originals = [getattr(module, name) for module, name in places]
     config, sampler = s.linker.stack.config, s.cache.sampler
     s.linker.stack.config = msgspec.structs.replace(config, bus=msgspec.structs.replace(config.bus, control=True))
-    for name in names:
-        setattr(reporting, name, fail)
+    for module, name in places:
+        setattr(module, name, fail)
     try:
         found = reporting.Reporting(s.scheduler, s.linker)
     finally:
-        for name, original in originals.items():
-            setattr(reporting, name, original)
+        for (module, name), original in zip(places, originals, strict=True):
+            setattr(module, name, original)
         s.linker.stack.config, s.cache.sampler = config, sampler
     assert (found.publisher, found.orders, found.telemetry.engine(), found.telemetry.ended()) == (None, None, None, [])
     assert len(events(s, "reporting.failed")) == 4
@@ -475,6 +476,7 @@ def what_cannot_be_started_is_left_out(s):
 
 def the_gpu_is_looked_at_beside_the_scheduler(s):
     """By a thread of its own, for the bus; on a machine without one nothing is started."""
+    import swift_tiers.sglang_ext.build.bus as bus
     import swift_tiers.sglang_ext.build.reporting as reporting
 
     assert s.linker.reporting.gpu is None
@@ -492,12 +494,12 @@ def the_gpu_is_looked_at_beside_the_scheduler(s):
 
         close = start
 
-    originals = reporting.gpu_sampler, reporting.RankPublisher
-    reporting.gpu_sampler, reporting.RankPublisher = sampler, Publisher
+    originals = reporting.gpu_sampler, bus.RankPublisher
+    reporting.gpu_sampler, bus.RankPublisher = sampler, Publisher
     try:
         found = reporting.Reporting(s.scheduler, s.linker)
     finally:
-        reporting.gpu_sampler, reporting.RankPublisher = originals
+        reporting.gpu_sampler, bus.RankPublisher = originals
         s.cache.sampler = s.linker.reporting.telemetry._sampler
     wait_for(lambda: told[0]() is not None, "a sample")
     assert told[0]().gpu.name == "NVIDIA H200"

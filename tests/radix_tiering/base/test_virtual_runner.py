@@ -261,6 +261,11 @@ def test_an_exception_in_any_task_ends_the_run() -> None:
         runner.run(main)
 
 
+def of_type(*types: type) -> list[object]:
+    """What is alive of these types, which is not asked of objects: a weak proxy answers for what may be gone."""
+    return [found for found in gc.get_objects() if issubclass(type(found), types)]
+
+
 def test_nothing_is_left_of_a_run() -> None:
     """What threads knew goes with them, whether they came to an end, waited at the end, or never began."""
 
@@ -285,11 +290,7 @@ def test_nothing_is_left_of_a_run() -> None:
         runner.run(lambda runner=runner: program(runner))
         del runner
     gc.collect()
-    assert not [
-        found
-        for found in gc.get_objects()
-        if isinstance(found, (Known, greenlet.greenlet)) and found is not greenlet.getcurrent()
-    ]
+    assert not [found for found in of_type(Known, greenlet.greenlet) if found is not greenlet.getcurrent()]
 
 
 def test_a_process_that_was_killed_is_buried_with_all_that_it_knew() -> None:
@@ -320,7 +321,7 @@ def test_a_process_that_was_killed_is_buried_with_all_that_it_knew() -> None:
             process.bury()
             assert ends == ["buried"]
             gc.collect()
-            assert not [found for found in gc.get_objects() if isinstance(found, Known)]
+            assert not of_type(Known)
         other = runner.thread(lambda: ends.append("lives"), "lives")
         other.start()
         other.join()
