@@ -33,6 +33,8 @@ class Checkers:
         self._host = host
         self._checksum_unit = checksum_unit
         self._jobs = runner.queue()  # of `_Look`, and None at the end
+        self._unanswered = 0
+        self._idle = runner.condition()
         #: Pages that should be asked for together.
         self.together = max(1, min(PAGES_TOGETHER, BYTES_TOGETHER // host.geometry.page_bytes))
         self._threads = [runner.thread(self._run, f"swift-check-{number}") for number in range(threads)]
@@ -41,7 +43,14 @@ class Checkers:
 
     def check(self, slots: Sequence[int], done: ChecksDone) -> None:
         """Compute the checksums of the pages in these slots, which the caller keeps."""
+        with self._idle:
+            self._unanswered += 1
         self._jobs.put(_Look(slots, done))
+
+    def flush(self) -> None:
+        """Wait until nothing is left to be answered."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._unanswered)
 
     def close(self) -> None:
         """End the threads once they have answered everything."""
@@ -62,3 +71,7 @@ class Checkers:
                 look.done(digests)
             except Exception:
                 logger.exception("swift-tiers: whoever asked for checksums of pages raised")
+            with self._idle:
+                self._unanswered -= 1
+                if not self._unanswered:
+                    self._idle.notify_all()

@@ -551,10 +551,11 @@ class Restorer:
         return RestoreSnapshot(**{**self._counts, "restores_late": self._pacing.late})
 
     def flush(self) -> None:
-        """Wait until every job queued so far has run."""
+        """Wait until every job queued so far has run, and the pages have been verified that it found in host memory."""
         done = self._runner.flag()
         self._jobs.put(done.set)
         done.wait()
+        self._checkers.flush()
 
     def close(self) -> None:
         """Finish queued jobs and end the worker."""

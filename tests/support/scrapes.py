@@ -56,10 +56,20 @@ def value(found: dict[str, list[Any]], name: str, **labels: str) -> float:
 
 
 def differing_ranks(found: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
-    """Where rank 1, which moves the same pages with heads of its own, says otherwise than rank 0."""
+    """Where rank 1, which moves the same pages with heads of its own, says otherwise than rank 0.
+
+    From which tier a page came is each rank's own: what one has still in memory may have left the other's by a moment.
+    """
     wrong = []
-    for name, labels in (("hits_total", {"tier": "host"}), ("restores_total", {"outcome": "completed"})):
-        of_ranks = [value(found, name, tp_rank=rank, **labels) for rank in ("0", "1")]
+    for name, labels in (("hits_total", {}), ("restores_total", {"outcome": "completed"})):
+        of_ranks = [
+            sum(
+                sample.value
+                for sample in found[f"swift_tiers_{name}"]
+                if (labels | {"tp_rank": rank}).items() <= sample.labels.items()
+            )
+            for rank in ("0", "1")
+        ]
         if of_ranks[0] != of_ranks[1]:
             wrong.append((name, labels, *of_ranks))
     return wrong

@@ -112,7 +112,7 @@ def test_checks_that_come_after_the_end_touch_nothing(stack: TierStack, monkeypa
     _, done = held.asked.pop()
     done([bytes(16)] * 4)
     assert stack.table.of[HOST].counters.checksum_failures == 0
-    assert stack.table.pinned_pages == 0
+    wait_until(lambda: not stack.table.pinned_pages, "pages stay pinned")
 
 
 def test_a_deadline_does_not_wait_for_checks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +127,4 @@ def test_a_deadline_does_not_wait_for_checks(monkeypatch: pytest.MonkeyPatch) ->
     assert restore.pages == 0
     held.answer()
     stack.restorer.release(restore)
-    assert stack.table.pinned_pages == 0
+    wait_until(lambda: not stack.table.pinned_pages, "pages stay pinned")
