@@ -180,8 +180,8 @@ class TierStack:
         """Those that write what survives a restart."""
         return [mover for mover in self.movers.values() if mover.copies.durable]
 
-    def _stored(self, page: Page) -> None:
-        self.restorer.page_reads.learn(page)
+    def _stored(self, pages: Sequence[Page]) -> None:
+        self.restorer.page_reads.learn(pages)
 
     # ---- up ----
 

@@ -336,9 +336,9 @@ class Batch(Generic[Request]):
         # The oldest wins a draw.
         return max(waiting, key=lambda one: members[one].recomputation_left)
 
-    def answered(self, source: str) -> None:
-        """A unit that `source` was told to load has come, or will not: once for each, whoever still waits for it."""
-        self._under_way[source] -= 1
+    def answered(self, source: str, units: int = 1) -> None:
+        """So many units that `source` was told to load have come, or will not: each once, whoever still waits."""
+        self._under_way[source] -= units
         self._flowing[source] = _Flowing(self._clock(), 0.0)
 
     def _left(self, member: Member, source: str) -> float:

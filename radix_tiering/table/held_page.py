@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,6 +69,10 @@ class Page(NamedTuple):
         if self.gone or row < 0 or not word[row, DEPTH]:
             return None
         return Page(self.book, row, word[row, GENERATION])
+
+    def follows(self, page: Page) -> bool:
+        """Whether `page` is the one before it. Both are in the table."""
+        return self._word(PARENT) == page.row
 
     @property
     def children(self) -> list[Page]:
@@ -155,6 +159,10 @@ class Page(NamedTuple):
             return None
         return self.book.of[tier].copy_at(self.book.rows.word[self.row, kernels.PLACES + tier], bits & WHOLE != 0)
 
+    def place_in(self, tier: int) -> Any:
+        """Where its copy in this tier is, as the tier has it. There is one, whole or on its way."""
+        return self.book.of[tier].place_at(self.book.rows.word[self.row, kernels.PLACES + tier])
+
     def begun_in(self, tier: int) -> bool:
         """Whether this tier has a copy, whole or on its way."""
         return self._word(TIERS) >> (BITS * tier) & _COPY != 0
@@ -176,9 +184,10 @@ class Page(NamedTuple):
     @property
     def slot(self) -> int:
         """Its slot of host memory. Raises NotHeldError where it has none."""
-        if not self.in_host:
-            raise NotHeldError(f"page in row {self.row} has no slot of host memory")
-        return self.book.rows.word[self.row, kernels.PLACES]
+        word, row = self.book.rows.word, self.row
+        if word[row, GENERATION] != self.generation or not word[row, TIERS] & _COPY:
+            raise NotHeldError(f"page in row {row} has no slot of host memory")
+        return word[row, kernels.PLACES]
 
     @property
     def digest(self) -> bytes | None:

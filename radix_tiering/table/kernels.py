@@ -871,13 +871,22 @@ def refresh_all(words, longs, table, heaps, meta, notes, rows, now):
         _refresh(words, longs, r, now)
 
 
-@_entry("int64", "int64[::1], boolean")
-def end_all(words, longs, table, heaps, meta, notes, rows, whole):
-    """What was on its way to host memory has arrived, or will not; how many pages have come."""
-    kept = 0
-    for r in rows:
-        kept += _end(words, longs, table, heaps, meta, notes, r, HOST, whole, words[r, PLACES])
-    return kept
+@_entry("int64", "int64[::1], int64, boolean, boolean[::1]")
+def end_all(words, longs, table, heaps, meta, notes, rows, tier, whole, kept):
+    """What was on its way to a tier has arrived, or will not, where it was begun; how many pages have come. `kept`:
+    which. One that has come to a durable tier is worth nothing there without the page before it, there or on its
+    way."""
+    come = 0
+    for at in range(len(rows)):
+        r = rows[at]
+        parent = words[r, PARENT]
+        alone = _durable(meta, tier) and parent >= 0 and words[parent, DEPTH] > 0
+        if alone:
+            alone = _of(words, parent, tier) & (BEGUN | WHOLE) == 0
+        place = words[r, PLACES + tier]
+        kept[at] = _end(words, longs, table, heaps, meta, notes, r, tier, whole and not alone, place)
+        come += kept[at]
+    return come
 
 
 @_entry("void", "int64[:,::1], int64, int64[::1]")

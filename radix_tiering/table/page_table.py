@@ -32,13 +32,28 @@ from typing import Any
 
 import numpy as np
 
-from ..base.page import ROOT_KEY, HeldPages, PageRecord
+from ..base.page import KEY_BYTES, ROOT_KEY, HeldPages, PageRecord
 from ..base.runner import Runner
 from ..figures.counters import DirectorySnapshot
 from . import directory, kernels
 from .book import Book
 from .held_page import Page
-from .kernels import BATCH, BITS, FLAGS, LAST, NOTES, PAGES, PINNED, PLACES, ROOT_LENGTH, ROOT_PAGES, TIERS
+from .kernels import (
+    BATCH,
+    BITS,
+    DEPTH,
+    FLAGS,
+    LAST,
+    NOTES,
+    PAGES,
+    PARENT,
+    PINNED,
+    PLACES,
+    ROOT_LENGTH,
+    ROOT_PAGES,
+    SPACE,
+    TIERS,
+)
 from .operator_pins import OperatorPins
 from .policy import EvictionPolicy
 from .rows import PageRows, as_key, as_keys, rows_of, split
@@ -251,6 +266,18 @@ class PageTable:
         there = self._rows.whole(rows_of(pages), HOST)
         return len(pages) if there.all() else int(np.argmin(there))
 
+    def records(self, pages: Sequence[Page]) -> list[PageRecord]:
+        """`Page.record` of many, which are in the table."""
+        words, longs, rows = self._rows.words, self._rows.longs, rows_of(pages)
+        keys, parents = longs[rows, :4].tobytes(), longs[words[rows, PARENT], :4].tobytes()
+        found = []
+        for at, (depth, root) in enumerate(words[rows, DEPTH : SPACE + 1].tolist()):
+            one = slice(KEY_BYTES * at, KEY_BYTES * (at + 1))
+            before = parents[one] if depth > 1 else ROOT_KEY
+            length = self._rows.word[root, ROOT_LENGTH]
+            found.append(PageRecord(keys[one], before, self.book.digests[root], depth, length))
+        return found
+
     def use(self, page: Page, now: int, reach: int = 0) -> None:
         """Count a use of `page` at logical time `now` by a request of `reach` whole pages.
 
@@ -323,7 +350,7 @@ class PageTable:
         the beginning of a sequence), whose bytes begin to arrive in host memory: as many of them as it has room for, by
         `take_slot`, up to the first that is held."""
         root = self._root(self.serving, length)
-        slots = self._take_slots(len(keys), now)
+        slots = np.array(self.take_slots(len(keys), now), np.int64)
         self._rows.make_room(len(slots))
         handles = np.empty(len(slots), np.int64)
         row = root if parent is None else parent.row
@@ -333,16 +360,17 @@ class PageTable:
         self.host.release(slots[taken:].tolist())
         return self._pages(rows)
 
-    def _take_slots(self, count: int, now: int) -> np.ndarray:
-        """Up to so many slots, as by `take_slot`: int64."""
+    def take_slots(self, count: int, now: int | None) -> list[int]:
+        """Up to so many slots, as by `take_slot`."""
         slots: list[int] = []
+        now = _NEVER if now is None else now
         while len(slots) < count:
             slot = self.host.allocate()
             if slot is not None:
                 slots.append(slot)
             elif not self._evict_from_host(min(count - len(slots), BATCH), now):
                 break
-        return np.array(slots, np.int64)
+        return slots
 
     def _evict_from_host(self, count: int, before: int) -> int:
         """Make room for up to `count` pages, if host memory holds no more than it may; for how many."""
@@ -406,15 +434,27 @@ class PageTable:
         self._ask_to_shed()
         return kept
 
-    def end_in_host(self, pages: Sequence[Page], *, whole: bool, digests: Sequence[bytes] = ()) -> None:
-        """`end` of many in host memory, with their checksums if they have come; up to `kernels.BATCH`."""
-        of = self.of[HOST]
-        for page, digest in zip(pages, digests, strict=False):
-            page.learn_digest(digest)
-        kept = self._call(kernels.end_all, rows_of(pages), whole)
-        if kept:
-            of.counters.bytes_written += kept * pages[0].length
+    def end_all(
+        self, pages: Sequence[Page], tier: int, *, whole: bool, digests: Sequence[bytes | None] = ()
+    ) -> list[bool]:
+        """`end` of up to `kernels.BATCH` pages of one length where they were begun, with their checksums if they have
+        come; of each, whether there is a whole copy now. There is none in a durable tier of a page whose prefix is
+        neither there nor on its way."""
+        of, rows = self.of[tier], rows_of(pages)
+        codes = self._rows.words[rows, PLACES + tier].tolist()
+        for code, digest in zip(codes, digests, strict=False):
+            if digest is not None:
+                of.learn_digest(code, digest)
+        kept = np.empty(len(rows), np.bool_)
+        come = self._call(kernels.end_all, rows, tier, whole, kept)
+        if come:
+            of.counters.bytes_written += come * pages[0].length
+        if tier != HOST and come < len(codes):
+            for row, code, there in zip(rows.tolist(), codes, kept, strict=True):
+                if not there:
+                    of.forget(row, code)
         self._ask_to_shed()
+        return kept.tolist()
 
     def lose(self, page: Page, tier: int) -> bool:
         """`page` gives up its copy in this tier; without another one it leaves, and all behind it. Those keep their
@@ -552,8 +592,9 @@ class PageTable:
         for what, which, whose in self._rows.read_notes():
             if what < len(self.of):
                 of = self.of[what]
-                for part in self._gone_with(of, which):
-                    self._gone[part] += 1
+                if self._gone:
+                    for part in self._gone_with(of, which):
+                        self._gone[part] += 1
                 freed.setdefault(what, []).append(of.place_at(which))
                 of.forget(whose, which)
             elif what == kernels.LEFT_LANDING:

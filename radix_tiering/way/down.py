@@ -7,8 +7,8 @@
 4. `Mover.pump`, `_begin`: a bounded number of pages is being written at a time. The rest waits in a queue without
    holding anything, so a page that leaves host memory meanwhile is simply not written. Where a tier has no room, those
    leave for a page that are worth less, by the order of the tier.
-5. `Mover._completion`, on the tier's thread, within `Tier.answers`: it is written, and its bytes were still the page's;
-   or it is forgotten. The next are begun when all that ended together has been told.
+5. `Mover._settle`, on the tier's thread, at the end of `Tier.answers`: it is written, and its bytes were still the
+   page's; or it is forgotten. So are all that ended together, before the next are begun.
 """
 
 from __future__ import annotations
@@ -47,6 +47,18 @@ class Put(NamedTuple):
     indices: list[int]
     slots: list[int]
     refused: int  # offered pages that are neither held nor taken in
+
+
+class _Ended(NamedTuple):
+    """A write that has been answered."""
+
+    page: Page
+    key: bytes
+    slot: int  # it was written from
+    place: Any  # where it was to be
+    told: bytes | None  # the checksum that the tier was told
+    written: Written | None
+    reason: str
 
 
 class Intake:
@@ -132,7 +144,7 @@ class Intake:
         with self._table.lock:
             for start in range(0, len(put.pages), BATCH):
                 end = start + BATCH
-                self._table.end_in_host(put.pages[start:end], whole=True, digests=digests[start:end])
+                self._table.end_all(put.pages[start:end], HOST, whole=True, digests=digests[start:end])
             for mover in filter(self._goes_through, self._movers):
                 mover.offer(put.pages)
             self._write_back()
@@ -141,7 +153,7 @@ class Intake:
         """The slots could not be filled: forget the pages."""
         with self._table.lock:
             for start in range(0, len(put.pages), BATCH):
-                self._table.end_in_host(put.pages[::-1][start : start + BATCH], whole=False)
+                self._table.end_all(put.pages[::-1][start : start + BATCH], HOST, whole=False)
 
     def refuse_stale(self, pages: int) -> None:
         """So many pages that the device offers are not taken in: they may come of weights that are gone."""
@@ -175,10 +187,10 @@ class Mover:
         events: EventLog,
         admission: AdmissionPolicy,
         verify: bool,
-        stored: Callable[[Page], None] = lambda page: None,
+        stored: Callable[[Sequence[Page]], None] = lambda pages: None,
     ) -> None:
         """`tier`: one of the table's. `admission`: which pages go there. `verify`: compare what was written with what
-        the page was. `stored` is told of each page that has been written."""
+        the page was. `stored` is told of pages that have been written."""
         self.tier = tier
         self.copies = table.named(tier.name)
         self.number = self.copies.number
@@ -195,6 +207,7 @@ class Mover:
         self._queue: deque[Page] = deque()
         self._queued: set[Page] = set()
         self._in_flight = 0
+        self._ended: list[_Ended] = []  # writes, of which nobody has been told yet
         self._idle = runner.condition(table.lock)
 
     @property
@@ -218,25 +231,31 @@ class Mover:
             if self.tier.refusal:  # their whole prefixes need not be looked at
                 self.copies.counters.refuse(self.tier.refusal, len(pages))
             return
+        before = None
         for page in pages:
-            for unsaved in reversed(self._missing(page)):
+            # The prefix of a page that follows one that is queued has been looked at.
+            alone = before is not None and page.follows(before) and before in self._queued
+            for unsaved in reversed(self._missing(page, 1 if alone else math.inf)):
                 if len(self._queue) < self._most_queued:
                     self._queue.append(unsaved)
                     self._queued.add(unsaved)
+            before = page
         self.pump()
 
-    def _missing(self, page: Page) -> list[Page]:
-        """`page` and those before it that are to be written, the last one first."""
+    def _missing(self, page: Page, most: float) -> list[Page]:
+        """`page` and those before it that are to be written, the last one first; so many at most."""
         chain: list[Page] = []
         current: Page | None = page
         # What is queued or being written has its own prefix queued, being written or there.
         while current is not None and not current.begun_in(self.number) and current not in self._queued:
             chain.append(current)
-            current = current.parent if self.copies.durable else None
+            current = current.parent if self.copies.durable and len(chain) < most else None
         return chain
 
     def pump(self) -> None:
-        """Start writes while there are pages and room in flight."""
+        """Account for writes that have ended; start others while there are pages and room in flight."""
+        if self._ended:
+            self._settle()
         begun: list[tuple[Page, Write]] = []
         while self._queue and not self.paused and self._in_flight < self.tier.writes_in_flight:
             some = self._next(self.tier.writes_in_flight - self._in_flight)
@@ -276,8 +295,9 @@ class Mover:
         ready, places = self._places(pages)
         begun: list[tuple[Page, Write]] = []
         if places:
-            self._table.begin_all(ready[: len(places)], self.number, places)
-            begun = [(page, self._write(page, place)) for page, place in zip(ready, places, strict=False)]
+            first = ready[: len(places)]
+            self._table.begin_all(first, self.number, places)
+            begun = list(zip(first, self._writes(first, places), strict=True))
         # Room for the others has to be made, or is refused, page by page.
         for page in ready[len(places) :]:
             write = self._begin(page)
@@ -308,10 +328,16 @@ class Mover:
                 places += self.tier.reserve(lengths[len(places) :])
         return ready, places
 
-    def _write(self, page: Page, place: Any) -> Write:
-        record, digest = page.record, page.digest
-        told = digest if self._verify or not self.copies.durable else None
-        return Write(record, place, self._host.block_run(page.slot), told, self._completion(page, record.key))
+    def _writes(self, pages: Sequence[Page], places: Sequence[Any]) -> list[Write]:
+        """Writes of pages that are in host memory, to these places."""
+        tells, digest_in, host = self._verify or not self.copies.durable, self._table.of[HOST].digest, self._host
+        writes = []
+        for page, record, place in zip(pages, self._table.records(pages), places, strict=True):
+            slot = page.slot
+            digest = digest_in(slot) if tells else None
+            done = self._completion(page, record.key, slot, place, digest)
+            writes.append(Write(record, place, host.block_run(slot), digest, done))
+        return writes
 
     def _begin(self, page: Page) -> Write | None:
         if page.dropped or page.begun_in(self.number) or not page.resident:
@@ -327,7 +353,7 @@ class Mover:
                 self.copies.counters.refuse(reason)
             return None
         self._table.begin(page, self.number, place, page.digest)
-        return self._write(page, place)
+        return self._writes([page], [place])[0]
 
     def _reachable(self, page: Page) -> bool:
         """Whether a restart would find the prefix of `page`, once the writes in flight are done."""
@@ -351,35 +377,68 @@ class Mover:
                 return None
         return None
 
-    def _completion(self, page: Page, key: bytes) -> Callable[[Written | None, str], None]:
-        slot = page.slot
-
+    def _completion(
+        self, page: Page, key: bytes, slot: int, place: Any, told: bytes | None
+    ) -> Callable[[Written | None, str], None]:
         def done(written: Written | None, reason: str) -> None:
-            # The checksum of what was written: were the bytes still the page's?
-            damaged = written is not None and self._verify and page.digest not in (None, written.digest)
-            intact = not damaged and reason != DAMAGED
-            self._in_flight -= 1
-            if written is None:
-                self._table.end(page, self.number, whole=False)
-                if intact:
-                    self._failed(page, key, reason)
-            elif self._table.end(
-                page,
-                self.number,
-                whole=intact and self._reachable(page),
-                place=written.place,
-                digest=written.digest,
-            ):
-                self._stored(page)
-            else:
-                self.tier.release([written.place])
-            if not intact:
-                self._table.of[HOST].counters.checksum_failures += 1
-                self._events.emit("page.corrupt", tier="host", key=key.hex(), slot=slot)
-                if not page.dropped:
-                    self._table.drop(page)
+            self._ended.append(_Ended(page, key, slot, place, told, written, reason))
 
         return done
+
+    def _settle(self) -> None:
+        """Account for writes that have ended: for many at once, as they mostly are what was meant."""
+        ended, self._ended = self._ended, []
+        self._in_flight -= len(ended)
+        as_meant: list[_Ended] = []
+        for one in ended:
+            if self._as_meant(one):
+                as_meant.append(one)
+            else:
+                self._settle_written(as_meant)
+                as_meant = []
+                self._settle_otherwise(one)
+        self._settle_written(as_meant)
+
+    def _as_meant(self, one: _Ended) -> bool:
+        """Whether it was written, where it was to be, and its bytes were the page's."""
+        if one.written is None or one.written.place != one.place:
+            return False
+        # A durable tier that is told a checksum writes no other bytes.
+        return (self.copies.durable and one.told is not None) or not self._differs(one.page, one.written)
+
+    def _differs(self, page: Page, written: Written) -> bool:
+        """Whether what was written is known not to be the page."""
+        return self._verify and page.digest not in (None, written.digest)
+
+    def _settle_written(self, ended: Sequence[_Ended]) -> None:
+        for start in range(0, len(ended), BATCH):
+            some = [(one.page, one.written) for one in ended[start : start + BATCH] if one.written is not None]
+            pages = [page for page, _ in some]
+            kept = self._table.end_all(pages, self.number, whole=True, digests=[written.digest for _, written in some])
+            if all(kept):
+                self._stored(pages)
+            else:
+                self._stored([page for page, there in zip(pages, kept, strict=True) if there])
+                self.tier.release([written.place for (_, written), there in zip(some, kept, strict=True) if not there])
+
+    def _settle_otherwise(self, one: _Ended) -> None:
+        page, written = one.page, one.written
+        intact = one.reason != DAMAGED and (written is None or not self._differs(page, written))
+        if written is None:
+            self._table.end(page, self.number, whole=False)
+            if intact:
+                self._failed(page, one.key, one.reason)
+        elif self._table.end(
+            page, self.number, whole=intact and self._reachable(page), place=written.place, digest=written.digest
+        ):
+            self._stored([page])
+        else:
+            self.tier.release([written.place])
+        if not intact:
+            self._table.of[HOST].counters.checksum_failures += 1
+            self._events.emit("page.corrupt", tier="host", key=one.key.hex(), slot=one.slot)
+            if not page.dropped:
+                self._table.drop(page)
 
     def _failed(self, page: Page, key: bytes, reason: str) -> None:
         self._tell_failed(key, reason)

@@ -79,6 +79,8 @@ class NearestCopy:
 
     def expect(self, pages: Iterable[Page]) -> None:
         """Of these pages, for which is to be chosen next, those that one tier alone has count for it from now on."""
+        if len(self._tiers) == 1:
+            return  # there is nothing to choose
         for page in pages:
             having = self._having(page)
             if len(having) == 1 and page not in self._expected:
@@ -87,6 +89,8 @@ class NearestCopy:
 
     def choose(self, page: Page) -> int:
         """The number of the tier that a page is to be read from, which is in one of them."""
+        if len(self._tiers) == 1:
+            return HOST + 1
         having = self._having(page)
         at = having[0]
         if page in self._expected and len(having) == 1:
@@ -107,8 +111,7 @@ class NearestCopy:
         self._in_lane[at, self._lane(page, at)] += 1
 
     def _lane(self, page: Page, at: int) -> Hashable:
-        copy = page.copy_in(HOST + 1 + at)
-        return None if copy is None else self._tiers[at].lane(copy.place)
+        return self._tiers[at].lane(page.place_in(HOST + 1 + at))
 
     def _paced(self, page: Page, at: int) -> float:
         """How long the pace of this tier, if it sets one, has this page wait."""
@@ -191,12 +194,12 @@ class PageReads:
         for restore in changed:
             self.changed(restore)
 
-    def answered(self, source: str, nbytes: int) -> None:
-        """A page that `source` was asked for has come (`nbytes` of it), or will not (0)."""
-        self.batch.answered(source)
+    def answered(self, source: str, nbytes: Sequence[int]) -> None:
+        """Pages that `source` was asked for have come (so many bytes of each), or will not (0)."""
+        self.batch.answered(source, len(nbytes))
         channel = self._channels[source]
-        channel.pages += nbytes > 0
-        channel.nbytes += nbytes
+        channel.pages += sum(map(bool, nbytes))
+        channel.nbytes += sum(nbytes)
         idle, now = not self.batch.under_way(source), self._clock()
         if channel.since is None:
             return
@@ -244,9 +247,9 @@ class PageReads:
                 # Another restore has brought it up meanwhile; it was verified on its way.
                 restore.flight.arrived(unit)
                 self._changed.append(restore)
-                self.answered(source, 0)
+                self.answered(source, [0])
             elif self.reads.join(page, (restore, unit, None)) is not None:
-                self.answered(source, 0)
+                self.answered(source, [0])
             elif page.dropped:
                 self._not_begun(restore, unit, source)
             else:
@@ -261,4 +264,4 @@ class PageReads:
         restore.short = True
         self._changed.append(restore)
         restore.flight.failed(unit)
-        self.answered(source, 0)
+        self.answered(source, [0])

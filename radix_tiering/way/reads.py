@@ -6,11 +6,13 @@ one tier does not bring is asked of the next that has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from ..base.events import EventLog
+from ..base.page import PageRecord
 from ..table.held_page import Page
+from ..table.kernels import BATCH
 from ..table.page_table import PageTable
 from ..table.tier_copies import HOST, Copy, Part
 from ..tiers.host.host_tier import HostTier
@@ -30,10 +32,27 @@ class _OnItsWay(NamedTuple):
     copy: Copy  # there
 
 
+class _Answered(NamedTuple):
+    """A page that was read into host memory, or could not be."""
+
+    page: Page
+    tier: int
+    copy: Copy
+    started: float
+    outcome: ReadOutcome
+
+
+class Settled(NamedTuple, Generic[Waiter]):
+    """What somebody is told who waits for a page."""
+
+    waiter: Waiter
+    tier: int  # the number of the one that it came from
+    failure: str  # why it is not there; empty where it is
+
+
 class Reads(Generic[Waiter]):
-    """Used under the page table's lock. `settled(waiter, tier, failure)` is called under it, once for each waiter, on
-    the thread of whoever has read; `tier`: the number of the one it came from; `failure` is empty where the page is
-    there, else why it is not."""
+    """Used under the page table's lock. Under it `settled` is called, with each waiter once, on the thread of whoever
+    has read."""
 
     def __init__(
         self,
@@ -43,7 +62,7 @@ class Reads(Generic[Waiter]):
         *,
         events: EventLog,
         clock: Callable[[], float],
-        settled: Callable[[Waiter, int, str], None],
+        settled: Callable[[Sequence[Settled[Waiter]]], None],
         landing: LandingSlots | None = None,
     ) -> None:
         """`tiers`: those of `table` beneath host memory. `landing`: None: nothing ever lands."""
@@ -56,6 +75,7 @@ class Reads(Generic[Waiter]):
         self._landing = landing
         self._waiting: dict[Page, list[Waiter]] = {}
         self._on_its_way: dict[Page, _OnItsWay] = {}
+        self._answered: list[_Answered] = []  # of which nobody has been told yet
         self._saving: dict[Page, int] = {}  # see `save`: on their way as long as they are in it, from this tier
 
     def join(self, page: Page, waiter: Waiter) -> int | None:
@@ -73,38 +93,39 @@ class Reads(Generic[Waiter]):
     def begin(self, wanted: Sequence[tuple[Page, Waiter]], first: int) -> list[bool]:
         """Start to read pages, which the caller has pinned, each into a place of its own; for each, whether that could
         be. Of the tiers that have a page, `first` is asked first, then the others in their order."""
-        begun = []
-        reads: dict[int, list[tuple[Page, Read]]] = {}
+        to_host: list[tuple[Page, int]] = []
         for page, waiter in wanted:
-            # In time for the answer, which needs the lock that is held here.
-            self._waiting[page] = [waiter]
-            started = self._begin(page, first, reads)
-            begun.append(started)
-            if not started:
-                del self._waiting[page]
+            ways = self._ways(page, first)
+            if ways:
+                # In time for the answer, which needs the lock that is held here.
+                self._waiting[page] = [waiter]
+                if not self._land(page, ways[0]):
+                    assert not page.in_host, "somebody else fills its slot, and could be joined"
+                    to_host.append((page, ways[0]))
+        for start in range(0, len(to_host), BATCH):
+            self._begin_to_host(to_host[start : start + BATCH])
+        return [page in self._waiting for page, _ in wanted]
+
+    def _begin_to_host(self, pages: Sequence[tuple[Page, int]]) -> None:
+        """Read pages from these tiers into host memory, as far as it has room."""
+        slots = self._table.take_slots(len(pages), None)
+        for page, _ in pages[len(slots) :]:
+            del self._waiting[page]
+            self._table.of[HOST].counters.refuse("no room for promotion")
+        some = [page for page, _ in pages[: len(slots)]]
+        if not some:
+            return
+        self._table.begin_all(some, HOST, slots)
+        now, reads = self._clock(), dict[int, list[tuple[Page, Read]]]()
+        for (page, tier), record, slot in zip(pages, self._table.records(some), slots, strict=False):
+            reads.setdefault(tier, []).append((page, self._read(page, tier, record, slot, now)))
         for tier, batch in reads.items():
             self._ask(tier, batch)
-        return [started and page in self._waiting for started, (page, _) in zip(begun, wanted, strict=True)]
-
-    def _begin(self, page: Page, first: int, reads: dict[int, list[tuple[Page, Read]]]) -> bool:
-        ways = self._ways(page, first)
-        if not ways:
-            return False
-        assert not page.in_host, "somebody else fills its slot, and could be joined"
-        if self._land(page, ways[0]):
-            return True
-        slot = self._table.take_slot(None)
-        if slot is None:
-            self._table.of[HOST].counters.refuse("no room for promotion")
-            return False
-        self._table.begin(page, HOST, slot)
-        reads.setdefault(ways[0], []).append((page, self._read(page, ways[0])))
-        return True
 
     def _ways(self, page: Page, first: int = HOST) -> list[int]:
         """The tiers that have `page`, in the order in which they are asked."""
         ways = [tier for tier in self._tiers if page.whole_in(tier)]
-        return sorted(ways, key=lambda tier: tier != first)
+        return sorted(ways, key=lambda tier: tier != first) if len(ways) > 1 else ways
 
     def _ask(self, tier: int, batch: Sequence[tuple[Page, Read]]) -> None:
         """Read pages from one tier; what it does not take is asked of the next."""
@@ -121,7 +142,7 @@ class Reads(Generic[Waiter]):
         """Read a page that has its host slot from another tier than this one; False if none has it."""
         for tier in self._ways(page):
             if tier != without:
-                read = self._read(page, tier)
+                read = self._read(page, tier, page.record, page.slot, self._clock())
                 try:
                     self._tiers[tier].read([read])
                 except RuntimeError:
@@ -130,29 +151,52 @@ class Reads(Generic[Waiter]):
                     return True
         return False
 
-    def _read(self, page: Page, tier: int) -> Read:
+    def _read(self, page: Page, tier: int, record: PageRecord, slot: int, now: float) -> Read:
+        """Of a page that has begun to come to this slot of host memory."""
         copy = page.copy_in(tier)
         assert copy is not None
         self._on_its_way[page] = _OnItsWay(tier, copy)
-        return Read(page.record, copy, self._host.block_run(page.slot), self._done(page, tier, copy))
-
-    def _done(self, page: Page, tier: int, copy: Copy) -> Callable[[ReadOutcome], None]:
-        started = self._clock()
 
         def done(outcome: ReadOutcome) -> None:
-            complete = outcome is ReadOutcome.OK and not page.dropped
-            if outcome is not ReadOutcome.OK and not page.dropped:
-                self._lost(page, tier, copy, outcome)
-                if self._ask_another(page, without=tier):
-                    return
-            # The tier has verified the bytes against this checksum.
-            self._table.end(page, HOST, whole=complete, digest=copy.digest)
-            if complete:
-                self._arrived(page, tier, self._clock() - started)
-                self.learn(page)
-            self._tell(page, tier, "" if complete else _failure(outcome))
+            self._answered.append(_Answered(page, tier, copy, now, outcome))
 
-        return done
+        return Read(record, copy, self._host.block_run(slot), done)
+
+    def settle(self) -> None:
+        """Account for pages that were read into host memory: for many at once, as they mostly have come. At the end of
+        every batch of answers."""
+        answered, self._answered = self._answered, []
+        come: list[_Answered] = []
+        for one in answered:
+            if one.outcome is ReadOutcome.OK and not one.page.dropped:
+                come.append(one)
+            else:
+                self._settle_come(come)
+                come = []
+                self._settle_otherwise(one)
+        self._settle_come(come)
+
+    def _settle_come(self, come: Sequence[_Answered]) -> None:
+        now = self._clock()
+        for start in range(0, len(come), BATCH):
+            some = come[start : start + BATCH]
+            pages = [one.page for one in some]
+            # The tiers have verified the bytes against these checksums.
+            self._table.end_all(pages, HOST, whole=True, digests=[one.copy.digest for one in some])
+            for one in some:
+                self._arrived(one.page, one.tier, now - one.started)
+            self.learn(pages)
+            self._settled([told for one in some for told in self._told(one.page, one.tier, "")])
+
+    def _settle_otherwise(self, one: _Answered) -> None:
+        """It could not be read, or has left meanwhile."""
+        page = one.page
+        if one.outcome is not ReadOutcome.OK and not page.dropped:
+            self._lost(page, one.tier, one.copy, one.outcome)
+            if self._ask_another(page, without=one.tier):
+                return
+        self._table.end(page, HOST, whole=False)
+        self._tell(page, one.tier, _failure(one.outcome))
 
     def _arrived(self, page: Page, tier: int, seconds: float) -> None:
         counters = self._table.of[tier].counters
@@ -174,11 +218,15 @@ class Reads(Generic[Waiter]):
 
     def _tell(self, page: Page, tier: int, failure: str) -> None:
         """Whoever waits for it waits no longer; but for those who join while it is being saved."""
+        self._settled(self._told(page, tier, failure))
+
+    def _told(self, page: Page, tier: int, failure: str) -> list[Settled[Waiter]]:
+        """What those are to be told who wait for it, which nobody does from now on."""
         self._on_its_way.pop(page, None)
-        for waiter in self._waiting.pop(page, ()):
-            self._settled(waiter, tier, failure)
+        waiters = self._waiting.pop(page, ())
         if page in self._saving:
             self._waiting.setdefault(page, [])
+        return [Settled(waiter, tier, failure) for waiter in waiters]
 
     def abandon(self, tier: int, part: Part) -> None:
         """A part has gone, and may never answer: whoever waits for a page that is being read from it goes on without.
@@ -232,8 +280,8 @@ class Reads(Generic[Waiter]):
         """Have it copied to the device without passing through host memory, if that is possible. From a tier that is
         not near only where it would push others out of host memory: as long as there is room, it comes up to that,
         where it stays."""
-        copy, landing, source = page.copy_in(tier), self._landing, self._tiers[tier]
-        if landing is None or copy is None:
+        landing, source = self._landing, self._tiers[tier]
+        if landing is None or (copy := page.copy_in(tier)) is None:
             return False
         if not source.near and (self._host.free_slots or any(self._tiers[one].near for one in self._ways(page))):
             return False
@@ -285,10 +333,16 @@ class Reads(Generic[Waiter]):
         self._table.end(page, HOST, whole=False)
         return False
 
-    def learn(self, page: Page) -> None:
-        """Have it known, from host memory, by what the device can tell that it has this page, where a tier needs to."""
+    def learn(self, pages: Iterable[Page]) -> None:
+        """Have it known, from host memory, by what the device can tell that it has these pages, where a tier needs
+        to."""
         learning = [(tier, source) for tier, source in self._tiers.items() if source.lands_by_digest]
-        if not learning or not page.resident or page.digest is None:
+        if learning:
+            for page in pages:
+                self._learn(page, learning)
+
+    def _learn(self, page: Page, learning: Sequence[tuple[int, Tier]]) -> None:
+        if not page.resident or page.digest is None:
             return
         for tier, source in learning:
             copy = page.copy_in(tier)

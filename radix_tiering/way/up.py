@@ -4,7 +4,7 @@
 2. `_start`: the chain is claimed page by page as far as it is held, and pinned; a decision is made by what loading and
    computing cost (`Pacing`); each source is given what to read (`PageReads`, `Reads`); and what was in host memory
    already is verified.
-3. `_read`: a page has come up, verified, or will not come. The next is read.
+3. `_read`: pages have come up, verified, or will not come. The next are read.
 4. `poll`: whether the request may be admitted, with all that there is or with a part. It may compute the rest
    meanwhile: then `step` says how far, and `take` hears what it has taken.
 5. `present`, `places`: what can be copied to the device now. Nothing is promised that is not held.
@@ -36,7 +36,7 @@ from .checking import Checkers
 from .down import Mover
 from .pacing import Pacing
 from .page_reads import NearestCopy, PageReads, Waiter
-from .reads import DROPPED, Reads
+from .reads import DROPPED, Reads, Settled
 from .request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
@@ -287,22 +287,30 @@ class Restorer:
             self._count_misses(len(restore.keys))
         self._use(restore.prefix_keys, now, restore.reach)
 
-    # ---- 3. a page has come up, or will not; lock held, on the threads of the tiers ----
+    # ---- 3. pages have come up, or will not; lock held, on the threads of the tiers ----
 
-    def _read(self, waiter: Waiter, source: int, failure: str) -> None:
-        """A page that was on its way up is there, or will not come."""
-        restore, unit, asked = waiter
-        if unit < len(restore.sources):
-            restore.sources[unit] = source
-        if asked is not None:
-            self._reads.answered(self._names[asked], 0 if failure else self._host.geometry.page_bytes)
-        if not failure:
-            restore.story.arrived(self._names[source], self._clock())
-        self._settle(restore, unit, source, failure)
-        self._finish_if_settled(restore)
+    def _read(self, told: Sequence[Settled[Waiter]]) -> None:
+        """Pages that were on their way up are there, or will not come."""
+        now, restores = self._clock(), dict[Restore, None]()
+        asked_of: dict[int, list[int]] = {}  # by tier: of each page that has come or will not, its bytes that have
+        for (restore, unit, asked), source, failure in told:
+            restores[restore] = None
+            if unit < len(restore.sources):
+                restore.sources[unit] = source
+            if asked is not None:
+                asked_of.setdefault(asked, []).append(0 if failure else self._host.geometry.page_bytes)
+            if not failure:
+                restore.story.arrived(self._names[source], now)
+        for tier, nbytes in asked_of.items():
+            self._reads.answered(self._names[tier], nbytes)
+        for (restore, unit, _), source, failure in told:
+            self._settle(restore, unit, source, failure)
+        for restore in restores:
+            self._finish_if_settled(restore)
 
     def pump(self) -> None:
-        """Read what there is room for. Lock held, after pages have come up."""
+        """Account for pages that have been read; read what there is room for. Lock held, when a tier has answered."""
+        self.page_reads.settle()
         self._reads.pump()
 
     def _settle(self, restore: Restore, unit: int, source: int, failure: str) -> None:

@@ -107,8 +107,11 @@ def test_the_same_tokens_by_other_schedules(site, prompts, answers, name, argume
 
 @pytest.fixture
 def plans(site):
-    """A server whose ssd is so slow that even a busy machine begins to compute before the last page has come."""
-    with site.server("plans", tiers=slow_tiers(site, "plans", "2MiB")) as server:
+    """A server whose ssd is so slow that even a busy machine begins to compute before the last page has come; and that
+    gives no load up for being late, as it would on a machine that is busy enough."""
+    tiers = slow_tiers(site, "plans", "2MiB")
+    tiers["restore"]["behind"] = 50
+    with site.server("plans", tiers=tiers) as server:
         server.start()
         server.wait_ready(START_SECONDS)
         yield server
@@ -142,7 +145,7 @@ def test_the_same_tokens_under_every_plan(site, plans, prompts, answers) -> None
                 elif choice == "layer-wise" and number == short:
                     assert 0 < story.met_layer <= story.layers
                 elif choice != "auto":
-                    assert 0 < computed < found, rid
+                    assert 0 < computed < found, (rid, story)
 
 
 def story_of(reader: BusReader, server: str, rid: str):

@@ -73,10 +73,12 @@ FOUND = [
     Defect("the prefix of a chain stays pinned", Intake, "begin", "self._table.unpin(anchor)", "pass"),
     Defect("a write that is counted twice", Mover, "pump", "self._in_flight += len(together)",
            "self._in_flight += 2 * len(together)"),
-    Defect("a write that failed is in flight for good", Mover, "_completion", "self._in_flight -= 1",
-           "self._in_flight -= written is not None"),
+    Defect("a write that failed is in flight for good", Mover, "_settle", "self._in_flight -= len(ended)",
+           "self._in_flight -= sum(one.written is not None for one in ended)"),
     Defect("nobody learns that all is written", Mover, "pump", "self._idle.notify_all()", "pass"),
-    Defect("a place that came too late is kept", Mover, "_completion", "self.tier.release([written.place])", "pass"),
+    Defect("a place that came too late is kept", Mover, "_settle_written",
+           "self.tier.release([written.place for (_, written), there in zip(some, kept, strict=True) if not there])",
+           "pass"),
     Defect("a claim that pins nothing", Restorer, "_claim", "self._table.pin_all(claimed)", "pass"),
     Defect("bytes in memory that differ are served", Restorer, "_damage",
            "elif digest != page.digest:", "elif False:"),
@@ -128,7 +130,7 @@ NOT_FOUND: dict[Defect, str] = {
     Defect("a page that a tier holds counts as one that may leave", kernels, "_may_leave",
            "words[r, HELD] == 0", "words[r, CHILD] < 0"):
         "the scenario recall-prefix finds it, see test_worlds_find",
-    Defect("what is damaged is dropped nowhere", Mover, "_completion", "self._table.drop(page)", "pass"):
+    Defect("what is damaged is dropped nowhere", Mover, "_settle_otherwise", "self._table.drop(page)", "pass"):
         "it is verified again before it is served",
     Defect("requests that wait for room are forgotten", Restorer, "_give_back", "for restore in waiting:",
            "for restore in ():"):

@@ -18,6 +18,7 @@ class Link:
     """Stands between a stack and its ssd tier: pages arrive, or fail, when the test says so."""
 
     def __init__(self, stack: TierStack) -> None:
+        self.lock = stack.table.lock
         self.tier = stack.tiers["ssd"]
         self.stripes = self.tier.stripes
         self.read = self.stripes.read_many
@@ -40,6 +41,8 @@ class Link:
         came = threading.Event()
         self.read([read._replace(done=lambda outcome: (read.done(outcome), came.set())[0])])
         assert came.wait(WAIT)
+        with self.lock:
+            pass  # which is held until what has come is accounted for
 
     def fail(self, number: int) -> None:
         read = self.kept.pop(number % len(self.kept))

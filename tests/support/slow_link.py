@@ -115,6 +115,8 @@ class Link:
 
             self.read([read._replace(done=came)])
             assert there.wait(PATIENCE)
+            with self.restorer._table.lock:
+                pass  # which is held until what has come is accounted for
         return len(now)
 
     def fail(self, pages: int) -> int:

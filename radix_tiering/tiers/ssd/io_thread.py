@@ -165,7 +165,7 @@ class IoThread:
     def _look_at_arrived(self) -> None:
         """Queue what has been accepted. On the I/O thread, lock held."""
         arrived, self._arrived = self._arrived, []
-        reads = []
+        entering: list[Transfer] = []
         for transfer in arrived:
             if self._on_lost_device(transfer):
                 transfer.lose_device("device gone")
@@ -174,11 +174,12 @@ class IoThread:
             if transfer.failed:
                 self._end(transfer)
                 continue
-            self.units.enter(transfer)
-            if isinstance(transfer, PageWrite):
-                self._write_queue.append(transfer)
-            else:
-                reads.append(transfer)
+            entering.append(transfer)
+        if not entering:
+            return
+        self.units.enter(entering)
+        self._write_queue.extend(transfer for transfer in entering if isinstance(transfer, PageWrite))
+        reads = [transfer for transfer in entering if not transfer.writing]
         if reads:
             self.units.queue(reads)
 

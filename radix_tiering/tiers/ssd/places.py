@@ -24,6 +24,8 @@ _TAKEN = 1 << 31
 #: Where in a run the generation, the digest and the slots begin.
 _GENERATION, _DIGEST, _SLOTS = 1, 3, 3 + DIGEST_BYTES // 4
 _LOW = (1 << 32) - 1
+#: Neither a generation nor a digest.
+_NOTHING = (0,) * (_SLOTS - _GENERATION)
 
 
 class StripePlaces:
@@ -40,22 +42,15 @@ class StripePlaces:
     def reserve(self, placement: Placement) -> int:
         """A place of these slots, for a page that is to be written."""
         units = len(placement)
-        devices = bytes([device for device, _ in placement])
-        where = packed("I", [slot for _, slot in placement])
-        where.frombytes(devices.ljust(4 * _words(units), b"\0"))
+        run = packed("I", [_TAKEN + units, *_NOTHING, *[slot for _, slot in placement]])
+        run.frombytes(bytes([device for device, _ in placement]).ljust(4 * _words(units), b"\0"))
+        if self._landing:
+            run.frombytes(bytes(4 * self._landing))
         with self._lock:
             self.taken += 1
             runs = self._free.get(units)
-            if runs:
-                place = runs.pop()
-            else:
-                place = len(self._words)
-                self._words.frombytes(bytes(4 * (_SLOTS + len(where) + self._landing)))
-        self._words[place + _SLOTS : place + _SLOTS + len(where)] = where
-        self._describe(place, 0, bytes(DIGEST_BYTES))
-        self._words[place] = _TAKEN + units
-        if self._landing:
-            self.learn(place, None)
+            place = runs.pop() if runs else len(self._words)
+            self._words[place : place + len(run)] = run
         return place
 
     def found(self, pages: StoredPages) -> np.ndarray:
@@ -103,7 +98,7 @@ class StripePlaces:
     def hold(self, place: int, generation: int, digest: bytes) -> None:
         """Its page is written."""
         self._units(place)
-        self._describe(place, generation, digest)
+        self._words[place + _GENERATION : place + _SLOTS] = packed("I", generation.to_bytes(8, "little") + digest)
 
     def keep_landing_digests(self) -> None:
         """Have room for them from now on. Before the first place."""
@@ -169,12 +164,6 @@ class StripePlaces:
     def _end(self, place: int, units: int) -> int:
         """Where its run ends."""
         return place + _SLOTS + units + _words(units) + self._landing
-
-    def _describe(self, place: int, generation: int, digest: bytes) -> None:
-        words = self._words
-        words[place + _GENERATION] = generation & _LOW
-        words[place + _GENERATION + 1] = generation >> 32
-        words[place + _DIGEST : place + _SLOTS] = packed("I", digest)
 
 
 def _words(units: int) -> int:

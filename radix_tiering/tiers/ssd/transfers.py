@@ -35,7 +35,7 @@ from .layout import (
 logger = logging.getLogger(__name__)
 
 #: Before a page has entered.
-NOWHERE = np.zeros(0, np.int32)
+NOWHERE: tuple[np.ndarray, ...] = ()
 #: How a unit counts that could not be verified.
 UNVERIFIABLE = -1
 
@@ -65,7 +65,7 @@ class PageRead:
     """A page being read."""
 
     __slots__ = (
-        "data", "done", "finished", "identity", "length", "namespace_id", "outcome", "placement", "places", "row",
+        "data", "done", "finished", "identity", "length", "memory", "namespace_id", "outcome", "placement", "row",
         "stored",
     )  # fmt: skip
     writing = False
@@ -79,8 +79,8 @@ class PageRead:
         self.namespace_id = namespace_id
         self.identity = identity
         self.finished = False
-        self.row = -1  # see `units.Units`, which owns this and `places`
-        self.places = NOWHERE
+        self.row = -1  # see `units.Units`, which owns this and `memory`
+        self.memory = NOWHERE
         self.outcome = ReadOutcome.OK
 
     @property
@@ -99,8 +99,8 @@ class PageWrite:
     """A page being written."""
 
     __slots__ = (
-        "data", "digest", "done", "expected", "failure", "finished", "generation", "identity", "length", "placement",
-        "places", "record", "row", "stored", "unit_digests",
+        "data", "digest", "done", "expected", "failure", "finished", "generation", "identity", "length", "memory",
+        "placement", "record", "row", "stored",
     )  # fmt: skip
     writing = True
 
@@ -116,8 +116,8 @@ class PageWrite:
         self.expected = request.digest
         self.digest = b""
         self.finished = False
-        self.row = -1  # see `units.Units`, which owns this, `places` and `unit_digests`
-        self.places = self.unit_digests = NOWHERE
+        self.row = -1  # see `units.Units`, which owns this and `memory`
+        self.memory = NOWHERE
         self.failure = ""
         self.stored: StoredPage | None = None  # once it is written
 

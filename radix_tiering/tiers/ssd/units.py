@@ -16,9 +16,10 @@ from ...base import checksum
 from ...base.page import BLOCK_BYTES
 from ...figures.counters import LATENCY_BOUNDS, DeviceCounters, LatencyHistogram
 from . import kernels as k
+from .arrays.checking import address_of
 from .arrays.devices import Operation, Request, RequestArrays
 from .blockio import aligned_buffer
-from .layout import Geometry
+from .layout import DIGEST_BYTES, Geometry
 from .transfers import PageWrite, Transfer
 
 _BOUNDS = np.array(LATENCY_BOUNDS)
@@ -44,6 +45,8 @@ class Units:
         self._free_pages = list(range(63, -1, -1))
         self._lingering: list[Transfer] = []  # that have ended, and whose units have not all left
         self._transfers = np.zeros((64, k.TRANSFER_WORDS), np.int64)
+        #: The same memory, for single words: faster than the array.
+        self._word = memoryview(self._transfers)  # type: ignore[arg-type]
         self._identities = np.zeros((64, k.IDENTITY_BYTES), np.uint8)
         self._devices = np.zeros((0, k.DEVICE_WORDS), np.int64)
         self._queues = np.zeros((0, 2, 256), np.int64)
@@ -171,27 +174,34 @@ class Units:
         found = [self.pages[row] for row in rows]
         return [page for page in found if page is not None]
 
-    def enter(self, page: Transfer) -> None:
-        """Give a page a row, until it has ended and its units are back."""
-        if not self._free_pages:
+    def enter(self, pages: Sequence[Transfer]) -> None:
+        """Give pages a row each, until they have ended and their units are back."""
+        while len(self._free_pages) < len(pages):
             self._grow()
-        page.row = row = self._free_pages.pop()
-        self.pages[row] = page
-        units = len(page.placement)
-        # Held by the page: kernels are given addresses.
-        page.places = np.array(page.placement, np.int32)
-        digests = 0
-        if isinstance(page, PageWrite):
-            page.unit_digests = np.zeros((units, 16), np.uint8)
-            digests = page.unit_digests.ctypes.data
-        self._identities[row] = np.frombuffer(page.identity.of_unit(0, 0, 0), np.uint8)
-        self._transfers[row] = (
-            page.data.ctypes.data, page.length, units, page.writing, 0, 0, 0, units, 0, digests, page.places.ctypes.data
-        )  # fmt: skip
+        # Parts of these are held by the pages: kernels are given addresses.
+        places = np.array([place for page in pages for place in page.placement], np.int32)
+        digests = np.zeros((len(places), DIGEST_BYTES), np.uint8)
+        at_places, at_digests = address_of(places), address_of(digests)
+        rows, words, identities, first = [], [], [], 0
+        for page in pages:
+            units, write = len(page.placement), isinstance(page, PageWrite)
+            page.row = row = self._free_pages.pop()
+            self.pages[row] = page
+            page.memory = (places, digests)
+            rows.append(row)
+            identities.append(page.identity.of_unit(0, 0, 0))
+            words.append((
+                address_of(page.data), page.length, units, write, 0, 0, 0, units, 0,
+                at_digests + DIGEST_BYTES * first if write else 0, at_places + 8 * first,
+            ))  # fmt: skip
+            first += units
+        self._transfers[rows] = words
+        self._identities[rows] = np.frombuffer(b"".join(identities), np.uint8).reshape(len(rows), -1)
 
     def _grow(self) -> None:
         rows = len(self.pages)
         self._transfers = np.concatenate([self._transfers, np.zeros_like(self._transfers)])
+        self._word = memoryview(self._transfers)  # type: ignore[arg-type]
         self._identities = np.concatenate([self._identities, np.zeros_like(self._identities)])
         self.pages += [None] * rows
         self._free_pages += range(2 * rows - 1, rows - 1, -1)
@@ -220,11 +230,11 @@ class Units:
 
     def started(self, page: Transfer) -> bool:
         """Whether a unit of it has been submitted."""
-        return page.row >= 0 and bool(self._transfers[page.row, k.STARTED])
+        return page.row >= 0 and bool(self._word[page.row, k.STARTED])
 
     def flying(self, page: Transfer) -> int:
         """How many of its units have been submitted, and are not back and verified."""
-        return int(self._transfers[page.row, k.FLYING]) if page.row >= 0 else 0
+        return self._word[page.row, k.FLYING] if page.row >= 0 else 0
 
     def places_away(self, page: Transfer) -> set[int]:
         """Which of its units are under way."""
@@ -234,18 +244,18 @@ class Units:
     def fail(self, page: Transfer) -> None:
         """Begin no unit of it any more."""
         if page.row >= 0 and not page.finished:
-            self._transfers[page.row, k.OVER] = k.FAILED
+            self._word[page.row, k.OVER] = k.FAILED
 
     def leave(self, page: Transfer) -> None:
         """It has ended; its row is free once its units are back."""
         if page.row >= 0:
-            self._transfers[page.row, k.OVER] = k.ENDED
+            self._word[page.row, k.OVER] = k.ENDED
             if not self._left(page):
                 self._lingering.append(page)
 
     def _left(self, page: Transfer) -> bool:
-        words = self._transfers[page.row]
-        if words[k.FLYING] or words[k.WAITING]:
+        word, row = self._word, page.row
+        if word[row, k.FLYING] or word[row, k.WAITING]:
             return False
         self.pages[page.row] = None
         self._free_pages.append(page.row)

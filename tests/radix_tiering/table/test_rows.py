@@ -154,7 +154,7 @@ class Model(RuleBasedStateMachine):
         if not ends:
             self.under_way += [(page, HOST) for page in taken]
             return
-        table.end_in_host(taken, whole=True, digests=[b"d" * 16] * len(taken))
+        table.end_all(taken, HOST, whole=True, digests=[b"d" * 16] * len(taken))
         for tier in sorted(tiers):
             for page in taken:
                 if tier == PEER or page.parent is None or page.parent.begun_in(SSD):
@@ -427,7 +427,7 @@ def test_a_page_that_has_left_says_so() -> None:
     rig = Rig(4, LEAST_RECENTLY_USED)
     table = rig.table
     pages = table.take_in(None, chain("a", "b"), LENGTH, table.tick())
-    table.end_in_host(pages, whole=True, digests=[b"d" * 16] * 2)
+    table.end_all(pages, HOST, whole=True, digests=[b"d" * 16] * 2)
     first, second = pages
     assert second.parent == first
     assert first.children == [second]

@@ -65,8 +65,8 @@ class Held:
     def __init__(self, copies: dict[int, Copy]) -> None:
         self.copies = copies
 
-    def copy_in(self, tier: int) -> Copy | None:
-        return self.copies.get(tier)
+    def place_in(self, tier: int) -> object:
+        return self.copies[tier].place
 
     def whole_in(self, tier: int) -> bool:
         return tier in self.copies

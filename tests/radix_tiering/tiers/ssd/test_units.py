@@ -43,7 +43,7 @@ def write_of(rig, number: int = 1) -> PageWrite:
 
 
 def begun(units: Units, write: PageWrite) -> RequestArrays:
-    units.enter(write)
+    units.enter([write])
     units.digest([write])
     units.queue([write])
     requests = units.fill(1.0)
