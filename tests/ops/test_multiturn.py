@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -40,7 +41,9 @@ from swift_tiers.ops.commands.bench.multiturn_workload import (
     BenchTurn,
     RoundShape,
     distinct_tokens,
+    make_fresh_round,
     make_round,
+    make_short_round,
     read_trace,
 )
 from swift_tiers.radix_tiering.base.config import parse_config
@@ -123,6 +126,7 @@ def test_other_files_are_refused(tmp_path: Path, content: str, problem: str) -> 
     [
         (["--rates", "1,fast"], "--rates"),
         (["--rates", "0"], "--rates"),
+        (["--rates", "none,-1"], "--rates"),
         (["--rounds", "0"], "--rounds"),
         (["--together", "0"], "--together"),
     ],
@@ -468,10 +472,58 @@ def test_one_slow_answer_at_one_rate_breaks_the_bound_there() -> None:
         make_test_round(TIERS, [make_answer(1.0)] * 9, rate=0.5),
         make_test_round(TIERS, [make_answer(1.0)] * 8 + [make_answer(2.5)], rate=1.0),
     ]
-    slow, equal, different = figures(make_rows(rounds), different=0)
-    assert (slow.value, slow.holds) == (0.5, True)
-    assert (equal.value, equal.holds) == (1.25, False)
-    assert different.holds
+    found = {figure.name: figure for figure in figures(rounds, "agents", different=0)}
+    assert (found["p99_at_0.5"].value, found["p99_at_0.5"].holds) == (0.5, True)
+    assert (found["p99_at_1"].value, found["p99_at_1"].holds) == (1.25, False)
+    assert (found["p50_at_1"].value, found["p50_at_1"].holds) == (0.5, True)
+    assert found["different_answers"].holds
+    assert found["time_at_1"].value is None, "the server without tiers took no part"
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    """A round in which the machine is slow is slow for both."""
+    rounds = [
+        *(make_test_round(HICACHE, [make_answer(speed)] * 3, 0.0, number) for number, speed in enumerate((1, 9, 2))),
+        *(
+            make_test_round(TIERS, [make_answer(0.9 * speed)] * 3, 0.0, number)
+            for number, speed in enumerate((1, 9, 2))
+        ),
+    ]
+    p50, p99, _ = figures(rounds, "agents", different=0)
+    assert (p50.name, p99.name) == ("p50_on_host", "p99_on_host")
+    assert p50.value == p99.value == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("workload", ["short", "fresh"])
+def test_who_needs_no_tiers_is_held_against_a_server_without(workload: str) -> None:
+    slower = Replayed(seconds=10.4, answers=(make_answer(1.0),))
+    off, tiers = make_test_round(OFF, [make_answer(1.0)]), make_test_round(TIERS, [make_answer(1.0)])
+    rounds = [off, msgspec.structs.replace(tiers, replayed=slower)]
+    p50, seconds, _ = figures(rounds, workload, different=0)
+    assert (p50.value, p50.holds) == (1.0, True)
+    assert (seconds.value, seconds.holds) == (pytest.approx(1.04), False)
+
+
+@pytest.mark.parametrize("make", [make_short_round, make_fresh_round])
+def test_nobody_has_asked_the_beginning_of_such_a_prompt(make: Callable[..., list[BenchTurn]]) -> None:
+    turns = make(SHAPE, VOCABULARY, seed=4) + make(SHAPE, VOCABULARY, seed=5)
+    assert len({tuple(turn.prompt[:PAGE]) for turn in turns}) == len(turns)
+    assert max(len(turn.prompt) for turn in turns) <= SHAPE.longest
+    assert len({turn.agent for turn in make(SHAPE, VOCABULARY, seed=4)}) == len(turns) // 2, "none waits for another"
+
+
+def test_without_a_disk_host_memory_holds_everything(tmp_path: Path) -> None:
+    shape = {"num_hidden_layers": 4, "num_attention_heads": 2, "head_dim": 16, "max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    sizes = choose_sizes(tmp_path, longest=600, together=2, written_tokens=10_000, held_tokens=9_000)
+    assert sizes.host_tokens >= 9_000
+    (tmp_path / "disk").mkdir()
+    hicache, tiers = (make_system(name, sizes, 0.0, "timeout", tmp_path / "disk") for name in (HICACHE, TIERS))
+    command = hicache.server.command
+    assert int(sizes.device_tokens * float(after(command, "--hicache-ratio"))) // 16 + 1 == sizes.host_tokens // 16
+    assert "--hicache-storage-backend" not in command
+    config = parse_config(json.loads(after(tiers.server.command, "--swift-tiers-config")))
+    assert (config.ssd.directories, tiers.disk()) == ((), DiskBytes(0, 0))
 
 
 def test_the_table_says_how_far_it_is_from_hicache_and_how_busy_the_disk_was(
@@ -490,7 +542,7 @@ def test_other_tokens_break_a_bound_and_are_shown() -> None:
     (line,) = different_answers(rounds)
     assert "swift-tiers [2]" in line
     assert "hicache [1]" in line
-    assert not figures(make_rows(rounds), different=1)[-1].holds
+    assert not figures(rounds, "agents", different=1)[-1].holds
     assert different_answers(rounds[:2]) == []
     elsewhere = make_test_round(TIERS, other, number=1)
     assert different_answers([*rounds[:2], elsewhere]) == [], "another round's prompts are others"

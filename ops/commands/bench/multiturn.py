@@ -9,8 +9,12 @@ disk moved, as a share of what it could have.
 
 The rates are multiples of the rate at which recomputing makes KV, which is measured first: at 1, loading a page takes
 as long as computing it. In each round every system is asked the same prompts, in alternating order, and only one of
-them runs at any time; the others stand still. No disk concerns the server without tiers, so it takes part in the first
-round of each rate only. All answers must be equal, token by token.
+them runs at any time; the others stand still. No disk concerns the server without tiers: it takes part in the first
+round of each rate, and in all where what it takes is a bound. All answers must be equal, token by token.
+
+`--rates none` is a run without disks, in which host memory holds everything that is asked in a round. `--workload
+short` and `fresh` ask what no tier can help with, prompts of a few tokens and prompts without a common prefix: what do
+tiers cost those who do not need them?
 
 P99 is that of all requests at a rate: of a hundred or fewer, the slowest.
 """
@@ -57,11 +61,15 @@ from .multiturn_systems import (
     choose_sizes,
     make_system,
 )
-from .multiturn_workload import BenchTurn, RoundShape, distinct_tokens, make_round, read_trace
+from .multiturn_workload import WORKLOADS, BenchTurn, RoundShape, distinct_tokens, read_trace
 from .report import finish, parser
 from .two_servers import START_SECONDS
 
 RATES = (0.5, 1.0, 2.0)
+#: The rate of no disk.
+NO_DISK = 0.0
+#: Without a disk host memory holds so many times what a round makes: the one before leaves it meanwhile.
+HELD_MARGIN = 1.5
 #: Tokens that no prompt exceeds, unless the model takes fewer or `--longest` says otherwise.
 LONGEST = 1280
 #: Seconds that a disk may take to come to rest after a round, and between two looks whether it has.
@@ -73,7 +81,7 @@ TIMED = 3
 class RoundPlan(NamedTuple):
     """What is asked in one round."""
 
-    rate: float  # of the disk, over that of recomputing
+    rate: float  # of the disk, over that of recomputing, or NO_DISK
     number: int  # of the round at this rate, from 0
     turns: list[BenchTurn]
 
@@ -93,8 +101,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     result = parser("multiturn", __doc__, rounds=1)
     result.add_argument("--quick", action="store_true", help="one rate, fewer agents, fewer turns")
     result.add_argument("--model-path", type=Path, help="a model's directory (default: the demo's)")
-    result.add_argument("--rates", help="disk rates over that of recomputing, commas between (default: 0.5,1,2)")
-    result.add_argument("--agents", type=int, help="agents in one round (default: 8)")
+    result.add_argument(
+        "--rates", help="disk rates over that of recomputing, commas between, or none: no disk (default: 0.5,1,2)"
+    )
+    result.add_argument("--workload", choices=tuple(WORKLOADS), default="agents", help="what is asked (%(default)s)")
+    result.add_argument("--agents", type=int, help="agents in one round (default: 8, or --together)")
     result.add_argument("--turns", type=int, help="turns of each (default: 4)")
     result.add_argument(
         "--longest", type=int, help=f"tokens of the longest prompt (default: {LONGEST}, or the model's)"
@@ -110,7 +121,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     result.add_argument("--trace", type=Path, help="a Mooncake trace, or a directory of some, instead of drawn turns")
     options = result.parse_args(argv)
     options.rates = _rates(options.rates, (1.0,) if options.quick else RATES)
-    options.agents = options.agents or (5 if options.quick else 8)
+    options.agents = options.agents or (5 if options.quick else max(8, options.together))
     options.turns = options.turns or (3 if options.quick else 4)
     for name in ("rounds", "agents", "turns", "new_tokens", "together"):
         if getattr(options, name) < 1:
@@ -122,12 +133,19 @@ def _rates(text: str | None, default: tuple[float, ...]) -> tuple[float, ...]:
     if text is None:
         return default
     try:
-        rates = tuple(sorted({float(part) for part in text.split(",")}))
+        rates = tuple(sorted({NO_DISK if part.strip() == "none" else _rate(part) for part in text.split(",")}))
     except ValueError:
-        rates = ()
-    if not rates or not all(0 < rate < float("inf") for rate in rates):
-        raise CommandError(f"--rates: {text!r} are not numbers above 0 with commas between, such as 0.5,1,2", USAGE)
+        raise CommandError(
+            f"--rates: {text!r} are not numbers above 0, or none, with commas between, such as none,0.5,1", USAGE
+        ) from None
     return rates
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not 0 < rate < float("inf"):
+        raise ValueError(text)
+    return rate
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> int:
@@ -142,7 +160,8 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
         for number in range(options.rounds)
     ]
     working_set = max(distinct_tokens(plan.turns) for plan in plans)
-    sizes = choose_sizes(model, shape.longest, options.together, working_set * (options.rounds + 1))
+    held = int(working_set * HELD_MARGIN) if NO_DISK in options.rates else 0
+    sizes = choose_sizes(model, shape.longest, options.together, working_set * (options.rounds + 1), held)
     _describe(options, sizes, plans[0].turns, working_set)
     rounds: list[Round] = []
     bytes_per_second: dict[float, float] = {}
@@ -168,7 +187,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> int:
         "rounds": msgspec.to_builtins(rounds),
     }
     print()
-    return finish("multiturn", figures(rows, len(different)), details, options.json)
+    return finish("multiturn", figures(rounds, options.workload, len(different)), details, options.json)
 
 
 def _longest(model: Path, options: argparse.Namespace) -> int:
@@ -187,7 +206,7 @@ def _vocabulary(model: Path) -> int:
 def _plan(options: argparse.Namespace, shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]:
     if options.trace is not None:
         return read_trace(options.trace, shape, vocabulary, seed)
-    return make_round(shape, vocabulary, seed)
+    return WORKLOADS[options.workload](shape, vocabulary, seed)
 
 
 def _describe(options: argparse.Namespace, sizes: Sizes, plan: Sequence[BenchTurn], working_set: int) -> None:
@@ -271,13 +290,19 @@ def _at_rate(
             sleepers.enter_context(system.server.asleep())
         systems[OFF] = off
         for plan in plans:
-            names = [name for name in order if name != OFF or plan.number == 0]
+            names = [name for name in order if name != OFF or plan.number == 0 or _off_is_a_bound(plan, options)]
             order = order[::-1]
-            with progress(f"disk at {plan.rate:g} of recomputing, round {plan.number + 1}", len(names)) as bar:
+            where = f"disk at {plan.rate:g} of recomputing" if plan.rate else "no disk"
+            with progress(f"{where}, round {plan.number + 1}", len(names)) as bar:
                 for place, name in enumerate(names):
                     bar.update(place, text=f"asking {name}")
                     rounds.append(_ask_round(systems[name], plan, options))
     return rounds
+
+
+def _off_is_a_bound(plan: RoundPlan, options: argparse.Namespace) -> bool:
+    """Whether swift-tiers is held against the server without tiers."""
+    return options.workload != "agents" or 0 < plan.rate <= 1
 
 
 def _ask_round(system: System, plan: RoundPlan, options: argparse.Namespace) -> Round:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 
 import msgspec
@@ -13,6 +14,10 @@ from .multiturn_replay import Replayed
 from .multiturn_systems import HICACHE, OFF, SYSTEMS, TIERS
 from .report import Figure
 
+#: Medians and slowest answers that swift-tiers may take, of HiCache's: with a disk, and where host memory holds all.
+DISK_BOUNDS, HOST_BOUNDS = (0.8, 0.7), (0.95, 0.95)
+#: What it may take where tiers have nothing to find, of a server without them.
+NOTHING_FOUND_BOUND = 1.03
 #: Different answers that are shown.
 SHOWN = 5
 
@@ -20,7 +25,7 @@ SHOWN = 5
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     """One round of one system, with what its disk did until it was at rest again."""
 
-    rate: float  # of the disk, over the rate at which recomputing makes KV
+    rate: float  # of the disk, over the rate at which recomputing makes KV; 0: there is none
     number: int
     system: str
     replayed: Replayed
@@ -97,27 +102,62 @@ def different_answers(rounds: Sequence[Round]) -> list[str]:
     return lines
 
 
-def figures(rows: Sequence[SystemRow], different: int) -> list[Figure]:
-    """The bounds: at each rate, P99 below HiCache's; and everybody says the same."""
+def figures(rounds: Sequence[Round], workload: str, different: int) -> list[Figure]:
+    """The bounds, by rate, of the medians of the rounds' ratios; and everybody says the same."""
     result = []
-    for rate in sorted({row.rate for row in rows}):
-        at = {row.system: row for row in rows if row.rate == rate}
-        value = at[TIERS].p99 / at[HICACHE].p99
-        result.append(Figure(f"p99_at_{rate:g}", value, " of hicache", at_most=1.0))
+    for rate in sorted({one.rate for one in rounds}):
+        here = {(one.system, one.number): one for one in rounds if one.rate == rate}
+        where = f"at_{rate:g}" if rate else "on_host"
+        if workload == "agents":
+            most_p50, most_p99 = DISK_BOUNDS if rate else HOST_BOUNDS
+            result += [
+                _of(here, HICACHE, f"p50_{where}", _p50, most_p50),
+                _of(here, HICACHE, f"p99_{where}", _p99, most_p99),
+            ]
+            if 0 < rate <= 1:
+                result.append(_of(here, OFF, f"time_{where}", _seconds, 1.0))
+        else:
+            result += [
+                _of(here, OFF, f"{workload}_p50_{where}", _p50, NOTHING_FOUND_BOUND),
+                _of(here, OFF, f"{workload}_time_{where}", _seconds, NOTHING_FOUND_BOUND),
+            ]
     return [*result, Figure("different_answers", different, at_most=0)]
+
+
+def _of(
+    rounds: Mapping[tuple[str, int], Round], other: str, name: str, measure: Callable[[Round], float], most: float
+) -> Figure:
+    """What swift-tiers takes over what another system does, in the rounds that both took part in."""
+    both = [number for system, number in rounds if system == other and (TIERS, number) in rounds]
+    ratios = [measure(rounds[TIERS, number]) / measure(rounds[other, number]) for number in both]
+    unit = " of hicache" if other == HICACHE else " of without tiers"
+    return Figure(name, statistics.median(ratios) if ratios else None, unit, at_most=most)
+
+
+def _p50(one: Round) -> float:
+    return percentile([answer.ttft_seconds for answer in one.replayed.answers], 0.5)
+
+
+def _p99(one: Round) -> float:
+    return percentile([answer.ttft_seconds for answer in one.replayed.answers], 0.99)
+
+
+def _seconds(one: Round) -> float:
+    return one.replayed.seconds
 
 
 def show(rows: Sequence[SystemRow], bytes_per_second: float) -> None:
     """The table of one rate, of which all rows are. Times are seconds to the first token."""
     rate, limit = rows[0].rate, bytes_per_second
+    where = f"disk at {limit / 1e6:.1f} MB/s, {rate:g} of what recomputing makes" if rate else "no disk"
     hicache = next(row for row in rows if row.system == HICACHE)
-    print(f"\ndisk at {limit / 1e6:.1f} MB/s, {rate:g} of what recomputing makes")
+    print(f"\n{where}")
     print(
         f"  {'':<12}{'n':>4}{'P50':>8}{'P90':>8}{'P99':>8}{'to hicache':>12}"
         f"   {'device':>7}{'host':>7}{'disk':>7}{'computed':>10}{'input tok/s':>13}   disk MB/s"
     )
     for row in rows:
-        moved = "-" if row.system == OFF else _moved(row, limit)
+        moved = "-" if row.system == OFF or not rate else _moved(row, limit)
         print(
             f"  {row.system:<12}{row.requests:>4}{row.p50:>8.3f}{row.p90:>8.3f}{row.p99:>8.3f}"
             f"{row.p99 / hicache.p99 - 1:>+12.0%}   {row.device:>7.0%}{row.host:>7.0%}{row.disk:>7.0%}"

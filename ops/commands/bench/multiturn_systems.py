@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, round_up
 
@@ -20,11 +20,13 @@ SYSTEMS = (OFF, HICACHE, TIERS)
 PAGE_TOKENS = 16
 #: Tokens of a prefill chunk, of every server: while one is computed, nobody else gets a turn.
 CHUNK = 512
-#: Host memory over device memory.
+#: Host memory over device memory, where it need not hold everything.
 HOST_RATIO = 1.25
 #: What of a round's data the disk has room for: more than all rounds together make.
 SSD_MARGIN = 1.5
 SMALLEST_SSD = 64 * 2**20
+#: Bytes per second that no disk passes.
+NO_LIMIT = 1e15
 
 
 class Sizes(NamedTuple):
@@ -35,6 +37,7 @@ class Sizes(NamedTuple):
     device_tokens: int
     host_tokens: int
     ssd_bytes: int
+    host_ratio: float = HOST_RATIO  # host tokens over device tokens, as HiCache is told
 
     @property
     def page_bytes(self) -> int:
@@ -64,21 +67,24 @@ class System:
         return moved
 
 
-def choose_sizes(model: Path, longest: int, together: int, written_tokens: int) -> Sizes:
-    """Memory for what is answered at a time; `written_tokens`: of KV that a server's disk will ever get.
+def choose_sizes(model: Path, longest: int, together: int, written_tokens: int, held_tokens: int = 0) -> Sizes:
+    """Memory for what is answered at a time; `written_tokens`: of KV that a server's disk will ever get; `held_tokens`:
+    that host memory is to hold in any case.
 
     Raises CommandError.
     """
     token_bytes = read_shape(model).token_bytes
     device = round_up(together * (longest + 2 * PAGE_TOKENS), PAGE_TOKENS)
     # What HiCache makes of its ratio, its one page more included.
-    host = (int(device * HOST_RATIO) // PAGE_TOKENS + 1) * PAGE_TOKENS
+    ratio = max(HOST_RATIO, round(held_tokens / device + 0.01, 2))
+    host = (int(device * ratio) // PAGE_TOKENS + 1) * PAGE_TOKENS
     ssd = round_up(max(int(written_tokens * token_bytes * SSD_MARGIN), SMALLEST_SSD), 2**20)
-    return Sizes(model, token_bytes, device, host, ssd)
+    return Sizes(model, token_bytes, device, host, ssd, ratio)
 
 
 def make_system(name: str, sizes: Sizes, bytes_per_second: float, prefetch_policy: str, folder: Path) -> System:
-    """A server that is yet to be started. `folder`, which must be there, gets its log and its disk."""
+    """A server that is yet to be started. `folder`, which must be there, gets its log and its disk, which there is
+    none of at 0 bytes per second."""
     (port,) = free_ports(1)
     common = [
         "--model-path", str(sizes.model),
@@ -105,40 +111,43 @@ def _off(sizes: Sizes, bytes_per_second: float, prefetch_policy: str, folder: Pa
 
 
 def _hicache(sizes: Sizes, bytes_per_second: float, prefetch_policy: str, folder: Path, port: int) -> _Made:
-    environment = announce(folder / "plugin", bytes_per_second)
+    environment = announce(folder / "plugin", bytes_per_second or NO_LIMIT)
     environment["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(folder / "files")
     arguments = [
         "--enable-hierarchical-cache",
         # The size in gigabytes is a whole number.
-        "--hicache-ratio", str(HOST_RATIO),
+        "--hicache-ratio", str(sizes.host_ratio),
         "--hicache-write-policy", "write_through",
         "--hicache-io-backend", "direct",
         # A page in one piece, as it is in its file.
         "--hicache-mem-layout", "page_first_direct",
-        "--hicache-storage-backend", "file",
-        "--hicache-storage-prefetch-policy", prefetch_policy,
     ]  # fmt: skip
+    if bytes_per_second:
+        arguments += ["--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", prefetch_policy]
     return _Made(arguments, environment, lambda: disk_bytes(folder / "plugin"))
 
 
 def _tiers(sizes: Sizes, bytes_per_second: float, prefetch_policy: str, folder: Path, port: int) -> _Made:
     disk = folder / "ssd"
-    disk.mkdir()
     slot = round_up(sizes.page_bytes, BLOCK_BYTES)
-    config = {
+    config: dict[str, Any] = {
         "host": {"size": sizes.host_tokens // PAGE_TOKENS * slot},
-        "ssd": {
+        "policy": {"write": "through"},
+        "bus": {"enabled": False},  # has a bench of its own
+    }
+    if bytes_per_second:
+        disk.mkdir()
+        config["ssd"] = {
             "directories": [str(disk)],
             "size_per_device": sizes.ssd_bytes,
             # A page in one piece, as HiCache has it.
             "stripe_unit": slot,
             "throttle": int(bytes_per_second),
-        },
-        "policy": {"write": "through"},
-        "bus": {"enabled": False},  # has a bench of its own
-    }
+        }
 
     def moved() -> DiskBytes | None:
+        if not bytes_per_second:
+            return DiskBytes(0, 0)
         snapshot = get(port, "/server_info")["internal_states"][0]["swift_tiers"]
         if "throttled" not in snapshot["io_engine"]:
             return None

@@ -21,6 +21,11 @@ SYSTEM_SHARE = 1 / 6
 TASK_SHARES = (1 / 4, 1 / 3)
 #: The least and most that a turn adds, as a share of the room that it has.
 TURN_SHARES = (0.6, 1.0)
+#: The least and most tokens of a short prompt, and how many of them are asked where others would be asked one.
+SHORT_TOKENS = (16, 64)
+SHORT_FOR_ONE = 4
+#: The least and most of a prompt that nobody has asked before, as a share of the longest.
+FRESH_SHARES = (0.3, 1.0)
 #: Blocks of a trace that may be a system prompt: requests that share no more do not continue one another.
 SHARED_BLOCKS = 2
 #: What follows the last block that a request of a trace shares with others, tokens.
@@ -64,6 +69,29 @@ def make_round(shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]
                 histories[agent] = histories[agent] + added
             order.append(BenchTurn(agent, turn, histories[agent]))
     return order
+
+
+def make_short_round(shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]:
+    """Prompts of a few tokens, none of them a part of another: what is asked of a server whose tiers have nothing."""
+    generator = random.Random(seed)
+    count = SHORT_FOR_ONE * shape.agents * shape.turns
+    return [
+        BenchTurn(number, 0, _tokens(generator, vocabulary, generator.randint(*SHORT_TOKENS)))
+        for number in range(count)
+    ]
+
+
+def make_fresh_round(shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]:
+    """Prompts as long as conversations are, none of which has a prefix that was asked before."""
+    generator = random.Random(seed)
+    return [
+        BenchTurn(number, 0, _tokens(generator, vocabulary, _draw(generator, shape.longest, FRESH_SHARES)))
+        for number in range(shape.agents * shape.turns)
+    ]
+
+
+#: What may be asked, by name.
+WORKLOADS = {"agents": make_round, "short": make_short_round, "fresh": make_fresh_round}
 
 
 def read_trace(path: Path, shape: RoundShape, vocabulary: int, seed: int) -> list[BenchTurn]:
