@@ -6,6 +6,7 @@ import errno
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -164,9 +165,15 @@ class UringArray(FileArray):
         """Turn what the ring has completed into completions, and short transfers into transfers that go on."""
         slots, results = self._ring.reap()
         complete = results == self._left[slots]
-        tags, numbers = self._tags[slots].tolist(), self._numbers[slots].tolist()
+        tags, numbers, done = self._tags[slots].tolist(), self._numbers[slots].tolist(), slots.tolist()
+        if complete.all() and not (self._wide or self._attempts):
+            arrived += map(Completion, tags, numbers, repeat(0))
+            for slot in done:
+                self._running[slot] = None
+            self._free += done
+            return
         for slot, result, whole, tag, number in zip(
-            slots.tolist(), results.tolist(), complete.tolist(), tags, numbers, strict=True
+            done, results.tolist(), complete.tolist(), tags, numbers, strict=True
         ):
             error = 0 if whole else self._outcome(slot, self._request(slot), result)
             if error is None:
