@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS, ThreadRunner
@@ -14,7 +17,7 @@ from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED, AdmitAlw
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.tier import Read, Tier, Write, Written
+from swift_tiers.radix_tiering.tiers.tier import DAMAGED, Read, Tier, Write, Written
 from swift_tiers.radix_tiering.way.down import Mover
 from swift_tiers.radix_tiering.way.parts import AnswerBatch
 
@@ -23,6 +26,8 @@ from support.engine import GEOMETRY, chain
 SPACE = b"n" * 32
 #: The number of the only tier beneath host memory.
 SSD = 1
+#: What a place is more than it was to be where the tier has chosen another.
+ELSEWHERE = 1000
 
 
 class HeldTier(Tier):
@@ -57,6 +62,17 @@ class HeldTier(Tier):
     def read(self, reads: Sequence[Read]) -> None:
         raise AssertionError("nobody reads here")
 
+    def answer_together(self, answers: Sequence[tuple[bytes, str]]) -> None:
+        """In one batch: "written" where it was to be, "elsewhere", "failed", or "damaged"."""
+        with self.answers:
+            for key, how in answers:
+                write = self.asked[key]
+                if how in ("written", "elsewhere"):
+                    place = write.place if how == "written" else write.place + ELSEWHERE
+                    write.done(Written(place, b"d" * 16), "")
+                else:
+                    write.done(None, DAMAGED if how == "damaged" else "a device went out of service")
+
     def answer(self, key: bytes, *, written: bool) -> object:
         """The place that was written, or was to be."""
         write = self.asked[key]
@@ -66,9 +82,9 @@ class HeldTier(Tier):
         return made.place
 
 
-def rig() -> tuple[PageTable, Mover, HeldTier]:
+def rig(host_pages: int = 8) -> tuple[PageTable, Mover, HeldTier]:
     tier = HeldTier()
-    host = HostTier(GEOMETRY, 8 * GEOMETRY.stride_bytes)
+    host = HostTier(GEOMETRY, host_pages * GEOMETRY.stride_bytes)
     table = PageTable(host, LEAST_RECENTLY_USED, [tier], runner=THREADS)
     mover = Mover(
         table,
@@ -127,3 +143,49 @@ def test_pages_are_kept_in_whatever_order_they_are_written() -> None:
     assert tier.released == []
     with table.lock:
         check_rules(table)
+
+
+def told(lengths: Sequence[int], dropped: set[int], batches: Sequence[Sequence[tuple[int, str]]]) -> list[Any]:
+    """What is left when writes of sequences of these lengths have been answered so, each batch together; some pages
+    have left before."""
+    table, mover, tier = rig(host_pages=16)
+    pages = [page for name, length in enumerate(lengths) for page in entered(table, chain(name, *range(1, length)))]
+    with table.lock:
+        mover.enqueue(pages)
+        mover.enabled = False
+    keys = [page.key for page in pages]
+    with table.lock:
+        for at in dropped & set(range(len(pages))):
+            table.drop(pages[at])
+    for batch in batches:
+        tier.answer_together([(keys[at], how) for at, how in batch])
+        with table.lock:
+            check_rules(table)
+    assert not mover.backlog
+    assert table.pinned_pages == 0
+    held = {page.place_in(SSD) for page in pages if page.whole_in(SSD)}
+    lost = {tier.asked[keys[at]].place for batch in batches for at, how in batch if how in ("failed", "damaged")}
+    places = [place % ELSEWHERE for place in (*held, *lost, *tier.released)]
+    assert sorted(places) == list(range(tier.reserved)), "every place is had once"
+    return [[page.whole_in(SSD) for page in pages], sorted(tier.released), table.of[HOST].counters.checksum_failures]
+
+
+@given(
+    data=st.data(),
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    dropped=st.sets(st.integers(0, 7), max_size=2),
+)
+def test_answers_that_come_together_are_as_if_they_had_come_alone(
+    data: st.DataObject, lengths: list[int], dropped: set[int]
+) -> None:
+    """Written, failed and damaged ones, of several sequences, in any order and any batches."""
+    order = data.draw(st.permutations(range(sum(lengths))))
+    hows = st.sampled_from(["written", "written", "elsewhere", "failed", "damaged"])
+    left = [(at, data.draw(hows)) for at in order]
+    alone = told(lengths, dropped, [[one] for one in left])
+    batches = []
+    while left:
+        count = data.draw(st.integers(1, len(left)))
+        batches.append(left[:count])
+        left = left[count:]
+    assert told(lengths, dropped, batches) == alone
