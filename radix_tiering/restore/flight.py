@@ -70,13 +70,13 @@ class Flight:
             wanted.append(1)
         return unit
 
-    def append_under_way(self, source: str, count: int, *, there: bool) -> None:
-        """So many more units at the end, on their way from this source; or `there` already."""
+    def append_all(self, source: str, count: int, state: Unit) -> None:
+        """So many more units at the end, of this source: to be loaded from it (ABSENT), on their way, or PRESENT."""
         first = len(self._state)
-        self._state.extend(bytes([Unit.PRESENT if there else Unit.LOADING]) * count)
+        self._state.extend(bytes([state]) * count)
         self._sources.extend([source] * count)
         wanted = self._wanted.setdefault(source, bytearray())
-        wanted.extend(bytes(first + count - len(wanted)))
+        wanted.extend(bytes(first - len(wanted)) + bytes([state == Unit.ABSENT]) * count)
 
     def steer(self, lead: int, island: int = 1) -> None:
         """The first `lead` units are loaded first, front to back, and computed only where that fails. Fewer than

@@ -266,6 +266,13 @@ class PageTable:
         there = self._rows.whole(rows_of(pages), HOST)
         return len(pages) if there.all() else int(np.argmin(there))
 
+    def beneath_run(self, pages: Sequence[Page]) -> int:
+        """How many of these pages, from the first on, have a whole copy in a tier beneath host memory, and none there,
+        nor on its way there."""
+        tiers = self._rows.words[rows_of(pages), TIERS]
+        there = (tiers & kernels.ANY_WHOLE != 0) & (tiers & (kernels.BEGUN | kernels.WHOLE) == 0)
+        return len(pages) if there.all() else int(np.argmin(there))
+
     def records(self, pages: Sequence[Page]) -> list[PageRecord]:
         """`Page.record` of many, which are in the table."""
         words, longs, rows = self._rows.words, self._rows.longs, rows_of(pages)

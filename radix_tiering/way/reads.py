@@ -42,7 +42,7 @@ class _Answered(NamedTuple):
     outcome: ReadOutcome
 
 
-class Settled(NamedTuple, Generic[Waiter]):
+class WaitOver(NamedTuple, Generic[Waiter]):
     """What somebody is told who waits for a page."""
 
     waiter: Waiter
@@ -62,7 +62,7 @@ class Reads(Generic[Waiter]):
         *,
         events: EventLog,
         clock: Callable[[], float],
-        settled: Callable[[Sequence[Settled[Waiter]]], None],
+        settled: Callable[[Sequence[WaitOver[Waiter]]], None],
         landing: LandingSlots | None = None,
     ) -> None:
         """`tiers`: those of `table` beneath host memory. `landing`: None: nothing ever lands."""
@@ -77,6 +77,11 @@ class Reads(Generic[Waiter]):
         self._on_its_way: dict[Page, _OnItsWay] = {}
         self._answered: list[_Answered] = []  # of which nobody has been told yet
         self._saving: dict[Page, int] = {}  # see `save`: on their way as long as they are in it, from this tier
+
+    @property
+    def lands(self) -> bool:
+        """Whether pages may be on their way without a slot of host memory."""
+        return self._landing is not None
 
     def join(self, page: Page, waiter: Waiter) -> int | None:
         """Wait with the others for `page`, which comes from the tier of this number; None if it is not on its way."""
@@ -220,13 +225,13 @@ class Reads(Generic[Waiter]):
         """Whoever waits for it waits no longer; but for those who join while it is being saved."""
         self._settled(self._told(page, tier, failure))
 
-    def _told(self, page: Page, tier: int, failure: str) -> list[Settled[Waiter]]:
+    def _told(self, page: Page, tier: int, failure: str) -> list[WaitOver[Waiter]]:
         """What those are to be told who wait for it, which nobody does from now on."""
         self._on_its_way.pop(page, None)
         waiters = self._waiting.pop(page, ())
         if page in self._saving:
             self._waiting.setdefault(page, [])
-        return [Settled(waiter, tier, failure) for waiter in waiters]
+        return [WaitOver(waiter, tier, failure) for waiter in waiters]
 
     def abandon(self, tier: int, part: Part) -> None:
         """A part has gone, and may never answer: whoever waits for a page that is being read from it goes on without.

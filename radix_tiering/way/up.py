@@ -36,7 +36,7 @@ from .checking import Checkers
 from .down import Mover
 from .pacing import Pacing
 from .page_reads import NearestCopy, PageReads, Waiter
-from .reads import DROPPED, Reads, Settled
+from .reads import DROPPED, Reads, WaitOver
 from .request_restore import NOBODY_COMPUTES_LAYERS, Readiness, Restore, RestoreState
 
 #: Share of host memory, less what operators keep there, that restores may pin for requests that cannot be admitted yet.
@@ -176,7 +176,11 @@ class Restorer:
                 pages = self._table.settled_chain(self._table.serving, batch)
                 resident = self._table.resident_run(pages)
                 self._claim_resident(restore, pages[:resident])
-                others = pages[resident:]
+                beneath = resident
+                if len(self._names) == HOST + 2 and not self.page_reads.lands:
+                    beneath += self._table.beneath_run(pages[resident:])
+                    self._claim_beneath(restore, pages[resident:beneath])
+                others = pages[beneath:]
                 nearest.expect(page for page in others if not page.in_host and page.landing < 0 and page.saved)
                 for page in others:
                     if not self._claim_page(restore, page, nearest):
@@ -197,7 +201,15 @@ class Restorer:
         """Take pages of its chain that are in host memory, which most often are all of them; see `_claim_page`."""
         restore.claimed += pages
         restore.sources += [HOST] * len(pages)
-        restore.flight.append_under_way(restore.tiers[HOST], len(pages), there=not self._verify)
+        state = Unit.LOADING if self._verify else Unit.PRESENT
+        restore.flight.append_all(restore.tiers[HOST], len(pages), state)
+
+    def _claim_beneath(self, restore: Restore, pages: Sequence[Page]) -> None:
+        """Take pages of its chain that the only tier beneath host memory has, and that nobody reads; see
+        `_claim_page`."""
+        restore.claimed += pages
+        restore.sources += [HOST + 1] * len(pages)
+        restore.flight.append_all(restore.tiers[HOST + 1], len(pages), Unit.ABSENT)
 
     def _claim_page(self, restore: Restore, page: Page, nearest: NearestCopy) -> bool:
         """One more page of its chain; whether there is one. It is to be pinned in the same hold of the lock."""
@@ -289,7 +301,7 @@ class Restorer:
 
     # ---- 3. pages have come up, or will not; lock held, on the threads of the tiers ----
 
-    def _read(self, told: Sequence[Settled[Waiter]]) -> None:
+    def _read(self, told: Sequence[WaitOver[Waiter]]) -> None:
         """Pages that were on their way up are there, or will not come."""
         now, restores = self._clock(), dict[Restore, None]()
         asked_of: dict[int, list[int]] = {}  # by tier: of each page that has come or will not, its bytes that have
