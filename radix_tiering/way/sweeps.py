@@ -23,6 +23,8 @@ Sweep = Generator[None, None, int]
 
 #: Pages handled in one step.
 STEP_PAGES = 64
+#: ... and in one of those that nobody waits for: at a start.
+RECOVERED_TOGETHER = 1024
 
 
 def run(steps: Generator[None, None, Result]) -> Result:
@@ -39,8 +41,8 @@ def recover(table: PageTable, tier: int, held: HeldPages, newest: int) -> Sweep:
     """Enter pages that a durable tier has kept, by its number; `newest`: of the order in which they were written.
     Returns how many are out of reach, whose places are given back."""
     first, unreachable = np.lexsort((held.order, held.depths)), 0
-    for start in range(0, len(first), STEP_PAGES):
-        which = first[start : start + STEP_PAGES]
+    for start in range(0, len(first), RECOVERED_TOGETHER):
+        which = first[start : start + RECOVERED_TOGETHER]
         some = held._replace(keys=held.keys[which], places=held.places[which])
         with table.lock:
             lost = table.recover(some, tier, held.order[which] - newest)

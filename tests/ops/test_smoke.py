@@ -63,6 +63,7 @@ BENCHES = {
     "pages": ["--pages", "2000"],
     "pool_layout": [*ONE_ROUND, "--layers", "1"],
     "resize": ONE_ROUND,
+    "restart": ["--pages", "5000"],
     "ssd": [*ONE_ROUND, "--size", "64"],
     "ssd_raw": [*ONE_ROUND, "--size", "16", "--seconds", "0.1", "--without-fio"],
 }

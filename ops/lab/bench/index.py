@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         HostTier(geometry, geometry.stride_bytes), LEAST_RECENTLY_USED, [kept], runner=THREADS, clean=lambda: None
     )
     places = StripePlaces(THREADS)
-    keys, depths = _pages(options.pages)
-    stored = _stored(keys, depths, options.units, geometry.page_bytes)
+    keys, depths = chains_of(options.pages)
+    stored = stored_of(keys, depths, options.units, geometry.page_bytes, NAMESPACE)
     collected, before = _collecting(), resident_bytes()
     entering, step = _enter(table, stored.held(places.found(stored)))
     grown = resident_bytes() - before
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def _pages(count: int) -> tuple[np.ndarray, np.ndarray]:
+def chains_of(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys, each with that of the page before it behind it, int64 [count, 8], and depths; parents first, but in no
     order otherwise: as memory is after months."""
     random = np.random.default_rng(1)
@@ -98,7 +98,8 @@ def _pages(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([own, parents], axis=1), depths
 
 
-def _stored(keys: np.ndarray, depths: np.ndarray, units: int, length: int) -> StoredPages:
+def stored_of(keys: np.ndarray, depths: np.ndarray, units: int, length: int, namespace: bytes) -> StoredPages:
+    """As pages of a namespace, of `units` stripe units on four devices each."""
     records = np.zeros(len(keys), RECORD_DTYPE)
     both = np.ascontiguousarray(keys).view(f"V{KEY_BYTES}")
     records["key"], records["parent"], records["depth"] = both[:, 0], both[:, 1], depths
@@ -106,7 +107,7 @@ def _stored(keys: np.ndarray, depths: np.ndarray, units: int, length: int) -> St
     records["generation"] = np.arange(1, len(keys) + 1)
     records["digest"] = np.ascontiguousarray(keys[:, :2]).view("V16").ravel()
     at = np.arange(len(keys) * units)
-    return StoredPages(records, np.full(len(keys), units), at % 4, at // 4, {1: NAMESPACE})
+    return StoredPages(records, np.full(len(keys), units), at % 4, at // 4, {1: namespace})
 
 
 def _enter(table: PageTable, held: Sequence[HeldPages]) -> tuple[float, float]:

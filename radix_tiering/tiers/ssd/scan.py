@@ -126,6 +126,12 @@ def scan_devices(
     return {scan.device: scan.result() for scan in scans}
 
 
+#: What the words of a name are multiplied by, so that no word is lost in their sum.
+_ODD = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5, 0x85EBCA77C2B2AE63], np.uint64
+)
+
+
 class Assembly(NamedTuple):
     """Which units make whole pages, of namespaces that are known and have not been flushed since."""
 
@@ -147,41 +153,56 @@ def assemble(
     for identifier, entry in namespaces.items():
         least[records["namespace_id"] == identifier] = entry.minimum_generation
     valid = (records["generation"] >= least) & (records["length"] > 0)
-    records, devices = records[valid], devices[valid]
+    if not valid.all():
+        records, devices = records[valid], devices[valid]
 
     # Sorted by generation the units of one write lie together, and later writes of a page come after earlier ones.
-    order = np.lexsort((records["unit_index"], *_mixed(records), records["generation"]))
-    records, devices = records[order], devices[order]
+    order = _order(records)
+    ordered = records[order]
+    if _mixed(ordered):
+        # A generation has several writes, which is rare: all that tells them apart counts then.
+        words = np.ascontiguousarray(_identities(records)).view(np.uint64)
+        apart = [words[:, word] for word in range(words.shape[1])]
+        order = np.lexsort((records["unit_index"], *apart, records["generation"]))
+        ordered = records[order]
+    records, devices = ordered, devices[order]
     begins = _begins(_identities(records))
     counts = np.diff(begins, append=len(records))
     whole = _are_whole(records, begins, counts, units)
     of_whole = np.repeat(whole, counts)
     pages = StoredPages(
-        records[begins[whole]],
+        records if of_whole.all() and len(begins) == len(records) else records[begins[whole]],
         counts[whole],
         devices[of_whole],
         records["slot"][of_whole].astype(np.int64),
         {identifier: entry.digest for identifier, entry in namespaces.items()},
     )
     torn = zip(devices[~of_whole].tolist(), records["slot"][~of_whole].tolist(), strict=True)
-    return Assembly(pages.take(_newest(pages.records)), list(torn))
+    newest = _newest(pages.records)
+    return Assembly(pages if newest.all() else pages.take(newest), list(torn))
+
+
+def _order(records: np.ndarray) -> np.ndarray:
+    """By generation, and by unit within one."""
+    generations, units = records["generation"].copy(), records["unit_index"].astype(np.uint64)
+    width = units.max(initial=0) + np.uint64(1)
+    if generations.max(initial=0) < np.iinfo(np.uint64).max // width:
+        return np.argsort(generations * width + units, kind="stable")
+    return np.lexsort((units, generations))
+
+
+def _mixed(ordered: np.ndarray) -> bool:
+    """Whether a generation has records of several writes."""
+    same = ordered["generation"][1:] == ordered["generation"][:-1]
+    at = np.flatnonzero(same)
+    identities = _identities(ordered)
+    return bool(len(at)) and bool((identities[at + 1] != identities[at]).any())
 
 
 def _identities(records: np.ndarray) -> np.ndarray:
     """All that the units of one write have in common: bytes [records, ...]."""
     raw = records.view(np.uint8).reshape(len(records), RECORD_BYTES)
     return raw[:, RECORD_BYTES - WRITE_IDENTITY.size :]
-
-
-def _mixed(records: np.ndarray) -> list[np.ndarray]:
-    """By what else to sort where a generation has several writes, which is rare: none, or all that tells them apart."""
-    order = np.argsort(records["generation"], kind="stable")
-    same = np.diff(records["generation"][order]) == 0
-    identities = _identities(records)[order]
-    if not (same & (identities[1:] != identities[:-1]).any(axis=1)).any():
-        return []
-    words = np.ascontiguousarray(_identities(records)).view(np.uint64)
-    return [words[:, word] for word in range(words.shape[1])]
 
 
 def _begins(identities: np.ndarray) -> np.ndarray:
@@ -204,11 +225,25 @@ def _are_whole(records: np.ndarray, begins: np.ndarray, counts: np.ndarray, unit
 
 def _newest(records: np.ndarray) -> np.ndarray:
     """Which of these, the later versions of a page behind the earlier ones, is the last of its page: bool."""
-    if not len(records):
-        return np.zeros(0, np.bool_)
-    keys = np.ascontiguousarray(records["key"]).view(np.uint64).reshape(-1, 4)
-    order = np.lexsort((records["namespace_id"], keys[:, 3], keys[:, 2], keys[:, 1], keys[:, 0]))
-    names = np.column_stack([keys, records["namespace_id"].astype(np.uint64)])[order]
-    newest = np.zeros(len(records), np.bool_)
-    newest[order] = np.append((names[1:] != names[:-1]).any(axis=1), True)
+    newest = np.ones(len(records), np.bool_)
+    several = _alike(records)
+    if not len(several):
+        return newest
+    some = records[several]
+    keys = np.ascontiguousarray(some["key"]).view(np.uint64).reshape(-1, 4)
+    order = np.lexsort((some["namespace_id"], keys[:, 3], keys[:, 2], keys[:, 1], keys[:, 0]))
+    names = np.column_stack([keys, some["namespace_id"].astype(np.uint64)])[order]
+    newest[several[order]] = np.append((names[1:] != names[:-1]).any(axis=1), True)
     return newest
+
+
+def _alike(records: np.ndarray) -> np.ndarray:
+    """Those that may be of one page with another: int64, ascending. Few, as a page is seldom written again: so names
+    are not sorted but sums over them."""
+    words = np.ascontiguousarray(records["key"]).view(np.uint64).reshape(-1, 4)
+    sums = records["namespace_id"].astype(np.uint64) * _ODD[4]
+    for word in range(4):
+        sums += words[:, word] * _ODD[word]
+    order = np.argsort(sums)
+    same = np.flatnonzero(sums[order][1:] == sums[order][:-1])
+    return np.unique(order[np.concatenate([same, same + 1])])

@@ -10,8 +10,11 @@ from typing import overload
 
 import numpy as np
 
-from ...base.page import HeldPages, PageRecord
-from .layout import RECORD_DTYPE, Placement, StoredPage
+from ...base.page import KEY_BYTES, HeldPages, PageRecord
+from .layout import RECORD_BYTES, RECORD_DTYPE, Placement, StoredPage
+
+#: Where in a record the key begins, which that of the page before follows.
+KEYS_OFFSET: int = RECORD_DTYPE.fields["key"][1]  # type: ignore[index]
 
 
 class StoredPages(Sequence[StoredPage]):
@@ -96,12 +99,14 @@ class StoredPages(Sequence[StoredPage]):
         """As a page table is told of them; `places`: int64 [pages], one for each."""
         found = []
         numbers, lengths = self.records["namespace_id"], self.records["length"]
+        raw = self.records.view(np.uint8).reshape(len(self), RECORD_BYTES)
         for number, namespace in self.namespaces.items():
             for length in np.unique(lengths[numbers == number]).tolist():
-                which = np.flatnonzero((numbers == number) & (lengths == length))
-                ours = self.records[which]
-                keys = np.column_stack([ours["key"], ours["parent"]]).view(np.int64).reshape(-1, 8)
-                depths, order = ours["depth"].astype(np.int64), ours["generation"].astype(np.int64)
+                alike = (numbers == number) & (lengths == length)
+                which = slice(None) if alike.all() else np.flatnonzero(alike)  # where all are, nothing is picked
+                keys = np.ascontiguousarray(raw[which, KEYS_OFFSET : KEYS_OFFSET + 2 * KEY_BYTES]).view(np.int64)
+                depths = self.records["depth"][which].astype(np.int64)
+                order = self.records["generation"][which].astype(np.int64)
                 found.append(HeldPages(namespace, length, keys, depths, places[which], order))
         return found
 
