@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ...base.errors import ConfigError, FormatError
+from ...base.page import page_digest
 from .arrays.devices import DeviceArray
 from .blockio import Patience, sync_devices, write_blocks
 from .checkpoint import read_checkpoint
@@ -80,7 +81,10 @@ def create_set(
                     f"device {one.device} is {one.standing.value} of a stripe set: open it, or zero its first 8 KiB"
                 )
     for index, (device, geometry) in enumerate(geometries.items()):
-        superblock = Superblock(set_id, 1, index, len(devices), geometry, next_generation=1)
+        # Closed in order with nothing in it: whoever opens it need not look at every slot for what cannot be there.
+        superblock = Superblock(
+            set_id, 1, index, len(devices), geometry, next_generation=1, clean=True, checkpoint_digest=page_digest(b"")
+        )
         error = write_table(array, device, NamespaceTable().encode(), patience)
         for copy in range(len(SUPERBLOCK_OFFSETS)):
             error = error or write_superblock(array, device, copy, superblock._replace(sequence=1 + copy), patience)

@@ -39,6 +39,20 @@ def test_the_headers_of_all_devices_are_read_together(rig, monkeypatch: pytest.M
     assert [len(one) for one in rounds] == [24, 24]
 
 
+def test_a_new_stripe_set_is_not_searched_for_pages(rig) -> None:
+    """A device of 4 TB has 16 million slots: looking at them takes minutes."""
+    array = rig.memory(devices=2, slots=16)
+    stripes = rig.open(array)
+    assert stripes.scanned == ()
+    stripes.register_namespace(rig.NAMESPACE, "one")
+    page = rig.put(stripes, 1)
+    stripes.close(None)
+    again = rig.open(array)
+    assert again.scanned == (0, 1), "something may have been written since"
+    assert [one.record for one in again.recovered] == [page.record]
+    again.close(None)
+
+
 def test_an_index_that_would_be_late_is_not_made() -> None:
     space = b"n" * 16
     page = StoredPage(PageRecord(b"k" * 32, ROOT_KEY, space, 1, 4096), 1, b"d" * 16, ((0, 0),))
