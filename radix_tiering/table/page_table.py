@@ -253,7 +253,7 @@ class PageTable:
         Any thread; nobody changes pages meanwhile."""
         rows = self._rows
         for root, namespace in list(self.book.digests.items()):
-            listed = rows.used(root)
+            listed = rows.used(root, parents_first=False)
             listed = listed[rows.whole(listed, tier)]
             for start in range(0, len(listed), PAGES_AT_A_TIME):
                 some = listed[start : start + PAGES_AT_A_TIME]

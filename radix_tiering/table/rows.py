@@ -167,14 +167,14 @@ class PageRows:
             self.word[root, PLACES + tier] = size
         return root
 
-    def used(self, space: int = -1) -> np.ndarray:
-        """The rows of the pages there are, those that are hidden included: int64, parents before their children; of
-        one namespace, by its root, or of all. Takes as long as there are rows. Any thread."""
+    def used(self, space: int = -1, *, parents_first: bool = True) -> np.ndarray:
+        """The rows of the pages there are, those that are hidden included: int64, parents before their children, or as
+        they lie in memory; of one namespace, by its root, or of all. Takes as long as there are rows. Any thread."""
         words, high = self.words, self.count[HIGH]
         rows = np.flatnonzero((words[:high, FLAGS] & (USED | DROPPED) == USED) & (words[:high, DEPTH] > 0))
         spaces = words[rows, SPACE]
         rows = rows[spaces == space if space >= 0 else words[spaces, FLAGS] & DROPPED == 0]
-        return rows[np.argsort(words[rows, DEPTH], kind="stable")]
+        return rows[np.argsort(words[rows, DEPTH], kind="stable")] if parents_first else rows
 
     def chains(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of these pages, int64: the key of each, and behind it that of the one before it, zeros for none: int64

@@ -23,8 +23,8 @@ Sweep = Generator[None, None, int]
 
 #: Pages handled in one step.
 STEP_PAGES = 64
-#: ... and in one of those that nobody waits for: at a start.
-RECOVERED_TOGETHER = 1024
+#: ... and in one that enters pages only: a page that is entered changes once or twice, one that leaves up to six times.
+RECOVERED_TOGETHER = 3 * STEP_PAGES
 
 
 def run(steps: Generator[None, None, Result]) -> Result:

@@ -233,6 +233,11 @@ def write_blocks(
     raw = np.frombuffer(content, dtype=np.uint8) if isinstance(content, bytes) else content
     buffer = aligned_buffer(round_up(raw.nbytes, BLOCK_BYTES))
     buffer[: raw.nbytes] = raw
+    return write_aligned(array, device, offset, buffer, patience)
+
+
+def write_aligned(array: DeviceArray, device: int, offset: int, buffer: np.ndarray, patience: Patience) -> int:
+    """`write_blocks` of what `aligned_buffer` gave, in whole blocks: nothing is copied."""
     requests = [
         Request(0, Operation.WRITE, device, offset + at, [buffer[at : at + CHUNK_BYTES]])
         for at in range(0, buffer.nbytes, CHUNK_BYTES)

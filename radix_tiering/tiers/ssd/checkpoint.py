@@ -13,7 +13,7 @@ import numpy as np
 
 from ...base.page import BLOCK_BYTES, page_digest, round_up
 from .arrays.devices import DeviceArray
-from .blockio import Patience, read_blocks, write_blocks
+from .blockio import Patience, aligned_buffer, read_blocks, write_aligned
 from .layout import CHECKPOINT_OFFSET, RECORD_BYTES, RECORD_DTYPE, Superblock
 from .namespaces import NamespaceEntry
 from .stored_pages import StoredPages
@@ -25,8 +25,9 @@ PAGES_AT_A_TIME = 16_384
 class Checkpoint(NamedTuple):
     """Records of one device, ready to be written, and what the superblock says of them."""
 
-    content: np.ndarray  # uint8
-    digest: bytes
+    blocks: np.ndarray  # uint8 in whole blocks, zeros behind the records
+    nbytes: int  # of records
+    digest: bytes  # of these
 
 
 def build_checkpoints(
@@ -45,18 +46,29 @@ def build_checkpoints(
         if late():
             return None
         lost = np.bincount(pages.page_of[~np.isin(pages.devices, list(parts))], minlength=len(pages)) > 0
-        live = pages.take(~lost & _live(pages, namespaces))
-        numbers = [namespaces[digest].identifier if digest in namespaces else 0 for digest in live.namespaces.values()]
-        units = live.unit_records()
-        units["namespace_id"] = _renumbered(units["namespace_id"], list(live.namespaces), numbers)
+        live = np.repeat(~lost & _live(pages, namespaces), pages.counts)  # of units
+        numbers = [namespaces[digest].identifier if digest in namespaces else 0 for digest in pages.namespaces.values()]
+        units = pages.unit_records()
+        units["namespace_id"] = _renumbered(units["namespace_id"], list(pages.namespaces), numbers)
         for device, records in parts.items():
-            records.append(units[live.devices == device])
+            records.append(units[live & (pages.devices == device)])
     built = {}
     for device, found in parts.items():
-        records = np.concatenate([np.zeros(0, RECORD_DTYPE), *found])
-        content = records[np.argsort(records["slot"])].view(np.uint8)
-        built[device] = Checkpoint(content, page_digest(content.data))
+        if late():
+            return None
+        built[device] = _joined(found)
+        found.clear()
     return built
+
+
+def _joined(parts: Sequence[np.ndarray]) -> Checkpoint:
+    """One after the other, where a device can take them from."""
+    nbytes, at = sum(part.nbytes for part in parts), 0
+    blocks = aligned_buffer(round_up(nbytes, BLOCK_BYTES))
+    for part in parts:
+        blocks[at : at + part.nbytes] = part.view(np.uint8)
+        at += part.nbytes
+    return Checkpoint(blocks, nbytes, page_digest(blocks[:nbytes].data))
 
 
 def _live(pages: StoredPages, namespaces: Mapping[bytes, NamespaceEntry]) -> np.ndarray:
@@ -79,9 +91,9 @@ def _renumbered(found: np.ndarray, old: Sequence[int], new: Sequence[int]) -> np
 
 def write_checkpoint(array: DeviceArray, device: int, checkpoint: Checkpoint, patience: Patience) -> int:
     """Write the records into the device's checkpoint region; returns 0 or an errno. Does not sync."""
-    if not checkpoint.content.nbytes:
+    if not checkpoint.nbytes:
         return 0
-    return write_blocks(array, device, CHECKPOINT_OFFSET, checkpoint.content, patience)
+    return write_aligned(array, device, CHECKPOINT_OFFSET, checkpoint.blocks, patience)
 
 
 def read_checkpoint(array: DeviceArray, device: int, superblock: Superblock, patience: Patience) -> np.ndarray | None:

@@ -218,7 +218,7 @@ def repair(array: DeviceArray, report: Report, patience: Patience | None = None)
             if not report.missing:
                 superblock = superblock._replace(
                     clean=True,
-                    checkpoint_bytes=checkpoints[device].content.nbytes,
+                    checkpoint_bytes=checkpoints[device].nbytes,
                     checkpoint_digest=checkpoints[device].digest,
                 )
             error = write_superblock(array, device, 1 - member.next_copy, superblock, patience)

@@ -79,12 +79,14 @@ class StripePlaces:
         namespace, are told what only a place knows. `places`: int64."""
         with self._lock:
             words = np.frombuffer(self._words, np.uint32)
-            heads = words[places]
-            taken = heads > _TAKEN
-            places, records = places[taken], records[taken]
-            counts = (heads[taken] - np.uint32(_TAKEN)).astype(np.int64)
-            low, high = words[places + _GENERATION].astype(np.uint64), words[places + _GENERATION + 1].astype(np.uint64)
-            digests = words[places[:, None] + np.arange(_DIGEST, _SLOTS)]
+            # One look at each run's beginning, which is somewhere in a lot of memory.
+            heads = words[places[:, None] + np.arange(_SLOTS)]
+            taken = heads[:, 0] > _TAKEN
+            if not taken.all():
+                places, records, heads = places[taken], records[taken], heads[taken]
+            counts = (heads[:, 0] - np.uint32(_TAKEN)).astype(np.int64)
+            low, high = heads[:, _GENERATION].astype(np.uint64), heads[:, _GENERATION + 1].astype(np.uint64)
+            digests = heads[:, _DIGEST:]
             page_of = np.repeat(np.arange(len(places)), counts)
             indexes = np.arange(len(page_of)) - np.repeat(np.cumsum(counts) - counts, counts)
             slots = words[places[page_of] + _SLOTS + indexes].astype(np.int64)

@@ -122,7 +122,7 @@ class StoredPages(Sequence[StoredPage]):
 
     def unit_records(self) -> np.ndarray:
         """As the index of a device says it of each unit: RECORD_DTYPE [units]."""
-        units = self.records[self.page_of]
+        units = self.records.copy() if len(self.devices) == len(self) else self.records[self.page_of]
         units["slot"], units["unit_index"] = self.slots, self.unit_indexes
         return units
 

@@ -560,7 +560,7 @@ class StripeSet:
                     sequence=superblock.sequence + 1,
                     clean=True,
                     next_generation=self._next_generation,
-                    checkpoint_bytes=checkpoint.content.nbytes,
+                    checkpoint_bytes=checkpoint.nbytes,
                     checkpoint_digest=checkpoint.digest,
                 )
                 error = write_superblock(array, device, self._next_copy[device], superblock, patience)
