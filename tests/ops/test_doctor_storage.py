@@ -310,8 +310,9 @@ def make_set(folder: Path, devices: int = 2, name: str = NAME, *, close: bool = 
         create_device_file(paths[-1], MIB)
     array = open_array(paths, engine="threads")
     StripeSet.create(array, UNIT)
+    opened = StripeSet.open(array)
     if close:
-        StripeSet.open(array).close([])
+        opened.close([])
     array.close()
     return paths
 

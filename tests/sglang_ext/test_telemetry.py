@@ -149,6 +149,7 @@ def a_request_from_its_arrival_to_its_end(s):
 
 def the_key_of_a_prompt_from_its_arrival_on(s):
     """An operator finds, pins and drops a prompt's pages by it."""
+    s.settle()  # host memory has room only for one of such requests, until its pages are on ssd
     s.linker.reporting.telemetry.ended()
     req = s.add(prompt(2), max_new_tokens=40)
     before = of(sample(s), req).last_page

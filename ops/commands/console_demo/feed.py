@@ -56,7 +56,9 @@ class DemoWorld:
         self._lock = threading.Lock()
         self._asked: Future[Any] | None = None  # for what is being done
         self._over = ""  # why nothing is done any more
-        threading.Thread(target=self._run, name="demo", daemon=True).start()
+        self.closing = False
+        self._thread = threading.Thread(target=self._run, name="demo", daemon=True)
+        self._thread.start()
 
     def do(self, job: Callable[[], Result]) -> Result:
         """Have this done as a task of the runner, which may wait there; what it returns. Raises what it raises, and
@@ -75,7 +77,11 @@ class DemoWorld:
         return future
 
     def close(self) -> None:
+        """End it, and wait for that: the interpreter must not end while tasks of its thread go on."""
+        self.closing = True
         self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _run(self) -> None:
         why = "it was closed"
@@ -169,6 +175,8 @@ class DemoFeed(Feed):
             self._now = self._world.runner.monotonic()
             self._world.script = Script(self._world.runner, self._world.redis)
             for _ in range(int(BEFORE / APART) - 1):
+                if self._world.closing:
+                    raise BusError("the demo has ended: it was closed")
                 self._go_on(APART)
                 passed.append(self._snapshot())
             self._go_on(APART)
