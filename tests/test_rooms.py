@@ -51,8 +51,8 @@ FLOORS = {
     ],
     "ops": [
         ["base", "base/devices", "lab/torture/neighbours"],
-        ["commands/inspect", "commands/console_demo", "lab/simulate/devices", "lab/torture", "lab/torture/ranks"],
-        ["commands/demo", "lab/simulate", "lab/simulate/scenarios"],
+        ["base/simulated", "commands/inspect", "lab/simulate/devices", "lab/torture", "lab/torture/ranks"],
+        ["commands/console_demo", "commands/demo", "lab/simulate", "lab/simulate/scenarios"],
         ["commands/bench", "commands/profile"],
         ["commands/gpu_proof", "lab/bench"],
         ["commands"],

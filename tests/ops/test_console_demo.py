@@ -28,13 +28,13 @@ from swift_tiers.console.model.place import Place
 from swift_tiers.console.views import VIEWS
 from swift_tiers.console.views.links.wires import wires
 from swift_tiers.console.views.parts.view import Scene
+from swift_tiers.ops.base.simulated.scheduler import PAGE_TOKENS
+from swift_tiers.ops.base.simulated.work import PlannedRequest, page_key
 from swift_tiers.ops.commands import console_command
 from swift_tiers.ops.commands.console_demo import DemoFeed
 from swift_tiers.ops.commands.console_demo.pictures import PICTURES, Picture, draw
-from swift_tiers.ops.commands.console_demo.scheduler import PAGE_TOKENS
 from swift_tiers.ops.commands.console_demo.script import ROUND, Script
 from swift_tiers.ops.commands.console_demo.server import DemoServer
-from swift_tiers.ops.commands.console_demo.work import PlannedRequest, page_key
 from swift_tiers.ops.lab.torture.stacks import check as check_stack
 from swift_tiers.radix_tiering.base.errors import BusError
 from swift_tiers.radix_tiering.base.events import Event

@@ -9,7 +9,7 @@ from swift_tiers.radix_tiering.gpus.snapshots import ALLOWED, Gpu, GpuSample, Re
 from swift_tiers.radix_tiering.stack import TierStack
 
 from ...base.devices.hardware import GPUS
-from .scheduler import Scheduler
+from ...base.simulated.scheduler import Scheduler
 
 #: Between two looks, as those of a server.
 LOOK_SECONDS = 2.0

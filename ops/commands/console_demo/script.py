@@ -9,11 +9,11 @@ from random import Random
 from swift_tiers.radix_tiering.base.virtual import VirtualProcess, VirtualRunner
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 
+from ...base.simulated.stripes import BlankArray
+from ...base.simulated.work import Habit
 from .gpus import DemoCard
 from .redis_model import RedisModel
 from .server import GIB, DemoPlan, DemoServer
-from .stripes import BlankArray
-from .work import Habit
 
 #: After so many seconds everything happens again.
 ROUND = 300.0

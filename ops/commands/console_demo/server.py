@@ -36,14 +36,14 @@ from swift_tiers.radix_tiering.tiers.testing.network import Network
 from ...base.devices.curve import Curve
 from ...base.devices.hardware import GPUS
 from ...base.devices.models import MODELS, Model
-from .device import Device
+from ...base.simulated.device import Device
+from ...base.simulated.lending import BYTES_PER_SECOND, BorrowedMemory, DonorSide, hand_of
+from ...base.simulated.scheduler import CHUNK_TOKENS, PAGE_TOKENS, Scheduler
+from ...base.simulated.stripes import LATENCY_SECONDS, BlankArray, BlankSsd, open_ssd
+from ...base.simulated.work import Habit, RequestSource
 from .gpus import DemoCard, DemoGpu
-from .lending import BYTES_PER_SECOND, BorrowedMemory, DonorSide, hand_of
 from .redis_model import RedisModel
-from .scheduler import CHUNK_TOKENS, PAGE_TOKENS, Scheduler
-from .stripes import LATENCY_SECONDS, BlankArray, BlankSsd, open_ssd
 from .telling import Teller
-from .work import Habit, RequestSource
 
 #: Tokens of the longest prompt that a profile knows of.
 LONGEST = 131_072

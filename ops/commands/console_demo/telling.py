@@ -22,8 +22,8 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 
-from .device import Device
-from .scheduler import PAGE_TOKENS, DemoRequest, Scheduler
+from ...base.simulated.device import Device
+from ...base.simulated.scheduler import PAGE_TOKENS, DemoRequest, Scheduler
 
 #: How often the tree is walked for its shape, seconds.
 SHAPE_SECONDS = 2.0

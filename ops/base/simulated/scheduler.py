@@ -22,7 +22,7 @@ from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 from swift_tiers.sglang_ext.way.request import TieredRequest, TieringStage
 
-from ...base.devices.curve import Curve
+from ..devices.curve import Curve
 from .device import Device, Seat
 from .work import Habit, PlannedRequest, RequestSource
 
