@@ -31,7 +31,7 @@ from swift_tiers.radix_tiering.tiers.peer.lent_memory import LeaseSlots, LentMem
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, TierListener, Write, Written
 
-from .device import DemoPool
+from .device import ModelPool
 
 #: Over which a donor's own demand counts, seconds: shorter than in a server, so that there is something to see.
 WINDOW_SECONDS = 30.0
@@ -49,7 +49,7 @@ class DonorSide:
         name: str,
         network: Network,
         runner: Runner,
-        pool: DemoPool,
+        pool: ModelPool,
         events: EventLog,
         demand: Callable[[], int],
     ) -> None:

@@ -2,7 +2,7 @@
 
 There is no SGLang here. This drives the tier stack as the linker and the hooks do in a server: one request is computed
 at a time, in chunks; one that computes while its pages come up has its chunks cut by `Restorer.step`. The GPU is a
-curve: a forward is the time that it takes. Tokens of answers cost nothing.
+model: a forward is the time that it takes. Tokens of answers cost nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from swift_tiers.radix_tiering.base.errors import NotHeldError
 from swift_tiers.radix_tiering.base.page import ROOT_KEY
@@ -22,31 +24,48 @@ from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 from swift_tiers.sglang_ext.way.request import TieredRequest, TieringStage
 
-from ..devices.curve import Curve
 from .device import Device, Seat
-from .work import Habit, PlannedRequest, RequestSource
+from .work import PlannedRequest, Work
 
-PAGE_TOKENS, CHUNK_TOKENS = 64, 1024
-CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
 #: Tokens that a request gets in a second once it has its first one.
 DECODED_PER_SECOND = 40.0
-#: Requests that are there at one time at most, and of these, those that are waited for.
-MOST_REQUESTS, MOST_AWAITED = 16, 8
-#: Between two rounds in which nothing is computed, seconds.
-ROUND_SECONDS = 0.02
 
 
-class DemoRequest:
+class Computes(Protocol):
+    """A device."""
+
+    def seconds(self, start: int, end: int) -> float:
+        """One forward over tokens `[start, end)`, all before them being there."""
+        ...
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """How a scheduler serves."""
+
+    page_tokens: int
+    forward_tokens: int  # that one forward computes at most
+    layers: int
+    bytes_per_second: float  # between host memory and the device, either way
+    #: Between two rounds in which nothing is computed, seconds: while requests are there, and while none is.
+    round_seconds: float = 0.02
+    idle_seconds: float = 0.02
+    #: Requests that are there at one time at most, and of these, those that are waited for.
+    most_requests: int = 16
+    most_awaited: int = 8
+
+
+class ModelRequest:
     """One request, from its arrival until it is forgotten. Times are of the runner's clock."""
 
     tiered: TieredRequest
 
-    def __init__(self, rid: str, arrived: float, call: PlannedRequest, seat: Seat) -> None:
+    def __init__(self, rid: str, arrived: float, call: PlannedRequest, seat: Seat, page_tokens: int) -> None:
         self.rid = rid
         self.arrived = arrived
         self.call = call
         self.facts = RequestFacts()
-        self.prompt_tokens = len(call.keys) * PAGE_TOKENS + call.rest
+        self.page_tokens = page_tokens
+        self.prompt_tokens = len(call.keys) * page_tokens + call.rest
         self.take(seat)
         self.admitted: float | None = None
         self.first_token: float | None = None
@@ -57,12 +76,12 @@ class DemoRequest:
         self.seat = seat
         self.on_device = len(seat.pages)
         self.tail = [key.hex() for key in self.call.keys[self.on_device :]]
-        self.tokens = self.on_device * PAGE_TOKENS  # that are on the device
+        self.tokens = self.on_device * self.page_tokens  # that are on the device
 
     @property
     def front(self) -> int:
         """Pages of its tail that the device has."""
-        return min(self.tokens // PAGE_TOKENS - self.on_device, len(self.tail))
+        return min(self.tokens // self.page_tokens - self.on_device, len(self.tail))
 
     @property
     def over(self) -> float:
@@ -92,62 +111,54 @@ class Scheduler:
         self,
         stack: TierStack,
         device: Device,
-        curve: Curve,
-        bytes_per_second: float,
+        computes: Computes,
+        serving: Serving,
         blank: bytes,
-        work: RequestSource,
+        work: Work,
         random: Random,
         runner: Runner,
     ) -> None:
-        """`bytes_per_second` between host memory and the device, `blank`: the checksum of every page."""
+        """`blank`: the checksum of every page."""
         self.device = device
         self.work = work
         #: Called at the beginning of each round, when a request has come, and when there was no room for one.
         self.begins: Callable[[float], None] = lambda now: None
         self.came: Callable[[], None] = lambda: None
         self.refused: Callable[[], None] = lambda: None
-        self.waiting: list[DemoRequest] = []
-        self.running: list[DemoRequest] = []  # those that are computed or answered
-        self.ended: list[DemoRequest] = []  # since somebody looked
+        self.waiting: list[ModelRequest] = []
+        self.running: list[ModelRequest] = []  # those that are computed or answered
+        self.ended: list[ModelRequest] = []  # since somebody looked
         self.counts: Counter[str] = Counter()
+        self.serving = serving
+        self.busy_seconds = 0.0  # in which something was computed, or copied for it
         self._stack = stack
-        self._curve = curve
-        self._speed = bytes_per_second
+        self._computes = computes
         self._blank = blank
         self._random = random
         self._runner = runner
         self._clock = runner.monotonic
         self._page_bytes = stack.namespace.geometry.page_bytes
         self._among: dict[str, TieredRequest] = {}
-        self._current: DemoRequest | None = None  # is computed in chunks
-        self._rush: tuple[float, Habit] | None = None  # until when, and what is usual
+        self._current: ModelRequest | None = None  # is computed in chunks
         self._offloads = runner.queue()
 
     def start(self) -> None:
-        self._next = self._clock() + self.work.pause()
+        self.work.begin(self._clock())
         self._runner.thread(self._run, "scheduler").start()
         self._runner.thread(self._offload, "swift-offload").start()
-
-    def rush(self, seconds: float, factor: float) -> None:
-        """For a while requests come so many times as often."""
-        usual = self.work.habit
-        self.work.hurry(factor)
-        self._rush = self._clock() + seconds, usual
 
     def demand(self) -> int:
         """Tokens that its requests need together."""
         return sum(one.prompt_tokens + one.call.answer_tokens for one in (*self.running, *self.waiting))
 
-    def fill(self, room: int) -> None:
-        """As if it had served for a while: so many pages are held from the beginning on."""
-        while self._stack.table.directory(self._stack.digest).pages < room:
-            call = self.work.draw()
-            seat = self.device.match(call.keys)
-            if self.device.seat(seat):
-                self.device.keep(seat)
-            answer = self.work.answered(call, PAGE_TOKENS)
-            self.device.leave(seat, answer)
-            self._put((*call.keys, *answer), 0.0)
+    def serve_at_once(self, call: PlannedRequest) -> None:
+        """As if it had been served before anybody looked, in no time: its pages, and those of its answer, are held."""
+        seat = self.device.match(call.keys)
+        if self.device.seat(seat):
+            self.device.keep(seat)
+        answer = self.work.answered(call, self.serving.page_tokens)
+        self.device.leave(seat, answer)
+        self._put((*call.keys, *answer), 0.0)
 
     # ---- rounds ----
 
@@ -161,21 +172,23 @@ class Scheduler:
             if self._current is None:
                 self._current = self._admitted()
             if self._current is None or not self._go_on(self._current):
-                self._runner.sleep(ROUND_SECONDS)
+                self._runner.sleep(self._pause(now))
+
+    def _pause(self, now: float) -> float:
+        if self.waiting or self.running:
+            return self.serving.round_seconds
+        return max(self.serving.round_seconds, min(self.serving.idle_seconds, self.work.next_at - now))
 
     def _arrivals(self, now: float) -> None:
-        if self._rush is not None and now >= self._rush[0]:
-            self.work.habit, self._rush = self._rush[1], None
-        while self._next <= now:
-            self._next += self.work.pause()
-            if len(self.waiting) + len(self.running) < MOST_REQUESTS:  # else clients give up before they ask
-                self._arrive(now)
+        for arrived, call in self.work.due(now):
+            if len(self.waiting) + len(self.running) < self.serving.most_requests:  # else clients give up
+                self._arrive(arrived, call)
 
-    def _arrive(self, now: float) -> None:
-        call = self.work.draw()
-        asked = DemoRequest(f"{self._random.getrandbits(128):032x}", now, call, self.device.match(call.keys))
+    def _arrive(self, arrived: float, call: PlannedRequest) -> None:
+        seat, rid = self.device.match(call.keys), f"{self._random.getrandbits(128):032x}"
+        asked = ModelRequest(rid, arrived, call, seat, self.serving.page_tokens)
         asked.facts.last_page = call.keys[-1].hex() if call.keys else ""
-        asked.facts.no_layers = "the demo computes no single layers"
+        asked.facts.no_layers = "no single layers are computed here"
         self._begin(asked)
         self.waiting.append(asked)
         self.counts["prompt_tokens"] += asked.prompt_tokens
@@ -184,12 +197,12 @@ class Scheduler:
         self.counts["misses"] += len(asked.tail)
         self.came()
 
-    def _begin(self, asked: DemoRequest) -> None:
+    def _begin(self, asked: ModelRequest) -> None:
         """Bring up what the device lacks of it."""
         asked.tiered = TieredRequest(asked.rid, self._stack, self._among, asked.facts, device_pages=asked.on_device)
         asked.tiered.begin(asked.tail, [key.hex() for key in asked.call.keys[: asked.on_device]])
 
-    def _make_room(self, asked: DemoRequest) -> None:
+    def _make_room(self, asked: ModelRequest) -> None:
         """Where nobody runs who could give any back, whoever came last lets go of what it found on the device."""
         self.refused()
         holding = [one for one in self.waiting if one is not asked and one.seat.pages]
@@ -199,9 +212,9 @@ class Scheduler:
             holding[-1].take(Seat(holding[-1].call.keys))
             self._begin(holding[-1])
 
-    def _admitted(self) -> DemoRequest | None:
+    def _admitted(self) -> ModelRequest | None:
         """The first of those that wait which has its pages, or is to compute them, if there is room for it."""
-        for asked in self.waiting[:MOST_AWAITED]:
+        for asked in self.waiting[: self.serving.most_awaited]:
             readiness = asked.tiered.readiness()
             if readiness is Readiness.WAIT:
                 continue
@@ -219,7 +232,7 @@ class Scheduler:
 
     # ---- forwards ----
 
-    def _go_on(self, asked: DemoRequest) -> bool:
+    def _go_on(self, asked: ModelRequest) -> bool:
         """One forward of the request that is computed; False where it has to wait for a page."""
         tiered, front = asked.tiered, asked.front
         on_course = tiered.stage is TieringStage.ON_COURSE or (tiered.stage is TieringStage.WAITING and tiered.computes)
@@ -228,22 +241,23 @@ class Scheduler:
             if step.end == step.jump < tiered.pages:
                 return False
         elif tiered.stage is TieringStage.WAITING:
-            promised = tiered.promised(asked.tail)
+            promised = tiered.promised(asked.tail) if asked.tail else 0
             step = Step(promised, promised)
         else:
             step = Step(front, front)
-        start = max(asked.tokens, (asked.on_device + step.jump) * PAGE_TOKENS)
+        page_tokens = self.serving.page_tokens
+        start = max(asked.tokens, (asked.on_device + step.jump) * page_tokens)
         most = asked.prompt_tokens - start
         if on_course and step.end < tiered.pages:
-            most = (step.end - step.jump) * PAGE_TOKENS
-        end = start + min(most, CHUNK_TOKENS)
+            most = (step.end - step.jump) * page_tokens
+        end = start + min(most, self.serving.forward_tokens)
         try:
             load = self._load(asked, front, step.jump)
         except NotHeldError:  # it was damaged, or flushed, just now
             return False
         if on_course:
             tiered.admit()
-            reached = min(end // PAGE_TOKENS - asked.on_device, tiered.pages)
+            reached = min(end // page_tokens - asked.on_device, tiered.pages)
             tiered.take(Step(step.jump, reached))
         self._compute(asked, start, end, load)
         if not on_course:
@@ -252,7 +266,7 @@ class Scheduler:
             self._first_token(asked)
         return True
 
-    def _load(self, asked: DemoRequest, front: int, jump: int) -> _Load | None:
+    def _load(self, asked: ModelRequest, front: int, jump: int) -> _Load | None:
         """Begin to copy pages `[front, jump)` of its tail to the device, if these are any."""
         tiered, pages = asked.tiered, jump - front
         if pages <= 0:
@@ -265,18 +279,19 @@ class Scheduler:
         self.device.mark(asked.seat, front, jump, SlotState.LOADING)
         return _Load(restore, first, front, pages)
 
-    def _landed(self, asked: DemoRequest, load: _Load, seconds: float) -> None:
+    def _landed(self, asked: ModelRequest, load: _Load, seconds: float) -> None:
         self._stack.links["host-device"].count(load.pages, load.pages * self._page_bytes, seconds)
         self._stack.restorer.count_load(load.restore, load.first, load.pages, seconds, failed=False)
         asked.tiered.copied()
         self.device.mark(asked.seat, load.front, load.front + load.pages, SlotState.PRIVATE)
 
-    def _compute(self, asked: DemoRequest, start: int, end: int, load: _Load | None) -> None:
+    def _compute(self, asked: ModelRequest, start: int, end: int, load: _Load | None) -> None:
         """Layer by layer: the forward follows behind the copy, and has one layer left to do when that is through."""
-        seconds = self._curve.seconds(start, end)
-        copied = 0.0 if load is None else load.pages * self._page_bytes / self._speed
-        took = max(seconds, copied + seconds / self._curve.model.layers) if load is not None else seconds
-        first, last = (tokens // PAGE_TOKENS - asked.on_device for tokens in (start, end))
+        seconds, serving = self._computes.seconds(start, end), self.serving
+        copied = 0.0 if load is None else load.pages * self._page_bytes / serving.bytes_per_second
+        took = max(seconds, copied + seconds / serving.layers) if load is not None else seconds
+        self.busy_seconds += took
+        first, last = (tokens // serving.page_tokens - asked.on_device for tokens in (start, end))
         self.device.mark(asked.seat, first, last, SlotState.RECOMPUTING)
         self._runner.sleep(took)
         self.device.mark(asked.seat, first, last, SlotState.PRIVATE)
@@ -288,15 +303,15 @@ class Scheduler:
             self._stack.costs.computed(start, end, seconds)
         asked.tokens = end
 
-    def _first_token(self, asked: DemoRequest) -> None:
+    def _first_token(self, asked: ModelRequest) -> None:
         asked.tiered.end()
         asked.first_token = self._clock()
         self._current = None
         self.device.keep(asked.seat)
         self._offloads.put(asked.call.keys)
 
-    def _end(self, asked: DemoRequest) -> None:
-        answer = self.work.answered(asked.call, PAGE_TOKENS)
+    def _end(self, asked: ModelRequest) -> None:
+        answer = self.work.answered(asked.call, self.serving.page_tokens)
         self.device.leave(asked.seat, answer)
         asked.ended = self._clock()
         self.running.remove(asked)
@@ -307,7 +322,7 @@ class Scheduler:
 
     def _offload(self) -> None:
         while True:
-            self._put(self._offloads.get(), self._speed)
+            self._put(self._offloads.get(), self.serving.bytes_per_second)
 
     def _put(self, keys: tuple[bytes, ...], bytes_per_second: float) -> None:
         """Take in to host memory what is not below the device yet. Without a speed it takes no time."""

@@ -1,7 +1,8 @@
-"""The SSD tier of a simulated server: the product's, on devices that take their time and keep no page's bytes.
+"""Host memory and SSDs of a simulated server: the product's tiers, over memory and devices that keep no page's bytes.
 
-Every page of the demo is blank. So a device keeps what lies before its slots, and of each slot the header; whoever
-reads a page finds the zeros that were there. Headers and checksums are written, read and verified as ever.
+Devices take their time. Every page is blank. So a device keeps what lies before its slots, and of each slot the
+header; whoever reads a page finds the zeros that were there. Headers and checksums are written, read and verified as
+ever.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from swift_tiers.radix_tiering.base.page import PageGeometry
 from swift_tiers.radix_tiering.base.runner import Runner
+from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd.arrays.devices import Completion, NewDevice, Operation, Request
+from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.tiers.ssd.device_files import MadeDevice
 from swift_tiers.radix_tiering.tiers.ssd.layout import (
     BLOCK_BYTES,
@@ -92,6 +96,17 @@ class BlankSsd(SsdTier):
         self._runner.sleep(page.nbytes / CHECKED_PER_SECOND)
         self._checksum = self._checksum or super().fingerprint(page)
         return self._checksum
+
+
+class BlankMemory(HostTier):
+    """Host memory whose pages are all the same one, which nobody writes."""
+
+    def __init__(self, geometry: PageGeometry, size_bytes: int) -> None:
+        super().__init__(
+            geometry, size_bytes, allocate=lambda nbytes: np.broadcast_to(np.zeros(1, np.uint8), (nbytes,))
+        )
+        page = aligned_buffer(geometry.stride_bytes)
+        self.slab = np.lib.stride_tricks.as_strided(page, (self.slots, geometry.stride_bytes), (0, 1))
 
 
 def blank_device(slots: int, unit_bytes: int) -> np.ndarray:

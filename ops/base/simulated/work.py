@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from hashlib import sha256
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -35,6 +37,24 @@ class PlannedRequest(NamedTuple):
     talk: list[int]
 
 
+class Work(Protocol):
+    """Who asks for what, and when. Times are of the runner's clock."""
+
+    next_at: float  # when the next request comes; infinity: none does
+
+    def begin(self, now: float) -> None:
+        """The server serves from now on."""
+        ...
+
+    def due(self, now: float) -> Iterator[tuple[float, PlannedRequest]]:
+        """Those that have come until now, each with when it came."""
+        ...
+
+    def answered(self, call: PlannedRequest, page_tokens: int) -> tuple[bytes, ...]:
+        """The pages that the answer to it has made whole."""
+        ...
+
+
 class RequestSource:
     """Draws requests by a seed."""
 
@@ -47,16 +67,30 @@ class RequestSource:
         self._shared = [self._new() for _ in range(habit.shared_pages)]
         self._talks: list[list[int]] = []
         self.strangers = False  # only new conversations come
+        self.next_at = math.inf
+        self._rush: tuple[float, Habit] | None = None  # until when, and what is usual
 
     def _new(self) -> int:
         self._block += 1
         return self._block
 
-    def hurry(self, factor: float) -> None:
-        """From now on requests come so many times as often."""
-        self.habit = msgspec.structs.replace(self.habit, per_second=self.habit.per_second * factor)
+    def begin(self, now: float) -> None:
+        self.next_at = now + self._pause()
 
-    def pause(self) -> float:
+    def rush(self, until: float, factor: float) -> None:
+        """Until then requests come so many times as often."""
+        usual = self.habit
+        self.habit = msgspec.structs.replace(usual, per_second=usual.per_second * factor)
+        self._rush = until, usual
+
+    def due(self, now: float) -> Iterator[tuple[float, PlannedRequest]]:
+        if self._rush is not None and now >= self._rush[0]:
+            self.habit, self._rush = self._rush[1], None
+        while self.next_at <= now:
+            self.next_at += self._pause()
+            yield now, self.draw()
+
+    def _pause(self) -> float:
         """Seconds until the next request."""
         return self._random.expovariate(self.habit.per_second)
 

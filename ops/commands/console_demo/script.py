@@ -98,7 +98,7 @@ class Script:
 
     def _busy_donor(self) -> None:
         """Its own requests come twenty times as often for a while: it takes lent memory back."""
-        self.servers["alpha"].scheduler.rush(12.0, 20.0)
+        self.servers["alpha"].work.rush(self._runner.monotonic() + 12.0, 20.0)
 
     def _slow(self) -> None:
         self._array("gamma").slow(1, 12.0)
@@ -123,7 +123,7 @@ class Script:
 
     def _strangers(self) -> None:
         """Nobody comes back: nothing of what they ask for is held."""
-        self.servers["gamma"].scheduler.work.strangers = True
+        self.servers["gamma"].work.strangers = True
 
     def _known_again(self) -> None:
-        self.servers["gamma"].scheduler.work.strangers = False
+        self.servers["gamma"].work.strangers = False

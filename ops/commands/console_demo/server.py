@@ -8,7 +8,6 @@ from hashlib import sha256
 from random import Random
 
 import msgspec
-import numpy as np
 
 from swift_tiers.radix_tiering.base.config import BusConfig, TiersConfig, dump_config
 from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry, page_digest
@@ -29,8 +28,6 @@ from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.planner import HERE
 from swift_tiers.radix_tiering.stack import TierStack
-from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.ssd.blockio import aligned_buffer
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 
 from ...base.devices.curve import Curve
@@ -38,13 +35,14 @@ from ...base.devices.hardware import GPUS
 from ...base.devices.models import MODELS, Model
 from ...base.simulated.device import Device
 from ...base.simulated.lending import BYTES_PER_SECOND, BorrowedMemory, DonorSide, hand_of
-from ...base.simulated.scheduler import CHUNK_TOKENS, PAGE_TOKENS, Scheduler
-from ...base.simulated.stripes import LATENCY_SECONDS, BlankArray, BlankSsd, open_ssd
+from ...base.simulated.scheduler import Scheduler, Serving
+from ...base.simulated.stripes import LATENCY_SECONDS, BlankArray, BlankMemory, BlankSsd, open_ssd
 from ...base.simulated.work import Habit, RequestSource
 from .gpus import DemoCard, DemoGpu
 from .redis_model import RedisModel
 from .telling import Teller
 
+PAGE_TOKENS, CHUNK_TOKENS = 64, 1024
 #: Tokens of the longest prompt that a profile knows of.
 LONGEST = 131_072
 GIB = 1 << 30
@@ -72,17 +70,6 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     lends: bool = False
     borrows: bool = False
     habit: Habit
-
-
-class BlankMemory(HostTier):
-    """Host memory whose pages are all the same one, which nobody writes."""
-
-    def __init__(self, geometry: PageGeometry, size_bytes: int) -> None:
-        super().__init__(
-            geometry, size_bytes, allocate=lambda nbytes: np.broadcast_to(np.zeros(1, np.uint8), (nbytes,))
-        )
-        page = aligned_buffer(geometry.stride_bytes)
-        self.slab = np.lib.stride_tricks.as_strided(page, (self.slots, geometry.stride_bytes), (0, 1))
 
 
 class DemoServer:
@@ -118,8 +105,11 @@ class DemoServer:
         )
         self.device = Device(space.geometry, plan.device_bytes // page, self.stack.digest, process)
         blank = (page_digest if ssd is None else ssd.fingerprint)(self.stack.host.page(0))
-        work = RequestSource(plan.habit, random, seed << 40, int(self.device.pool.pages * LONGEST_PROMPT))
-        self.scheduler = Scheduler(self.stack, self.device, curve, speed, blank, work, random, process)
+        self.work = work = RequestSource(plan.habit, random, seed << 40, int(self.device.pool.pages * LONGEST_PROMPT))
+        serving = Serving(
+            page_tokens=PAGE_TOKENS, forward_tokens=CHUNK_TOKENS, layers=curve.model.layers, bytes_per_second=speed
+        )
+        self.scheduler = Scheduler(self.stack, self.device, curve, serving, blank, work, random, process)
         self._fill()
         self.donor: DonorSide | None = None
         if plan.lends:
@@ -165,7 +155,8 @@ class DemoServer:
         )
 
     def _fill(self) -> None:
-        self.scheduler.fill(int(self.stack.host.slots * FILLED))
+        while self.stack.table.directory(self.stack.digest).pages < int(self.stack.host.slots * FILLED):
+            self.scheduler.serve_at_once(self.work.draw())
         if self.array is not None:
             self.stack.wait_written(60.0)
             self.array.bytes_per_second = self.plan.device_speed

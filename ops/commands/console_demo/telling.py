@@ -23,7 +23,7 @@ from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.way.observing import prefix_places, tier_map, whole_key
 
 from ...base.simulated.device import Device
-from ...base.simulated.scheduler import PAGE_TOKENS, DemoRequest, Scheduler
+from ...base.simulated.scheduler import ModelRequest, Scheduler
 
 #: How often the tree is walked for its shape, seconds.
 SHAPE_SECONDS = 2.0
@@ -81,10 +81,10 @@ class Teller:
             evictions=device.evictions,
         )
 
-    def _request(self, one: DemoRequest, now: float) -> RequestSample:
+    def _request(self, one: ModelRequest, now: float) -> RequestSample:
         facts, admitted = one.facts, one.admitted is not None
-        loaded = {tier: facts.pages(tier) * PAGE_TOKENS for tier in ("peer", "host", "ssd")}
-        device = one.on_device * PAGE_TOKENS if admitted else 0
+        loaded = {tier: facts.pages(tier) * one.page_tokens for tier in ("peer", "host", "ssd")}
+        device = one.on_device * one.page_tokens if admitted else 0
         computed = one.prompt_tokens - device - sum(loaded.values()) if admitted else 0
         outcome, waited = facts.restore(now)
         since = self._runner.time() - now
@@ -138,7 +138,7 @@ class Teller:
         return TreeNodes(time=self._runner.time(), nodes=nodes, complete=True, table=tuple(table))
 
 
-def _state(one: DemoRequest) -> RequestState:
+def _state(one: ModelRequest) -> RequestState:
     if one.ended is not None:
         return RequestState.FINISHED
     if one.admitted is not None:
@@ -146,9 +146,9 @@ def _state(one: DemoRequest) -> RequestState:
     return RequestState.RESTORING if one.facts.restoring else RequestState.WAITING
 
 
-def _runs(one: DemoRequest, computed_tokens: int) -> Iterator[tuple[str, int]]:
+def _runs(one: ModelRequest, computed_tokens: int) -> Iterator[tuple[str, int]]:
     if one.on_device:
         yield "device", one.on_device
     yield from one.facts.runs
     if computed_tokens:
-        yield "compute", -(-computed_tokens // PAGE_TOKENS)
+        yield "compute", -(-computed_tokens // one.page_tokens)
