@@ -7,6 +7,7 @@ The simulated device follows the roofline of `Curve`; the planner, as in a real 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -18,6 +19,14 @@ from .models import Model
 
 #: Tokens of the longest forward: SGLang's own choice of `--chunked-prefill-size` for large GPUs.
 FORWARD_TOKENS = 8192
+
+
+class Computes(Protocol):
+    """A device."""
+
+    def seconds(self, start: int, end: int) -> float:
+        """One forward over tokens `[start, end)`, all before them being there."""
+        ...
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):

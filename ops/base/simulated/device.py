@@ -24,7 +24,7 @@ from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 
 
-class ModelPool(HostTier):
+class SimulatedPool(HostTier):
     """Slots that can also be taken in neighbouring spans, to lend them (`PagePool`)."""
 
     table: PageTable
@@ -90,7 +90,7 @@ class Device:
     """`match` when a request arrives, `seat` when it is admitted, `keep` when its prompt is computed, then `leave`."""
 
     def __init__(self, geometry: PageGeometry, pages: int, namespace: bytes, runner: Runner) -> None:
-        self.pool = ModelPool(geometry, pages)
+        self.pool = SimulatedPool(geometry, pages)
         self.table = self.pool.table = PageTable(self.pool, eviction_policy(PolicyConfig()), runner=runner)
         self._geometry = geometry
         self._namespace = namespace

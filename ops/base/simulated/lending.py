@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from swift_tiers.radix_tiering.base.events import EventLog
-from swift_tiers.radix_tiering.base.page import HeldPages, PageGeometry
+from swift_tiers.radix_tiering.base.page import HeldPages, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.figures.counters import LinkCounters
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout
@@ -27,18 +27,12 @@ from swift_tiers.radix_tiering.lending.leases.effects import (
     LeaseRecalled,
 )
 from swift_tiers.radix_tiering.lending.leases.lease import Use
+from swift_tiers.radix_tiering.table.tier_copies import Copy
 from swift_tiers.radix_tiering.tiers.peer.lent_memory import LeaseSlots, LentMemory, PeerPlace
 from swift_tiers.radix_tiering.tiers.testing.network import Network
-from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, TierListener, Write, Written
+from swift_tiers.radix_tiering.tiers.tier import LandDone, Read, ReadOutcome, TierListener, Write, Written
 
-from .device import ModelPool
-
-#: Over which a donor's own demand counts, seconds: shorter than in a server, so that there is something to see.
-WINDOW_SECONDS = 30.0
-#: The part of its pool that it lends at most.
-MOST_LENT = 0.75
-#: How fast pages are copied between two servers.
-BYTES_PER_SECOND = 20e9
+from .device import SimulatedPool
 
 
 class DonorSide:
@@ -49,7 +43,8 @@ class DonorSide:
         name: str,
         network: Network,
         runner: Runner,
-        pool: ModelPool,
+        pool: SimulatedPool,
+        sizer: ElasticSizer,
         events: EventLog,
         demand: Callable[[], int],
     ) -> None:
@@ -60,8 +55,10 @@ class DonorSide:
         self.service = LeaseService(
             donor=donor, listen=self.address, on_donor=effects.append, runner=runner, wire=network.wire(name)
         )
-        most, planes = int(MOST_LENT * pool.pages), geometry.layers * geometry.planes
-        self.sizer = ElasticSizer(pool.pages, geometry.tokens, most_lent=most, window_seconds=WINDOW_SECONDS)
+        self.sizer = sizer
+        self.recalls = 0  # how often its requests took memory back
+        self._events = events
+        planes = geometry.layers * geometry.planes
         plane = geometry.page_bytes // planes
         self.lender = Lender(
             pool,
@@ -72,18 +69,56 @@ class DonorSide:
             demand=demand,
             fence=lambda: lambda: True,
             wait_for_copy=lambda: None,
-            taken_back=lambda pages, seconds: events.emit("lending.taken_back", pages=pages, seconds=round(seconds, 4)),
+            taken_back=self._taken_back,
             sized=lambda sized: events.emit("lending.sized", **sized._asdict()),
         )
+
+    def _taken_back(self, pages: int, seconds: float) -> None:
+        self.recalls += 1
+        self._events.emit("lending.taken_back", pages=pages, seconds=round(seconds, 4))
+
+
+class LandingModel:
+    """Landing memory without bytes."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._free = list(range(slots - 1, -1, -1))
+
+    @property
+    def used_slots(self) -> int:
+        return self.slots - len(self._free)
+
+    def take(self) -> int | None:
+        """A slot; None if all are taken."""
+        return self._free.pop() if self._free else None
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
 
 
 class BorrowedMemory(LentMemory):
     """Places in memory that others lend, copied to and from by one thread, one page after the other."""
 
-    def __init__(self, name: str, network: Network, runner: Runner, geometry: PageGeometry) -> None:
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        runner: Runner,
+        geometry: PageGeometry,
+        bytes_per_second: float,
+        *,
+        landing: LandingModel | None = None,
+        landing_bytes_per_second: float = 0.0,
+    ) -> None:
+        """`bytes_per_second`: between a donor and this server's host memory, and to its landing memory."""
         self.page_bytes = geometry.page_bytes
+        self.landed = self.passed = 0  # pages that came up, to landing memory and to host memory
+        self._speed, self._landing_speed = bytes_per_second, landing_bytes_per_second
+        self._landing = landing
         self._runner = runner
-        self._counters = {"peer-host": LinkCounters(), "host-peer": LinkCounters()}
+        links = ["peer-host", "host-peer"] if landing is None else ["peer-host", "host-peer", "peer-device"]
+        self._counters = {link: LinkCounters() for link in links}
         self._slots = 0  # of leases that are not over
         self._free: dict[LeaseKey, list[int]] = {}
         self._held: dict[LeaseKey, set[int]] = {}
@@ -157,6 +192,13 @@ class BorrowedMemory(LentMemory):
         for one in reads:
             self._jobs.put(partial(self._read, one, self._runner.monotonic()))
 
+    def land(self, record: PageRecord, copy: Copy, done: LandDone) -> bool:
+        slot = self._landing.take() if self._landing is not None else None
+        if slot is None:
+            return False
+        self._jobs.put(partial(self._land, copy, slot, done, self._runner.monotonic()))
+        return True
+
     def close(self, held: Iterable[HeldPages] | None = None, timeout: float | None = None) -> None:
         """Return all leases, and end."""
         self.service.close()
@@ -182,28 +224,38 @@ class BorrowedMemory(LentMemory):
             self._slots -= len(self._free.pop(effect.key, ())) + len(self._held.pop(effect.key, ()))
             self._listener.gone(effect.key, f"the lease was {effect.ended.value}")
 
-    def _copied(self, key: LeaseKey, use: Use, link: str, asked: float) -> bool:
+    def _copied(self, key: LeaseKey, use: Use, link: str, asked: float, bytes_per_second: float) -> bool:
         """Whether the lease has lasted while a page was copied."""
         ticket = self.service.check_before(key, use)
         if ticket is None:
             return False
-        self._runner.sleep(self.page_bytes / BYTES_PER_SECOND)
+        self._runner.sleep(self.page_bytes / bytes_per_second)
         lasted = self.service.check_after(ticket)
         if lasted:
             self._counters[link].count(1, self.page_bytes, self._runner.monotonic() - asked)
         return lasted
 
     def _write(self, write: Write, asked: float) -> None:
-        made = self._copied(write.place.key, Use.STORE, "host-peer", asked)
+        made = self._copied(write.place.key, Use.STORE, "host-peer", asked, self._speed)
         with self.answers:
             if not made:
                 self.release([write.place])
             write.done(Written(write.place, write.digest or b"") if made else None, "" if made else "lease over")
 
     def _read(self, read: Read, asked: float) -> None:
-        lasted = self._copied(read.copy.place.key, Use.DEMOTE if read.saving else Use.READ, "peer-host", asked)
+        use = Use.DEMOTE if read.saving else Use.READ
+        lasted = self._copied(read.copy.place.key, use, "peer-host", asked, self._speed)
+        self.passed += lasted
         with self.answers:
             read.done(ReadOutcome.OK if lasted else ReadOutcome.CANCELLED)
+
+    def _land(self, copy: Copy, slot: int, done: LandDone, asked: float) -> None:
+        lasted = self._copied(copy.place.key, Use.READ, "peer-device", asked, self._landing_speed)
+        self.landed += lasted
+        if not lasted and self._landing is not None:
+            self._landing.give_back(slot)
+        with self.answers:
+            done(ReadOutcome.OK if lasted else ReadOutcome.CANCELLED, slot if lasted else -1)
 
 
 def hand_of(name: str, donor: DonorSide | None, memory: BorrowedMemory | None) -> LenderHand | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,19 +24,12 @@ from swift_tiers.radix_tiering.way.request_restore import Readiness, Restore
 from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 from swift_tiers.sglang_ext.way.request import TieredRequest, TieringStage
 
+from ..devices.curve import Computes
 from .device import Device, Seat
-from .work import PlannedRequest, Work
+from .work import Arrivals, PlannedRequest
 
 #: Tokens that a request gets in a second once it has its first one.
 DECODED_PER_SECOND = 40.0
-
-
-class Computes(Protocol):
-    """A device."""
-
-    def seconds(self, start: int, end: int) -> float:
-        """One forward over tokens `[start, end)`, all before them being there."""
-        ...
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +95,7 @@ class _Load(NamedTuple):
     first: int  # of the restore's pages
     front: int  # of the request's tail, likewise
     pages: int
+    landed: int  # of these, that are on the device already
 
 
 class Scheduler:
@@ -114,7 +108,7 @@ class Scheduler:
         computes: Computes,
         serving: Serving,
         blank: bytes,
-        work: Work,
+        work: Arrivals,
         random: Random,
         runner: Runner,
     ) -> None:
@@ -130,7 +124,7 @@ class Scheduler:
         self.ended: list[ModelRequest] = []  # since somebody looked
         self.counts: Counter[str] = Counter()
         self.serving = serving
-        self.busy_seconds = 0.0  # in which something was computed, or copied for it
+        self.busy_seconds = 0.0  # in which something was computed
         self._stack = stack
         self._computes = computes
         self._blank = blank
@@ -271,26 +265,27 @@ class Scheduler:
         tiered, pages = asked.tiered, jump - front
         if pages <= 0:
             return None
-        first, _ = tiered.places(asked.tail[front:jump])
+        first, places = tiered.places(asked.tail[front:jump])
         restore = tiered.restore
         assert restore is not None, "its pages have places"
         tiered.copies(first, pages)
         asked.facts.runs += tiered.take_runs()
         self.device.mark(asked.seat, front, jump, SlotState.LOADING)
-        return _Load(restore, first, front, pages)
+        return _Load(restore, first, front, pages, int((places.numbers >= self._stack.host.slots).sum()))
 
     def _landed(self, asked: ModelRequest, load: _Load, seconds: float) -> None:
-        self._stack.links["host-device"].count(load.pages, load.pages * self._page_bytes, seconds)
-        self._stack.restorer.count_load(load.restore, load.first, load.pages, seconds, failed=False)
+        pages = load.pages - load.landed
+        self._stack.links["host-device"].count(pages, pages * self._page_bytes, seconds)
+        self._stack.restorer.count_load(load.restore, load.first, load.pages, seconds, failed=False, landed=load.landed)
         asked.tiered.copied()
         self.device.mark(asked.seat, load.front, load.front + load.pages, SlotState.PRIVATE)
 
     def _compute(self, asked: ModelRequest, start: int, end: int, load: _Load | None) -> None:
         """Layer by layer: the forward follows behind the copy, and has one layer left to do when that is through."""
         seconds, serving = self._computes.seconds(start, end), self.serving
-        copied = 0.0 if load is None else load.pages * self._page_bytes / serving.bytes_per_second
-        took = max(seconds, copied + seconds / serving.layers) if load is not None else seconds
-        self.busy_seconds += took
+        copied = 0.0 if load is None else (load.pages - load.landed) * self._page_bytes / serving.bytes_per_second
+        took = max(seconds, copied + seconds / serving.layers) if copied else seconds
+        self.busy_seconds += seconds
         first, last = (tokens // serving.page_tokens - asked.on_device for tokens in (start, end))
         self.device.mark(asked.seat, first, last, SlotState.RECOMPUTING)
         self._runner.sleep(took)

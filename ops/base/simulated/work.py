@@ -37,7 +37,7 @@ class PlannedRequest(NamedTuple):
     talk: list[int]
 
 
-class Work(Protocol):
+class Arrivals(Protocol):
     """Who asks for what, and when. Times are of the runner's clock."""
 
     next_at: float  # when the next request comes; infinity: none does

@@ -24,6 +24,7 @@ from swift_tiers.radix_tiering.bus.contract.neighbours import lease_name
 from swift_tiers.radix_tiering.bus.contract.policy_values import section_of
 from swift_tiers.radix_tiering.bus.contract.records import ServerInfo
 from swift_tiers.radix_tiering.bus.speak import BusPublisher, carry_out
+from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.planner import HERE
@@ -34,7 +35,7 @@ from ...base.devices.curve import Curve
 from ...base.devices.hardware import GPUS
 from ...base.devices.models import MODELS, Model
 from ...base.simulated.device import Device
-from ...base.simulated.lending import BYTES_PER_SECOND, BorrowedMemory, DonorSide, hand_of
+from ...base.simulated.lending import BorrowedMemory, DonorSide, hand_of
 from ...base.simulated.scheduler import Scheduler, Serving
 from ...base.simulated.stripes import LATENCY_SECONDS, BlankArray, BlankMemory, BlankSsd, open_ssd
 from ...base.simulated.work import Habit, RequestSource
@@ -49,6 +50,11 @@ GIB = 1 << 30
 RANK = "dp0-tp0"
 #: How the Redis is called that is a model, and where lease addresses on it can be reached from.
 BUS, SCOPE = "redis://simulated", "simulated"
+#: How fast pages are copied between two servers.
+BYTES_PER_SECOND = 20e9
+#: Over which a donor's own demand counts, seconds: shorter than in a server, so that there is something to see; and
+#: the part of its pool that it lends at most.
+WINDOW_SECONDS, MOST_LENT = 30.0, 0.75
 #: The part of the device that a prompt takes at most.
 LONGEST_PROMPT = 0.6
 #: What of the room below the device is taken from the beginning on.
@@ -94,7 +100,7 @@ class DemoServer:
         ssd: BlankSsd | None = None
         if plan.devices:  # each page on two devices
             self.array, ssd = open_ssd(process, RANK, plan.devices, plan.device_slots, page // 2)
-        self.memory = BorrowedMemory(self._name, network, process, space.geometry) if plan.borrows else None
+        self.memory = self._borrowed(space.geometry) if plan.borrows else None
         self.stack = TierStack(
             space,
             TiersConfig(bus=BusConfig(server=plan.name, control=True)),
@@ -113,8 +119,10 @@ class DemoServer:
         self._fill()
         self.donor: DonorSide | None = None
         if plan.lends:
+            pages = self.device.pool.pages
+            sizer = ElasticSizer(pages, PAGE_TOKENS, most_lent=int(MOST_LENT * pages), window_seconds=WINDOW_SECONDS)
             self.donor = DonorSide(
-                self._name, network, process, self.device.pool, self.stack.events, self.scheduler.demand
+                self._name, network, process, self.device.pool, sizer, self.stack.events, self.scheduler.demand
             )
             self.scheduler.came, self.scheduler.refused = self.donor.lender.arrived, self.donor.lender.refused
         self.stack.lease_hand = hand_of(self._name, self.donor, self.memory)
@@ -153,6 +161,9 @@ class DemoServer:
             runner=self._process,
             client=lambda config, name: redis.client(),
         )
+
+    def _borrowed(self, geometry: PageGeometry) -> BorrowedMemory:
+        return BorrowedMemory(self._name, self._network, self._process, geometry, BYTES_PER_SECOND)
 
     def _fill(self) -> None:
         while self.stack.table.directory(self.stack.digest).pages < int(self.stack.host.slots * FILLED):

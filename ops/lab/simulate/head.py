@@ -5,7 +5,7 @@ from __future__ import annotations
 #: What is left out, what a server does, and what tables show instead.
 NOT_MODELLED = (
     (
-        "verification of pages: xxh3 on the CPU, digests on the GPU",
+        "the time of verifying pages: xxh3 on the CPU, digests on the GPU",
         "every page, before it is promised",
         "loads that are a little too fast",
     ),
@@ -20,24 +20,14 @@ NOT_MODELLED = (
         "as if they took no time",
     ),
     (
-        "pages on their way down, to host memory, ssd and donors",
-        "they share links with what comes up",
-        "reads that have links to themselves",
+        "copies between a device and host memory, both ways at once",
+        "they share PCIe",
+        "each way with a link to itself",
     ),
     (
         "PCIe shared between GPUs, the donor's side of it, both directions at once",
         "one root complex for several GPUs",
         "every GPU with a link of its own",
-    ),
-    (
-        "leases as letters: asking, recalls that save pages first, 50 ms of them",
-        "each loan and recall takes time",
-        "memory that changes hands at once",
-    ),
-    (
-        "lent memory behind host memory",
-        "a donor's copy is a further one",
-        "one or the other",
     ),
     (
         "cached prefixes of donors",
@@ -55,7 +45,7 @@ NOT_MODELLED = (
         "token-wise ones",
     ),
     (
-        "costs that are learnt, and drift",
+        "costs that are learnt, and drift, but where a stack serves",
         "fitted to timed forwards, followed live",
         "fitted once, and true",
     ),
@@ -65,9 +55,9 @@ NOT_MODELLED = (
         "one rank",
     ),
     (
-        "errors, slow devices, deadlines, a full queue",
+        "errors, slow devices",
         "given up, recomputed",
-        "none",
+        "none (`./swift torture` has them)",
     ),
 )
 
@@ -77,13 +67,18 @@ Every table here is printed by `./swift simulate NAME`, and this whole file by
 
     ./swift simulate all --markdown > docs/evaluation.md
 
-A discrete-event simulation runs the planner, the two pointers, the batch's choice of what to load, the placement of
-stripe units, the page table with its eviction and write-behind, the number of pages that land on a device, and the
-sizing of what donors lend, all of which also run in a server. Modelled are devices: how long a GPU computes, what
-NVLink, PCIe, networks and SSDs carry. Times are virtual and random numbers seeded, so the figures are the same on every
-machine. `mooncake-…` needs the trace (`SWIFT_TIERS_TRACES`). Where a table shows what no server does, it says so: the
-paper's ways in `cacheflow-crossover`, `swiftcache-tail` and `swiftcache-route`, the remote store, the pipeline of
-`cacheflow-stages`, Eq. 1-5 in `swiftcache-context`.
+`mooncake-…`, `swiftcache-tail` and `swiftcache-route` let requests come to **the tier stack that serves**: page table,
+host memory, stripe set, restorer, planner, leases and lenders, each with its threads, in virtual time. Modelled are
+devices (how long a GPU computes; what NVLink, PCIe, networks and SSDs carry), SGLang's pool, tree and scheduler
+(`ops/base/simulated`, which the console's demo shows too), and a remote store. Pages are smaller than real ones, as is
+what is copied in a second, by the same number.
+
+`bound-…`, `cacheflow-…` and `swarm-scaling` compare ways to restore, most of which no server has. They run what decides
+in a server (the planner, the two pointers, the batch's choice of what to load, the placement of stripe units) in a loop
+of their own. Times are virtual and random numbers seeded, so the figures are the same on every machine. `mooncake-…`
+needs the trace (`SWIFT_TIERS_TRACES`). Where a table shows what no server does, it says so: the paper's ways in
+`cacheflow-crossover`, `swiftcache-tail` and `swiftcache-route`, the remote store, the pipeline of `cacheflow-stages`,
+Eq. 1-5 in `swiftcache-context`.
 
 **What this can show, and what not.** It shows what schedules and sizes do on devices that behave as assumed. It does
 not show how fast a real server is: data sheets are not devices, and nobody else's software is modelled beyond the one

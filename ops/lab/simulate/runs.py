@@ -10,11 +10,11 @@ from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel, Sourc
 from swift_tiers.radix_tiering.restore.plan import CHUNK_TOKENS
 from swift_tiers.radix_tiering.restore.planner import Costs
 
-from ...base.devices.curve import Curve
+from ...base.devices.curve import Computes, Curve
 from .devices.clock import Clock
 from .devices.lines import Line
 from .devices.restoring import Method, Request, Restoration, Server
-from .devices.setup import Computes, Setup
+from .devices.setup import Setup
 
 #: Where the prefixes of these runs lie.
 REMOTE = "remote"

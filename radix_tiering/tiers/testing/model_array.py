@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import heapq
 import random
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ class ModelArray(MemoryArray):
         self._runner = runner
         self._draw = random.Random(runner.random.random())
         self._seconds = seconds
-        self._due: list[tuple[float, int, Request]] = []
+        self._due: list[tuple[float, int, Request]] = []  # a heap
         self._number = 0
         #: Devices that have gone, that answer nothing, and that answer every other request with an error.
         self.lost: set[int] = set()
@@ -43,7 +44,7 @@ class ModelArray(MemoryArray):
         for request in requests:
             self._number += 1
             due = now + NEVER if request.device in self.silent else self._due_at(request, now)
-            self._due.append((due, self._number, request))
+            heapq.heappush(self._due, (due, self._number, request))
 
     def _due_at(self, request: Request, now: float) -> float:
         """When a request that is given to its device now is done."""
@@ -53,20 +54,21 @@ class ModelArray(MemoryArray):
         end = None if timeout is None else self._runner.monotonic() + timeout
         while True:
             now = self._runner.monotonic()
-            done = sorted(one for one in self._due if one[0] <= now)
-            if done or not at_least or not self._due or (end is not None and now >= end):
+            if not at_least or not self._due or self._due[0][0] <= now or (end is not None and now >= end):
                 break
-            first = min(due for due, _, _ in self._due)
+            first = self._due[0][0]
             self._runner.sleep((first if end is None else min(first, end)) - now)
-        self._due = [one for one in self._due if one not in done]
-        return [self._carry_out(request) for _, _, request in done]
+        done = []
+        while self._due and self._due[0][0] <= now:
+            done.append(heapq.heappop(self._due)[2])
+        return [self._carry_out(request) for request in done]
 
     def heal(self) -> None:
         """What was silent answers after all, and nothing goes wrong any more."""
         self.silent.clear()
         self.failing.clear()
         now = self._runner.monotonic()
-        self._due = [(min(due, now), number, request) for due, number, request in self._due]
+        self._due = sorted((min(due, now), number, request) for due, number, request in self._due)
 
     def sync(self, device: int) -> int:
         self._runner.sleep(NEVER if device in self.silent else self._seconds * self._draw.random())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,106 +13,93 @@ from swift_tiers.ops.base.devices.models import MODELS
 from swift_tiers.ops.base.errors import CommandError
 from swift_tiers.ops.lab.simulate import traces
 from swift_tiers.ops.lab.simulate.context import block_bytes, from_counts
-from swift_tiers.ops.lab.simulate.devices.clock import Clock
-from swift_tiers.ops.lab.simulate.devices.lines import Line, Stripes
-from swift_tiers.ops.lab.simulate.devices.restoring import RECOMPUTE
-from swift_tiers.ops.lab.simulate.devices.setup import SSD, geometry
-from swift_tiers.ops.lab.simulate.donors import Donor
-from swift_tiers.ops.lab.simulate.machine import Call, Machine, replay
+from swift_tiers.ops.lab.simulate.lent import Borrowing, DonorModel, Guests, network
+from swift_tiers.ops.lab.simulate.machine import Call, Machine, ModelServer, Trace, in_virtual_time, replay
 from swift_tiers.ops.lab.simulate.scenarios.mooncake import one_of_many
-from swift_tiers.ops.lab.simulate.stripe_set import StripeSetModel
-from swift_tiers.ops.lab.simulate.tiers import REMOTE, Tiers
 from swift_tiers.ops.lab.simulate.workloads import Lengths
-from swift_tiers.radix_tiering.restore.planner import HERE
+from swift_tiers.radix_tiering.base.config import RestoreConfig
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.table.rules import check_rules
-from swift_tiers.radix_tiering.table.tier_copies import HOST
-
-PAGE = geometry(16, 1024)
-A, B = [1, 2, 3, 4], [1, 2, 13, 14]
 
 
-def serve(tiers: Tiers, clock: Clock, numbers: list[int]) -> tuple[int, tuple[str, ...]]:
-    claim = tiers.claim(numbers)
-    tiers.finish(claim)
-    clock.run()
-    assert tiers.table is None or not tiers.table.pinned_pages
-    if tiers.table is not None:
-        check_rules(tiers.table)
-    return claim.on_device, claim.sources
+def machine(**changes: object) -> Machine:
+    """Pages of 512 tokens; four of them fit the device."""
+    plain = {"device_bytes": 4 * PAGE_BYTES, "page_tokens": TOKENS, "copy_bytes_per_second": 50e9}
+    return Machine(curve=Curve(model=MODELS["Qwen3-8B"], gpu=GPUS["H100"]), **{**plain, **changes})  # type: ignore[arg-type]
+
+
+TOKENS = 512
+PAGE_BYTES = TOKENS * MODELS["Qwen3-8B"].token_bytes
+A, B, C = (1, 2, 3, 4), (1, 2, 13, 14), (21, 22, 23, 24)
+
+
+def served(*prompts: tuple[int, ...], remote: int = 0, **changes: object) -> list[dict[str, int]]:
+    """Of prompts of these blocks, a minute apart, how many pages were found of each, by place. `remote`: of the first
+    one's, those that are in a shared store."""
+    calls = [
+        Call(60.0 * at, TOKENS * len(blocks) + 1, blocks, remote=0 if at else remote)
+        for at, blocks in enumerate(prompts)
+    ]
+
+    def simulate(runner: VirtualRunner) -> list[dict[str, int]]:
+        server = ModelServer(runner, machine(**changes), Trace(calls, TOKENS), RestoreConfig(strategy="load"))
+        server.scheduler.start()
+        found, before = [], server.hits()
+        runner.sleep(30.0)
+        for _ in prompts:
+            check_rules(server.stack.table)
+            assert not server.stack.table.pinned_pages
+            now = server.hits()
+            found.append({place: (now[place] - before[place]) // TOKENS for place in now if now[place] > before[place]})
+            before = now
+            runner.sleep(60.0)
+        return found
+
+    return in_virtual_time(simulate)
 
 
 def test_what_leaves_the_device_is_found_below_it() -> None:
-    clock = Clock()
-    tiers = Tiers(clock, PAGE, device_pages=4, host_pages=8)
-    assert serve(tiers, clock, A) == (0, ())
-    assert serve(tiers, clock, A) == (4, ())
-    assert serve(tiers, clock, B) == (2, ())
-    assert serve(tiers, clock, A) == (2, (HERE, HERE))
-    assert serve(Tiers(clock, PAGE, device_pages=4, host_pages=0), clock, A) == (0, ())
+    assert served(A, A, B, A, host_bytes=8 * PAGE_BYTES) == [{}, {"device": 4}, {"device": 2}, {"device": 2, "host": 2}]
+    assert served(A, C, A) == [{}, {}, {}]
 
 
 def test_what_leaves_host_memory_too_is_found_on_ssd() -> None:
-    clock = Clock()
-    stripes = Stripes([Line(clock, 1e9), Line(clock, 1e9)], PAGE.page_bytes // 2)
-    tiers = Tiers(clock, PAGE, device_pages=4, host_pages=4, ssd=StripeSetModel(stripes, slots=8))
-    serve(tiers, clock, A)
-    serve(tiers, clock, [21, 22, 23, 24])
-    assert serve(tiers, clock, A) == (0, (SSD,) * 4)
-    assert tiers.table is not None
-    assert tiers.table.named("ssd").pages == 8
-    serve(tiers, clock, [31, 32, 33, 34])  # the stripe set is full: the longest unused leave
-    assert tiers.table.named("ssd").pages == 8
+    ssd = {"ssd": SSDS["PM9A3"], "ssds": 2, "host_bytes": 4 * PAGE_BYTES}
+    assert served(A, C, A, **ssd, ssd_bytes=16 * PAGE_BYTES) == [{}, {}, {"ssd": 4}]
+    # A stripe set that is full: the longest unused leave.
+    assert served(A, C, (31, 32, 33, 34), A, C, **ssd, ssd_bytes=8 * PAGE_BYTES)[3:] == [{}, {}]
 
 
 def test_a_shared_store_has_what_nobody_here_has() -> None:
-    clock = Clock()
-    tiers = Tiers(clock, PAGE, device_pages=4, host_pages=8)
-    claim = tiers.claim(A, remote=3)
-    assert claim.sources == (REMOTE,) * 3
-    tiers.finish(claim)
-    serve(tiers, clock, [21, 22, 23, 24])
-    assert serve(tiers, clock, A) == (0, (HERE,) * 4)
-
-
-def test_lent_memory_holds_no_more_than_is_lent() -> None:
-    clock = Clock()
-    tiers = Tiers(clock, PAGE, device_pages=2, host_pages=8)
-    serve(tiers, clock, A)
-    tiers.limit(2)
-    assert tiers.table is not None
-    assert tiers.table.of[HOST].pages == 2
-    check_rules(tiers.table)
-    assert serve(tiers, clock, A)[1] == ()
-    tiers.limit(8)
-    serve(tiers, clock, A)
-    assert tiers.table.of[HOST].pages == 4
+    store = {"remote_bytes_per_second": 1e10, "host_bytes": 8 * PAGE_BYTES}
+    assert served(A, C, A, remote=3, **store) == [{"remote": 3}, {}, {"host": 4}]
 
 
 def test_a_donor_lends_what_a_window_did_not_need_and_takes_it_back_at_once() -> None:
-    clock = Clock()
-    seen: list[tuple[float, int]] = []
-    donor = Donor(
-        clock,
-        pool_bytes=1000 * 16.0,
-        page_bytes=16,
-        page_tokens=16,
-        per_second=1.0,
-        lengths=Lengths(median=200, p90=2000, least=16, most=8000),
-        hold_seconds=5.0,
-        seed=2,
-        changed=lambda: seen.append((clock.now, donor.lent_bytes)),
-    )
-    donor.run(600.0)
-    clock.run()
-    assert donor.recalls
-    assert seen[0][1] > 0
-    for (_, lent), (when, then) in pairwise(seen):
-        if then > lent:  # never within a window of a recall
-            assert not any(when - 60 < at < when and less < more for at, less, more in _recalls(seen))
+    """What it lends and what its requests need never exceed its pool for longer than the product takes to recall."""
+    guests = Guests(per_second=1.0, lengths=Lengths(median=200, p90=2000, least=16, most=8000), hold_seconds=5.0)
+    pool = 1000 * PAGE_BYTES
 
+    def simulate(runner: VirtualRunner) -> tuple[int, list[int], list[int]]:
+        letters = network(runner)
+        donor = DonorModel("donor", letters, runner, MODELS["Qwen3-8B"], pool, TOKENS, guests, 2)
+        borrower = Borrowing(
+            runner, machine(host_bytes=pool), Trace([], TOKENS), RestoreConfig(), {"donor": donor}, letters,
+            landing_bytes=None, to_device=1e11, to_host=1e10, usual_pages=1,
+        )  # fmt: skip
+        lent, room = [], []
+        for _ in range(600):
+            runner.sleep(1.0)
+            lent.append(int(borrower.lent_bytes))
+            room.append(borrower.server.stack.host.limit_slots)
+        return borrower.recalls, lent, room
 
-def _recalls(seen: list[tuple[float, int]]) -> list[tuple[float, int, int]]:
-    return [(when, then, lent) for (_, lent), (when, then) in pairwise(seen) if then < lent]
+    recalls, lent, room = in_virtual_time(simulate)
+    assert recalls
+    assert max(lent) > pool // 2
+    assert max(lent) <= pool
+    # Host memory, which stands for it, holds as much, a round later at most.
+    assert sum(abs(pages * PAGE_BYTES - held) < PAGE_BYTES for pages, held in zip(room, lent, strict=True)) > 500
 
 
 def test_the_longest_context_of_the_papers_example() -> None:
@@ -126,11 +112,6 @@ def test_the_longest_context_of_the_papers_example() -> None:
 # ---- replays ----
 
 
-def machine(**changes: object) -> Machine:
-    plain = {"device_bytes": 512 * 4 * 147_456, "page_tokens": 512}
-    return Machine(curve=Curve(model=MODELS["Qwen3-8B"], gpu=GPUS["H100"]), **{**plain, **changes})  # type: ignore[arg-type]
-
-
 CALLS = [
     Call(float(at), 2100 + 10 * at, tuple(range(conversation * 100, conversation * 100 + 4)))
     for at, conversation in enumerate([0, 1, 2, 0, 1, 2, 0, 1, 2])
@@ -138,17 +119,16 @@ CALLS = [
 
 
 def test_larger_tiers_hit_more_and_are_faster() -> None:
-    host = 16 * 512 * 147_456
+    host = 16 * PAGE_BYTES
     device_only = replay(machine(), CALLS)
-    with_host = replay(machine(host_bytes=host, copy_bytes_per_second=50e9), CALLS)
-    on_ssd = replay(
-        machine(host_bytes=host / 4, ssd=SSDS["PM9A3"], ssds=4, ssd_bytes=8 * host, copy_bytes_per_second=50e9), CALLS
-    )
-    assert device_only.hits == {"device": 0, HERE: 0, SSD: 0, REMOTE: 0}
-    assert with_host.hits[HERE] == on_ssd.hits[SSD] == 6 * 4 * 512
+    with_host = replay(machine(host_bytes=host), CALLS)
+    on_ssd = replay(machine(host_bytes=host / 4, ssd=SSDS["PM9A3"], ssds=4, ssd_bytes=8 * host), CALLS)
+    assert not any(device_only.hits.values())
+    assert with_host.hits["host"] == on_ssd.hits["ssd"] == 6 * 4 * 512
     assert with_host.mean < on_ssd.mean < device_only.mean
-    assert replay(machine(host_bytes=host), CALLS, RECOMPUTE).mean == pytest.approx(device_only.mean)
-    assert with_host == replay(machine(host_bytes=host, copy_bytes_per_second=50e9), CALLS)
+    recomputed = replay(machine(host_bytes=host), CALLS, RestoreConfig(strategy="recompute"))
+    assert recomputed.mean == pytest.approx(device_only.mean, rel=0.01)
+    assert with_host == replay(machine(host_bytes=host), CALLS)
 
 
 def test_a_trace_is_read_in_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,12 @@ if TYPE_CHECKING:
     from .clock import Clock
     from .lines import Done, Line, Stripes
     from .restoring import Method, Request, Restoration, Server
-    from .setup import SSD, Computes, Setup, geometry
+    from .setup import Setup
 else:
     __getattr__ = lazily(__name__)
 
 __all__ = [
-    "SSD",
     "Clock",
-    "Computes",
     "Done",
     "Line",
     "Method",
@@ -29,5 +27,4 @@ __all__ = [
     "Server",
     "Setup",
     "Stripes",
-    "geometry",
 ]

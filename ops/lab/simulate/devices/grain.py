@@ -8,7 +8,8 @@ from typing import Protocol
 from swift_tiers.radix_tiering.restore.batch import Forward
 from swift_tiers.radix_tiering.restore.planner import Planner
 
-from .setup import Computes, Setup
+from ....base.devices.curve import Computes
+from .setup import Setup
 
 
 class Grain(Protocol):

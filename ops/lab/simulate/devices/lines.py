@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from swift_tiers.radix_tiering.tiers.ssd.layout import Placement, unit_count, unit_length
 from swift_tiers.radix_tiering.tiers.ssd.slots import SlotAllocator, SlotMap
 
+from ....base.devices.hardware import Ssd
 from .clock import Clock
 
 Done = Callable[[], None]
@@ -41,6 +42,12 @@ class Line:
         self.busy_seconds += took
         self.carried_bytes += nbytes
         self._clock.at(self._free, done)
+
+
+def ssd_lines(clock: Clock, ssd: Ssd, count: int) -> list[Line]:
+    """So many devices of a kind."""
+    latency, request = ssd.latency_seconds, 1 / ssd.requests_per_second
+    return [Line(clock, ssd.bytes_per_second, latency_seconds=latency, request_seconds=request) for _ in range(count)]
 
 
 class Stripes:

@@ -16,11 +16,12 @@ from swift_tiers.radix_tiering.restore.batch import Batch
 from swift_tiers.radix_tiering.restore.flight import Flight, Step
 from swift_tiers.radix_tiering.restore.planner import HERE, Costs, Decision, Planner
 
+from ....base.devices.curve import Computes
 from .baselines import InOrder
 from .clock import Clock
 from .grain import Grain, LayerGrain, PageGrain
 from .lines import Done, Line
-from .setup import Computes, Setup
+from .setup import Setup
 
 #: A waiting request is planned for anew after so long, seconds; as in the restorer.
 REPLAN_SECONDS = 0.01
@@ -31,9 +32,7 @@ WINDOW_SECONDS, WINDOW_BYTES, PICKS = 0.05, 8 << 20, 4
 class Sends(Protocol):
     """A source: `done` is called when the bytes are there."""
 
-    def send(self, nbytes: float, done: Done) -> bool | None:
-        """True if they come to the device itself, and have not to be copied there from host memory."""
-        ...
+    def send(self, nbytes: float, done: Done) -> None: ...
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +82,10 @@ IN_TURN = Method(name="swift-tiers, chunks in turn", in_turn=True)
 class Restoration:
     """One request on its way to its first token."""
 
-    def __init__(self, request: Request, flight: Flight, grain: Grain, told: Callable[[Restoration], None]) -> None:
+    def __init__(self, request: Request, flight: Flight, grain: Grain) -> None:
         self.request = request
         self.flight = flight
         self.grain = grain
-        self.told = told  # when it has its first token
         self.new_left = request.new
         self.computing = False
         self.decided = float("-inf")
@@ -95,7 +93,6 @@ class Restoration:
         self.first_token: float | None = None
         self.restored: float | None = None  # when its whole prefix was there
         self.computed = 0  # units from the front, the last of which was computed
-        self.landed: set[int] = set()  # units that came, or are coming, to the device past host memory
 
     @property
     def seconds(self) -> float:
@@ -151,16 +148,11 @@ class Server:
         self.active_seconds = 0.0  # with a request in the queue
         self.computed_tokens = 0  # of prefixes that could have been loaded
 
-    def submit(
-        self,
-        request: Request,
-        sources: Sequence[str | None],
-        told: Callable[[Restoration], None] = lambda restoration: None,
-    ) -> Restoration:
+    def submit(self, request: Request, sources: Sequence[str | None]) -> Restoration:
         """A request that arrives now. `sources[i]`: where page `i` of its prefix lies; `HERE`: in host memory."""
         grain = self._grain(request, sources, lambda: self._planner.most(restoration.decision))
         flight = Flight(grain.sources(sources) if self.method.loads else [None] * len(sources))
-        restoration = Restoration(request, flight, grain, told)
+        restoration = Restoration(request, flight, grain)
         for unit, source in enumerate(grain.sources(sources)):
             if source == HERE and self.method.loads:
                 flight.take_load(range(unit, unit + 1))
@@ -210,8 +202,7 @@ class Server:
                 if pick is None:
                     break
                 for unit in pick.units:
-                    if source.send(pick.request.grain.unit_bytes, self._arrival(pick.request, name, unit)):
-                        pick.request.landed.add(unit)
+                    source.send(pick.request.grain.unit_bytes, self._arrival(pick.request, name, unit))
 
     def _window(self, source: str) -> int:
         """Pages that a source may have under way."""
@@ -287,7 +278,7 @@ class Server:
 
     def _begin(self, restoration: Restoration, step: Step) -> None:
         flight, grain = restoration.flight, restoration.grain
-        copied = sum(unit not in restoration.landed for unit in range(flight.front, step.jump))
+        copied = step.jump - flight.front
         flight.abandon_loading(step.jump, step.end)
         flight.take(step)
         self._batch.set_computing(restoration, True)
@@ -323,5 +314,4 @@ class Server:
             self._batch.remove(restoration)
             if not self._queue:
                 self.active_seconds += self._clock.now - self._active_since
-            restoration.told(restoration)
         self._go_on()

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from swift_tiers.radix_tiering.restore.cost import CostModel, SourceCost
-from swift_tiers.radix_tiering.restore.planner import HERE
+from swift_tiers.radix_tiering.base.config import RestoreConfig
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.tiers.testing.network import Network
 
 from ....base.devices.curve import Curve
 from ....base.devices.hardware import GB
 from ....base.devices.models import MODELS, Model
-from ..devices.clock import Clock
-from ..devices.lines import Line
-from ..devices.restoring import BY_AGE, LOAD, Request, Sends, Server
-from ..devices.setup import Setup
-from ..donors import Donor
-from ..machine import LONGEST, Call, Lent, Machine, Replay, Running
-from ..peer_route import DEFAULT_LANDING, PEER, PeerRoute
-from ..runs import chunk_for
+from ..lent import DEFAULT_LANDING, Borrowing, DonorModel, Guests, network
+from ..machine import Call, Machine, ModelServer, Replay, Trace, in_virtual_time
 from ..tables import HELD, Cell, Compared, Table, compared, table
 from ..workloads import Lengths
 from .scenario import Scenario
@@ -33,6 +28,12 @@ TURN = Lengths(median=40, p90=132, least=8, most=2000)
 ANSWER = Lengths(median=250, p90=600, least=16, most=2000)
 HISTORY = Lengths(median=26_000, p90=36_000, least=20_000, most=60_000)
 HOST_BYTES = 96 * GB
+#: Host memory of a server that borrows: what comes from donors and goes there passes through it.
+PASSAGE_BYTES = 32 * GB
+#: What donors serve themselves.
+GUESTS = Guests(per_second=0.5, lengths=Lengths(median=1500, p90=7000, least=100, most=30_000), hold_seconds=12.0)
+#: When conversations are opened, one after the other, and when somebody begins to measure, seconds.
+OPENED, APART, WARM = 70.0, 2.0, 120.0
 
 
 class Sessions:
@@ -91,75 +92,79 @@ class Conversed(NamedTuple):
 def machine_for(model: Model, way: Way, pools: Sequence[float]) -> Machine:
     """One H20 with this model, whose neighbours have KV pools of so many bytes."""
     landing = way.landing(model) if way.landing is not None else 0.0
-    route = Lent(to_device=NVLINK, to_host=PCIE, landing_bytes=landing, usual_pages=int(HISTORY.median // PAGE_TOKENS))
     return Machine(
         curve=Curve(model=model, gpu=H20),
         page_tokens=PAGE_TOKENS,
         device_bytes=kv_bytes(model, H20.memory_bytes) - landing,
-        host_bytes=sum(pools) if way.lent else HOST_BYTES,
+        host_bytes=HOST_BYTES if not way.lent else sum(pools) if way is AS_THE_PAPER else PASSAGE_BYTES,
         copy_bytes_per_second=NVLINK if way is AS_THE_PAPER else PCIE,
-        lent=route if way.landing is not None else None,
+    )
+
+
+def neighbours(runner: VirtualRunner, letters: Network, model: Model, guests: Guests | None) -> dict[str, DonorModel]:
+    """Servers of the other models."""
+    return {
+        name: DonorModel(
+            name, letters, runner, MODELS[name], kv_bytes(MODELS[name], H20.memory_bytes), PAGE_TOKENS, guests, number
+        )
+        for number, name in enumerate(name for name in MASTERS if name != model.name)
+    }
+
+
+def borrowing(
+    runner: VirtualRunner, model: Model, way: Way, work: Trace, guests: Guests | None, usual_tokens: int
+) -> Borrowing:
+    """A server of this model, and its donors."""
+    pools = [kv_bytes(MODELS[name], H20.memory_bytes) for name in MASTERS if name != model.name]
+    letters = network(runner)
+    return Borrowing(
+        runner,
+        machine_for(model, way, pools),
+        work,
+        RestoreConfig(loads="by-age"),
+        neighbours(runner, letters, model, guests),
+        letters,
+        landing_bytes=way.landing(model) if way.landing is not None else None,
+        to_device=NVLINK,
+        to_host=PCIE,
+        usual_pages=max(1, usual_tokens // PAGE_TOKENS),
     )
 
 
 def conversations(model: Model, way: Way, count: int, seconds: float = SECONDS) -> Conversed:
     """What becomes of so many of them."""
-    clock = Clock()
-    donors: list[Donor] = []
-    workers = [name for name in MASTERS if name != model.name]
-    pools = [kv_bytes(MODELS[name], H20.memory_bytes) for name in workers]
-    running = Running(clock, machine_for(model, way, pools), BY_AGE if way.lent else LOAD)
-    lending = _Lending()
-
-    def changed() -> None:
-        now_lent = sum(donor.lent_bytes for donor in donors)
-        lending.note(clock.now, now_lent)
-        running.tiers.limit(now_lent // (PAGE_TOKENS * model.token_bytes))
-
-    if way.lent:
-        running.tiers.limit(0)
-        for number, (name, pool) in enumerate(zip(workers, pools, strict=True)):
-            tokens = MODELS[name].token_bytes
-            donors.append(
-                Donor(
-                    clock, pool_bytes=pool, page_bytes=tokens * PAGE_TOKENS, page_tokens=PAGE_TOKENS, per_second=0.5,
-                    lengths=Lengths(median=1500, p90=7000, least=100, most=30_000), hold_seconds=12.0, seed=number,
-                    changed=changed,
-                )
-            )  # fmt: skip
     sessions = Sessions(count, seed=13, history=HISTORY)
-    source = random.Random(17)
-    # Every conversation has been opened before, and what its donors did not need for a minute has been lent.
-    warm = 120.0
-    for donor in donors:
-        donor.run(warm + seconds)
-    for session in range(count):
-        clock.at(70.0 + session / 10, lambda session=session: running.warm(sessions.opening(session)))  # type: ignore[misc]
-    now = warm
-    while (now := now + source.expovariate(PER_SECOND)) < warm + seconds:
-        session = source.randrange(count)
-        clock.at(now, lambda session=session: running.call(sessions.turn(session)))  # type: ignore[misc]
-    clock.run()
-    route = running.route
-    landed = route.landed / max(1, route.landed + route.passed) if route is not None else 0.0
-    return Conversed(
-        running.result(), lending.mean(warm, warm + seconds), sum(donor.recalls for donor in donors), landed
-    )
+    opened = [sessions.opening(session) for session in range(count)]
+    work = Trace(_turns(sessions, count, seconds), PAGE_TOKENS)
+
+    def simulate(runner: VirtualRunner) -> Conversed:
+        borrower = borrowing(runner, model, way, work, GUESTS, HISTORY.median) if way.lent else None
+        server = (
+            borrower.server
+            if borrower is not None
+            else ModelServer(runner, machine_for(model, way, ()), work, RestoreConfig(strategy="load"))
+        )
+        # Every conversation has been opened before, and what donors did not need for a minute has been lent.
+        runner.sleep(OPENED)
+        for call in opened:
+            server.warm(call)
+            runner.sleep(APART)
+        runner.sleep(WARM - OPENED - APART * count)
+        if borrower is None:
+            return Conversed(server.run(), 0.0, 0, 0.0)
+        borrower.measure()
+        before, replay = borrower.recalls, server.run()
+        came = borrower.memory.landed + borrower.memory.passed
+        return Conversed(replay, borrower.mean_lent, borrower.recalls - before, borrower.memory.landed / max(1, came))
+
+    return in_virtual_time(simulate)
 
 
-class _Lending:
-    """What is lent over time."""
-
-    def __init__(self) -> None:
-        self._changes: list[tuple[float, int]] = [(0.0, 0)]
-
-    def note(self, now: float, lent: int) -> None:
-        self._changes.append((now, lent))
-
-    def mean(self, start: float, end: float) -> float:
-        ends = [*(when for when, _ in self._changes[1:]), end]
-        spans = zip(self._changes, ends, strict=True)
-        return sum(max(0.0, min(until, end) - max(when, start)) * lent for (when, lent), until in spans) / (end - start)
+def _turns(sessions: Sessions, count: int, seconds: float) -> Iterator[Call]:
+    """Requests for so long, each the next turn of one of the conversations."""
+    source, now = random.Random(17), 0.0
+    while (now := now + source.expovariate(PER_SECOND)) < seconds:
+        yield sessions.turn(source.randrange(count))._replace(seconds=now)
 
 
 def tail_rows(name: str, count: int, ways: Sequence[Way] = WAYS) -> list[list[Cell]]:
@@ -168,7 +173,7 @@ def tail_rows(name: str, count: int, ways: Sequence[Way] = WAYS) -> list[list[Ce
     host = conversations(model, HOST, count).replay
     for way in ways:
         one = conversations(model, way, count)
-        below = one.replay.share(HERE) + one.replay.share(PEER)
+        below = one.replay.share("host") + one.replay.share("peer")
         less = [round(100 * (1 - one.replay.percentile(at) / host.percentile(at))) for at in (0.5, 0.99)]
         rows.append(
             [
@@ -214,14 +219,19 @@ def tail() -> list[Table]:
                 "neighbours lend: as in section 5.1 the other two of LWM-7B, Qwen3-14B and Qwen3-32B, sized by the "
                 "sizer that serves. They get a request every two seconds, of 1,500 tokens in the median and up to "
                 "30,000, which each hold their KV for 12 s (assumed: the paper gives no rates).",
+                "A server that borrows has 32 GB of host memory besides, through which pages come and go where they "
+                "do not land; its leases, its donors' lenders and what is saved of a lease that is recalled are those "
+                "that serve. *As in the paper* lent memory takes the place of host memory, at the speed of NVLink, "
+                "and gives up what policy values least as soon as a donor wants it.",
                 "**Not reproduced:** the paper's gains, by any way. The two workers' pools are 78 GB beside LWM-7B, 94 "
-                "and 130 GB beside the others, and 60 to 98 GB of that are lent, with about a hundred recalls: less "
-                "than 96 GB of host memory for the first two, so histories are forgotten, and computed for seconds. "
-                "There sizes decide and not links. Beside Qwen3-32B they fit, and the way decides: what the paper does "
-                "is faster, what a server does by default is slower than host memory, since all but 256 MiB of a "
-                "history cross PCIe twice, and before the request is computed. Landing memory of a median history "
-                "makes up for that in part, but comes out of the KV pool. What the way itself costs: "
-                "`swiftcache-route`.",
+                "and 130 GB beside the others, and 60 to 98 GB of that are lent, with some forty recalls: less than 96 "
+                "GB of host memory for the first two, so histories are forgotten, and computed for seconds. There "
+                "sizes decide and not links. Beside Qwen3-32B they fit, and the way decides: what the paper does is "
+                "faster, what a server does by default is slower than host memory, since all but 256 MiB of a history "
+                "cross PCIe twice, and before the request is computed. Landing memory of a median history makes up "
+                "for that in the median, but comes out of the KV pool. Its P99 are recalls: a donor takes back leases "
+                "with whatever lies there, of which 50 ms save little over PCIe, and a history with a hole is computed "
+                "from there on. What the way itself costs: `swiftcache-route`.",
             ],
             against,
         )
@@ -233,25 +243,29 @@ def tail() -> list[Table]:
 
 def first_token(model: Model, way: Way, history: int, new: int = 40) -> tuple[float, float]:
     """Seconds of one request whose whole history lies below the device, and what part of it landed there."""
-    clock, curve, pages = Clock(), Curve(model=model, gpu=H20), history // PAGE_TOKENS
-    costs: dict[str, SourceCost] = {}
-    sources: dict[str, Sends] = {}
-    if way.landing is not None:
-        page_bytes = PAGE_TOKENS * model.token_bytes
-        # One page more, since one is kept for digests.
-        landing = way.landing(model) if way is DEFAULT else (pages + 1) * page_bytes
-        route = PeerRoute(clock, page_bytes, landing, NVLINK, PCIE)
-        sources[PEER], costs[PEER] = route, route.cost(pages)
-    chunk = chunk_for(curve)
-    setup = Setup(
-        costs=CostModel(compute=curve.fitted(chunk, LONGEST), sources=costs), token_bytes=model.token_bytes,
-        layers=model.layers, page_tokens=PAGE_TOKENS, chunk_tokens=chunk,
-    )  # fmt: skip
-    copies = Line(clock, NVLINK if way is AS_THE_PAPER else PCIE)
-    server = Server(clock, curve, sources, setup, BY_AGE if way.lent else LOAD, copies=copies)
-    one = server.submit(Request(arrival=0.0, prefix=history, new=new), [PEER if sources else HERE] * pages)
-    clock.run()
-    return one.seconds, len(one.landed) / pages
+    tokens = history // PAGE_TOKENS * PAGE_TOKENS
+    blocks = tuple(range(tokens // PAGE_TOKENS))
+    work = Trace([Call(0.0, tokens + new, blocks)], PAGE_TOKENS)
+    if way is LARGE:  # one page more, since one is kept for digests
+        way = Way(way.name, landing=lambda model: (tokens + PAGE_TOKENS) * model.token_bytes)
+
+    def simulate(runner: VirtualRunner) -> tuple[float, float]:
+        if not way.lent:
+            server = ModelServer(runner, machine_for(model, way, ()), work, RestoreConfig(strategy="load"))
+            memory = None
+        else:
+            borrower = borrowing(runner, model, way, work, None, tokens)
+            server, memory = borrower.server, borrower.memory
+            runner.sleep(OPENED)
+        server.warm(Call(0.0, tokens + 1, blocks))
+        runner.sleep(WARM)
+        server.leave_device()
+        if memory is not None and way.landing is not None:
+            server.leave_host()
+        (seconds,) = server.run().seconds
+        return seconds, memory.landed / len(blocks) if memory is not None else 0.0
+
+    return in_virtual_time(simulate)
 
 
 def routes() -> list[Table]:
@@ -284,7 +298,7 @@ def routes() -> list[Table]:
                 "`device.landing`), the others over PCIe to host memory and from there to the device "
                 "([decision 7](decisions/0007-lent-pages-come-up-through-host-memory.md)). Pages of 64 tokens; "
                 "while they come the device computes what it gets to sooner.",
-                "By default the server's way from lent memory takes 1.6 to 1.9 times as long as host memory: the tier "
+                "By default the server's way from lent memory takes 1.6 to 2.0 times as long as host memory: the tier "
                 "is worth it where host memory is too small, or with landing memory as large as what requests bring "
                 "back.",
             ],

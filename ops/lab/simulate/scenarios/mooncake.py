@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from swift_tiers.radix_tiering.base.config import RestoreConfig
+
 from ....base.devices.curve import Curve
 from ....base.devices.hardware import GB, GIGABIT, GPUS, SSDS, USAGE
 from ....base.devices.models import MODELS
-from ..devices.restoring import BY_AGE, RECOMPUTE
 from ..machine import PLACES, Call, Machine, Replay, replay
 from ..tables import Cell, Table, table
 from ..traces import BLOCK_TOKENS, Record, read, seen_before
@@ -83,8 +84,10 @@ def sizes() -> list[Table]:
         for hits, one in zip(seen_before(records), records, strict=True)
     )
     ceiling = 100 * best * BLOCK_TOKENS / sum(one.input_length for one in records)
-    by_age = row("the same, loads by age", replay(SIZES[-1][1], calls(records), BY_AGE))
-    recompute = row("the same, but hits recomputed", replay(SIZES[-1][1], calls(records), RECOMPUTE))
+    by_age = row("the same, loads by age", replay(SIZES[-1][1], calls(records), RestoreConfig(loads="by-age")))
+    recompute = row(
+        "the same, but hits recomputed", replay(SIZES[-1][1], calls(records), RestoreConfig(strategy="recompute"))
+    )
     return [
         table(
             "mooncake-sizes",
@@ -97,7 +100,7 @@ def sizes() -> list[Table]:
                 f"forgets nothing would hit {ceiling:.1f} % of the tokens.",
                 ASSUMED,
                 "Host memory no larger than the KV pool adds nothing: every page is copied down as soon as it is "
-                "there, so it holds what the device holds. The last row finds the same pages and computes them.",
+                "there, so it holds what the device holds. The last row looks for nothing below the device.",
             ],
         )
     ]

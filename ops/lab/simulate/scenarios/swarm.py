@@ -10,10 +10,9 @@ from ....base.devices.curve import Curve
 from ....base.devices.hardware import GPUS, SSDS, USAGE, Ssd
 from ....base.devices.models import MODELS, Model
 from ..devices.clock import Clock
-from ..devices.lines import Line, Stripes
+from ..devices.lines import Line, Stripes, ssd_lines
 from ..devices.restoring import LOAD, SWIFT_TIERS, Request, Server
 from ..devices.setup import Setup
-from ..machine import ssd_lines
 from ..runs import chunk_for
 from ..tables import Cell, Table, table
 from .scenario import Scenario
