@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support.examples import ALL_VARIABLE, SHARE, examples, exhaustive
 from support.redis import only_the_bundled
+from support.threads import assert_engine_threads_ended
 
 LEFT_OUT = pytest.StashKey[int]()
 
@@ -40,6 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
     only_the_bundled(Path(decoys.name))
     config.add_cleanup(decoys.cleanup)
     config.stash[LEFT_OUT] = 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_thread_outlives_its_file() -> Iterator[None]:
+    """So that it fails those that began it, not whatever comes next."""
+    yield
+    assert_engine_threads_ended()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -32,21 +31,17 @@ from swift_tiers.radix_tiering.base.runner import Runner, ThreadRunner
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 
+from support.threads import assert_engine_threads_ended
+
 __all__ = [
     "GEOMETRY", "LOOK", "WAIT", "Clock", "chain", "check", "close", "content", "copy_of", "crash", "end_all",
     "forget_all", "get", "make_stack", "memory_ssd", "namespace", "obey", "page_at", "placement_of", "put",
     "refusal", "settle", "slot_words", "wait_until",
 ]  # fmt: skip
 
-#: How long a thread that has been told to end may take.
-THREAD_SECONDS = 60.0
-
-
 #: What the test under way has made, for `end_all`.
 _stacks: list[TierStack] = []
 _clocks: list[Clock] = []
-#: Threads that have failed the test they belong to, and need not fail those after it.
-_blamed: set[threading.Thread] = set()
 
 
 class Clock:
@@ -127,9 +122,4 @@ def end_all() -> None:
     finally:
         _stacks.clear()
         _clocks.clear()
-    left = {thread for thread in threading.enumerate() if thread.name.startswith(("ssd-", "swift-"))} - _blamed
-    for thread in left:
-        thread.join(THREAD_SECONDS)
-    left = {thread for thread in left if thread.is_alive()}
-    _blamed.update(left)
-    assert not [thread.name for thread in left], "threads outlive their test"
+    assert_engine_threads_ended()
