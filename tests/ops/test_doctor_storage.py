@@ -311,8 +311,7 @@ def make_set(folder: Path, devices: int = 2, name: str = NAME, *, close: bool = 
     array = open_array(paths, engine="threads")
     StripeSet.create(array, UNIT)
     opened = StripeSet.open(array)
-    if close:
-        opened.close([])
+    opened.close([] if close else None)  # without an index it is as left by a crash
     array.close()
     return paths
 
