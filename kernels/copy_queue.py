@@ -16,7 +16,7 @@ import torch
 
 from .cuda_runtime import CudaRuntime, Rows, cuda_runtime
 from .page_digest import digest_bytes, page_digests
-from .page_gather import PageCopy, PageLists, page_lists
+from .page_gather import PageLists, page_lists
 from .piece_copy import copy_pieces
 from .pool_planes import PoolPlanes
 
@@ -32,6 +32,16 @@ class QueueMark(Protocol):
 
     def synchronize(self) -> None:
         """Return once the queue has come to the mark."""
+
+
+class ListedCopy(Protocol):
+    """Between a pool and a slab, of any list of pages: a `PageCopy`, or a `PageCode`, which codes them besides."""
+
+    def prepare(self) -> None:
+        """Compile and load what `run` launches; nothing is copied."""
+
+    def run(self, lists: PageLists, most_programs: int | None = None) -> None:
+        """On the current stream, of these pages."""
 
 
 class CopyQueue(ABC):
@@ -55,7 +65,7 @@ class CopyQueue(ABC):
         The arrays may change as soon as this returns."""
 
     @abstractmethod
-    def copy(self, copy: PageCopy, lists: PageLists, most_programs: int | None = None) -> None:
+    def copy(self, copy: ListedCopy, lists: PageLists, most_programs: int | None = None) -> None:
         """By a kernel: `copy` of these pages, with no more than so many programs."""
 
     @abstractmethod
@@ -167,7 +177,7 @@ class _CudaQueue(CopyQueue):
         with torch.cuda.stream(self._stream):
             return page_lists(pool, pages, slab, slots)
 
-    def copy(self, copy: PageCopy, lists: PageLists, most_programs: int | None = None) -> None:
+    def copy(self, copy: ListedCopy, lists: PageLists, most_programs: int | None = None) -> None:
         with torch.cuda.stream(self._stream):
             copy.run(lists, most_programs)
 

@@ -24,12 +24,70 @@ an exact page is a plain block-major one (`page_gather`).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
+from . import pool_planes
 from .page_codec_layout import Codec, EncodedLayout
-from .page_gather import Indices, gather_pages, scatter_pages
-from .pool_planes import VECTOR_BYTES, PoolPlanes, as_indices, check_slab
+from .page_codec_plain import code_pages_plain
+from .page_gather import Indices, PageLists, gather_pages, page_lists, scatter_pages
+from .pool_planes import VECTOR_BYTES, PoolPlanes, check_slab
+
+if TYPE_CHECKING:
+    from .page_codec_triton import TritonPageCode
+
+
+class PageCode:
+    """One kind of coding between a pool and a slab, to be done of any lists and any number of times, as a `PageCopy`:
+    which codec, which layers, from which byte of a row, and which way."""
+
+    def __init__(
+        self,
+        pool: PoolPlanes,
+        slab: torch.Tensor,
+        codec: Codec,
+        layers: range | None = None,
+        offset: int | None = None,
+        *,
+        out: bool,
+    ) -> None:
+        """`layers` and `offset` as of `encode_pages`; `out`: of the pool, or into it. Keeps the slab alive. Raises
+        ValueError for a slab without room or aligned otherwise, and for a pool whose values cannot be encoded."""
+        self.pool = pool
+        self.slab = slab
+        self.codec = codec
+        self.layers = pool.range_of(layers)
+        self.out = out
+        layout = EncodedLayout.of(pool, codec)
+        self.offset = self.layers.start * layout.layer_bytes if offset is None else offset
+        check_slab(slab, self.offset, len(self.layers) * layout.layer_bytes)
+        if (slab.data_ptr() + self.offset) % VECTOR_BYTES or slab.stride(0) % VECTOR_BYTES:
+            raise ValueError(
+                f"encoded pages must begin at multiples of {VECTOR_BYTES} bytes; align the slab or its stride"
+            )
+        self._kernel: TritonPageCode | None = None
+        if pool_planes.by_kernel(pool.device):
+            from .page_codec_triton import TritonPageCode
+
+            self._kernel = TritonPageCode(pool, slab, codec, self.layers, self.offset, out)
+
+    def prepare(self) -> None:
+        """Compile and load what `run` launches, on the pool's current stream; nothing is coded."""
+        if self._kernel is not None:
+            self._kernel.prepare()
+
+    def run(self, lists: PageLists, most_programs: int | None = None) -> None:
+        """On the pool's current stream. `lists`: of these two, see `page_lists`."""
+        if not len(lists.pages) or not len(self.layers):
+            return
+        if self._kernel is not None:
+            self._kernel.run(*lists, most_programs)
+        else:
+            code_pages_plain(
+                self.pool, lists.pages, self.slab, lists.slots, self.codec, self.layers, self.offset, self.out
+            )
 
 
 def encode_pages(
@@ -46,7 +104,7 @@ def encode_pages(
     A slab row, and `offset` in it, begins at a multiple of 16 bytes. Raises ValueError if not, or if the pool's values
     cannot be encoded.
     """
-    _code(pool, pages, slab, slots, codec, layers, offset, out=True)
+    PageCode(pool, slab, codec, layers, offset, out=True).run(page_lists(pool, pages, slab, slots))
 
 
 def decode_pages(
@@ -59,38 +117,7 @@ def decode_pages(
     offset: int | None = None,
 ) -> None:
     """Slab row `slots[i]`, which `encode_pages` wrote, into pool page `pages[i]`."""
-    _code(pool, pages, slab, slots, codec, layers, offset, out=False)
-
-
-def _code(
-    pool: PoolPlanes,
-    pages: Indices,
-    slab: torch.Tensor,
-    slots: Indices,
-    codec: Codec,
-    layers: range | None,
-    offset: int | None,
-    out: bool,
-) -> None:
-    layout, chosen = EncodedLayout.of(pool, codec), pool.range_of(layers)
-    start = chosen.start * layout.layer_bytes if offset is None else offset
-    check_slab(slab, start, len(chosen) * layout.layer_bytes)
-    if (slab.data_ptr() + start) % VECTOR_BYTES or slab.stride(0) % VECTOR_BYTES:
-        raise ValueError(f"encoded pages must begin at multiples of {VECTOR_BYTES} bytes; align the slab or its stride")
-    pool_pages = as_indices(pages, pool.pool_pages, pool.device, "pool pages")
-    slab_slots = as_indices(slots, slab.shape[0], pool.device, "slots")
-    if len(pool_pages) != len(slab_slots):
-        raise ValueError(f"{len(pool_pages)} pool pages and {len(slab_slots)} slots: as many of both are needed")
-    if not len(pool_pages) or not len(chosen):
-        return
-    if pool.device.type == "cuda":
-        from .page_codec_triton import code_pages_triton
-
-        code_pages_triton(pool, pool_pages, slab, slab_slots, codec, chosen, start, out)
-    else:
-        from .page_codec_plain import code_pages_plain
-
-        code_pages_plain(pool, pool_pages, slab, slab_slots, codec, chosen, start, out)
+    PageCode(pool, slab, codec, layers, offset, out=False).run(page_lists(pool, pages, slab, slots))
 
 
 def exact_pages(first_tokens: np.ndarray, page_size: int, exact_from: int) -> np.ndarray:

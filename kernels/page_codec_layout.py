@@ -26,6 +26,11 @@ class Codec(enum.Enum):
     def limit(self) -> int:
         return self.value
 
+    @classmethod
+    def named(cls, name: str) -> Codec:
+        """As users write it: "fp8", "int8" or "int4"."""
+        return {"fp8": cls.E4M3, "int8": cls.INT8, "int4": cls.INT4}[name]
+
     def code_bytes(self, head_dim: int) -> int:
         """Bytes of the codes of one head of one token."""
         return -(-head_dim // 2) if self is Codec.INT4 else head_dim

@@ -47,10 +47,10 @@ def row_places(
     slots,
     row,
     there,
+    layers,
     PLANES: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
-    LAYERS: tl.constexpr,
     HEAD_BYTES: tl.constexpr,
     ROW_STRIDE: tl.constexpr,
     SLOT_STRIDE: tl.constexpr,
@@ -63,8 +63,8 @@ def row_places(
     Integers, since what is known of an alignment survives the compiler's rewriting only at a cast to a pointer.
     """
     LAYER_ROWS: tl.constexpr = PLANES * TOKENS * HEADS
-    index = row // (LAYERS * LAYER_ROWS)
-    layer = row // LAYER_ROWS % LAYERS
+    index = row // (layers * LAYER_ROWS)
+    layer = row // LAYER_ROWS % layers
     place = row % LAYER_ROWS
     plane = layer * PLANES + place // (TOKENS * HEADS)
     token = place // HEADS % TOKENS
@@ -76,18 +76,18 @@ def row_places(
     return address, begin + place * CODE_BYTES, begin + SCALES + place * 4
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["table", "pages", "slab", "slots"])
+@triton.jit(do_not_specialize=["count", "layers"], do_not_specialize_on_alignment=["table", "pages", "slab", "slots"])
 def encode_tiles(
     table,  # int64 *: the address of each plane's first row
     pages,  # int64 *
     slab,  # uint8 *: where the first slot's first layer begins
     slots,  # int64 *
     count,  # pages
+    layers,  # that are coded: any number of them by the same kernel
     PLANES: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    LAYERS: tl.constexpr,
     FLOAT: tl.constexpr,  # the pool's dtype
     BITS: tl.constexpr,  # an unsigned dtype of its size
     ROW_STRIDE: tl.constexpr,
@@ -102,7 +102,7 @@ def encode_tiles(
     TILE_DIM: tl.constexpr,
 ):
     HEAD_BYTES: tl.constexpr = HEAD_DIM * (BITS.primitive_bitwidth // 8)
-    rows = count * (LAYERS * PLANES * TOKENS * HEADS)
+    rows = count * (layers * PLANES * TOKENS * HEADS)
     dims = tl.arange(0, TILE_DIM)
     for tile in range(tl.program_id(0), (rows + TILE_ROWS - 1) // TILE_ROWS, tl.num_programs(0)):
         row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
@@ -114,10 +114,10 @@ def encode_tiles(
             slots,
             row,
             there,
+            layers,
             PLANES,
             TOKENS,
             HEADS,
-            LAYERS,
             HEAD_BYTES,
             ROW_STRIDE,
             SLOT_STRIDE,
@@ -158,18 +158,18 @@ def encode_tiles(
         tl.store(tl.multiple_of(scale_place.to(tl.pointer_type(tl.int32)), 4), scale, mask=there)
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["table", "pages", "slab", "slots"])
+@triton.jit(do_not_specialize=["count", "layers"], do_not_specialize_on_alignment=["table", "pages", "slab", "slots"])
 def decode_tiles(
     table,
     pages,
     slab,
     slots,
     count,
+    layers,
     PLANES: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    LAYERS: tl.constexpr,
     FLOAT: tl.constexpr,
     BITS: tl.constexpr,
     ROW_STRIDE: tl.constexpr,
@@ -185,7 +185,7 @@ def decode_tiles(
 ):
     """The way back; parameters as of `encode_tiles`."""
     HEAD_BYTES: tl.constexpr = HEAD_DIM * (BITS.primitive_bitwidth // 8)
-    rows = count * (LAYERS * PLANES * TOKENS * HEADS)
+    rows = count * (layers * PLANES * TOKENS * HEADS)
     dims = tl.arange(0, TILE_DIM)
     for tile in range(tl.program_id(0), (rows + TILE_ROWS - 1) // TILE_ROWS, tl.num_programs(0)):
         row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)
@@ -197,10 +197,10 @@ def decode_tiles(
             slots,
             row,
             there,
+            layers,
             PLANES,
             TOKENS,
             HEADS,
-            LAYERS,
             HEAD_BYTES,
             ROW_STRIDE,
             SLOT_STRIDE,
@@ -254,7 +254,8 @@ def code_shape(
     pool_alignment: int,
     layers: int,
 ) -> CodeShape:
-    """The cut for pages of `planes` planes a layer. `pool_alignment`: of every row's address, a power of two."""
+    """The cut for `layers` layers of pages of `planes` planes each; the constants are those of any number of layers.
+    `pool_alignment`: of every row's address, a power of two."""
     tile_dim = max(2, triton.next_power_of_2(head_dim))
     tile_rows = max(1, min(TILE_ROWS, TILE_VALUES // tile_dim))
     constants = {
@@ -262,7 +263,6 @@ def code_shape(
         "TOKENS": page_size,
         "HEADS": heads,
         "HEAD_DIM": head_dim,
-        "LAYERS": layers,
         "FLOAT": _FLOATS[dtype],
         "BITS": tl.uint32 if dtype == torch.float32 else tl.uint16,
         "ROW_STRIDE": row_stride,
@@ -279,6 +279,65 @@ def code_shape(
     return CodeShape(constants, layers * layout.rows, tile_rows)
 
 
+class TritonPageCode:
+    """One kind of coding, by the kernels; see `page_codec.PageCode`. Over a pool in host memory interpreted."""
+
+    def __init__(
+        self, pool: PoolPlanes, slab: torch.Tensor, codec: Codec, layers: range, offset: int, out: bool
+    ) -> None:
+        self._pool = pool
+        self._slab = slab
+        self._begin = slab[:, offset:]
+        self._offset = offset
+        self._layers = len(layers)
+        self._table = pool.table[layers.start * pool.planes :]
+        self._layout = EncodedLayout.of(pool, codec)
+        self._kernel = encode_tiles if out else decode_tiles
+        self._out = out
+        self._shape = code_shape(
+            self._layout,
+            codec,
+            pool.dtype,
+            pool.planes,
+            pool.page_size,
+            pool.heads,
+            pool.head_dim,
+            pool.row_stride,
+            slab.stride(0),
+            pool.alignment,
+            len(layers),
+        )
+
+    def prepare(self) -> None:
+        """A launch over no pages: what is compiled for it is what `run` launches, of however many layers."""
+        none = torch.zeros(1, dtype=torch.int64, device=self._pool.device)
+        self._launch(1, none, none, 0)
+
+    def run(self, pages: torch.Tensor, slots: torch.Tensor, most_programs: int | None = None) -> None:
+        """On the current stream. `pages`, `slots`: int64 [n], n > 0, on the pool's device."""
+        if self._out:
+            _clear_gaps(self._slab, slots, self._layout, self._layers, self._offset)
+        step = max(1, COUNT_LIMIT // self._shape.page_rows)
+        for start in range(0, len(pages), step):
+            some, places = pages[start : start + step], slots[start : start + step]
+            tiles = cdiv(len(some) * self._shape.page_rows, self._shape.tile_rows)
+            self._launch(programs_for(self._pool.device, tiles, most_programs), some, places, len(some))
+
+    def _launch(self, programs: int, pages: torch.Tensor, slots: torch.Tensor, count: int) -> None:
+        launch(
+            self._kernel,
+            self._pool.device,
+            programs,
+            self._table,
+            pages,
+            self._begin,
+            slots,
+            count,
+            self._layers,
+            **self._shape.constants,
+        )
+
+
 def code_pages_triton(
     pool: PoolPlanes,
     pages: torch.Tensor,
@@ -290,29 +349,7 @@ def code_pages_triton(
     out: bool,
 ) -> None:
     """As `code_pages_plain`, by the kernels; over a pool in host memory they are interpreted."""
-    layout = EncodedLayout.of(pool, codec)
-    shape = code_shape(
-        layout,
-        codec,
-        pool.dtype,
-        pool.planes,
-        pool.page_size,
-        pool.heads,
-        pool.head_dim,
-        pool.row_stride,
-        slab.stride(0),
-        pool.alignment,
-        len(layers),
-    )
-    if out:
-        _clear_gaps(slab, slots, layout, len(layers), offset)
-    table = pool.table[layers.start * pool.planes :]
-    kernel = encode_tiles if out else decode_tiles
-    step = max(1, COUNT_LIMIT // shape.page_rows)
-    for start in range(0, len(pages), step):
-        some, places = pages[start : start + step], slots[start : start + step]
-        programs = programs_for(pool.device, cdiv(len(some) * shape.page_rows, shape.tile_rows))
-        launch(kernel, pool.device, programs, table, some, slab[:, offset:], places, len(some), **shape.constants)
+    TritonPageCode(pool, slab, codec, layers, offset, out).run(pages, slots)
 
 
 def _clear_gaps(slab: torch.Tensor, slots: torch.Tensor, layout: EncodedLayout, layers: int, offset: int) -> None:

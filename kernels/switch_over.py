@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .copy_queue import Accelerator, CopyQueue
+from .copy_queue import Accelerator, CopyQueue, ListedCopy
 from .page_gather import PageCopy
 from .pool_planes import PoolPlanes
 
@@ -69,9 +69,11 @@ def measure_switch_over(
     slab: torch.Tensor,
     clock: Callable[[], float] = time.perf_counter,
     sample_bytes: int = SAMPLE_BYTES,
+    load: Callable[[PoolPlanes, torch.Tensor], ListedCopy] = lambda pool, slab: PageCopy(pool, slab, out=False),
 ) -> SwitchOver:
     """In some tens of milliseconds. `like`: the planes of one layer, `[rows, heads, head_dim]`; `layers`: how many a
-    page has; `slab`: page-locked rows of such pages, which are read and not written. Waits for the device."""
+    page has; `slab`: page-locked rows of such pages, which are read and not written; `load`: the kernel that brings
+    pages of a pool from there. Waits for the device."""
     plane_bytes = page_size * like[0][0].numel() * like[0].element_size()
     pages = min(len(slab), max(STORE_PAGES, -(-_CALL_BYTES // plane_bytes)))
     shape = (pages * page_size, *like[0].shape[1:])
@@ -80,7 +82,7 @@ def measure_switch_over(
     queue = accelerator.queue()
     queue.after(accelerator.mark_here())  # the planes are zeroed, and whoever had their memory before is done with it
     price = _engine_price(queue, clock, slab[:pages, :plane_bytes], planes[0].view(pages, -1), sample_bytes)
-    programs = _fewest_programs(queue, pool, slab, sample_bytes)
+    programs = _fewest_programs(queue, pool, slab, sample_bytes, load(pool, slab))
     layer_bytes = pool.layer_bytes
     # To the host the link is as fast as from there, and a page's bytes go in one piece.
     store = min(price.run(1, layers * layer_bytes), STORE_PAGES)
@@ -114,13 +116,15 @@ def _engine_price(
     return EnginePrice(max(0.0, _fastest(by_the_host) / _CALLS - source.shape[1] / rate), rate)
 
 
-def _fewest_programs(queue: CopyQueue, pool: PoolPlanes, slab: torch.Tensor, sample_bytes: int) -> int | None:
+def _fewest_programs(
+    queue: CopyQueue, pool: PoolPlanes, slab: torch.Tensor, sample_bytes: int, copy: ListedCopy
+) -> int | None:
     """With which a load takes hardly longer than with all; None if that many are needed. By the device's clock: asking
     for a copy takes the host longer than a link takes for a small one."""
     count = -(-sample_bytes // pool.layer_bytes)
     pages = np.arange(count, dtype=np.int64) % pool.pool_pages
     slots = np.random.default_rng(0).integers(0, len(slab), count)
-    copy, lists = PageCopy(pool, slab, out=False), queue.lists(pool, pages, slab, slots)
+    lists = queue.lists(pool, pages, slab, slots)
 
     def load(programs: int | None) -> float:
         return _fastest(lambda: queue.seconds(partial(queue.copy, copy, lists, programs)))

@@ -36,6 +36,18 @@ class HostConfig(Section, frozen=True):
     verify: Annotated[
         bool, Meta(description="Check the checksum of every page on its way from host memory to the device")
     ] = True
+    codec: Annotated[
+        Literal["none", "fp8", "int8", "int4"],
+        Meta(
+            description="How pages are kept in host memory, and in every tier beneath it; all but none lose something: "
+            "see `swift-tiers bench codec`"
+        ),
+    ] = "none"
+
+    @property
+    def lossy_codec(self) -> str:
+        """`codec`; empty where pages are kept as they are."""
+        return "" if self.codec == "none" else self.codec
 
 
 class SsdConfig(Section, frozen=True):

@@ -31,21 +31,36 @@ def round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-class PageGeometry(msgspec.Struct, frozen=True):
-    """The shape of one page; two pages of equal geometry have the same size and the same layout."""
+class PageGeometry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The shape of one page below the device; two pages of equal geometry have the same size and the same layout.
+
+    What has a default is left out of a namespace's digest, which is that of older versions so.
+    """
 
     layers: int
     planes: int  # tensors per layer: 2 for K and V, 1 where they share one latent tensor
     tokens: int  # page_size
-    row_bytes: int  # bytes of one token in one layer of one plane: kv_heads * head_dim * dtype size
+    row_bytes: int  # of one token in one layer of one plane on the device: kv_heads * head_dim * dtype size
+    codec: str = ""  # "fp8", "int8" or "int4", which lose something; empty: every byte is the device's
+    coded_layer_bytes: int = 0  # of a layer in that codec
 
     @property
     def layer_bytes(self) -> int:
-        return self.planes * self.tokens * self.row_bytes
+        return self.coded_layer_bytes if self.codec else self.device_layer_bytes
 
     @property
     def page_bytes(self) -> int:
         return self.layers * self.layer_bytes
+
+    @property
+    def device_layer_bytes(self) -> int:
+        """Of one layer of a page on the device."""
+        return self.planes * self.tokens * self.row_bytes
+
+    @property
+    def device_page_bytes(self) -> int:
+        """Of a page on the device."""
+        return self.layers * self.device_layer_bytes
 
     @property
     def stride_bytes(self) -> int:

@@ -272,7 +272,10 @@ class RestoreSnapshot(RestoreFigures[Never]):
 class StackFigures(Figures, Generic[Gap]):
     """The tier stack of one rank, beside its tiers."""
 
-    page_bytes: int | Gap = fact("bytes of a page")
+    page_bytes: int | Gap = fact("bytes of a page below the device")
+    page_codec: str = text(
+        "in which pages are kept below the device: `fp8`, `int8`, `int4`, which lose something; empty: as they are"
+    )
     io_engine: str = text("how the ssd tier reads and writes; empty without one")
     write_queue_pages: int | Gap = gauge("admitted to ssd and not yet written")
     landing_pages: int | Gap = gauge("that landing memory on the GPU holds at most; 0 without any")

@@ -69,6 +69,7 @@ def take_snapshot(stack: Observed) -> StackSnapshot:
         namespace=stack.digest.hex(),
         rank=stack.namespace.rank,
         page_bytes=geometry.page_bytes,
+        page_codec=geometry.codec,
         tokens_per_page=geometry.tokens,
         tiers=_tiers(stack),
         links={name: link.snapshot() for name, link in links.items()},

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from swift_tiers.kernels.cuda_runtime import cuda_runtime
-from swift_tiers.radix_tiering.base.config import RestoreConfig, SsdConfig, TiersConfig, parse_config
+from swift_tiers.radix_tiering.base.config import RestoreConfig, SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
 from swift_tiers.radix_tiering.base.memory import huge_array
 from swift_tiers.radix_tiering.base.page import Namespace, page_digest
@@ -91,7 +91,7 @@ def current_rank() -> Rank:
 
 
 def build_tiers(
-    server_args: Any, params: Any, pool: DevicePool, content: dict[str, Any]
+    server_args: Any, params: Any, pool: DevicePool, config: TiersConfig
 ) -> tuple[TierStack, PeerSide | None]:
     """The tier stack of this rank over its device pool, and what it lends and borrows; the latter is to be closed after
     the stack.
@@ -100,7 +100,6 @@ def build_tiers(
     """
     from .identity import server_namespace
 
-    config = parse_config(content)
     rank = current_rank()
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
     namespace = server_namespace(server_args, kvcache, pool.geometry, rank.identity, config.identity.weights)
@@ -147,10 +146,11 @@ def open_stack(
     host = HostTier(geometry, size, allocate=host_memory)
     ssd = open_ssd(config.ssd, rank)
     logger.info(
-        "swift-tiers: host tier of %s (%d pages of %s)%s, namespace %s",
+        "swift-tiers: host tier of %s (%d pages of %s%s)%s, namespace %s",
         format_size(host.capacity_bytes),
         host.slots,
         format_size(geometry.page_bytes),
+        f", as {geometry.codec} instead of {format_size(geometry.device_page_bytes)}: lossy" if geometry.codec else "",
         f", ssd tier on {len(ssd.paths)} device(s) by {ssd.description}, {len(ssd.stripes.recovered)} pages found"
         if ssd is not None
         else "",

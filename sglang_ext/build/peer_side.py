@@ -71,10 +71,9 @@ class PeerSide:
                 raise
 
     def _listen(self, directory: Path, kvcache: LentKVPool) -> None:
-        assert kvcache.layout.page_bytes == self._page_bytes
         address = ipc_address(directory, self.name)
         timing = lease_timing(self._peer.term, self._peer.recall_bound)
-        donor = Donor(self.name, self._page_bytes, random.SystemRandom(), timing=timing)
+        donor = Donor(self.name, kvcache.layout.page_bytes, random.SystemRandom(), timing=timing)
         self.service = LeaseService(donor=donor, listen=address, on_donor=self._effects.append)
         bandwidth = self._peer.bandwidth
         self._server = ArenaServer(

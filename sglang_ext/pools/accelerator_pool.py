@@ -4,6 +4,9 @@ To the device, a layer of a run of neighbouring pages goes by the copy engine st
 scattered goes by a kernel that reads host memory itself. From the device, a kernel gathers whole pages into one half of
 a staging buffer while the copy engine empties the other. Host memory that is not page-locked is passed through two
 buffers that are, by turns. What has landed on the device already (`radix_tiering.landing`) is copied there by a kernel.
+
+Pages that are kept in a codec are coded by the kernel that gathers them, and decoded by the one that loads them, all of
+them: what crosses the link is the coded page.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerator, QueueMark
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, CudaAccelerator, ListedCopy, QueueMark
+from swift_tiers.kernels.page_codec import Codec, PageCode
 from swift_tiers.kernels.page_copy import runs
 from swift_tiers.kernels.page_digest import prepare_digests
 from swift_tiers.kernels.page_gather import PageCopy
@@ -64,9 +68,12 @@ class AcceleratorPool(DevicePool):
         page_size: int,
         accelerator: Accelerator,
         switch_over: SwitchOver | None = None,
+        codec: str = "",
     ) -> None:
-        """`switch_over`: measured by `prepare` unless given."""
-        super().__init__(layers, page_size)
+        """`switch_over`: measured by `prepare` unless given. `codec`: in which pages are kept below; empty: as they
+        are."""
+        super().__init__(layers, page_size, codec)
+        self._codec = Codec.named(codec) if codec else None
         self.switch_over = switch_over or SwitchOver()
         self._measures = switch_over is None
         self.accelerator: Accelerator = accelerator
@@ -74,7 +81,7 @@ class AcceleratorPool(DevicePool):
         self._like = layers[0]
         self._planes = [[as_pages(plane, page_size) for plane in planes] for planes in layers]
         self._sides = threading.local()
-        self._copies: dict[tuple[Any, ...], PageCopy] = {}
+        self._copies: dict[tuple[Any, ...], ListedCopy] = {}
         self._buffers = StagingMemory(accelerator, self.geometry.page_bytes)
 
     def _side(self) -> CopySide:
@@ -110,7 +117,12 @@ class AcceleratorPool(DevicePool):
     def _measure(self, slab: torch.Tensor) -> None:
         try:
             self.switch_over = found = measure_switch_over(
-                self.accelerator, self._like, self.page_size, self.geometry.layers, slab
+                self.accelerator,
+                self._like,
+                self.page_size,
+                self.geometry.layers,
+                slab,
+                load=lambda pool, source: self._copy_between(pool, source, out=False),
             )
         except Exception:
             # What is not known is guessed: copies are right all the same.
@@ -140,14 +152,22 @@ class AcceleratorPool(DevicePool):
             side.kernels.mark().synchronize()
             side.engine.mark().synchronize()
 
-    def _copy_of(self, slab: torch.Tensor, layers: range, *, out: bool) -> PageCopy:
-        """The copies of these layers between the pool and one of the few slabs that there are, made ready once."""
+    def _copy_of(self, slab: torch.Tensor, layers: range, *, out: bool) -> ListedCopy:
+        """The copies of these layers between the pool and one of the few slabs that there are, made ready once; they
+        code pages, where these are kept in a codec."""
         key = (slab.data_ptr(), slab.shape, slab.stride(0), layers, out)
         found = self._copies.get(key)
         if found is None:
             # It keeps the slab, so no other one can have its address.
-            found = self._copies[key] = PageCopy(self._pool, slab, layers, out=out)
+            found = self._copies[key] = self._copy_between(self._pool, slab, layers, out=out)
         return found
+
+    def _copy_between(
+        self, pool: PoolPlanes, slab: torch.Tensor, layers: range | None = None, *, out: bool
+    ) -> ListedCopy:
+        if self._codec is None:
+            return PageCopy(pool, slab, layers, out=out)
+        return PageCode(pool, slab, self._codec, layers, out=out)
 
     @property
     def _all_layers(self) -> range:
@@ -198,7 +218,10 @@ class AcceleratorPool(DevicePool):
     ) -> None:
         """Rows of page-locked `source` to pages of the pool; where `layer_done` is told of layers, with marks."""
         queue = side.kernels
-        pieces = split_runs(pages, rows, self.switch_over.load_pages)
+        # A page in a codec is not what the pool has: the copy engine cannot bring it there.
+        pieces = (
+            split_runs(pages, rows, self.switch_over.load_pages) if self._codec is None else Pieces([], pages, rows)
+        )
         lists = side.lists(self._pool, pieces.pages, source, pieces.slots) if len(pieces.pages) else None
         step = max(1, -(-TOGETHER_BYTES // (len(pages) * self.geometry.layer_bytes)))
         for first in range(layers.start, layers.stop, step):
@@ -333,6 +356,6 @@ class AcceleratorPool(DevicePool):
             take()
 
 
-def open_cuda_pool(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> AcceleratorPool:
+def open_cuda_pool(layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "") -> AcceleratorPool:
     """A pool on a CUDA device, which `prepare` measures."""
-    return AcceleratorPool(layers, page_size, CudaAccelerator(layers[0][0].device))
+    return AcceleratorPool(layers, page_size, CudaAccelerator(layers[0][0].device), codec=codec)

@@ -1,7 +1,8 @@
 """The device pool as the tiers see it: planes of pages, whatever SGLang calls them.
 
 `HostMemoryPool` serves pools in host memory (the portable CPU platform), `BlockMajorPool` those of them in which a page
-lies together; `accelerator_pool.AcceleratorPool` serves the others.
+lies together, `encoded_pool.EncodedPool` both where pages are kept in a codec; `accelerator_pool.AcceleratorPool` the
+others.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from swift_tiers.kernels.copy_queue import Accelerator, QueueMark
+from swift_tiers.kernels.page_codec_layout import Codec, EncodedLayout
 from swift_tiers.kernels.page_copy import copy_in, copy_out
+from swift_tiers.kernels.pool_planes import PoolPlanes
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import PageGeometry
 
@@ -69,15 +73,23 @@ def _remedy(kvcache: Any) -> str:
     return f"{PLAIN_WINDOWS}, or remove the flag" if isinstance(kvcache, SWAKVPool) else "remove the flag"
 
 
-def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> PageGeometry:
-    """The geometry of a page of this pool. Raises ConfigError if layers or planes differ in size."""
+def pool_geometry(layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "") -> PageGeometry:
+    """The geometry of a page of this pool, kept in `codec` below the device. Raises ConfigError if layers or planes
+    differ in size, or have values that are not to be coded."""
     row_bytes = {plane[0].numel() * plane.element_size() for planes in layers for plane in planes}
     if len(row_bytes) != 1 or len({len(planes) for planes in layers}) != 1:
         raise ConfigError(
             "--enable-swift-tiers: the model's layers keep KV rows of different sizes, which is not supported: "
             "remove the flag"
         )
-    return PageGeometry(layers=len(layers), planes=len(layers[0]), tokens=page_size, row_bytes=row_bytes.pop())
+    plain = PageGeometry(layers=len(layers), planes=len(layers[0]), tokens=page_size, row_bytes=row_bytes.pop())
+    if not codec:
+        return plain
+    try:
+        coded = EncodedLayout.of(PoolPlanes(layers, page_size), Codec.named(codec))
+    except ValueError as error:
+        raise ConfigError(f"host.codec: {error}; remove it, or choose another --kv-cache-dtype") from None
+    return structs.replace(plain, codec=codec, coded_layer_bytes=coded.layer_bytes)
 
 
 def row_shape(kvcache: Any) -> tuple[int, int]:
@@ -95,7 +107,8 @@ def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
     return buffer[:whole].reshape(whole, -1).view(torch.uint8).view(whole // page_size, -1)
 
 
-def _wait(events: Sequence[Any]) -> None:
+def wait_for(events: Sequence[Any]) -> None:
+    """Until the device has come to each."""
     for event in events:
         event.synchronize()
 
@@ -109,8 +122,9 @@ class DevicePool(ABC):
     #: `radix_tiering.landing`.
     landing: torch.Tensor | None = None
 
-    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int) -> None:
-        self.geometry = pool_geometry(layers, page_size)
+    def __init__(self, layers: Sequence[Sequence[torch.Tensor]], page_size: int, codec: str = "") -> None:
+        """`codec`: in which pages are kept below the device; empty: as they are."""
+        self.geometry = pool_geometry(layers, page_size, codec)
         self.page_size = page_size
         self.pool_pages = layers[0][0].shape[0] // page_size
         self.device = layers[0][0].device
@@ -209,13 +223,13 @@ class HostMemoryPool(DevicePool):
     def _copy_out(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any], came: Came
     ) -> None:
-        _wait(after)
+        wait_for(after)
         copy_out(self._flat, pages, slab, slots)
 
     def _copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
     ) -> None:
-        _wait(after)
+        wait_for(after)
         for layer in range(self.geometry.layers):
             self._copy_layer(pages, slab, slots, layer, ())
             layer_done(layer, None)
@@ -223,7 +237,7 @@ class HostMemoryPool(DevicePool):
     def _copy_layer(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
     ) -> None:
-        _wait(after)
+        wait_for(after)
         copy_in(self._arrays[layer], pages, slab, slots, layer * self.geometry.layer_bytes)
 
 
@@ -239,14 +253,14 @@ class BlockMajorPool(DevicePool):
     def _copy_out(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, after: Sequence[Any], came: Came
     ) -> None:
-        _wait(after)
+        wait_for(after)
         for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
             self._rows_of(slab[slot])[...] = self._table[page].T
 
     def _copy_in(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer_done: LayerDone, after: Sequence[Any]
     ) -> None:
-        _wait(after)
+        wait_for(after)
         pairs = self._pairs(pages, slab, slots)
         for layer in range(self.geometry.layers):
             self._copy_rows(pairs, layer)
@@ -255,7 +269,7 @@ class BlockMajorPool(DevicePool):
     def _copy_layer(
         self, pages: np.ndarray, slab: np.ndarray, slots: np.ndarray, layer: int, after: Sequence[Any]
     ) -> None:
-        _wait(after)
+        wait_for(after)
         self._copy_rows(self._pairs(pages, slab, slots), layer)
 
     def _copy_rows(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], layer: int) -> None:

@@ -230,7 +230,7 @@ class Sampler:
     def _device(self) -> DevicePoolSample:
         """Pages that are being copied out are as pinned as those of requests."""
         allocator, page_size = self._cache.token_to_kv_pool_allocator, self._page_size
-        page_bytes = self._linker.pool.geometry.page_bytes
+        page_bytes = self._linker.pool.geometry.device_page_bytes
         pages = (allocator.size - allocator.available_size()) // page_size
         return DevicePoolSample(
             capacity_bytes=allocator.size // page_size * page_bytes,

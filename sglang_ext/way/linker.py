@@ -26,6 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from swift_tiers.radix_tiering.base.config import parse_config
 from swift_tiers.radix_tiering.base.page import Namespace
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
@@ -73,11 +74,14 @@ class SwiftLinker(UnifiedCacheLinker):
         extra_config: dict[str, Any] | None = None,
         forward_stream: Any = None,
     ) -> None:
-        pool = open_device_pool(params.token_to_kv_pool_allocator.get_kvcache(), params.page_size)
+        config = parse_config(extra_config or {})
+        pool = open_device_pool(
+            params.token_to_kv_pool_allocator.get_kvcache(), params.page_size, config.host.lossy_codec
+        )
         if pool.accelerator is not None and forward_stream is not None:
             # A copy in the forward's own stream would run between its layers, not beside them.
             pool.accelerator.keep_clear_of(forward_stream)
-        stack, side = build_tiers(server_args, params, pool, extra_config or {})
+        stack, side = build_tiers(server_args, params, pool, config)
         self._start(pool, stack, side)
         self.forward_stream = forward_stream
         try:

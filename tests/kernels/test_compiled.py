@@ -94,10 +94,10 @@ def test_none_rounds_otherwise_than_the_plain_functions(kernels):
 
 
 def test_what_the_wrappers_pass_compiles_once_for_each_layout(tmp_path):
-    """Wherever lists and slabs begin. A codec compiles once more for another number of layers."""
+    """Wherever lists and slabs begin, and however many layers there are."""
     [variants] = run("bind_kernels.py", tmp_path)
-    each_way = {"copy_pieces": 2, "encode_tiles": 2, "decode_tiles": 2}
-    assert variants == {**each_way, "sum_parts": 1, "finish_digests": 1, "copy_chunks": 1}
+    kinds = {"copy_pieces": 2, "encode_tiles": 1, "decode_tiles": 1}
+    assert variants == {**kinds, "sum_parts": 1, "finish_digests": 1, "copy_chunks": 1}
 
 
 def test_what_serves_is_compiled_before_it_serves(tmp_path):
@@ -107,4 +107,7 @@ def test_what_serves_is_compiled_before_it_serves(tmp_path):
         for name, (prepared, served) in host_tier.items():
             assert prepared == served, name
             kernels = [variant.split()[0] for variant in served]
-            assert sorted(kernels) == ["copy_chunks", *["copy_pieces"] * 3, "finish_digests", "sum_parts"]
+            copies = [kernel for kernel in kernels if kernel in ("copy_pieces", "decode_tiles", "encode_tiles")]
+            assert len(copies) == 3
+            assert set(copies) == ({"decode_tiles", "encode_tiles"} if "int8" in name else {"copy_pieces"})
+            assert sorted(set(kernels) - set(copies)) == ["copy_chunks", "finish_digests", "sum_parts"]

@@ -1,7 +1,7 @@
 """Make a pool ready and serve from it as a server does, on a GPU that is not there.
 
-Prints as JSON, for a page-locked host tier and for one that is not, the variants of kernels that `prepare` compiled and
-those that serving launched.
+Prints as JSON, for a page-locked host tier and for one that is not, with pages as they are and in a codec, the variants
+of kernels that `prepare` compiled and those that serving launched.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class Unlocked(IdleAccelerator):
         return memory
 
 
-def serve(accelerator: IdleAccelerator, launched: set[str]) -> list[list[str]]:
+def serve(accelerator: IdleAccelerator, launched: set[str], codec: str) -> list[list[str]]:
+    launched.clear()
     shape = (40 * PAGE, 2, 40)  # so that a page and its slot differ in length
     layers = [[torch.zeros(shape, dtype=torch.bfloat16) for _ in "kv"] for _ in range(LAYERS)]
-    pool = AcceleratorPool(layers, PAGE, accelerator)
+    pool = AcceleratorPool(layers, PAGE, accelerator, codec=codec)
     slab = np.zeros((64, pool.geometry.stride_bytes), dtype=np.uint8)
     landing = Landing(accelerator, pool.geometry.page_bytes, 9 * 2**16)
     pool.landing = landing.memory
@@ -67,9 +68,9 @@ def serve(accelerator: IdleAccelerator, launched: set[str]) -> list[list[str]]:
 def main() -> None:
     launched: set[str] = set()
     with idle_gpu(lambda name, compiled: launched.add(f"{name} {compiled}")) as accelerator:
-        print(json.dumps({"page-locked": serve(accelerator, launched)}))
-        launched.clear()
-        print(json.dumps({"pageable": serve(Unlocked(), launched)}))
+        for codec in ("", "int8"):
+            print(json.dumps({f"page-locked {codec}": serve(accelerator, launched, codec)}))
+            print(json.dumps({f"pageable {codec}": serve(Unlocked(), launched, codec)}))
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ _TYPES = {
     "slots": "*i64",
     "slab": "*u8",
     "count": "i32",
+    "layers": "i32",
     "planes": "i32",
     "sums": "*u64",
     "digests": "*u64",

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, ListedCopy
 from swift_tiers.kernels.page_digest import digest_bytes, page_digests
-from swift_tiers.kernels.page_gather import PageCopy, PageLists, page_lists
+from swift_tiers.kernels.page_gather import PageLists, page_lists
 from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
@@ -65,7 +65,7 @@ class LateQueue(CopyQueue):
         self.accelerator.uploads += 1
         return page_lists(pool, pages.copy(), slab, slots.copy())
 
-    def copy(self, copy: PageCopy, lists: PageLists, most_programs: int | None = None) -> None:
+    def copy(self, copy: ListedCopy, lists: PageLists, most_programs: int | None = None) -> None:
         self.accelerator.kernel_calls += 1
         self.do(lambda: copy.run(lists, most_programs))
 

@@ -138,6 +138,7 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
             restores_late=1,
             lost_pages=3,
         ),
+        "page_codec": "int8",
         "io_engine": "io_uring",
         "write_queue_pages": 3,
         "landing_pages": 113,

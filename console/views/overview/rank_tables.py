@@ -60,6 +60,8 @@ def tier_table(scene: Scene) -> Table:
         column = Column(name, right=True, rank=rank, unit=f"{unit}/s, last 2 s")
         return RankColumn(column, lambda tier: make(history.rate(tier, counter, seconds=NOW_SECONDS)))
 
+    told = [state.rank for state in scene.moment.ranks(scene.server) if state.rank is not None]
+    codecs = {(rank.server, rank.rank): rank.page_codec for rank in told}
     fields = (
         RankColumn(Column("tier", rank=9), lambda tier: Cell(text(tier.tier), style=tier.tier)),
         RankColumn(
@@ -95,6 +97,7 @@ def tier_table(scene: Scene) -> Table:
         sized("written", "bytes_written", 2, "B " + _SINCE),
         sized("read", "bytes_read", 2, "B " + _SINCE),
         RankColumn(Column("refused", widest=30, rank=1), _refused),
+        RankColumn(Column("kept as", rank=1), lambda tier: _kept_as(tier, codecs.get((tier.server, tier.rank)))),
     )
     tiers = [tier for rank in scene.moment.ranks(scene.server) for tier in rank.tiers]
     return rank_table(scene, tiers, fields, tier_troubles, _blocks, "it says nothing of its tiers")
@@ -113,6 +116,14 @@ def _hit_share(tier: TierView) -> Cell:
 
 def _rounded(rate: float | None) -> Cell:
     return count_cell(None if rate is None else round(rate, 1))
+
+
+def _kept_as(tier: TierView, codec: str | None) -> Cell:
+    """Whether a tier has every byte of what was computed."""
+    if codec is None:
+        return Cell(NONE)
+    lossy = bool(codec) and tier.tier != "device"
+    return Cell(text(codec) if lossy else "computed", style="warning" if lossy else "")
 
 
 def _damaged(tier: TierView) -> Cell:

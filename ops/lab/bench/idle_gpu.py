@@ -14,11 +14,17 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from swift_tiers.kernels import page_digest_triton, page_gather_triton, piece_copy_triton, pool_planes
-from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue
+from swift_tiers.kernels import (
+    page_codec_triton,
+    page_digest_triton,
+    page_gather_triton,
+    piece_copy_triton,
+    pool_planes,
+)
+from swift_tiers.kernels.copy_queue import Accelerator, CopyQueue, ListedCopy
 from swift_tiers.kernels.cuda_runtime import CudaRuntime, Rows
 from swift_tiers.kernels.page_digest import digest_bytes, page_digests
-from swift_tiers.kernels.page_gather import PageCopy, PageLists, page_lists
+from swift_tiers.kernels.page_gather import PageLists, page_lists
 from swift_tiers.kernels.piece_copy import copy_pieces
 from swift_tiers.kernels.pool_planes import PoolPlanes
 
@@ -61,7 +67,7 @@ def idle_gpu(launched: Launched = lambda name, compiled: None) -> Iterator[IdleA
         # Not by `set_active`: where there is no GPU, there is no driver to go back to.
         stack.enter_context(patch.object(driver, "_active", IdleDriver()))
         stack.enter_context(patch.object(pool_planes, "by_kernel", lambda device: True))
-        for module in (page_gather_triton, page_digest_triton, piece_copy_triton):
+        for module in (page_gather_triton, page_codec_triton, page_digest_triton, piece_copy_triton):
             stack.enter_context(patch.object(module, "launch", launch))
         yield IdleAccelerator()
 
@@ -101,7 +107,7 @@ class IdleQueue(CopyQueue):
     def lists(self, pool: PoolPlanes, pages: np.ndarray, slab: torch.Tensor, slots: np.ndarray) -> PageLists:
         return page_lists(pool, pages, slab, slots)
 
-    def copy(self, copy: PageCopy, lists: PageLists, most_programs: int | None = None) -> None:
+    def copy(self, copy: ListedCopy, lists: PageLists, most_programs: int | None = None) -> None:
         copy.run(lists, most_programs)
 
     def pieces(self, source: torch.Tensor, target: torch.Tensor, pieces: np.ndarray) -> None:

@@ -170,6 +170,13 @@ def clock_troubles(server: ServerView) -> Iterator[Trouble]:
 
 
 def rank_troubles(rank: RankView) -> Iterator[Trouble]:
+    if rank.page_codec:
+        yield Trouble(
+            Mark.NOTE,
+            rank,
+            f"pages below the device are kept as {text(rank.page_codec)}, which is near what was computed",
+            "`swift-tiers bench codec` says by how much; host.codec none keeps every byte",
+        )
     if rank.failed_loads:
         yield Trouble(
             Mark.WRONG,
