@@ -16,23 +16,18 @@ An encoded page, as a block-major one, is a run of layers, so that a layer is a 
 `[plane][token][kv_head][code bytes]`, then the scales, `[plane][token][kv_head]`, little-endian. Both begin at
 multiples of 16 bytes from the page's begin, and what lies between is zero. INT4 keeps an even element in the low half
 of a byte, the next one in the high half; after an odd head_dim the last high half is zero.
-
-Mixed precision: a window of recent tokens is kept exact. What attends most to a token is what follows it soon, and the
-window is a small part of a long sequence. Pages are exact or encoded as a whole, so the window ends at a page's edge;
-an exact page is a plain block-major one (`page_gather`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from . import pool_planes
 from .page_codec_layout import Codec, EncodedLayout
 from .page_codec_plain import code_pages_plain
-from .page_gather import Indices, PageLists, gather_pages, page_lists, scatter_pages
+from .page_gather import Indices, PageLists, page_lists
 from .pool_planes import VECTOR_BYTES, PoolPlanes, check_slab
 
 if TYPE_CHECKING:
@@ -118,39 +113,3 @@ def decode_pages(
 ) -> None:
     """Slab row `slots[i]`, which `encode_pages` wrote, into pool page `pages[i]`."""
     PageCode(pool, slab, codec, layers, offset, out=False).run(page_lists(pool, pages, slab, slots))
-
-
-def exact_pages(first_tokens: np.ndarray, page_size: int, exact_from: int) -> np.ndarray:
-    """Which pages are kept exact, bool: those that hold a token at or after position `exact_from` of their sequence.
-
-    `first_tokens`: the position of each page's first token.
-    """
-    return np.asarray(first_tokens) + page_size > exact_from
-
-
-def encode_mixed(
-    pool: PoolPlanes,
-    pages: np.ndarray,
-    slab: torch.Tensor,
-    slots: np.ndarray,
-    codec: Codec,
-    exact: np.ndarray,
-    layers: range | None = None,
-) -> None:
-    """As `encode_pages`, but page `pages[i]` goes as it is where `exact[i]`; slab rows must hold a plain page too."""
-    gather_pages(pool, pages[exact], slab, slots[exact], layers)
-    encode_pages(pool, pages[~exact], slab, slots[~exact], codec, layers)
-
-
-def decode_mixed(
-    pool: PoolPlanes,
-    pages: np.ndarray,
-    slab: torch.Tensor,
-    slots: np.ndarray,
-    codec: Codec,
-    exact: np.ndarray,
-    layers: range | None = None,
-) -> None:
-    """The way back from `encode_mixed`, with the same `exact`."""
-    scatter_pages(pool, pages[exact], slab, slots[exact], layers)
-    decode_pages(pool, pages[~exact], slab, slots[~exact], codec, layers)

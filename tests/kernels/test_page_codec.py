@@ -12,16 +12,13 @@ from swift_tiers.kernels import page_codec_triton
 from swift_tiers.kernels.page_codec import (
     Codec,
     EncodedLayout,
-    decode_mixed,
     decode_pages,
-    encode_mixed,
     encode_pages,
-    exact_pages,
 )
 from swift_tiers.kernels.page_codec_plain import code_pages_plain, decode_rows, encode_rows
 from swift_tiers.kernels.page_codec_triton import code_pages_triton
 
-from support.device_pools import DEVICES, POISON, Geometry, bounded, make_normal_pool, make_pool, make_slab, page_of
+from support.device_pools import DEVICES, POISON, Geometry, bounded, make_normal_pool, make_pool, make_slab
 from support.examples import examples
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -205,39 +202,6 @@ def test_layers_come_back_one_at_a_time_from_staging(device):
             rows = slice(page * 4, page * 4 + 4)
             image = whole.view(pool.dtype).as_strided(plane.shape, plane.stride(), plane.storage_offset())
             assert torch.equal(plane[rows], image[rows])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("codec", Codec)
-def test_recent_pages_stay_exact(device, codec):
-    pool, memory = make_normal_pool(Geometry(heads=2, head_dim=16, pages=6), device)
-    exact = exact_pages(np.arange(5) * 4, page_size=4, exact_from=20 - 6)
-    assert exact.tolist() == [False, False, False, True, True]
-    pages, slots = np.array([5, 0, 3, 1, 2]), np.array([1, 0, 4, 2, 3])
-    before = [page_of(pool, page) for page in range(6)]
-    slab = make_slab(5, pool.page_bytes, device)
-    encode_mixed(pool, pages, slab, slots, codec, exact)
-    memory.fill_(POISON)
-    for layer in range(2):
-        decode_mixed(pool, pages, slab, slots, codec, exact, range(layer, layer + 1))
-    for page, kept in zip(pages.tolist(), exact.tolist(), strict=True):
-        assert (page_of(pool, page) == before[page]) is kept
-        found, wanted = (
-            torch.frombuffer(bytearray(content), dtype=pool.dtype).float()
-            for content in (page_of(pool, page), before[page])
-        )
-        peaks = wanted.view(-1, 16).abs().amax(-1, keepdim=True)
-        assert ((found - wanted).view(-1, 16).abs() <= peaks * 0.08).all()
-    assert page_of(pool, 4) == bytes([POISON]) * pool.page_bytes
-
-
-def test_edges_of_the_exact_window():
-    first = np.array([0, 16, 32])
-    assert exact_pages(first, 16, 0).tolist() == [True, True, True]
-    assert exact_pages(first, 16, 15).tolist() == [True, True, True]
-    assert exact_pages(first, 16, 16).tolist() == [False, True, True]
-    assert exact_pages(first, 16, 47).tolist() == [False, False, True]
-    assert exact_pages(first, 16, 48).tolist() == [False, False, False]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -77,7 +77,11 @@ SERVER_BENCHES = {
     "restore": [*ONE_ROUND, "--lengths", "1024"],
 }
 #: Benches with a smoke test of their own.
-ELSEWHERE = {"donor": "tests/e2e/test_bench_donor.py", "interpreter": "tests/ops/test_bench_interpreter.py"}
+ELSEWHERE = {
+    "codec": "tests/ops/test_bench_codec.py",
+    "donor": "tests/e2e/test_bench_donor.py",
+    "interpreter": "tests/ops/test_bench_interpreter.py",
+}
 
 VIEWS = {
     **dict.fromkeys(("servers", "tiers", "devices", "links", "leases", "tree", "requests", "events"), ""),
