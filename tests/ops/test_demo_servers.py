@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from swift_tiers.ops.commands.demo import replay
+from swift_tiers.ops.commands.demo import replay, servers
 from swift_tiers.ops.commands.demo.replay import ReplayError, ask, read_answer
 from swift_tiers.ops.commands.demo.servers import Server, ServerError, free_ports, log_tail
 
@@ -255,6 +255,29 @@ def test_free_ports_differ_and_are_free() -> None:
     for port in ports:
         with socket.socket() as one:
             one.bind(("127.0.0.1", port))
+
+
+def test_no_client_of_anybody_is_given_a_port_that_a_server_is_to_bind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel gives outgoing connections ports of a range of its own: a server found its port taken by one."""
+    outgoing = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(servers, "OUTGOING_PORTS", outgoing)
+    outgoing.write_text("16000\t60999\n")
+    assert all(8_000 <= port < 16_000 for port in free_ports(50))
+    outgoing.write_text("1024\t65535\n")  # every port may be given: then none is better than another
+    assert len(free_ports(3)) == 3
+    outgoing.unlink()
+    assert all(16_384 <= port < 32_768 for port in free_ports(50))
+
+
+def test_ports_that_are_taken_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        monkeypatch.setattr(servers, "_ports_for_servers", lambda: [port] * 101)
+        with pytest.raises(ServerError, match=r"no 1 ports are free .* end what listens on them"):
+            free_ports(1)
 
 
 def test_log_tails(tmp_path: Path) -> None:

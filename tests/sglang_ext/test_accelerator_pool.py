@@ -468,7 +468,7 @@ def test_loads_from_host_memory_are_limited_and_landed_pages_are_not(monkeypatch
 def test_what_was_measured_is_used_and_said(locked, monkeypatch, caplog):
     asked = []
 
-    def measure(accelerator, like, page_size, layers, slab):
+    def measure(accelerator, like, page_size, layers, slab, load):
         asked.append((len(like), page_size, layers, accelerator.page_locked(slab)))
         return SwitchOver(8, 2, 64)
 
@@ -489,7 +489,7 @@ def test_what_was_measured_is_used_and_said(locked, monkeypatch, caplog):
 
 
 def test_what_cannot_be_measured_is_guessed(monkeypatch, caplog):
-    def measure(*them):
+    def measure(*them, load):
         raise RuntimeError("an odd driver")
 
     monkeypatch.setattr(accelerator_pool, "measure_switch_over", measure)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import redis
 
+from swift_tiers.ops.commands.demo.servers import free_ports
 from swift_tiers.radix_tiering.bus.redis.redis_binary import SERVER_VARIABLE, bundled, find_server, parse_version
 
 #: Certificates; see the folder's README.
@@ -230,11 +230,9 @@ def answers(client: redis.Redis) -> bool:
 
 
 def free_port() -> int:
-    """A port that nothing listens on, given by the kernel and free again."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nothing listens on."""
+    (port,) = free_ports(1)
+    return port
 
 
 @contextmanager

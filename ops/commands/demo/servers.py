@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,6 +23,8 @@ STOP_SECONDS = 60.0
 POLL_SECONDS = 0.5
 #: Lines of a dead server's log that are shown.
 LOG_LINES = 12
+#: The first and the last port that the kernel gives to a connection that asks for none.
+OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Runs the rest of its command line in its place, after asking the kernel for SIGTERM should its parent die: a demo
 # that is killed with SIGKILL must not leave servers behind either.
 _TIED_TO_PARENT = (
@@ -33,15 +37,34 @@ class ServerError(CommandError):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Return ports of 127.0.0.1 that nobody listens on now, all different.
+
+    A server binds its port many seconds after this has looked. So the ports lie below those that the kernel gives to
+    outgoing connections: any client on the machine could take one of those in the meantime.
+    """
+    candidates = random.sample(_ports_for_servers(), 100 + count)
+    free = list(itertools.islice(filter(_is_free, candidates), count))
+    if len(free) < count:
+        raise ServerError(f"no {count} ports are free among {len(candidates)} of 127.0.0.1: end what listens on them")
+    return free
+
+
+def _ports_for_servers() -> range:
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+        first_outgoing = int(OUTGOING_PORTS.read_text().split()[0])
+    except (OSError, ValueError):
+        first_outgoing = 32768  # the kernel's default
+    # Where the kernel may give nearly all of them, none is better than another.
+    return range(first_outgoing // 2, first_outgoing) if first_outgoing >= 4096 else range(10_000, 65_536)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class Server:

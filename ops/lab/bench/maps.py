@@ -81,6 +81,7 @@ def _scheduler() -> tuple[Any, Any, Any]:
     from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+    from swift_tiers.radix_tiering.base.page import PageGeometry
     from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
     from swift_tiers.sglang_ext.tell.tree_shape import TreeSummer
 
@@ -135,7 +136,7 @@ def _scheduler() -> tuple[Any, Any, Any]:
         chunked_req=None,
         req_to_token_pool=SimpleNamespace(req_to_token=rows),
     )
-    geometry = SimpleNamespace(page_bytes=4096)
+    geometry = PageGeometry(layers=1, planes=1, tokens=1, row_bytes=4096)
     linker = SimpleNamespace(
         loader=SimpleNamespace(rows_under_way=list), pool=SimpleNamespace(geometry=geometry, page_size=PAGE)
     )
