@@ -24,6 +24,8 @@ _TAKEN = 1 << 31
 #: Where in a run the generation, the digest and the slots begin.
 _GENERATION, _DIGEST, _SLOTS = 1, 3, 3 + DIGEST_BYTES // 4
 _LOW = (1 << 32) - 1
+#: Pages that places are found for in one go.
+_FOUND_TOGETHER = 16_384
 #: Neither a generation nor a digest.
 _NOTHING = (0,) * (_SLOTS - _GENERATION)
 
@@ -54,11 +56,15 @@ class StripePlaces:
         return place
 
     def found(self, pages: StoredPages) -> np.ndarray:
-        """Places of pages that the devices had already: int64 [pages]."""
+        """Places of pages that the devices had already: int64 [pages]. Others have the interpreter in between."""
+        some = [self._found(batch) for batch in pages.batches(_FOUND_TOGETHER)]
+        return np.concatenate(some) if some else np.zeros(0, np.int64)
+
+    def _found(self, pages: StoredPages) -> np.ndarray:
         sizes = _SLOTS + pages.counts + -(-pages.counts // 4) + self._landing
         ends = np.cumsum(sizes)
         begins = ends - sizes
-        words = np.zeros(int(ends[-1]) if len(pages) else 0, np.uint32)
+        words = np.zeros(int(ends[-1]), np.uint32)
         words[begins] = np.uint32(_TAKEN) + pages.counts.astype(np.uint32)
         words[begins + _GENERATION] = pages.records["generation"] & np.uint64(_LOW)
         words[begins + _GENERATION + 1] = pages.records["generation"] >> np.uint64(32)

@@ -65,7 +65,7 @@ class StoredPages(Sequence[StoredPage]):
 
     def __getitem__(self, at: int | slice) -> StoredPage | StoredPages:
         if isinstance(at, slice):
-            return self.take(np.arange(len(self))[at])
+            return self.take(np.arange(*at.indices(len(self))))
         one = self.records[at]
         if at < 0:
             at += len(self)
@@ -101,7 +101,7 @@ class StoredPages(Sequence[StoredPage]):
         numbers, lengths = self.records["namespace_id"], self.records["length"]
         raw = self.records.view(np.uint8).reshape(len(self), RECORD_BYTES)
         for number, namespace in self.namespaces.items():
-            for length in np.unique(lengths[numbers == number]).tolist():
+            for length in _distinct(lengths[numbers == number]).tolist():
                 alike = (numbers == number) & (lengths == length)
                 which = slice(None) if alike.all() else np.flatnonzero(alike)  # where all are, nothing is picked
                 keys = np.ascontiguousarray(raw[which, KEYS_OFFSET : KEYS_OFFSET + 2 * KEY_BYTES]).view(np.int64)
@@ -143,6 +143,12 @@ def in_batches(pages: Iterable[StoredPage | StoredPages], most: int) -> Iterator
             single = []
     if single:
         yield StoredPages.of(single)
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """Each of them once, ascending. `np.unique` does it in a hash table, and keeps the interpreter meanwhile."""
+    ordered = np.sort(values)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def _runs(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
