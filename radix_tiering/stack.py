@@ -7,7 +7,9 @@ that it is given. A page's way down reads from top to bottom in `way/down.py`, i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +34,7 @@ from .tiers.tier import Tier
 from .way import sweeps
 from .way.checking import Checkers
 from .way.down import Intake, Mover
+from .way.filling import Filling, Stage
 from .way.observing import page_facts, take_snapshot
 from .way.page_reads import PageReads
 from .way.parts import AnswerBatch, Parts
@@ -40,6 +43,8 @@ from .way.up import Restorer
 
 #: How long the end of a stack waits for one step of what an operator has commanded.
 ERRAND_SECONDS = 5.0
+#: Why the writes of a mover wait.
+NAMESPACE = "the tier does not know the namespace"
 
 
 class Flushed(NamedTuple):
@@ -64,9 +69,12 @@ class TierStack:
         costs: LiveCosts | None = None,
         landing: LandingSlots | None = None,
         check_threads: int = 1,
+        fill_behind: bool = False,
     ) -> None:
         """`tiers`: those beneath host memory, in the order in which a page that several have is read. `landing`: where
-        pages land that do not pass through host memory. `check_threads`: that verify what is in host memory."""
+        pages land that do not pass through host memory. `check_threads`: that verify what is in host memory.
+        `fill_behind`: what durable tiers have kept is entered on a thread of its own, "swift-fill", and is a miss until
+        then; else before this returns."""
         self.namespace = namespace
         self.config = config
         self.host = host
@@ -111,10 +119,13 @@ class TierStack:
             )
             for tier in tiers
         }
-        for tier in tiers:
-            if tier.durable:
-                tier.register(self.digest, _described(namespace))
-                self._recover(tier)
+        #: Of what durable tiers have kept.
+        self.fillings = {
+            name: Filling(self.table, mover, runner=runner, events=self.events)
+            for name, mover in self.movers.items()
+            if mover.copies.durable
+        }
+        self.filler = ErrandThread(runner, "swift-fill")
         #: What the device offers is taken in here.
         self.intake = Intake(
             self.table,
@@ -161,14 +172,21 @@ class TierStack:
                 runner=runner,
                 start=self.errands.start,
                 events=self.events,
+                filling=self.fillings.get(name),
             )
             for name, mover in self.movers.items()
         }
         for tier in tiers:
             tier.answer_within(answers[tier.name])
             tier.watch(self.parts[tier.name])
-            for event, facts in tier.opened():
+            for event, facts in () if tier.durable else tier.opened():
                 self.events.emit(event, **facts)
+        for name, filling in self.fillings.items():
+            mover = self.movers[name]
+            if fill_behind:
+                self.filler.start(filling.steps(partial(self._register_served, mover)))
+            else:
+                sweeps.run(filling.steps(partial(mover.tier.register, self.digest, _described(namespace))))
 
     @property
     def digest(self) -> bytes:
@@ -228,17 +246,21 @@ class TierStack:
     def flush_steps(self, *, memory: bool, durable: bool) -> Generator[None, None, Flushed]:
         """`flush`, step by step. From the first one on nothing is found; it waits for the devices.
 
-        What was written until then of a page that comes in meanwhile may be flushed: a miss.
+        What was written until then of a page that comes in meanwhile may be flushed: a miss. A tier whose index is
+        being read cannot write this down before it has read it; it does so then, and that is told again.
         """
         digest, pages = self.digest, 0
+        written: list[bool] = []
         with self.table.lock:
             for mover in self.movers.values():
                 mover.clear()
             if durable:
                 pages = self.table.forget_namespace(digest)
+                told = [self.fillings[mover.tier.name].flush(digest) for mover in self._durable]
             elif memory:
                 self.table.forget_memory()
-        written = [mover.tier.flush(digest) for mover in self._durable if durable]
+        if durable:
+            written = [now and mover.tier.flush(digest) for mover, now in zip(self._durable, told, strict=True)]
         yield
         if durable:
             yield from sweeps.clean(self.table)
@@ -257,13 +279,16 @@ class TierStack:
         with self.table.lock:
             for mover in self._durable:
                 mover.clear()
-                mover.enabled = mover.paused = True
+                mover.enabled = True
+                mover.waits_for.add(NAMESPACE)
             self.namespace = namespace
             self.table.serving = digest
             self.table.forget_memory()
             pinned = dict(self.table.operator_pins.pinned) if before != digest else {}
+            # One whose index is being read is told of the namespace that is served then.
+            opened = [mover for mover in self._durable if self.fillings[mover.tier.name].opened]
         self.errands.start(self._leave_behind(pinned))
-        registered = [self._register_soon(mover, namespace) for mover in self._durable]
+        registered = [self._register_soon(mover, namespace) for mover in opened]
         for mover in self._durable:
             if before != digest:
                 mover.tier.retire(before)
@@ -287,7 +312,12 @@ class TierStack:
         if self.closed:
             return
         self.closed = True
-        self.errands.close(min(timeout, ERRAND_SECONDS))
+        patience = min(timeout, ERRAND_SECONDS)
+        with self.table.lock:
+            known = {name: filling.end(patience) for name, filling in self.fillings.items()}
+        # What reads an index ends when its tier is closed.
+        self.filler.close(patience if all(filling.opened for filling in self.fillings.values()) else 0.0)
+        self.errands.close(patience)
         self.restorer.close()
         for tier in self.tiers.values():
             if not tier.durable:
@@ -295,12 +325,16 @@ class TierStack:
         for mover in self._durable:
             sweeps.run(sweeps.clean(self.table))
             sweeps.run(sweeps.offer(self.table, mover, self.table.in_memory()))
+            filling = self.fillings[mover.tier.name]
             with self.table.lock:
-                if not mover.wait_idle(timeout):
+                # What waits for the index is not written any more.
+                if not mover.wait_idle(timeout if filling.stage is Stage.FILLED else 0.0):
                     self.events.emit(f"{mover.tier.name}.not_all_written", pages=mover.backlog)
                     mover.clear()
             # Nobody changes pages any more, but for a part that goes.
-            mover.tier.close(self.table.held_in(mover.number), timeout)
+            held = itertools.chain(filling.rest(), self.table.held_in(mover.number))
+            mover.tier.close(held if known[mover.tier.name] else None, timeout)
+        self.filler.close(patience)
 
     def snapshot(self) -> StackSnapshot:
         """Everything that is counted, at one moment."""
@@ -340,24 +374,19 @@ class TierStack:
     def _resume_writing(self, mover: Mover, digest: bytes, enabled: bool) -> None:
         with self.table.lock:
             if self.digest == digest:  # else another has come since, and waits for its own
-                mover.enabled, mover.paused = enabled, False
+                mover.enabled = enabled
+                mover.waits_for.discard(NAMESPACE)
                 if enabled:
                     mover.pump()
                 else:
                     mover.clear()
 
-    def _recover(self, tier: Tier) -> None:
-        """Enter what a durable tier has kept, parents first; a page whose prefix is gone is given back at once.
-
-        Recency does not survive a restart, the order of writing does: it stands in for it.
-        """
-        number, pages, unreachable = self.table.named(tier.name).number, 0, 0
-        kept = tier.recover()
-        newest = max((int(held.order.max()) for held in kept if len(held.order)), default=0)
-        for held in kept:
-            pages += len(held.places)
-            unreachable += sweeps.run(sweeps.recover(self.table, number, held, newest))
-        self.events.emit(f"{tier.name}.recovered", pages=pages - unreachable, unreachable=unreachable)
+    def _register_served(self, mover: Mover) -> None:
+        """Have a tier know the namespace that is served now."""
+        with self.table.lock:
+            mover.waits_for.add(NAMESPACE)
+            namespace = self.namespace
+        self._register_soon(mover, namespace)
 
 
 def _described(namespace: Namespace) -> str:

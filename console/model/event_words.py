@@ -70,6 +70,7 @@ KINDS = {
     "restore.pages_lost": EventMeaning(Mark.WARNING, "pages that were found did not come, and were computed"),
     "ssd.namespace_refused": EventMeaning(Mark.WARNING, "the stripe set takes no pages of these weights"),
     "ssd.not_all_written": EventMeaning(Mark.WARNING, "the server ended before all pages were written"),
+    "ssd.not_opened": EventMeaning(Mark.WRONG, "what the devices have could not be read: they are out of service"),
     "ssd.recovered": EventMeaning(Mark.OK, "the pages on the devices were found again at the start"),
     "ssd.write_failed": EventMeaning(Mark.WARNING, "a page could not be written: it stays in memory only"),
     "thread.restarted": EventMeaning(Mark.WARNING, "a thread had died and was started again"),

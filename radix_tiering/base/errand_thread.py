@@ -1,4 +1,4 @@
-"""What would take its caller too long, done one after the other on a thread of its own, "swift-errand".
+"""What would take its caller too long, done one after the other on a thread of its own.
 
 An errand is a generator that returns its outcome. What it does between two yields is short; after each, others have
 their turn at the locks that it took.
@@ -47,8 +47,9 @@ class _Job:
 class ErrandThread:
     """Any thread may use it. The thread starts with the first errand."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, name: str = "swift-errand") -> None:
         self._runner = runner
+        self._name = name
         self._wake = runner.condition()
         self._jobs: deque[_Job] = deque()
         self._under_way: _Job | None = None
@@ -62,7 +63,7 @@ class ErrandThread:
             if not self._ending:
                 self._jobs.append(job)
                 if self._thread is None:
-                    self._thread = self._runner.thread(self._run, "swift-errand")
+                    self._thread = self._runner.thread(self._run, self._name)
                     self._thread.start()
                 self._wake.notify_all()
                 return

@@ -1009,19 +1009,28 @@ def coldest(words, longs, table, heaps, meta, notes, tier, count, out):
 @_entry("int64", "int64, int64, int64[:,::1], int64[::1], int64[::1], int64[::1]")
 def recover(words, longs, table, heaps, meta, notes, space, tier, chains, places, times, out):
     """Pages that a durable tier has kept, each with the key of the one before it (zeros: none) behind its own in
-    `chains`, parents first. `out`: places of those that nothing leads to; how many."""
+    `chains`, parents first. `out`: places of those that nothing in that tier leads to; how many. Behind them, at its
+    end, how many were looked at: the next one is just coming in for the first time, with no other copy until then."""
     lost = 0
+    out[chains.shape[0]] = chains.shape[0]
     for at in range(chains.shape[0]):
         parent = np.int64(space)
         if chains[at, 4] != 0 or chains[at, 5] != 0 or chains[at, 6] != 0 or chains[at, 7] != 0:
             parent = np.int64(
                 _find(words, longs, table, space, chains[at, 4], chains[at, 5], chains[at, 6], chains[at, 7])
             )
+            if parent < 0 or not _of(words, parent, tier) & WHOLE:  # host memory may have it, which a restart empties
+                out[lost] = places[at]
+                lost += 1
+                continue
         k0, k1, k2, k3 = chains[at, 0], chains[at, 1], chains[at, 2], chains[at, 3]
         r = np.int64(_find(words, longs, table, space, k0, k1, k2, k3))
-        if r < 0 and parent >= 0:
+        if r < 0:
             r = np.int64(_enter(words, longs, table, meta, parent, k0, k1, k2, k3, times[at]))
-        if r < 0 or _of(words, r, tier) & (BEGUN | WHOLE):
+        elif not words[r, TIERS] & ANY_WHOLE:
+            out[chains.shape[0]] = at
+            break
+        if _of(words, r, tier) & (BEGUN | WHOLE):
             out[lost] = places[at]
             lost += 1
             continue

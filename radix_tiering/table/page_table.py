@@ -237,16 +237,17 @@ class PageTable:
             self.book.roots[namespace], self.book.digests[root] = root, namespace
         return root if self._rows.word[root, ROOT_LENGTH] == length else -1
 
-    def recover(self, held: HeldPages, tier: int, times: np.ndarray) -> np.ndarray:
+    def recover(self, held: HeldPages, tier: int, times: np.ndarray) -> tuple[int, np.ndarray]:
         """Enter pages that a durable tier has kept, whose places are numbers, parents before their children; `times`:
-        logical times of their last use, int64. The places of those that nothing leads to: int64."""
+        logical times of their last use, int64. How many were looked at, which are not all where the next one is just
+        coming in from the device; and the places of those that nothing leads to: int64."""
         root = self._root(held.namespace, held.length)
         if root < 0:
-            return held.places
+            return len(held.places), held.places
         self._rows.make_room(len(held.places))
-        lost = np.empty(len(held.places), np.int64)
+        lost = np.empty(len(held.places) + 1, np.int64)
         unreachable = self._call(kernels.recover, root, tier, held.keys, held.places, times, lost)
-        return lost[:unreachable]
+        return int(lost[-1]), lost[:unreachable]
 
     def held_in(self, tier: int) -> Iterator[HeldPages]:
         """The whole copies of a tier whose places are numbers: a bounded number of them at a time, of one namespace.

@@ -286,6 +286,11 @@ class Tier(ABC):
 
     # ---- namespaces and restarts, of a durable tier ----
 
+    def open(self) -> None:  # noqa: B027 - most have nothing left to find out
+        """Find out what it has, where that was left for later; until this has returned it has nothing and takes
+        nothing, and `register` and `flush` are not called. Waits, for minutes where there are millions of pages. Raises
+        RuntimeError where it is closed meanwhile, and is as it was then."""
+
     def recover(self) -> Sequence[HeldPages]:
         """What it had when it was opened. Asked once."""
         return ()

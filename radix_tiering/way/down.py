@@ -196,7 +196,7 @@ class Mover:
         self.number = self.copies.number
         self.admission = admission  # may be replaced
         self.enabled = True  # False: nothing is taken in
-        self.paused = False  # True: what is taken in waits
+        self.waits_for: set[str] = set()  # as long as there is something, what is taken in waits
         self._table = table
         self._host = host
         self._events = events
@@ -257,7 +257,7 @@ class Mover:
         if self._ended:
             self._settle()
         begun: list[tuple[Page, Write]] = []
-        while self._queue and not self.paused and self._in_flight < self.tier.writes_in_flight:
+        while self._queue and not self.waits_for and self._in_flight < self.tier.writes_in_flight:
             some = self._next(self.tier.writes_in_flight - self._in_flight)
             together = self._begin_together(some)
             self._in_flight += len(together)

@@ -17,6 +17,7 @@ from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
 from ..tiers.tier import Tier
 from .down import Mover
+from .filling import Filling
 from .up import Restorer
 
 #: Pages that are looked at while the page table is locked.
@@ -38,6 +39,8 @@ class Observed(Protocol):
     def digest(self) -> bytes: ...
     @property
     def movers(self) -> Mapping[str, Mover]: ...
+    @property
+    def fillings(self) -> Mapping[str, Filling]: ...
     @property
     def links(self) -> Mapping[str, LinkCounters]: ...
     @property
@@ -95,6 +98,7 @@ def _tiers(stack: Observed) -> dict[str, TierSnapshot]:
             pages=copies.pages,
             only_pages=table.only_in(HOST),
             pinned_pages=table.pinned_in(HOST),
+            unread_pages=0,
         )
     for tier in stack.tiers.values():
         capacity, copies = tier.capacity_bytes, table.named(tier.name)
@@ -107,6 +111,7 @@ def _tiers(stack: Observed) -> dict[str, TierSnapshot]:
                 pages=copies.pages,
                 only_pages=table.only_in(copies.number),
                 pinned_pages=table.pinned_in(copies.number),
+                unread_pages=stack.fillings[tier.name].unread if tier.durable else 0,
             )
     return found
 

@@ -18,6 +18,7 @@ from ..table.page_table import PageTable
 from ..table.tier_copies import Part
 from . import sweeps
 from .down import Mover
+from .filling import Filling
 from .reads import Reads
 
 
@@ -54,9 +55,10 @@ class Parts:
         runner: Runner,
         start: Callable[[Generator[None, None, int]], None],
         events: EventLog,
+        filling: Filling | None = None,
     ) -> None:
         """`mover`, `answers`: the tier's; `reads`: those that bring pages up; `start`: has an errand of many steps
-        done."""
+        done; `filling`: of what it has kept over a restart."""
         self._table = table
         self._mover = mover
         self._tier = mover.tier
@@ -65,6 +67,7 @@ class Parts:
         self._answers = answers
         self._start = start
         self._events = events
+        self._filling = filling
         self._saving: dict[Part, int] = {}  # parts that are leaving: pages that are being saved from them
         self._idle = runner.condition(table.lock)
 
@@ -112,6 +115,8 @@ class Parts:
         with another copy."""
         with self._answers:
             self._table.part_gone(self._number, part)
+            if self._filling is not None:
+                self._filling.lose(part)
             if self._tier.may_hang:
                 self._reads.abandon(self._number, part)
             self._saving.pop(part, None)

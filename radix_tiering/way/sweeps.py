@@ -10,9 +10,6 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
-from ..base.page import HeldPages
 from ..table.held_page import Page
 from ..table.page_table import PageTable
 from .down import Mover
@@ -24,7 +21,7 @@ Sweep = Generator[None, None, int]
 #: Pages handled in one step.
 STEP_PAGES = 64
 #: ... and in one that enters pages only: a page that is entered changes once or twice, one that leaves up to six times.
-RECOVERED_TOGETHER = 3 * STEP_PAGES
+ENTERED_TOGETHER = 3 * STEP_PAGES
 
 
 def run(steps: Generator[None, None, Result]) -> Result:
@@ -35,21 +32,6 @@ def run(steps: Generator[None, None, Result]) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
-
-
-def recover(table: PageTable, tier: int, held: HeldPages, newest: int) -> Sweep:
-    """Enter pages that a durable tier has kept, by its number; `newest`: of the order in which they were written.
-    Returns how many are out of reach, whose places are given back."""
-    first, unreachable = np.lexsort((held.order, held.depths)), 0
-    for start in range(0, len(first), RECOVERED_TOGETHER):
-        which = first[start : start + RECOVERED_TOGETHER]
-        some = held._replace(keys=held.keys[which], places=held.places[which])
-        with table.lock:
-            lost = table.recover(some, tier, held.order[which] - newest)
-            table.of[tier].keeper.release(lost.tolist())
-        unreachable += len(lost)
-        yield
-    return unreachable
 
 
 def drop(table: PageTable, page: Page) -> Sweep:
@@ -68,14 +50,6 @@ def clean(table: PageTable) -> Sweep:
             more = table.leaving
         yield
     return left
-
-
-def drop_namespace(table: PageTable, namespace: bytes) -> Sweep:
-    """Every page of `namespace` leaves every tier; nobody finds one from the first step on."""
-    with table.lock:
-        pages = table.forget_namespace(namespace)
-    yield from clean(table)
-    return pages
 
 
 def empty_memory(table: PageTable) -> Sweep:

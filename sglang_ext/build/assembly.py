@@ -130,9 +130,9 @@ def open_stack(
     landing: Landing | None = None,
     kvikio: Any = None,
 ) -> TierStack:
-    """Allocate the host tier, open the devices, recover what they hold. `borrow`: makes the peer tier of a rank that
-    borrows, given the checksum of a page. `landing`: where pages come to the GPU past host memory, `kvikio`: from the
-    devices too."""
+    """Allocate the host tier, open the devices; what they hold is found while serving. `borrow`: makes the peer tier of
+    a rank that borrows, given the checksum of a page. `landing`: where pages come to the GPU past host memory,
+    `kvikio`: from the devices too."""
     geometry = namespace.geometry
     size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.total
     if size < geometry.stride_bytes:
@@ -151,7 +151,7 @@ def open_stack(
         host.slots,
         format_size(geometry.page_bytes),
         f", as {geometry.codec} instead of {format_size(geometry.device_page_bytes)}: lossy" if geometry.codec else "",
-        f", ssd tier on {len(ssd.paths)} device(s) by {ssd.description}, {len(ssd.stripes.recovered)} pages found"
+        f", ssd tier on {len(ssd.paths)} device(s) by {ssd.description}, whose pages are looked for while serving"
         if ssd is not None
         else "",
         namespace.digest().hex(),
@@ -167,6 +167,7 @@ def open_stack(
         tiers,
         costs=known_costs(namespace, config.restore),
         landing=landing,
+        fill_behind=True,
         check_threads=max(1, min(MOST_CHECK_THREADS, len(os.sched_getaffinity(0)) // 4)),
     )
 
@@ -229,7 +230,14 @@ def open_ssd(config: SsdConfig, rank: Rank) -> SsdTier | None:
     if config.throttle is not None:
         array = ThrottledArray(array, float(config.throttle))
     names = [str(path) for path in paths]
-    return SsdTier(array, names, int(config.stripe_unit), progress=_scan_progress(paths), make_device=files.make)
+    return SsdTier(
+        array,
+        names,
+        int(config.stripe_unit),
+        progress=_scan_progress(paths),
+        behind=True,
+        make_device=files.make,
+    )
 
 
 def _scan_progress(paths: Sequence[Path]) -> Callable[[int, int, int], None]:

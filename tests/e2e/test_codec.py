@@ -53,6 +53,7 @@ def test_pages_in_a_codec_come_back_near_and_only_to_those_who_ask_for_it(site: 
         server.stop()
         server.start()
         server.wait_ready(START_SECONDS)
+        server.wait_found(START_SECONDS)
         again = [likeliest(server, one) for one in PROMPTS]
         assert min(cached for _, cached in again) > 600, "what was written before is found"
         assert [value for value, _ in again] == pytest.approx(computed, abs=NEAR)

@@ -58,6 +58,7 @@ def test_two_ranks_agree(site, model, monkeypatch):
         server.stop()
         server.start()
         server.wait_ready(START_SECONDS)
+        server.wait_found(START_SECONDS)
         for seed in (0, 3):
             assert generate(server, prompt(seed)) == (cold[seed][0], {"device": 0, "host": 0, "ssd": 688})
 

@@ -146,6 +146,7 @@ def test_two_servers_and_a_restart_of_one(site, main, answers):
         main.stop()
         main.start()
         main.wait_ready(START_SECONDS)
+        main.wait_found(START_SECONDS)
         other.wait_ready(START_SECONDS)
         assert generate(main, prompt(2)) == (answers[2], {"device": 0, "host": 0, "ssd": 688})
         assert generate(other, prompt(3)) == (answers[3], {})
@@ -164,6 +165,7 @@ def test_a_killed_server_finds_its_pages_again(site, main, answers):
     main._kill_group()
     main.start()
     main.wait_ready(START_SECONDS)
+    main.wait_found(START_SECONDS)
     found = sum(
         generate(main, prompt(seed)) == (answers[seed], {"device": 0, "host": 0, "ssd": 688}) for seed in (4, 5)
     )
@@ -209,6 +211,7 @@ def assert_others_never_hit(site, main, answers, **others) -> None:
         with site.server(name, tiers=site.tiers(), **changes) as server:
             server.start()
             server.wait_ready(START_SECONDS)
+            server.wait_found(START_SECONDS)
             for seed in range(10):
                 assert generate(server, prompt(seed), 1)[1] == {}, name
             assert snapshot(server)["tiers"]["ssd"]["hits"] == 0
@@ -216,6 +219,7 @@ def assert_others_never_hit(site, main, answers, **others) -> None:
             server.stop()
     main.start()
     main.wait_ready(START_SECONDS)
+    main.wait_found(START_SECONDS)
     hits = 0
     for seed, answer in enumerate(answers):
         tokens, details = generate(main, prompt(seed))

@@ -215,10 +215,10 @@ def test_what_is_put_behind_it_in_one_go_is_written_in_one_go() -> None:
     attic.write = lambda writes: (batches.append(len(writes)), write(writes))  # type: ignore[method-assign]
     keys = chain(*range(8))
     with stack.table.lock:
-        stack.movers["attic"].paused = True
+        stack.movers["attic"].waits_for.add("the test")
     put(stack, keys, ROOT_KEY, 1)
     with stack.table.lock:
-        stack.movers["attic"].paused = False
+        stack.movers["attic"].waits_for.clear()
         stack.movers["attic"].pump()
     quiet(stack)
     assert batches == [8]

@@ -250,14 +250,14 @@ def test_new_weights_leave_memory_in_steps() -> None:
 def test_a_start_and_an_end_take_the_lock_in_steps() -> None:
     stack, keys = filled(in_host=True)
     devices = stack.tiers["ssd"]._array
-    stack.movers["ssd"].paused = True  # what is new is to be written by the end
+    stack.movers["ssd"].waits_for.add("the test")  # what is new is to be written by the end
     new = chain(*(f"new {number}" for number in range(5 * STEP_PAGES)))
     with stack.table.lock:
         stack.table.lose(stack.table.find(stack.digest, keys[-1]), HOST)
     stack.flush(memory=True, durable=False)
     for start in range(0, len(new), 50):
         put(stack, new[start : start + 50], parent=new[start - 1] if start else b"\0" * 32, depth=start + 1)
-    stack.movers["ssd"].paused = False
+    stack.movers["ssd"].waits_for.clear()
     with stack.table.lock.watching():
         close(stack)
     images = [image.copy() for image in devices.images]

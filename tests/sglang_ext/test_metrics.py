@@ -82,7 +82,15 @@ def expected(snapshot) -> dict[tuple[str, frozenset], float]:
             say(f"{name}_total", getattr(counts, name), tier=tier)
         say("read_bytes_total", counts.bytes_read, tier=tier)
         say("written_bytes_total", counts.bytes_written, tier=tier)
-        for name in ("capacity_bytes", "limit_bytes", "used_bytes", "pages", "only_pages", "pinned_pages"):
+        for name in (
+            "capacity_bytes",
+            "limit_bytes",
+            "used_bytes",
+            "pages",
+            "only_pages",
+            "pinned_pages",
+            "unread_pages",
+        ):
             say(name, getattr(counts, name), tier=tier)
         for reason, pages in counts.refusals.items():
             say("refusals_total", pages, tier=tier, reason=reason)

@@ -249,7 +249,7 @@ BORROWED: Fields = {
 }  # fmt: skip
 TIER: Fields = {
     "capacity_bytes": 2**30, "used_bytes": 2**29, "pages": 1456, "only_pages": 500, "pinned_pages": 12,
-    "limit_bytes": 2**30, "hits": 900, "misses": 100,
+    "limit_bytes": 2**30, "unread_pages": 0, "hits": 900, "misses": 100,
     "bytes_read": 10**9, "bytes_written": 2 * 10**9, "evictions": 40, "checksum_failures": 0,
     "refused:full": 0, "restores": 40, "restore_seconds": 1.2, "recent_restores": 9, "recent_p50_seconds": 0.016384,
     "recent_p99_seconds": 0.13,

@@ -88,6 +88,10 @@ def make_stack(
 
 def crash(stack: TierStack) -> None:
     """End a stack as if its process had been killed: its threads are gone, and no index is written."""
+    with stack.table.lock:
+        for filling in stack.fillings.values():
+            filling.end(0)
+    stack.filler.close(0)
     stack.errands.close(0)
     stack.restorer.close()
     for tier in stack.tiers.values():

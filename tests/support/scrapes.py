@@ -81,7 +81,7 @@ def differences(found: dict[str, list[Any]], state: Any) -> list[tuple[Any, ...]
             ("bytes_written", "written_bytes_total"), ("evictions", "evictions_total"),
             ("checksum_failures", "checksum_failures_total"), ("capacity_bytes", "capacity_bytes"),
             ("used_bytes", "used_bytes"), ("pages", "pages"), ("only_pages", "only_pages"),
-            ("pinned_pages", "pinned_pages"),
+            ("pinned_pages", "pinned_pages"), ("unread_pages", "unread_pages"),
         ):  # fmt: skip
             pairs.append((name, {"tier": tier}, counts[field]))
         latency = counts["read_latency"]

@@ -67,6 +67,7 @@ def tier(**changes: Any) -> TierSnapshot:
         "pages": 700,
         "only_pages": 500,
         "pinned_pages": 12,
+        "unread_pages": 0,
         "hits": 900,
         "misses": 100,
         "bytes_read": 10**9,

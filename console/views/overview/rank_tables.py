@@ -81,6 +81,7 @@ def tier_table(scene: Scene) -> Table:
         counted("pages", "pages", 5),
         counted("only here", "only_pages", 5, "pages"),
         counted("pinned", "pinned_pages", 4, "pages"),
+        counted("unread", "unread_pages", 2, "pages"),
         rate("read/s", "bytes_read", "B", 6),
         rate("written/s", "bytes_written", "B", 6),
         rate("evicted/s", "evictions", "pages", 5),

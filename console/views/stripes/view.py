@@ -176,6 +176,7 @@ def set_table(scene: Scene) -> Table:
         counted("devices", "devices", 8),
         in_service("out", "wrong"),
         in_service("draining", "note"),
+        in_service("opening", "note"),
         RankColumn(Column("missing", right=True, rank=7, unit="devices"), lambda view: _bad(view.missing)),
         RankColumn(
             Column("uneven reads", right=True, rank=6, unit=_UNEVEN), lambda view: _ratio(lanes(view).uneven_reads)
@@ -323,8 +324,8 @@ def state_of(lane: Lane) -> tuple[str, str]:
     service = lane.device.service
     if service == "out":
         return "OUT", "wrong"
-    if service == "draining":
-        return "draining", "note"
+    if service in ("draining", "opening"):
+        return service, "note"
     if service not in ("in service", ""):
         return text(service), "wrong"
     return ("ok" if lane.mark == Mark.OK else str(lane.mark)), MARKS[lane.mark]

@@ -200,6 +200,7 @@ def replay_plan(
     tiers.start()
     _wait("starting it again on the same directories", [tiers], start_timeout)
     restart_seconds = time.monotonic() - started
+    tiers.wait_found(start_timeout)
     warm_up(tiers)
     with progress("asking", total=len(plan.turns), unit=" turns") as bar:
         for turn in plan.after:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import itertools
+import json
 import os
 import random
 import signal
@@ -11,9 +12,10 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ...base.errors import CommandError
 
@@ -124,6 +126,20 @@ class Server:
             tick()
             time.sleep(POLL_SECONDS)
 
+    def wait_found(self, timeout: float) -> None:
+        """Wait until it knows again which pages it has kept over a restart. It serves before. Raises ServerError."""
+        deadline = time.monotonic() + timeout
+        while not all(map(_has_found, self._states())):
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise self._error(f"was still looking for its pages after {timeout:.0f} s")
+            time.sleep(POLL_SECONDS / 10)
+
+    def _states(self) -> list[dict[str, Any]]:
+        """What each rank says of its tiers."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=30) as response:
+            return [state["swift_tiers"] for state in json.load(response)["internal_states"]]
+
     def check_alive(self) -> None:
         """Raises ServerError if it has ended by itself."""
         if self._process is None or self._process.poll() is not None:
@@ -185,6 +201,11 @@ class Server:
     def _error(self, problem: str) -> ServerError:
         detail = log_tail(self.log, LOG_LINES)
         return ServerError(f"the server {self.name} {problem}; its log: {self.log}", detail=detail)
+
+
+def _has_found(state: Mapping[str, Any]) -> bool:
+    unread = any(tier["unread_pages"] for tier in state["tiers"].values())
+    return not unread and all(device["service"] != "opening" for device in state["devices"])
 
 
 def log_tail(path: Path, lines: int) -> str:

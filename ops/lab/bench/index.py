@@ -20,7 +20,6 @@ from swift_tiers.radix_tiering.base.page import KEY_BYTES, HeldPages, PageGeomet
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED
-from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd.layout import RECORD_DTYPE
 from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
@@ -28,7 +27,7 @@ from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
 from swift_tiers.radix_tiering.way import sweeps
 
 from ...commands.bench.report import Figure, finish, parser, spread
-from .pages import Kept, resident_bytes
+from .pages import Kept, entering, resident_bytes
 
 NAMESPACE = bytes(16)
 #: Pages of the system prompt, of each conversation behind it, and of the sequence that is claimed.
@@ -114,7 +113,7 @@ def _enter(table: PageTable, held: Sequence[HeldPages]) -> tuple[float, float]:
     """Seconds of CPU for all of them, and of the longest step but the first, before which they are sorted."""
     started, longest = time.process_time(), 0.0
     for one in held:
-        steps = sweeps.recover(table, HOST + 1, one, int(one.order.max()))
+        steps = entering(table, one)
         next(steps)
         last = time.process_time()
         for _ in steps:

@@ -21,8 +21,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, HeldPages, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
+from swift_tiers.radix_tiering.table.newest_first import newest_first
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED, EvictionPolicy
 from swift_tiers.radix_tiering.table.tier_copies import HOST
@@ -30,7 +31,7 @@ from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
 from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
-from swift_tiers.radix_tiering.way import sweeps
+from swift_tiers.radix_tiering.way.sweeps import ENTERED_TOGETHER
 
 from ...base.errors import CommandError
 from ...commands.bench.report import MISSED, Figure, finish
@@ -160,10 +161,23 @@ def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
         trunk = key if generation == PROMPT else trunk
 
 
+def entering(table: PageTable, held: HeldPages) -> Iterator[None]:
+    """Enter what the first tier beneath host memory has, all of which hangs together, as a start enters it."""
+    order, newest = newest_first(held), int(held.order.max())
+    for start in range(0, len(order), ENTERED_TOGETHER):
+        which = order[start : start + ENTERED_TOGETHER]
+        some = held._replace(keys=held.keys[which], places=held.places[which])
+        with table.lock:
+            _, lost = table.recover(some, HOST + 1, held.order[which] - newest)
+        assert not len(lost), "all of them hang together"
+        yield
+
+
 def _enter(table: PageTable, places: StripePlaces, stored: StoredPages) -> None:
     """As `TierStack` does it at a start."""
     for held in stored.held(places.found(stored)):
-        assert not sweeps.run(sweeps.recover(table, HOST + 1, held, int(held.order.max())))
+        for _ in entering(table, held):
+            pass
 
 
 def _collect() -> float:

@@ -25,6 +25,7 @@ CRASHES = (
     *(f"crash: {name}" for name in ENDS),
     *(f"crash: a write leaves {fate}" for fate in FATES),
     "recovered",
+    "recovered behind",
 )
 #: What can happen in worlds: what is counted, and what is told where it was never reached.
 HAPPENINGS = (

@@ -71,10 +71,11 @@ def new_stack(
     direct: DirectReads | None = None,
     runner: Runner = THREADS,
     others: Sequence[Tier] = (),
+    fill_behind: bool = False,
     **config: Any,
 ) -> TierStack:
-    """A stack with room for `host_pages` in host memory. `others`: more tiers, farther than these. `config`:
-    sections of the configuration."""
+    """A stack with room for `host_pages` in host memory. `others`: more tiers, farther than these. `fill_behind`: see
+    `TierStack`. `config`: sections of the configuration."""
     space = space or namespace()
     host = HostTier(space.geometry, host_pages * space.geometry.stride_bytes)
     settings = parse_config(config)
@@ -90,6 +91,7 @@ def new_stack(
         [tier for tier in (lent, ssd, *others) if tier is not None],
         runner=runner,
         landing=landing,
+        fill_behind=fill_behind,
     )
 
 
@@ -157,6 +159,7 @@ def get(stack: TierStack, keys: Sequence[bytes]) -> int:
 
 def check(stack: TierStack) -> None:
     """Every rule of the page table, and nothing leaked once all is quiet."""
+    assert stack.filler.wait_idle(WAIT), "what was kept is never found again"
     stack.wait_written(WAIT)
     stack.restorer.flush()
     assert stack.errands.wait_idle(WAIT)
@@ -185,6 +188,7 @@ def check(stack: TierStack) -> None:
         assert ssd.places.taken == len(pages), "places leaked"
         units = sum(ssd.stripes.units(page.length) for page in pages)
         assert sum(device.used_units for device in status.devices) == units, "stripe units leaked"
+        assert ssd.stripes.writing == (0, 0), "writes that have ended count as under way"
     check_maps(stack)
 
 

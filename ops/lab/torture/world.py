@@ -64,6 +64,7 @@ class World:
             self._pace["stall"] = 0.0
         if plan.kind == "borrowed":  # for long, and several servers: the same holds
             self._pace["stall"] = min(self._pace["stall"], 0.002)
+        self._behind = False  # whether what was kept is found while pages are served
         self.state.runner = self._runner(0)
 
     @property
@@ -161,6 +162,8 @@ class World:
             state.runner.sleep(0.5)  # what is being saved of a lease that goes has come
         began = state.runner.monotonic()
         check(stack)
+        if self._behind:
+            self._count_recovered("recovered behind")
         self._soon(began, "what is left to do")
         began = state.runner.monotonic()
         stack.close()
@@ -169,6 +172,10 @@ class World:
             state.neighbourhood.close(damaged=state.happened["damage_memory"] > 0)
         errors = [event for event in stack.events.since() if event.kind in ("restore.error", "linker.error")]
         assert not errors, errors
+
+    def _count_recovered(self, name: str) -> None:
+        found = (event for event in self.state.stack.events.since() if event.kind == "ssd.recovered")
+        self.state.happened[name] += sum(event.fields["pages"] for event in found)
 
     def _soon(self, began: float, what: str) -> None:
         """Where nothing is wrong, nothing waits for whoever looks once in a second: that is a belt."""
@@ -201,12 +208,15 @@ class World:
         borrowed = self.plan.kind == "borrowed"
         with_peer, with_ssd = draw.random() < 0.5 or lent, draw.random() < 0.8 and not lent
         with_ssd = with_ssd or self.plan.kind == "crash"
+        behind = self._behind = self.plan.draw("filling").random() < 0.5
         ssd = None
         if with_ssd or not with_peer:
             sizes = [262_144 + draw.randint(3, 20) * 8192] * draw.randint(1, 3)
             images = self._images or [np.zeros(size, np.uint8) for size in sizes]
             state.array = PowerArray(runner, images, state.happened, seconds=draw.choice((1e-5, 1e-4, 2e-3)))
-            ssd = memory_ssd(array=state.array, runner=runner, verifiers=draw.choice((0, 1, 2)), stall_seconds=5.0)
+            ssd = memory_ssd(
+                array=state.array, runner=runner, verifiers=draw.choice((0, 1, 2)), stall_seconds=5.0, behind=behind
+            )
             state.opened = True
         fingerprint = page_digest if ssd is None else ssd.fingerprint
         if borrowed:
@@ -231,7 +241,7 @@ class World:
         state.stack = new_stack(
             draw.randint(2, 12), ssd, lent=lent_memory, runner=runner, policy=policy,
             others=[state.attic] if state.attic is not None else [], landing=landing, direct=direct,
-            restore={"strategy": draw.choice(("load", "token-wise", "auto"))},
+            restore={"strategy": draw.choice(("load", "token-wise", "auto"))}, fill_behind=behind,
         )  # fmt: skip
-        recovered = (event for event in state.stack.events.since() if event.kind == "ssd.recovered")
-        state.happened["recovered"] += sum(event.fields["pages"] for event in recovered)
+        if not behind:
+            self._count_recovered("recovered")

@@ -252,6 +252,13 @@ def tier_troubles(tier: TierView) -> Iterator[Trouble]:
             "hardly anything can be evicted: make it larger, or unpin",
             tier.tier,
         )
+    if tier.unread_pages:
+        yield Trouble(
+            Mark.NOTE,
+            tier,
+            f"{count(tier.unread_pages)} pages that a restart has kept are misses until they are entered",
+            part=tier.tier,
+        )
     if tier.limit_bytes is not None and tier.capacity_bytes is not None and tier.limit_bytes < tier.capacity_bytes:
         yield Trouble(
             Mark.NOTE,
@@ -277,6 +284,8 @@ def device_troubles(device: DeviceView, peers: Sequence[DeviceView]) -> Iterator
     part = f"device {device.number} {text(device.path)}".rstrip()
     if device.service == "draining":
         yield Trouble(Mark.NOTE, device, "is draining: no new pages go there", part=part)
+    elif device.service == "opening":
+        yield Trouble(Mark.NOTE, device, "is being looked through for pages; they are misses until then", part=part)
     elif device.service not in ("in service", ""):
         yield Trouble(
             Mark.WRONG,

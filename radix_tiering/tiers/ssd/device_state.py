@@ -1,6 +1,6 @@
 """One device of a stripe set, as the engine sees it: in service or not, and why.
 
-    IN --drain--> DRAINING --fault--> OUT        IN --fault--> OUT
+    OPENING --index read--> IN --drain--> DRAINING --fault--> OUT        IN --fault--> OUT
 
 A device that is OUT stays out until the stripe set is opened again. The stripe set's lock guards all of this.
 """
@@ -25,6 +25,7 @@ GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.EBADF})
 
 
 class Service(Enum):
+    OPENING = "opening"  # what it has is not known yet: it is neither read nor written
     IN = "in service"
     DRAINING = "draining"  # serves its pages, gets no new ones
     OUT = "out"
@@ -63,12 +64,19 @@ class DeviceState:
             return f"{in_a_row} reads in a row failed: {errno.errorcode.get(error, error)}"
         return ""
 
+    @property
+    def slot_count(self) -> int:
+        """Slots it has; 0 of one that never was in service."""
+        if self.service is Service.OPENING and self.geometry is not None:
+            return self.geometry.slot_count
+        return self.slots.count if self.slots is not None else 0
+
     def status(self, units: Units) -> DeviceStatus:
         return DeviceStatus(
             self.device,
             self.service,
             self.reason,
-            self.slots.count if self.slots is not None else 0,
+            self.slot_count,
             self.slots.free if self.slots is not None and self.service is Service.IN else 0,
             self.slots.count - self.slots.free if self.slots is not None else 0,
             units.in_flight(self.device),

@@ -107,16 +107,16 @@ class IoThread:
         unit_bytes: int,
         is_flushed: Callable[[bytes, int], bool],
     ) -> None:
-        """Begin to serve transfers. Called once, on the I/O thread. `is_flushed`: (namespace, generation)."""
-        with self.lock:
-            self._devices = devices
-            self._out = {state.device for state in devices if state.service is Service.OUT}
-            self._allocator = allocator
-            self._set_id = set_id
-            self._is_flushed = is_flushed
-            self.units = Units(unit_bytes, self._depth)
-            for state in devices:
-                self.units.add_device(state.device_index, state.geometry)
+        """Serve transfers of these devices. On the I/O thread, lock held, while there are none. `is_flushed`:
+        (namespace, generation)."""
+        self._devices = devices
+        self._out = {state.device for state in devices if state.service is Service.OUT}
+        self._allocator = allocator
+        self._set_id = set_id
+        self._is_flushed = is_flushed
+        self.units = Units(unit_bytes, self._depth)
+        for state in devices:
+            self.units.add_device(state.device_index, state.geometry)
 
     def add_device(self, state: DeviceState) -> None:
         """One more device, the last, whose place in the allocator there is already. On the I/O thread, lock held."""
@@ -361,6 +361,11 @@ class IoThread:
         self._writes_active += 1
         self._units_active += len(write.placement)
         return write
+
+    @property
+    def writing(self) -> tuple[int, int]:
+        """Pages that are being written, and their units. Lock held."""
+        return self._writes_active, self._units_active
 
     def _write_over(self, transfer: Transfer) -> None:
         """One that has begun has ended."""

@@ -7,8 +7,10 @@ The order of opening for writing is what makes every crash harmless: read everyt
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from ...base.errors import ConfigError, FormatError
 from ...base.page import page_digest
@@ -21,7 +23,6 @@ from .members import (
     Members,
     Probe,
     Standing,
-    find_members,
     member_tables,
     probe_all,
     read_tables,
@@ -92,25 +93,62 @@ def create_set(
             raise FormatError(f"device {device} {patience.reason(error)}: check it, or leave it out")
 
 
-def open_set(array: DeviceArray, patience: Patience, progress: Callable[[int, int, int], None] | None = None) -> Opened:
-    """Open for writing. `progress(device, slots done, slots)` is called while slot headers are scanned.
+def not_opened(members: Members) -> Opened:
+    """A stripe set of which nothing is known but its devices: it has no pages, and no room."""
+    devices = []
+    for one in members.probes:
+        geometry, index = None, -1
+        if one.superblock is not None:
+            geometry, index = one.superblock.geometry, one.superblock.device_index
+        state = DeviceState(one.device, index, geometry, None)
+        state.service = Service.OPENING if one.standing in (Standing.MEMBER, Standing.BLANK) else Service.OUT
+        state.reason = one.reason
+        devices.append(state)
+    return Opened(
+        members.set_id,
+        members.unit_bytes,
+        members.device_count,
+        devices,
+        SlotAllocator([None] * len(devices)),
+        NamespaceTable(),
+        StoredPages.of(()),
+        0,
+        (),
+        {one.device: one.superblock for one in members.probes if one.superblock is not None},
+        {},
+    )
 
-    Raises FormatError for devices that must not be touched, and where no member answers; else a device that cannot be
-    used, or falls silent meanwhile, is left out.
+
+def open_set(
+    array: DeviceArray,
+    members: Members,
+    patience: Patience,
+    progress: Callable[[int, int, int], None] | None = None,
+    go_on: Callable[[], None] = lambda: None,
+) -> Opened:
+    """Open for writing the set that `members` are of. `progress(device, slots done, slots)` is called while slot
+    headers are scanned.
+
+    There may be millions of pages: `go_on` is called now and then, and ends it all by what it raises. Until everything
+    is read nothing is written, so that the next opening finds what this one has found. A device that cannot be used, or
+    falls silent meanwhile, is left out.
     """
-    members = find_members(array, patience)
     alive = {one.device: one for one in members.of(Standing.MEMBER)}
     reasons = {one.device: one.reason for one in members.probes if one.device not in alive}
     tables = member_tables(array, list(alive), patience)
     known = {device: _superblock(member) for device, member in alive.items()}
-    found = {
-        device: read_checkpoint(array, device, known[device], patience) if member.clean else None
-        for device, member in alive.items()
-    }
+    found: dict[int, np.ndarray | None] = {}
+    for device, member in alive.items():
+        go_on()
+        found[device] = read_checkpoint(array, device, known[device], patience) if member.clean else None
+
+    def scanning(device: int, done: int, slots: int) -> None:
+        go_on()
+        if progress is not None:
+            progress(device, done, slots)
+
     scanned = tuple(device for device, records in found.items() if records is None)
-    scans = scan_devices(
-        array, {device: known[device] for device in scanned}, patience, progress or (lambda device, done, slots: None)
-    )
+    scans = scan_devices(array, {device: known[device] for device in scanned}, patience, scanning)
     records = {device: scans[device].records if one is None else one for device, one in found.items()}
     reach = {device: superblock.next_generation for device, superblock in known.items()}
     for device, scan in scans.items():
@@ -119,13 +157,17 @@ def open_set(array: DeviceArray, patience: Patience, progress: Callable[[int, in
     generation = max([1, *reach.values(), *minimums])
     table = reconcile([MemberTable(table, reach[device]) for device, table in tables.items()], generation)
 
+    def pages_of(devices: Container[int]) -> StoredPages:
+        go_on()
+        ours = {device: of_device for device, of_device in records.items() if device in devices}
+        return assemble(ours, table.by_identifier(), lambda length: unit_count(length, members.unit_bytes)).pages
+
+    pages = pages_of(alive)
+    go_on()
     blank = members.of(Standing.BLANK)
     superblocks, next_copy = _mark_open(array, members, alive, blank, table, generation, reasons, patience)
-    pages = assemble(
-        {device: ours for device, ours in records.items() if device in superblocks},
-        table.by_identifier(),
-        lambda length: unit_count(length, members.unit_bytes),
-    ).pages
+    if not superblocks.keys() >= alive.keys():
+        pages = pages_of(superblocks)
     devices, allocator = _devices(len(members.probes), superblocks, reasons, pages)
     return Opened(
         members.set_id,

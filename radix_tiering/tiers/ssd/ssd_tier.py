@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -59,13 +59,15 @@ class SsdTier(Tier):
         stall_seconds: float = STALL_SECONDS,
         runner: Runner = THREADS,
         progress: Callable[[int, int, int], None] | None = None,
+        behind: bool = False,
         make_device: Callable[[str, Sequence[str]], MadeDevice] | None = None,
     ) -> None:
         """`paths` name the devices to people. A set that exists keeps its own stripe unit.
 
         `verifiers`: threads that check what was read, beside the one that reads. `stall_seconds`: a device that leaves
-        a request unanswered so long goes out of service, or is left out on opening if others can serve. `make_device`:
-        see `DeviceFiles.make`; None for a tier that no device can be added to.
+        a request unanswered so long goes out of service, or is left out on opening if others can serve. `behind`: what
+        the devices have is read by `open`; before, this tier has nothing and takes nothing. `make_device`: see
+        `DeviceFiles.make`; None for a tier that no device can be added to.
 
         Raises FormatError or ConfigError, with the array closed, where the devices cannot be one stripe set.
         """
@@ -88,6 +90,7 @@ class SsdTier(Tier):
                 runner=runner,
                 names=paths,
                 progress=progress,
+                behind=behind,
             )
         except BaseException:
             close_array(array, runner)
@@ -237,6 +240,9 @@ class SsdTier(Tier):
 
     # ---- namespaces and restarts ----
 
+    def open(self) -> None:
+        self.stripes.finish()
+
     def recover(self) -> Sequence[HeldPages]:
         pages = self.stripes.forget_recovered()
         return pages.held(self.places.found(pages))
@@ -280,6 +286,7 @@ class SsdTier(Tier):
         return {"drain": self._drain, "add": partial(self._add, config)}
 
     def _drain(self, argument: str) -> Obeyed:
+        self._check_opened()
         devices = self.snapshot()[1]
         if not argument.isdecimal() or int(argument) >= len(devices):
             raise CommandRefusedError(f"device: there is no device {argument} here, only 0 to {len(devices) - 1}")
@@ -295,9 +302,15 @@ class SsdTier(Tier):
 
     def _add(self, config: TiersConfig, directory: str) -> Obeyed:
         _check_place(config, directory)
+        self._check_opened()
         number, path = self.add_device(directory)
         text = f"device {number}: {path}; name {directory} under ssd.directories when the server is started again"
         return Obeyed(text, [("device.added", {"device": path, "number": number})])
+
+    def _check_opened(self) -> None:
+        """Raise CommandRefusedError where it is not known yet what the devices have."""
+        if not self.stripes.opened:
+            raise CommandRefusedError("the index of the devices is being read: try again when ssd.recovered is told")
 
     # ---- telling ----
 
@@ -322,8 +335,13 @@ class SsdTier(Tier):
         """
         if self.direct is not None:
             self.direct.close()
-        self.stripes.close(None if held is None else map(self._stored, held), timeout)
+        self.stripes.close(None if held is None else self._index(held), timeout)
         close_array(self._array, self._runner)
+
+    def _index(self, held: Iterable[HeldPages]) -> Iterator[StoredPages]:
+        """On "ssd-io"."""
+        yield self.stripes.forget_recovered()  # which nobody has asked for
+        yield from map(self._stored, held)
 
     def _stored(self, held: HeldPages) -> StoredPages:
         """A page that was lost meanwhile, with its device, has no place any more."""

@@ -29,9 +29,9 @@ from .layout import (
     unit_count,
     unit_length,
 )
-from .members import silent_devices
+from .members import Members, find_members, silent_devices
 from .namespaces import NamespaceEntry
-from .opening import Opened, all_blank, create_set, open_set, write_superblock
+from .opening import Opened, all_blank, create_set, not_opened, open_set, write_superblock
 from .stored_pages import StoredPages, in_batches
 from .table_writer import TableWriter
 from .transfers import (
@@ -92,30 +92,47 @@ class StripeSet:
     frees their units on other devices.
     """
 
-    def __init__(self, io: IoThread, opened: Opened, names: Sequence[str], on_device_out: DeviceOutCallback) -> None:
+    def __init__(
+        self,
+        io: IoThread,
+        members: Members,
+        names: Sequence[str],
+        on_device_out: DeviceOutCallback,
+        progress: Callable[[int, int, int], None] | None,
+    ) -> None:
         self._io = io
         self._lock = io.lock
         self._closing = io.runner.lock()
         self._closed = False
-        self._devices = opened.devices
-        self._allocator = opened.allocator
-        self._table = opened.table
-        self._table_writer = TableWriter(io, opened.table, opened.devices, opened.superblocks)
-        self._next_generation = opened.next_generation
-        self._device_count = opened.device_count
-        self._superblocks = opened.superblocks
-        self._next_copy = opened.next_copy
-        self._names = [*names, *(f"device {device}" for device in range(len(names), len(opened.devices)))]
+        self._members = members
+        self._progress = progress
+        self._names = [*names, *(f"device {device}" for device in range(len(names), len(members.probes)))]
         #: Called on "ssd-io" when a device goes out of service. May be replaced; pass it to `open` to miss nothing.
         self.on_device_out = on_device_out
-        self.set_id = opened.set_id
-        self.unit_bytes = opened.unit_bytes
-        #: Members of the set that are not in the array.
-        self.missing = opened.device_count - len(opened.superblocks)
-        #: Devices whose slot headers were read on opening, because they were not closed in order.
-        self.scanned = opened.scanned
-        #: The complete pages found on opening, each in its newest version; the caller owns their slots.
-        self.recovered = opened.recovered
+        self.set_id = members.set_id
+        self.unit_bytes = members.unit_bytes
+        #: Whether it is known what the devices have. Nothing is read or written before.
+        self.opened = False
+        self._serve(not_opened(members))
+
+    def _serve(self, opened: Opened) -> None:
+        """On "ssd-io"."""
+        with self._lock:
+            self._devices = opened.devices
+            self._allocator = opened.allocator
+            self._table = opened.table
+            self._table_writer = TableWriter(self._io, opened.table, opened.devices, opened.superblocks)
+            self._next_generation = opened.next_generation
+            self._device_count = opened.device_count
+            self._superblocks = opened.superblocks
+            self._next_copy = opened.next_copy
+            #: Members of the set that are not in the array.
+            self.missing = opened.device_count - len(opened.superblocks)
+            #: Devices whose slot headers were read on opening, because they were not closed in order.
+            self.scanned = opened.scanned
+            #: The complete pages found on opening, each in its newest version; the caller owns their slots.
+            self.recovered = opened.recovered
+            self._io.attach(opened.devices, opened.allocator, opened.set_id, opened.unit_bytes, self._is_flushed)
 
     @classmethod
     def create(
@@ -151,8 +168,12 @@ class StripeSet:
         names: Sequence[str] = (),
         on_device_out: DeviceOutCallback = lambda device, reason: None,
         progress: Callable[[int, int, int], None] | None = None,
+        behind: bool = False,
     ) -> StripeSet:
         """Open for reading and writing; blank devices join the set, missing and silent ones leave it degraded.
+
+        `behind`: find out which devices there are, and no more: `finish` reads what they have, which may take minutes.
+        Until then there is no room, and `register_namespace`, `flush_namespace`, `add` and transfers are refused.
 
         `create`: where all devices are blank, make them a new set with stripe units of so many bytes. `depth`: requests
         in flight per device. `max_writes`: pages being written at a time, or more as
@@ -184,9 +205,9 @@ class StripeSet:
             nonlocal stripes
             if create is not None and all_blank(array, io.patience):
                 create_set(array, create, io.patience, set_id=runner.random.randbytes(16))
-            opened = open_set(array, io.patience, progress)
-            stripes = cls(io, opened, names, on_device_out)
-            io.attach(opened.devices, opened.allocator, opened.set_id, opened.unit_bytes, stripes._is_flushed)
+            stripes = cls(io, find_members(array, io.patience), names, on_device_out, progress)
+            if not behind:
+                stripes._finish()
 
         try:
             io.call(start)
@@ -194,6 +215,27 @@ class StripeSet:
             io.stop()
             raise
         return stripes
+
+    def finish(self) -> None:
+        """Read what the devices have, if that was left for later; waits for it. Raises RuntimeError where the set
+        is closed meanwhile: the devices are as they were then. After another error all of them are out of service."""
+        if not self.opened:
+            self._io.call(self._finish)
+
+    def _finish(self) -> None:
+        """On "ssd-io"."""
+        if self.opened:
+            return
+        try:
+            opened = open_set(self._io.array, self._members, self._io.patience, self._progress, self._check_not_closed)
+        except Exception as error:
+            with self._lock:
+                for state in self._devices:
+                    if state.service is Service.OPENING and not self._closed:
+                        state.service, state.reason = Service.OUT, f"what it has could not be read: {error}"
+            raise
+        self._serve(opened)
+        self.opened = True
 
     def answer_within(self, answers: AbstractContextManager[object]) -> None:
         """Call what is told that transfers have ended within these; see `Tier.answers`. Before the first transfer."""
@@ -209,14 +251,15 @@ class StripeSet:
     def capacity_units(self) -> int:
         """Units that the devices in service can hold; exact."""
         with self._lock:
+            if not self.opened:
+                return sum(state.slot_count for state in self._devices)
             return self._allocator.capacity_units
 
     @property
     def served_units(self) -> int:
         """Units of the devices that serve what they have: those in service, and those that get no new pages."""
         with self._lock:
-            serving = [state.slots for state in self._devices if state.service is not Service.OUT]
-            return sum(slots.count for slots in serving if slots is not None)
+            return sum(state.slot_count for state in self._devices if state.service is not Service.OUT)
 
     @property
     def free_units(self) -> int:
@@ -358,6 +401,11 @@ class StripeSet:
 
     def _check_open(self) -> None:
         # Said by an exception, not by calling back: callers hold locks here that their callbacks take.
+        self._check_not_closed()
+        if not self.opened:
+            raise RuntimeError("what the devices have is being read")
+
+    def _check_not_closed(self) -> None:
         if self._closed:
             raise RuntimeError("the stripe set is closed")
 
@@ -501,6 +549,12 @@ class StripeSet:
                 tuple(self._names),
             )
 
+    @property
+    def writing(self) -> tuple[int, int]:
+        """Pages that are being written, and their units; each count bounds what is begun. For checks."""
+        with self._lock:
+            return self._io.writing
+
     def slot_states(self) -> tuple[DeviceSlots, ...]:
         """What each slot is used for, by device; all of one moment."""
         with self._lock:
@@ -514,7 +568,8 @@ class StripeSet:
     def close(self, pages: Iterable[StoredPage | StoredPages] | None, timeout: float | None = None) -> None:
         """Finish what was accepted, write the index of `pages` to the devices, mark them clean, end the thread.
 
-        None: write nothing, so that the next opening scans. Idempotent; later calls wait for the first and do
+        None: write nothing, so that the next opening scans. Where it was not known yet what the devices have, they stay
+        as they are. Idempotent; later calls wait for the first and do
         nothing. Devices that fail now, or are out, stay unclean. Does not close the array.
 
         Ends although devices do not answer: each is waited for `stall_seconds` at most, and all together, with
@@ -541,6 +596,8 @@ class StripeSet:
 
     def _checkpoint(self, batches: Iterable[StoredPages]) -> None:
         """On "ssd-io": pages and records durable first, then the superblocks that vouch for them."""
+        if not self.opened:
+            return
         array, patience = self._io.array, self._io.patience
         self._leave_out_silent()
         with self._lock:

@@ -508,7 +508,7 @@ def test_what_a_publisher_writes_is_read_whole(redis: RealRedis, publish: Callab
         "RequestView.ended", "RequestView.block_table",
         # Of the tier `device`, from which nothing is restored.
         "TierView.restores", "TierView.restore_seconds", "TierView.recent_restores", "TierView.checksum_failures",
-        "TierView.only_pages",
+        "TierView.only_pages", "TierView.unread_pages",
         # The borrower does not know.
         "LeasesView.pinned_bytes",
     }  # fmt: skip

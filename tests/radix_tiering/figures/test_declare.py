@@ -58,7 +58,7 @@ from support import telemetry
 
 counters = module.TierCounters()
 counters.rescued_pages += 3
-gauges = dict.fromkeys(("capacity_bytes", "used_bytes", "pages", "only_pages", "pinned_pages", "limit_bytes"), 0)
+gauges = dict.fromkeys(module.TierGauges.__struct_fields__, 0)
 snapshot = counters.snapshot(**gauges)
 said = tier_record(snapshot, module.NO_LATENCY, time=1.5)
 view = read_view(TierView, said, server="alpha", rank="dp0-tp0", tier="host")

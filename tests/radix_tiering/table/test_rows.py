@@ -351,7 +351,7 @@ def test_a_table_grows_where_more_pages_come_than_was_foreseen() -> None:
     held = HeldPages(table.serving, LENGTH, chains, np.arange(1, count + 1), places, np.arange(count))
     for start in range(0, count, 50):
         some = held._replace(keys=chains[start : start + 50], places=places[start : start + 50])
-        assert not len(table.recover(some, SSD, np.full(len(some.places), -1)))
+        assert not len(table.recover(some, SSD, np.full(len(some.places), -1))[1])
         assert table.probe(table.serving, keys) == min(count, start + 50)
     rig.check()
     written = list(table.held_in(SSD))
@@ -418,9 +418,9 @@ def test_what_nothing_leads_to_is_not_entered() -> None:
     places = np.array([rig.tiers[SSD - 1].take() for _ in range(4)], np.int64)
     chains = np.array([[*first, *none], [*first, *none], [*third, *second], [*second, *first]], np.int64)
     held = HeldPages(rig.table.serving, LENGTH, chains, np.array([1, 1, 3, 2]), places, np.arange(4))
-    assert rig.table.recover(held, SSD, np.zeros(4, np.int64)).tolist() == places[[1, 2]].tolist()
+    assert rig.table.recover(held, SSD, np.zeros(4, np.int64))[1].tolist() == places[[1, 2]].tolist()
     longer = held._replace(length=2 * LENGTH, keys=chains[:1], places=places[:1])
-    assert rig.table.recover(longer, SSD, np.zeros(1, np.int64)).tolist() == [places[0]], "of another size"
+    assert rig.table.recover(longer, SSD, np.zeros(1, np.int64))[1].tolist() == [places[0]], "of another size"
 
 
 def test_a_page_that_has_left_says_so() -> None:
@@ -464,7 +464,7 @@ def test_keys_of_which_few_bits_differ_are_spread_as_others_are(number: Callable
     keys = np.frombuffer(b"".join(number(n + 1) for n in range(count)), np.int64).reshape(-1, 4)
     chains = np.concatenate([keys, np.zeros_like(keys)], axis=1)
     held = HeldPages(table.serving, LENGTH, chains, np.ones(count, np.int64), np.arange(count), np.arange(count))
-    assert not len(table.recover(held, SSD, np.zeros(count, np.int64)))
+    assert not len(table.recover(held, SSD, np.zeros(count, np.int64))[1])
     full = table.book.rows.table != 0
     ends = np.flatnonzero(~full)
     assert np.diff(ends, prepend=-1, append=len(full)).max() < 200, "far from where they are looked for"
