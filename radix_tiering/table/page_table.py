@@ -63,7 +63,7 @@ from .tier_copies import HOST, BookedCopies, HostCopies, HostSlots, Keeper, Part
 #: for another thread.
 AT_ONCE = 16
 #: Pages that are told of in one go when a tier is closed.
-PAGES_AT_A_TIME = 1 << 16
+PAGES_AT_A_TIME = 1 << 14
 #: The logical time of a use that is later than all.
 _NEVER = (1 << 62) - 1
 

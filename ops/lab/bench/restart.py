@@ -58,16 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack = _open(paths)
             serving = time.perf_counter() - started
             filling = stack.fillings["ssd"]
-            while not filling.opened:
-                time.sleep(0.001)
+            while not filling.opened and not stack.filler.wait_idle(0.001):
+                pass
             opening = time.perf_counter() - started
             stack.filler.wait_idle(HANGS)
             finding = time.perf_counter() - started
         found, grown = stack.table.pages, resident_bytes() - before
         again = _close(stack)
         stack = _open(paths)
-        while not stack.table.pages:
-            time.sleep(0.001)
+        while not stack.table.pages and not stack.filler.wait_idle(0.001):
+            pass
         middle = _close(stack)
         entered = stack.table.pages
         stack = _open(paths)

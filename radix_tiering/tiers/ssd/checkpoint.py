@@ -20,6 +20,7 @@ from .stored_pages import StoredPages
 
 #: Pages whose records are made before the clock is looked at: some ten milliseconds.
 PAGES_AT_A_TIME = 16_384
+_RECORD_WORDS = RECORD_BYTES // 8
 
 
 class Checkpoint(NamedTuple):
@@ -33,42 +34,53 @@ class Checkpoint(NamedTuple):
 def build_checkpoints(
     batches: Iterable[StoredPages],
     namespaces: Mapping[bytes, NamespaceEntry],
-    devices: Iterable[int],
+    devices: Mapping[int, int],
     late: Callable[[], bool] = lambda: False,
 ) -> dict[int, Checkpoint] | None:
-    """A checkpoint for each device. Pages that have a unit elsewhere than on `devices` are left out, and those that
-    were flushed.
+    """A checkpoint for each of `devices`, which may have so many records. Pages that have a unit elsewhere are left
+    out, and those that were flushed.
 
     There may be millions of pages: None once it is `late`, which is asked with each batch.
     """
-    parts: dict[int, list[np.ndarray]] = {device: [] for device in devices}
+    records = {device: _Records(most) for device, most in devices.items()}
     for pages in batches:
         if late():
             return None
-        lost = np.bincount(pages.page_of[~np.isin(pages.devices, list(parts))], minlength=len(pages)) > 0
+        lost = np.bincount(pages.page_of[~np.isin(pages.devices, list(records))], minlength=len(pages)) > 0
         live = np.repeat(~lost & _live(pages, namespaces), pages.counts)  # of units
         numbers = [namespaces[digest].identifier if digest in namespaces else 0 for digest in pages.namespaces.values()]
         units = pages.unit_records()
         units["namespace_id"] = _renumbered(units["namespace_id"], list(pages.namespaces), numbers)
-        for device, records in parts.items():
-            records.append(units[live & (pages.devices == device)])
+        for device, of_device in records.items():
+            of_device.take(units, np.flatnonzero(live & (pages.devices == device)))
     built = {}
-    for device, found in parts.items():
+    for device, of_device in records.items():
         if late():
             return None
-        built[device] = _joined(found)
-        found.clear()
+        built[device] = of_device.checkpoint()
     return built
 
 
-def _joined(parts: Sequence[np.ndarray]) -> Checkpoint:
-    """One after the other, where a device can take them from."""
-    nbytes, at = sum(part.nbytes for part in parts), 0
-    blocks = aligned_buffer(round_up(nbytes, BLOCK_BYTES))
-    for part in parts:
-        blocks[at : at + part.nbytes] = part.view(np.uint8)
-        at += part.nbytes
-    return Checkpoint(blocks, nbytes, page_digest(blocks[:nbytes].data))
+class _Records:
+    """Those of one device, one after the other where the device can take them from. There may be a gigabyte of them:
+    each is moved once, and memory is touched only where there are some."""
+
+    def __init__(self, most: int) -> None:
+        self._blocks = aligned_buffer(round_up(most * RECORD_BYTES, BLOCK_BYTES))
+        self._rows = self._blocks[: most * RECORD_BYTES].view(np.int64).reshape(most, _RECORD_WORDS)
+        self._count = 0
+
+    def take(self, units: np.ndarray, which: np.ndarray) -> None:
+        """`units`: RECORD_DTYPE, `which` of them: int64."""
+        into = self._rows[self._count : self._count + len(which)]
+        # The mode is one in which numpy needs no copy; no number is outside.
+        np.take(units.view(np.int64).reshape(-1, _RECORD_WORDS), which, axis=0, out=into, mode="clip")
+        self._count += len(which)
+
+    def checkpoint(self) -> Checkpoint:
+        nbytes = self._count * RECORD_BYTES
+        blocks = self._blocks[: round_up(nbytes, BLOCK_BYTES)]
+        return Checkpoint(blocks, nbytes, page_digest(blocks[:nbytes].data))
 
 
 def _live(pages: StoredPages, namespaces: Mapping[bytes, NamespaceEntry]) -> np.ndarray:

@@ -6,6 +6,7 @@ what the report says. Both run on the caller's thread, which is the array's only
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -196,7 +197,10 @@ def repair(array: DeviceArray, report: Report, patience: Patience | None = None)
     failed: list[str] = []
     table = report.table
     namespaces = {entry.digest: entry for entry in table.entries}
-    checkpoints = build_checkpoints([StoredPages.of(report.pages)], namespaces, alive) or {}
+    units = Counter(device for page in report.pages for device, _ in page.placement)
+    checkpoints = (
+        build_checkpoints([StoredPages.of(report.pages)], namespaces, {device: units[device] for device in alive}) or {}
+    )
     for device, member in alive.items():
         old = member.superblock
         assert old is not None  # what makes it a member

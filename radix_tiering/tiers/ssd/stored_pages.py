@@ -92,6 +92,9 @@ class StoredPages(Sequence[StoredPage]):
 
     def batches(self, pages: int) -> Iterator[StoredPages]:
         """So many at a time."""
+        if 0 < len(self) <= pages:
+            yield self
+            return
         for start in range(0, len(self), pages):
             yield self[start : start + pages]
 

@@ -602,11 +602,12 @@ class StripeSet:
         self._leave_out_silent()
         with self._lock:
             namespaces = {entry.digest: entry for entry in self._table.entries}
+            slots = {device: self._devices[device].slot_count for device in self._usable()}
 
         def late() -> bool:
             return patience.deadline is not None and patience.clock() >= patience.deadline
 
-        for device, checkpoint in (build_checkpoints(batches, namespaces, self._usable(), late) or {}).items():
+        for device, checkpoint in (build_checkpoints(batches, namespaces, slots, late) or {}).items():
             if late():
                 return
             error = write_checkpoint(array, device, checkpoint, patience)

@@ -66,9 +66,9 @@ def test_an_index_that_would_be_late_is_not_made() -> None:
             yield StoredPages.of([page])
 
     asked = itertools.count()
-    assert build_checkpoints(pages(), namespaces, [0], lambda: next(asked) == 2) is None
+    assert build_checkpoints(pages(), namespaces, {0: 10}, lambda: next(asked) == 2) is None
     assert made == 3, "the rest is not looked at"
-    assert build_checkpoints([StoredPages.of([page])], namespaces, [0]) is not None
+    assert build_checkpoints([StoredPages.of([page])], namespaces, {0: 1}) is not None
 
 
 def page(number: int, units: int, devices: int = 3) -> StoredPage:
