@@ -99,8 +99,7 @@ class Scan:
             self._parts.append(records)
 
     def result(self) -> ScanResult:
-        records = np.concatenate(self._parts) if self._parts else np.zeros(0, dtype=RECORD_DTYPE)
-        return ScanResult(records, self._last_generation, tuple(self._damaged), tuple(self._unreadable))
+        return ScanResult(_joined(self._parts), self._last_generation, tuple(self._damaged), tuple(self._unreadable))
 
 
 def scan_devices(
@@ -147,31 +146,31 @@ def assemble(
     Units belong together if everything in their headers agrees, the digest of the whole page included. So even two
     sessions that used the same generation, each without the other's devices, can never be mixed.
     """
-    records = np.concatenate([found[device] for device in found]) if found else np.zeros(0, dtype=RECORD_DTYPE)
+    records = _joined(list(found.values()))
     devices = np.repeat(np.array(list(found), dtype=np.int64), [len(found[device]) for device in found])
     least = np.full(len(records), np.iinfo(np.uint64).max, dtype=np.uint64)
     for identifier, entry in namespaces.items():
         least[records["namespace_id"] == identifier] = entry.minimum_generation
     valid = (records["generation"] >= least) & (records["length"] > 0)
     if not valid.all():
-        records, devices = records[valid], devices[valid]
+        records, devices = _taken(records, np.flatnonzero(valid)), devices[valid]
 
     # Sorted by generation the units of one write lie together, and later writes of a page come after earlier ones.
     order = _order(records)
-    ordered = records[order]
+    ordered = _taken(records, order)
     if _mixed(ordered):
         # A generation has several writes, which is rare: all that tells them apart counts then.
         words = np.ascontiguousarray(_identities(records)).view(np.uint64)
         apart = [words[:, word] for word in range(words.shape[1])]
         order = np.lexsort((records["unit_index"], *apart, records["generation"]))
-        ordered = records[order]
+        ordered = _taken(records, order)
     records, devices = ordered, devices[order]
     begins = _begins(_identities(records))
     counts = np.diff(begins, append=len(records))
     whole = _are_whole(records, begins, counts, units)
     of_whole = np.repeat(whole, counts)
     pages = StoredPages(
-        records if of_whole.all() and len(begins) == len(records) else records[begins[whole]],
+        records if of_whole.all() and len(begins) == len(records) else _taken(records, begins[whole]),
         counts[whole],
         devices[of_whole],
         records["slot"][of_whole].astype(np.int64),
@@ -180,6 +179,25 @@ def assemble(
     torn = zip(devices[~of_whole].tolist(), records["slot"][~of_whole].tolist(), strict=True)
     newest = _newest(pages.records)
     return Assembly(pages if newest.all() else pages.take(newest), list(torn))
+
+
+# numpy moves records field by field; as words it moves them several times as fast.
+
+
+def _words(records: np.ndarray) -> np.ndarray:
+    return records.view(np.int64).reshape(len(records), RECORD_BYTES // 8)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """RECORD_DTYPE, one part behind the other."""
+    if not parts:
+        return np.zeros(0, dtype=RECORD_DTYPE)
+    return np.concatenate([_words(part) for part in parts]).view(RECORD_DTYPE).ravel()
+
+
+def _taken(records: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Some of them, by number: int64."""
+    return np.take(_words(records), which, axis=0).view(RECORD_DTYPE).ravel()
 
 
 def _order(records: np.ndarray) -> np.ndarray:
