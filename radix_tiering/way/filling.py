@@ -21,7 +21,7 @@ from ..table.newest_first import newest_first
 from ..table.page_table import PageTable
 from ..table.tier_copies import Part
 from .down import Mover
-from .sweeps import ENTERED_TOGETHER
+from .sweeps import ENTERED_TOGETHER, shed
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Filling:
         self._kept: list[tuple[HeldPages, np.ndarray, int]] = []  # pages, their order, how many of them are entered
         self._flushed: set[bytes] = set()  # namespaces: what was kept of them is not entered
         self._gone: set[Part] = set()
+        self._to_flush = False  # the tier has to be told of a flush, and is not open yet
         self._ending = False
         self._moved_on = runner.condition(table.lock)
         mover.waits_for.add(INDEX)
@@ -67,6 +68,8 @@ class Filling:
             self._events.emit(f"{self._tier.name}.not_opened", reason=str(error))
             with self._table.lock:
                 self._mover.clear()  # it takes nothing
+                self._to_flush = False
+                self._moved_on.notify_all()
             raise
         with self._table.lock:
             if self._ending:
@@ -85,6 +88,9 @@ class Filling:
         for namespace in flushed:
             durable = self._tier.flush(namespace)
             self._events.emit("tiers.flushed", host=False, ssd=True, durable=durable)
+        with self._table.lock:
+            self._to_flush = False
+            self._moved_on.notify_all()
         register()
         newest = max((int(held.order.max()) for held, _ in kept if len(held.order)), default=0)
         unreachable = 0
@@ -92,6 +98,7 @@ class Filling:
             with self._table.lock:
                 unreachable += self._enter_some(newest)
             yield
+        yield from shed(self._table)  # an operator may have capped the tier meanwhile
         with self._table.lock:
             self._move_on(Stage.FILLED)
             self._mover.waits_for.discard(INDEX)
@@ -136,6 +143,7 @@ class Filling:
         open it cannot be, and is told then."""
         if self.stage is not Stage.FILLED:
             self._flushed.add(namespace)
+        self._to_flush |= not self.opened
         return self.opened
 
     def lose(self, part: Part) -> None:
@@ -151,8 +159,10 @@ class Filling:
     # ---- the end ----
 
     def end(self, timeout: float) -> bool:
-        """Go on no further; `steps` end with the step they are in. False where it is not known, after so many seconds,
-        what the tier has: the next start has to look."""
+        """Go on no further; `steps` end with the step they are in, but what was flushed is written down first, so that
+        the next start does not find it. False where it is not known, after so many seconds, what the tier has: the next
+        start has to look."""
+        self._moved_on.wait_for(lambda: not self._to_flush, timeout)
         self._ending = True
         return bool(self._moved_on.wait_for(lambda: self.stage is not Stage.TAKING, timeout))
 

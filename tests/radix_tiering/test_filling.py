@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swift_tiers.ops.lab.torture.stacks import GEOMETRY, content
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, HeldPages, Namespace
-from swift_tiers.radix_tiering.bus.contract.commands import DrainDevice
+from swift_tiers.radix_tiering.bus.contract.commands import CapTier, DrainDevice
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.newest_first import newest_first
 from swift_tiers.radix_tiering.tiers.ssd import stripe_set
@@ -22,7 +22,7 @@ from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 from swift_tiers.radix_tiering.way import filling as filling_module
 from swift_tiers.radix_tiering.way.filling import Filling, Stage
 
-from support.engine import chain, check, close, crash, get, make_stack, memory_ssd, namespace, put, refusal
+from support.engine import chain, check, close, crash, get, make_stack, memory_ssd, namespace, obey, put, refusal
 
 WAIT = 60.0
 OLD, YOUNG = chain("old", 1, 2), chain("young", 1, 2, 3)
@@ -220,6 +220,19 @@ def test_what_is_flushed_before_it_is_read_never_comes_back(kept: MemoryArray, o
     assert [get(again(kept), keys) for keys in (OLD, YOUNG)] == [2, 0]
 
 
+def test_what_is_flushed_before_it_is_read_does_not_come_back_after_a_stop(kept: MemoryArray, opening: Gate) -> None:
+    stack = start(kept)
+    opening.wait_reached()
+    stack.flush(memory=True, durable=True)
+    stopping = threading.Thread(target=stack.close)
+    stopping.start()
+    opening.let(99)
+    stopping.join(WAIT)
+    assert not stopping.is_alive()
+    assert told(stack, "tiers.flushed")[-1]["durable"]
+    assert [get(again(kept), keys) for keys in (OLD, YOUNG)] == [0, 0]
+
+
 def test_new_weights_before_the_index_is_read(kept: MemoryArray, opening: Gate) -> None:
     stack = start(kept)
     stack.change_namespace(namespace(weights="new"))
@@ -328,6 +341,16 @@ def test_a_device_that_goes_in_between_takes_its_pages_along(kept: MemoryArray, 
         assert copy is None or not ssd.uses(copy.place, 0), "a page is promised that lies on a device that is gone"
     for keys in (OLD, YOUNG):
         assert stack.probe(keys) == get(stack, keys)
+    check(stack)
+
+
+def test_a_cap_in_between_holds_for_what_comes_after_it(kept: MemoryArray, entering: Gate) -> None:
+    stack = start_to(kept, entering, 2)
+    assert isinstance(obey(stack, CapTier(tier="ssd", limit=3 * GEOMETRY.page_bytes)), str)
+    entering.let(99)
+    filled(stack)
+    assert stack.table.named("ssd").pages == 3
+    assert [get(stack, keys) for keys in (OLD, YOUNG)] == [0, 3]
     check(stack)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from swift_tiers.ops.lab.torture.many import MANY_HAPPENINGS
 from swift_tiers.ops.lab.torture.outcome import CRASHES, HAPPENINGS, live
 from swift_tiers.ops.lab.torture.plan import TROUBLE, WORLDS, make_plan
 from swift_tiers.ops.lab.torture.scenarios import SCENARIOS
@@ -16,6 +17,8 @@ from support.examples import exhaustive
 WORLDS_EACH = 500 if exhaustive() else 100
 #: Of worlds with real donors, which take longer.
 BORROWED = 300 if exhaustive() else 25
+#: Of worlds of some thousands of pages.
+MANY_PAGES = 200 if exhaustive() else 40
 #: What needs a device, or a crash.
 OF_DEVICES = {name for name in HAPPENINGS if name.startswith(("device ", "fault: "))}
 #: What needs the model of lent memory.
@@ -56,6 +59,14 @@ def test_whatever_happens_answers_are_right_and_nothing_is_left(kind: str) -> No
 def test_a_recall(scenario: str) -> None:
     for seed in range(2 * WORLDS_EACH):
         live_well(scenario, seed)
+
+
+def test_what_is_done_to_thousands_of_pages() -> None:
+    """A million of them: `./swift torture --kind million`, by night."""
+    happened: Counter[str] = Counter()
+    for seed in range(MANY_PAGES):
+        happened += live_well("many", seed)
+    assert happened.keys() >= set(MANY_HAPPENINGS) - {"stopped while opening"}, "worlds test less than they seem to"
 
 
 def test_a_seed_is_one_history() -> None:

@@ -16,22 +16,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from swift_tiers.radix_tiering.base.errand_thread import ErrandThread
-from swift_tiers.radix_tiering.base.page import KEY_BYTES, HeldPages, PageGeometry
+from swift_tiers.radix_tiering.base.page import HeldPages, PageGeometry
 from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
-from swift_tiers.radix_tiering.tiers.ssd.layout import RECORD_DTYPE
 from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
-from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
 from swift_tiers.radix_tiering.way import sweeps
 
 from ...commands.bench.report import Figure, finish, parser, spread
-from .pages import Kept, entering, resident_bytes
+from ..torture.made_up import CHAIN, chains_of, entering, stored_of
+from .pages import Kept, resident_bytes
 
 NAMESPACE = bytes(16)
-#: Pages of the system prompt, of each conversation behind it, and of the sequence that is claimed.
-PROMPT, CONVERSATION, CHAIN = 64, 64, 2048
 #: Bounds: bytes and microseconds a page, milliseconds.
 MEMORY, ENTERING, CLAIM, WAIT, COLLECTING = 230, 1.0, 2.0, 1.0, 1.2
 
@@ -80,33 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish(
         "index", figures, {"pages": options.pages, "claims": claims, "longest_wait": max(waits)}, options.json
     )
-
-
-def chains_of(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys, each with that of the page before it behind it, int64 [count, 8], and depths; parents first, but in no
-    order otherwise: as memory is after months."""
-    random = np.random.default_rng(1)
-    own = random.integers(-(2**63), 2**63, (count, KEY_BYTES // 8), np.int64)
-    at = np.arange(count)
-    in_conversation = (at - PROMPT) % CONVERSATION
-    before = np.where((at >= PROMPT) & (in_conversation == 0), PROMPT - 1, at - 1)
-    depths = np.where(at < PROMPT, at + 1, PROMPT + 1 + in_conversation)
-    chain = at >= count - CHAIN
-    before[chain], depths[chain] = at[chain] - 1, np.arange(1, CHAIN + 1)
-    parents = own[before] * (depths > 1)[:, None]
-    return np.concatenate([own, parents], axis=1), depths
-
-
-def stored_of(keys: np.ndarray, depths: np.ndarray, units: int, length: int, namespace: bytes) -> StoredPages:
-    """As pages of a namespace, of `units` stripe units on four devices each."""
-    records = np.zeros(len(keys), RECORD_DTYPE)
-    both = np.ascontiguousarray(keys).view(f"V{KEY_BYTES}")
-    records["key"], records["parent"], records["depth"] = both[:, 0], both[:, 1], depths
-    records["length"], records["namespace_id"], records["unit_count"] = length, 1, units
-    records["generation"] = np.arange(1, len(keys) + 1)
-    records["digest"] = np.ascontiguousarray(keys[:, :2]).view("V16").ravel()
-    at = np.arange(len(keys) * units)
-    return StoredPages(records, np.full(len(keys), units), at % 4, at // 4, {1: namespace})
 
 
 def _enter(table: PageTable, held: Sequence[HeldPages]) -> tuple[float, float]:

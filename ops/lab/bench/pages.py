@@ -21,23 +21,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift_tiers.radix_tiering.base.page import ROOT_KEY, HeldPages, PageGeometry, PageRecord
+from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry, PageRecord
 from swift_tiers.radix_tiering.base.runner import THREADS
-from swift_tiers.radix_tiering.table.newest_first import newest_first
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.policy import LEAST_RECENTLY_USED, EvictionPolicy
-from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.host.host_tier import HostTier
 from swift_tiers.radix_tiering.tiers.ssd import StoredPage
 from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
 from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
-from swift_tiers.radix_tiering.way.sweeps import ENTERED_TOGETHER
 
 from ...base.errors import CommandError
 from ...commands.bench.report import MISSED, Figure, finish
+from ..torture.made_up import CONVERSATION, PROMPT, entering
 
-#: Pages of the system prompt, and of each conversation behind it.
-PROMPT, CONVERSATION = 64, 64
 #: What docs/operations.md reckons with, bytes a page.
 BOUND_BYTES = 250
 #: Of `--table`: whose pages, of how many tokens, and how many bytes they have on each rank.
@@ -72,16 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     before, collecting = resident_bytes(), _collect()
     started = time.process_time()
     _enter(table, places, stored)
-    entering = time.process_time() - started
+    took = time.process_time() - started
     grown = resident_bytes() - before
     collecting = _collect() - collecting
     each = grown / options.pages
     print(f"{options.pages} pages of {options.units} stripe units")
-    print(f"{each:.0f} bytes of memory a page; entered at a start in {1e6 * entering / options.pages:.1f} us each")
+    print(f"{each:.0f} bytes of memory a page; entered at a start in {1e6 * took / options.pages:.1f} us each")
     print(f"a full garbage collection: {1e6 * collecting / options.pages:.2f} us a page")
     figures = [
         Figure("memory_per_page", each, "bytes", at_most=BOUND_BYTES),
-        Figure("entering_per_page", 1e6 * entering / options.pages, "us"),
+        Figure("entering_per_page", 1e6 * took / options.pages, "us"),
         Figure("collecting_per_page", 1e6 * collecting / options.pages, "us"),
     ]
     return finish("pages", figures, {"pages": options.pages, "known": table.pages}, options.json)
@@ -159,18 +155,6 @@ def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
         yield StoredPage(PageRecord(key, previous, namespace, depth, length), generation, os.urandom(16), placement)
         previous = key
         trunk = key if generation == PROMPT else trunk
-
-
-def entering(table: PageTable, held: HeldPages) -> Iterator[None]:
-    """Enter what the first tier beneath host memory has, all of which hangs together, as a start enters it."""
-    order, newest = newest_first(held), int(held.order.max())
-    for start in range(0, len(order), ENTERED_TOGETHER):
-        which = order[start : start + ENTERED_TOGETHER]
-        some = held._replace(keys=held.keys[which], places=held.places[which])
-        with table.lock:
-            _, lost = table.recover(some, HOST + 1, held.order[which] - newest)
-        assert not len(lost), "all of them hang together"
-        yield
 
 
 def _enter(table: PageTable, places: StripePlaces, stored: StoredPages) -> None:

@@ -26,8 +26,8 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 
 from ...commands.bench.report import Figure, finish, parser
-from .index import chains_of, stored_of
-from .pages import entering, resident_bytes
+from ..torture.made_up import chains_of, entering, stored_of
+from .pages import resident_bytes
 
 DEVICES = 4
 #: Fewer pages than these take what opening takes by itself.

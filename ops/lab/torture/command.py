@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...base.errors import FAILURE, USAGE, CommandError
+from .many import MANY_HAPPENINGS, MILLION
 from .outcome import HAPPENINGS, KINDS, RANK_HAPPENINGS, Outcome, live
 from .plan import RANKS, WORLDS, Plan, from_words, make_plan
-from .scenarios import SCENARIOS
+from .scenarios import SEED_ALONE
 from .shrink import shrink
 
 #: How long it runs where neither a number of seeds nor a time is given, minutes.
@@ -59,7 +60,7 @@ class Tally:
     def __init__(self, first: int) -> None:
         self.first = self.last = first
         self.worlds = self.steps = 0
-        self.happened: Counter[str] = Counter(dict.fromkeys((*HAPPENINGS, *RANK_HAPPENINGS), 0))
+        self.happened: Counter[str] = Counter(dict.fromkeys((*HAPPENINGS, *RANK_HAPPENINGS, *MANY_HAPPENINGS), 0))
         self.failures: list[Outcome] = []
 
     def add(self, outcome: Outcome) -> None:
@@ -102,11 +103,11 @@ class Tally:
 
 def _plans(options: argparse.Namespace) -> Iterator[Plan]:
     """The worlds that are asked for, seed by seed. Raises CommandError for what does not fit together."""
-    kinds = options.kind or (WORLDS if options.fine else KINDS)
+    kinds = options.kind or (WORLDS if options.fine else [kind for kind in KINDS if kind != MILLION])
     if options.fine and not set(kinds) <= set(WORLDS):
         raise CommandError(f"torture: --fine is for worlds: {', '.join(WORLDS)}", USAGE)
     if options.keep is not None or options.schedule is not None:
-        if len(kinds) != 1 or options.seeds != 1 or kinds[0] in SCENARIOS:
+        if len(kinds) != 1 or options.seeds != 1 or kinds[0] in SEED_ALONE:
             raise CommandError(
                 f"torture: --keep and --schedule need --seeds 1 and one --kind of {', '.join((*WORLDS, RANKS))}",
                 USAGE,

@@ -12,14 +12,15 @@ from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.tiers.testing.network import NETWORKS_FAIL
 
 from .devices import DEVICES_FAIL, FATES
+from .many import MANY, ManyPages
 from .plan import CLIENT as CLIENT_ACTIONS
 from .plan import NEIGHBOURS, RANK_TROUBLE, RANKS, SERVER, STUMBLES, TORMENTS, TROUBLE, WORLDS, Plan, as_words
-from .scenarios import SCENARIOS
+from .scenarios import SCENARIOS, SEED_ALONE
 from .trouble import DEVICE_FAULTS
 from .world import ENDS, World
 
 #: Every kind of world, by what it is called on the command line.
-KINDS = (*WORLDS, RANKS, *SCENARIOS)
+KINDS = (*WORLDS, RANKS, *SEED_ALONE)
 #: How processes end.
 CRASHES = (
     *(f"crash: {name}" for name in ENDS),
@@ -75,7 +76,7 @@ class Outcome(NamedTuple):
         """The command that does it again."""
         plan = self.plan
         words = ["./swift", "torture", "--kind", plan.kind, "--seed", str(plan.seed), "--seeds", "1"]
-        if plan.kind not in SCENARIOS:
+        if plan.kind not in SEED_ALONE:
             words += ["--steps", str(plan.steps)]
             if plan.schedule != plan.seed:
                 words += ["--schedule", str(plan.schedule)]
@@ -93,6 +94,13 @@ def live(plan: Plan) -> Outcome:
         except Exception as error:  # noqa: BLE001 - whatever the engine raises is what was looked for
             return Outcome(plan, 0, Counter({plan.kind: 1}), error)
         return Outcome(plan, runner.steps, Counter({plan.kind: 1}))
+    if plan.kind in MANY:
+        many = ManyPages(plan.kind, plan.seed)
+        try:
+            many.run()
+        except Exception as error:  # noqa: BLE001 - as above
+            return Outcome(plan, many.runner.steps, many.happened, error)
+        return Outcome(plan, many.runner.steps, many.happened)
     if plan.kind == RANKS:
         return _live_on_ranks(plan)
     world = World(plan)

@@ -10,6 +10,7 @@ from swift_tiers.radix_tiering.bus.contract.commands import CapTier
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 
+from .many import MANY
 from .model_peer import ModelPeer
 from .stacks import chain, check, copy_of, get, new_stack, obey, put
 
@@ -97,3 +98,5 @@ SCENARIOS: dict[str, Callable[[int], VirtualRunner]] = {
     "recall": recalled_while_it_is_restored,
     "recall-prefix": recalled_before_what_follows,
 }
+#: Kinds of worlds that a seed says all of: they are not shrunk, and have no steps to choose.
+SEED_ALONE = (*SCENARIOS, *MANY)

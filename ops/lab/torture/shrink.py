@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from .outcome import Outcome, live
 from .plan import Plan
-from .scenarios import SCENARIOS
+from .scenarios import SEED_ALONE
 
 #: Worlds that are tried at most.
 MOST_TRIES = 400
@@ -72,6 +72,6 @@ def shrink(failed: Outcome, lives: Callable[[Plan], Outcome] = live, most_tries:
 
     `lives` lets a world happen.
     """
-    if failed.plan.kind in SCENARIOS:
+    if failed.plan.kind in SEED_ALONE:
         return failed
     return Shrinker(failed, lives, most_tries).run()
