@@ -24,7 +24,10 @@ PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 UV_VERSION = "0.13.8"
 #: Kernels are compiled when they are first imported, and kept.
-COMPILE = "import swift_tiers.radix_tiering.table.kernels, swift_tiers.radix_tiering.tiers.ssd.io_thread"
+COMPILE = (
+    "import swift_tiers.radix_tiering.table.kernels, swift_tiers.radix_tiering.table.newest_first, "
+    "swift_tiers.radix_tiering.tiers.ssd.io_thread"
+)
 
 
 def die(message: str, code: int = 1) -> None:

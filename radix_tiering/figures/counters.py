@@ -118,7 +118,9 @@ class TierGauges(Figures, Generic[Gap]):
     only_pages: int | Gap = gauge("of these, pages that no other tier below the device holds")
     pinned_pages: int | Gap = gauge("pages held for a request or by an operator: not evicted")
     limit_bytes: int | Gap = gauge("a cap set by an operator, or the capacity")
-    unread_pages: int | Gap = gauge("pages that it has kept over a restart, and that are misses until they are entered")
+    unread_pages: int | Gap = gauge(
+        "pages that it has kept over a restart, and that are misses until entered; 1 until it is known how many"
+    )
 
 
 class TierCounts(Figures, Generic[Gap]):

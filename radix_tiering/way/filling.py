@@ -44,8 +44,8 @@ class Filling:
     def __init__(self, table: PageTable, mover: Mover, *, runner: Runner, events: EventLog) -> None:
         """Nothing is written by `mover` until `steps` have ended."""
         self.stage = Stage.OPENING
-        #: Pages known and not entered yet.
-        self.unread = 0
+        #: Pages known and not entered yet; 1 until it is known how many.
+        self.unread = 1
         self._table = table
         self._mover = mover
         self._tier = mover.tier
@@ -68,7 +68,7 @@ class Filling:
             self._events.emit(f"{self._tier.name}.not_opened", reason=str(error))
             with self._table.lock:
                 self._mover.clear()  # it takes nothing
-                self._to_flush = False
+                self._to_flush, self.unread = False, 0
                 self._moved_on.notify_all()
             raise
         with self._table.lock:

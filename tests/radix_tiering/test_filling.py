@@ -148,6 +148,7 @@ def test_serving_begins_before_anything_is_read(kept: MemoryArray, opening: Gate
     assert [device.service for device in snapshot.devices] == ["opening"] * 2
     assert snapshot.tiers["ssd"].capacity_bytes > 0
     assert snapshot.tiers["ssd"].pages == 0
+    assert snapshot.tiers["ssd"].unread_pages == 1, "nobody has to think that all is found"
     assert "being read" in refusal(stack, DrainDevice(device=0))
     opening.let(99)
     filled(stack)
