@@ -32,7 +32,7 @@ from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
 
 from ...base.errors import CommandError
 from ...commands.bench.report import MISSED, Figure, finish
-from ..torture.made_up import CONVERSATION, PROMPT, entering
+from ..torture.made_up import CONVERSATION, PROMPT, make_known
 
 #: What docs/operations.md reckons with, bytes a page.
 BOUND_BYTES = 250
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stored = StoredPages.of(_recovered(options.pages, options.units, geometry.page_bytes))
     before, collecting = resident_bytes(), _collect()
     started = time.process_time()
-    _enter(table, places, stored)
+    make_known(table, places, stored)
     took = time.process_time() - started
     grown = resident_bytes() - before
     collecting = _collect() - collecting
@@ -155,13 +155,6 @@ def _recovered(pages: int, units: int, length: int) -> Iterator[StoredPage]:
         yield StoredPage(PageRecord(key, previous, namespace, depth, length), generation, os.urandom(16), placement)
         previous = key
         trunk = key if generation == PROMPT else trunk
-
-
-def _enter(table: PageTable, places: StripePlaces, stored: StoredPages) -> None:
-    """As `TierStack` does it at a start."""
-    for held in stored.held(places.found(stored)):
-        for _ in entering(table, held):
-            pass
 
 
 def _collect() -> float:

@@ -26,7 +26,7 @@ from swift_tiers.radix_tiering.tiers.ssd.layout import first_slot_offset
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 
 from ...commands.bench.report import Figure, finish, parser
-from ..torture.made_up import chains_of, entering, stored_of
+from ..torture.made_up import chains_of, make_known, stored_of
 from .pages import resident_bytes
 
 DEVICES = 4
@@ -158,9 +158,7 @@ def _make_known(stack: TierStack, pages: int) -> None:
     assert isinstance(ssd, SsdTier)
     keys, depths = chains_of(pages)
     stored = stored_of(keys, depths, 1, _GEOMETRY.page_bytes, stack.digest)
-    for held in stored.held(ssd.places.found(stored)):
-        for _ in entering(stack.table, held):
-            pass
+    make_known(stack.table, ssd.places, stored)
 
 
 def _close(stack: TierStack) -> float:

@@ -12,6 +12,7 @@ from swift_tiers.radix_tiering.table.newest_first import newest_first
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.tiers.ssd.layout import RECORD_DTYPE
+from swift_tiers.radix_tiering.tiers.ssd.places import StripePlaces
 from swift_tiers.radix_tiering.tiers.ssd.stored_pages import StoredPages
 from swift_tiers.radix_tiering.way.sweeps import ENTERED_TOGETHER
 
@@ -44,6 +45,13 @@ def stored_of(keys: np.ndarray, depths: np.ndarray, units: int, length: int, nam
     records["digest"] = np.ascontiguousarray(keys[:, :2]).view("V16").ravel()
     at = np.arange(len(keys) * units)
     return StoredPages(records, np.full(len(keys), units), at % 4, at // 4, {1: namespace})
+
+
+def make_known(table: PageTable, places: StripePlaces, stored: StoredPages) -> None:
+    """A table and its first tier beneath host memory have all of `stored` from now on."""
+    for held in stored.held(places.found(stored)):
+        for _ in entering(table, held):
+            pass
 
 
 def entering(table: PageTable, held: HeldPages) -> Iterator[None]:

@@ -25,7 +25,7 @@ from swift_tiers.radix_tiering.tiers.testing.model_array import ModelArray
 from swift_tiers.radix_tiering.way.filling import Stage
 from swift_tiers.radix_tiering.way.sweeps import ENTERED_TOGETHER
 
-from .made_up import CHAIN, PROMPT, chains_of, entering, stored_of
+from .made_up import CHAIN, PROMPT, chains_of, make_known, stored_of
 from .stacks import GEOMETRY, WAIT, chain, check, get, memory_ssd, new_stack, obey, put
 
 #: Devices that `stored_of` spreads pages over, and slots of each that no page has.
@@ -88,9 +88,7 @@ class ManyPages:
         stack = self._open(behind=False)
         ssd = stack.tiers["ssd"]
         stored = stored_of(self._keys, self._depths, 1, GEOMETRY.page_bytes, stack.digest)
-        for held in stored.held(ssd.places.found(stored)):  # type: ignore[attr-defined]
-            for _ in entering(stack.table, held):
-                pass
+        make_known(stack.table, ssd.places, stored)  # type: ignore[attr-defined]
         stack.close(MOST_SECONDS)
 
     def _live(self, life: int) -> None:

@@ -16,11 +16,10 @@ from .arrays.devices import DeviceArray
 from .blockio import Patience, aligned_buffer, read_blocks, write_aligned
 from .layout import CHECKPOINT_OFFSET, RECORD_BYTES, RECORD_DTYPE, Superblock
 from .namespaces import NamespaceEntry
-from .stored_pages import StoredPages
+from .stored_pages import StoredPages, record_words
 
 #: Pages whose records are made before the clock is looked at: some ten milliseconds.
 PAGES_AT_A_TIME = 16_384
-_RECORD_WORDS = RECORD_BYTES // 8
 
 
 class Checkpoint(NamedTuple):
@@ -67,14 +66,14 @@ class _Records:
 
     def __init__(self, most: int) -> None:
         self._blocks = aligned_buffer(round_up(most * RECORD_BYTES, BLOCK_BYTES))
-        self._rows = self._blocks[: most * RECORD_BYTES].view(np.int64).reshape(most, _RECORD_WORDS)
+        self._rows = record_words(self._blocks[: most * RECORD_BYTES])
         self._count = 0
 
     def take(self, units: np.ndarray, which: np.ndarray) -> None:
         """`units`: RECORD_DTYPE, `which` of them: int64."""
         into = self._rows[self._count : self._count + len(which)]
         # The mode is one in which numpy needs no copy; no number is outside.
-        np.take(units.view(np.int64).reshape(-1, _RECORD_WORDS), which, axis=0, out=into, mode="clip")
+        np.take(record_words(units), which, axis=0, out=into, mode="clip")
         self._count += len(which)
 
     def checkpoint(self) -> Checkpoint:

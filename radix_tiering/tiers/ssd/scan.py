@@ -26,7 +26,7 @@ from .layout import (
     sealed,
 )
 from .namespaces import NamespaceEntry
-from .stored_pages import StoredPages
+from .stored_pages import StoredPages, record_words
 
 #: Device, slots done, slots in all.
 Progress = Callable[[int, int, int], None]
@@ -181,23 +181,16 @@ def assemble(
     return Assembly(pages if newest.all() else pages.take(newest), list(torn))
 
 
-# numpy moves records field by field; as words it moves them several times as fast.
-
-
-def _words(records: np.ndarray) -> np.ndarray:
-    return records.view(np.int64).reshape(len(records), RECORD_BYTES // 8)
-
-
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     """RECORD_DTYPE, one part behind the other."""
     if not parts:
         return np.zeros(0, dtype=RECORD_DTYPE)
-    return np.concatenate([_words(part) for part in parts]).view(RECORD_DTYPE).ravel()
+    return np.concatenate([record_words(part) for part in parts]).view(RECORD_DTYPE).ravel()
 
 
 def _taken(records: np.ndarray, which: np.ndarray) -> np.ndarray:
     """Some of them, by number: int64."""
-    return np.take(_words(records), which, axis=0).view(RECORD_DTYPE).ravel()
+    return np.take(record_words(records), which, axis=0).view(RECORD_DTYPE).ravel()
 
 
 def _order(records: np.ndarray) -> np.ndarray:

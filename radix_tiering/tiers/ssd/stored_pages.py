@@ -130,6 +130,12 @@ class StoredPages(Sequence[StoredPage]):
         return units
 
 
+def record_words(records: np.ndarray) -> np.ndarray:
+    """The same memory as 64-bit words, int64 [records, ...]: numpy moves records, RECORD_DTYPE, field by field, and as
+    words several times as fast."""
+    return records.view(np.int64).reshape(-1, RECORD_BYTES // 8)
+
+
 def in_batches(pages: Iterable[StoredPage | StoredPages], most: int) -> Iterator[StoredPages]:
     """Pages, single ones or many, so many at a time at most."""
     if isinstance(pages, StoredPages):

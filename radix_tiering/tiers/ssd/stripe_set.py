@@ -569,8 +569,8 @@ class StripeSet:
         """Finish what was accepted, write the index of `pages` to the devices, mark them clean, end the thread.
 
         None: write nothing, so that the next opening scans. Where it was not known yet what the devices have, they stay
-        as they are. Idempotent; later calls wait for the first and do
-        nothing. Devices that fail now, or are out, stay unclean. Does not close the array.
+        as they are. Idempotent; later calls wait for the first and do nothing. Devices that fail now, or are out, stay
+        unclean. Does not close the array.
 
         Ends although devices do not answer: each is waited for `stall_seconds` at most, and all together, with
         `timeout`, about so many seconds (by the runner's clock). What has not ended then is given up: writes are
