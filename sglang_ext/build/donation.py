@@ -192,7 +192,11 @@ class Donation:
             self._allocator.refused = False
             self.lender.refused()
         self._server.computing(self._demand.is_any)
-        self.lender.tick(now)
+        try:
+            self.lender.tick(now)
+        except Exception:
+            self.lender.retreat(now)
+            raise
         self._tick_at = now
 
     def _fence(self) -> Callable[[], bool]:

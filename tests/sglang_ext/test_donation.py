@@ -166,7 +166,8 @@ def cost_of_a_tick(s) -> float:
 
 
 def breaks_and_goes_on(s) -> tuple[list[int], int, int]:
-    """The answer of a request while every tick fails; how many were tried, and how many events tell of it."""
+    """The answer of a request that needs what is lent while every tick fails; how many were tried, and how many events
+    tell of it."""
     lender, events = s.linker.peer_side.donation.lender, s.linker.stack.events
     before = sum(event.kind == "linker.error" for event in events.since())
     tick, tries = lender.tick, []
@@ -177,7 +178,7 @@ def breaks_and_goes_on(s) -> tuple[list[int], int, int]:
 
     lender.tick = broken
     try:
-        answer = s.generate(prompt(77))
+        answer = s.generate(prompt(77, 3900))
     finally:
         lender.tick = tick
     return answer, len(tries), sum(event.kind == "linker.error" for event in events.since()) - before
@@ -430,7 +431,9 @@ def test_a_round_with_nothing_to_do_costs_nothing_to_speak_of(scheduler) -> None
 
 
 def test_errors_of_ours_cost_no_request(scheduler) -> None:
-    answer, tries, told = scheduler(breaks_and_goes_on)
+    with borrower(scheduler):
+        wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] > 0.8 * DEVICE_PAGES)
+        answer, tries, told = scheduler(breaks_and_goes_on)
     assert len(answer) == 4
     assert tries == told
     assert 1 <= tries <= 10, "an error in every round fills the log"

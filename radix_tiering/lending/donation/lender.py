@@ -176,6 +176,12 @@ class Lender:
         while self._fences and self._fences[0].passed():
             self._lending.fenced(self._fences.popleft().run)
 
+    def retreat(self, now: float) -> None:
+        """A tick has failed: have everything back, without a look at who needs it. Whoever waits for memory that is
+        lent would wait for ever, should the next ticks fail as well."""
+        self._lending.withdraw(self._sizer.lent * self._layout.page_bytes)
+        self._take_in(now)
+
     def arrived(self) -> None:
         """A request has arrived: the next tick looks at what is needed."""
         self._look_at = -math.inf
