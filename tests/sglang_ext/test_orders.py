@@ -16,6 +16,7 @@ import pytest
 from swift_tiers.radix_tiering.table.rules import check_rules
 
 from support.scheduler_process import SchedulerProcess
+from support.slow_link import costs_are_unknown
 
 DEVICE_TOKENS = 2048
 #: By Redis' clock.
@@ -238,6 +239,7 @@ def arguments(tmp_path_factory, control: bool) -> list[str]:
 def scheduler(tmp_path_factory):
     with SchedulerProcess(arguments(tmp_path_factory, control=True)) as process:
         process(nobody_else_listens)
+        process(costs_are_unknown)
         yield process
 
 
