@@ -5,19 +5,26 @@ the process to itself, shares it with a write-through to SSD, and with a promoti
 second (of 2.25 MiB, 16 tokens of Qwen3-8B: 25,000 tokens a second by default). Devices answer at once and pages hold
 few bytes, so that neither hashing nor copying is in it: what is measured is who holds the interpreter, which is told by
 thread, too.
+
+Then the same beside a process of its own that does all of that: what the loop takes longer there is for want of
+cores and caches, and no process of its own could take that away.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -48,6 +55,8 @@ BOUND = 1.05
 REQUESTS, PROMPT, ANSWER = 8, 32, 6000
 #: Stripe units of a page, of 4 KiB here; devices, and units of each; pages that host memory has room for.
 UNITS, DEVICES, DEVICE_UNITS, HOST_PAGES = 9, 4, 2304, 512
+#: What goes on beside the loop: methods of `TierLoad`.
+WORKS = ("writing", "promoting")
 #: Pages of a chain, and those that are promoted again and again.
 TOGETHER, PROMOTED = 64, 256
 
@@ -56,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser("interpreter", __doc__, rounds=9)
     asked.add_argument("--steps", type=int, default=150, help="turns of the loop in a round (%(default)s)")
     asked.add_argument("--pages", type=int, default=1560, help="pages a second (%(default)s)")
+    asked.add_argument("--load", action="store_true", help=argparse.SUPPRESS)  # be the process that writes, or promotes
     options = asked.parse_args(argv)
+    if options.load:
+        return be_told_what_to_do(options.pages)
     os.environ.update(
         dict.fromkeys(("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "SGLANG_CHECK_KV_PAGE_INVARIANTS"), "0")
     )
@@ -92,16 +104,20 @@ def measure(steps: Any, options: argparse.Namespace) -> int:
             turns.append(time.perf_counter() - started)
         return turns
 
-    def beside(name: str, work: Callable[[], int]) -> Callable[[], list[float]]:
+    def beside(there: TierLoad | LoadElsewhere, work: str, name: str) -> Callable[[], list[float]]:
         def both() -> list[float]:
-            with load.running(work, spent.setdefault(name, {"pages": 0.0, "seconds": 0.0})):
+            with there.running(work, spent.setdefault(name, {})):
                 return loop()
 
         return both
 
-    cases = {"alone": loop, "writing": beside("writing", load.write), "promoting": beside("promoting", load.promote)}
+    cases = {"alone": loop}
     try:
-        turns = take_turns(cases, options.rounds)
+        with LoadElsewhere(options.pages) as elsewhere:
+            for work in WORKS:
+                cases[work] = beside(load, work, work)
+                cases[f"{work} elsewhere"] = beside(elsewhere, work, f"{work} elsewhere")
+            turns = take_turns(cases, options.rounds)
     finally:
         load.close()
     means = {name: [statistics.fmean(one) for one in rounds] for name, rounds in turns.items()}
@@ -111,7 +127,7 @@ def measure(steps: Any, options: argparse.Namespace) -> int:
     )
     for name, values in means.items():
         print(
-            f"  {name:<10} {1e3 * statistics.median(values):8.3f} ({1e3 * min(values):.3f} to {1e3 * max(values):.3f})"
+            f"  {name:<20} {1e3 * statistics.median(values):8.3f} ({1e3 * min(values):.3f} to {1e3 * max(values):.3f})"
             f"   longest {1e3 * statistics.median(worst[name]):.1f}"
         )
     for name, threads in spent.items():
@@ -121,8 +137,8 @@ def measure(steps: Any, options: argparse.Namespace) -> int:
         )
         print("   ", "  ".join(f"{one} {took:.1f}" for one, took in each.items() if one not in ("pages", "seconds")))
     figures = [
-        Figure(name, ratio(means[name], means["alone"]), " of alone", at_most=BOUND)
-        for name in ("writing", "promoting")
+        Figure(name, ratio(means[name], means["alone"]), " of alone", at_most=BOUND if name in WORKS else None)
+        for name in list(means)[1:]
     ]
     return finish("interpreter", figures, {"turns": means, "longest": worst, "spent": spent}, options.json)
 
@@ -162,11 +178,11 @@ class TierLoad:
         self._stack.intake.commit(self._stack.intake.begin(keys, ROOT_KEY, 1))
         return keys
 
-    def write(self) -> int:
+    def writing(self) -> int:
         """Pages come in, and go on to ssd; how many."""
         return len(self._put())
 
-    def promote(self) -> int:
+    def promoting(self) -> int:
         """Pages that are on ssd alone come up, and leave memory again; how many."""
         stack = self._stack
         restores = [stack.restore(keys) for keys in self._known]
@@ -185,14 +201,16 @@ class TierLoad:
                     self._stack.table.lose(page, HOST)
 
     @contextmanager
-    def running(self, work: Callable[[], int], spent: dict[str, float]) -> Iterator[None]:
-        """Do so again and again at the pace meanwhile; `spent` takes what each thread has computed for."""
-        if work == self.promote:
+    def running(self, work: str, spent: dict[str, float]) -> Iterator[None]:
+        """Do one of WORKS again and again at the pace meanwhile; `spent` takes what each thread has computed for."""
+        spent.update({"pages": spent.get("pages", 0.0), "seconds": spent.get("seconds", 0.0)})
+        if work == "promoting":
             self._known = [self._put() for _ in range(PROMOTED // TOGETHER)]
             self._stack.wait_written(60)
             self._forget_memory()
         self._stop.clear()
-        thread = threading.Thread(target=self._keep_pace, args=(work, spent), name="feeder", daemon=True)
+        again = partial(self._keep_pace, getattr(self, work), spent)
+        thread = threading.Thread(target=again, name="feeder", daemon=True)
         before, started = cpu_seconds(), time.perf_counter()
         thread.start()
         try:
@@ -215,6 +233,55 @@ class TierLoad:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def be_told_what_to_do(pages_per_second: int) -> int:
+    """In a process of its own: do what is named on a line, until the next line, and tell what it took."""
+    load = TierLoad(pages_per_second)
+    try:
+        for line in sys.stdin:
+            spent: dict[str, float] = {}
+            with load.running(line.strip(), spent):
+                print("running", flush=True)
+                sys.stdin.readline()
+            print(json.dumps(spent), flush=True)
+    finally:
+        load.close()
+    return 0
+
+
+class LoadElsewhere:
+    """The same work in another process, whose interpreter nobody here waits for."""
+
+    def __init__(self, pages_per_second: int) -> None:
+        command = [sys.executable, "-m", __spec__.name, "--load", "--pages", str(pages_per_second)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> LoadElsewhere:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def _tell(self, line: str) -> str:
+        """Its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(line, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"the other process ended with exit code {self._process.wait()}")
+        return answer
+
+    @contextmanager
+    def running(self, work: str, spent: dict[str, float]) -> Iterator[None]:
+        """See `TierLoad.running`."""
+        self._tell(work)
+        try:
+            yield
+        finally:
+            for name, seconds in json.loads(self._tell("enough")).items():
+                spent[name] = spent.get(name, 0.0) + seconds
 
 
 class HeaderArray:
