@@ -20,6 +20,16 @@ from support.redis import only_the_bundled
 from support.threads import assert_engine_threads_ended
 
 LEFT_OUT = pytest.StashKey[int]()
+#: Files that take longest, by their own time or by waiting: begun first, so that none is left to one process alone.
+LONGEST = (
+    "tests/sglang_ext/test_donation.py",
+    "tests/ops/test_console_demo.py",
+    "tests/ops/gpu_proof/test_proof.py",
+    "tests/kernels/test_compiled.py",
+    "tests/ops/gpu_proof/test_lending.py",
+    "tests/test_wheel.py",
+    "tests/ops/torture/test_neighbours.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,7 +95,15 @@ def share_out(items: list[pytest.Item]) -> None:
     for item in items:
         file = item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group("servers" if file.startswith("tests/e2e/") else file))
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """Its place in the order: servers, then what takes longest, then all others."""
+    file = item.nodeid.partition("::")[0]
+    if file.startswith("tests/e2e/"):
+        return 0
+    return 1 + (LONGEST.index(file) if file in LONGEST else len(LONGEST))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -112,12 +112,12 @@ class Page(NamedTuple):
     @property
     def uses(self) -> int:
         """Requests that used it, the one that wrote it included."""
-        return self._word(kernels.USES)
+        return self._word(kernels.USE) >> kernels.USES_AT
 
     @property
-    def reach(self) -> int:
-        """Pages of the longest sequence that it was used in, as far as known."""
-        return self._word(kernels.REACH)
+    def doublings(self) -> int:
+        """Bits of the number of pages of the longest sequence that it was used in, as far as known."""
+        return self._word(kernels.USE) & kernels.DOUBLINGS
 
     @property
     def recovered(self) -> bool:

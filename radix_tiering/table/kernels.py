@@ -38,13 +38,16 @@ GENERATION = 17  # how often the row has been given out
 PINS = 18  # requests that are about to read it, and writes from it
 KEPT = 19  # children that an operator keeps
 HELD = 20  # children that are in host memory or pinned, or that pages behind them are
-USES, REACH = 21, 22
-TIERS = 23  # four bits for each tier
-PLACES = 24  # one word for each tier: where its copy is there; -1: nowhere
+USE = 21  # in its last bits those that the pages of the longest sequence that it was used in have; before them its uses
+TIERS = 22  # four bits for each tier
+PLACES = 23  # one word for each tier: where its copy is there; -1: nowhere
 #: Then, for each durable tier, how many children have a whole copy in it.
-#: Of a root: the pages of the namespace, the bytes of one, and by tier what one takes there; and, as its pins, the rows
-#: that it is the root of, those of pages included that have left and are pinned.
-ROOT_PAGES, ROOT_LENGTH = USES, REACH
+#: Of a root, in place of a last use: the pages of the namespace, and the bytes of one. By tier what one takes there;
+#: and, as its pins, the rows that it is the root of, those of pages included that have left and are pinned.
+ROOT_PAGES, ROOT_LENGTH = 2 * LAST, 2 * LAST + 1
+
+#: Of `USE`: where the uses begin, what is before them, and the most uses that are told apart.
+USES_AT, DOUBLINGS, MOST_USES = 5, 31, (1 << 26) - 1
 
 #: Of `FLAGS`:
 USED, DROPPED, KEEP, RECOVERED, IS_HELD, PENDING, LANDED, UNHASHED = 1, 2, 4, 8, 16, 32, 64, 128
@@ -241,14 +244,11 @@ def _size(words, r, tier):
 @_part
 def _rank(words, longs, meta, r, tier):
     block = TIER_BLOCK + BLOCK * tier
-    last, high, uses = longs[r, LAST], np.int64(0), np.int64(words[r, USES])
+    last, high, uses = longs[r, LAST], np.int64(0), np.int64(words[r, USE] >> USES_AT)
     if meta[block + BY_USES]:
         high = min(uses, _ALONE - 1)
     if meta[block + DOUBLED]:
-        bits, reach = 0, words[r, REACH]
-        while reach:
-            bits, reach = bits + 1, reach >> 1
-        last += meta[block + DOUBLED] * bits
+        last += meta[block + DOUBLED] * (words[r, USE] & DOUBLINGS)
     if uses > 1:
         last += meta[block + REUSED]
     if tier == HOST:
@@ -678,6 +678,15 @@ def _end(words, longs, table, heaps, meta, notes, r, tier, whole, place):
 
 
 @_part
+def _doublings(pages):
+    """How many bits a number has."""
+    bits = 0
+    while pages > 0:
+        bits, pages = bits + 1, pages >> 1
+    return bits
+
+
+@_part
 def _enter(words, longs, table, meta, parent, k0, k1, k2, k3, now):
     """A new page without copies behind a page, or behind the root of its namespace. There is a row for it."""
     space = words[parent, SPACE]
@@ -696,7 +705,7 @@ def _enter(words, longs, table, meta, parent, k0, k1, k2, k3, now):
         words[words[parent, CHILD], PREV] = r
     words[parent, CHILD] = r
     depth = words[parent, DEPTH] + 1
-    words[r, DEPTH], words[r, REACH], words[r, USES] = depth, depth, 1
+    words[r, DEPTH], words[r, USE] = depth, 1 << USES_AT | _doublings(depth)
     for tier in range(meta[TIER_COUNT]):
         words[r, PLACES + tier] = -1
     _hash_in(words, longs, table, r)
@@ -715,8 +724,8 @@ def _enter(words, longs, table, meta, parent, k0, k1, k2, k3, now):
 def _use(words, longs, r, now, reach):
     if longs[r, LAST] != now:
         longs[r, LAST] = max(longs[r, LAST], now)
-        words[r, USES] += 1
-        words[r, REACH] = max(words[r, REACH], reach)
+        uses, doublings = words[r, USE] >> USES_AT, words[r, USE] & DOUBLINGS
+        words[r, USE] = min(uses + 1, MOST_USES) << USES_AT | max(doublings, _doublings(reach))
 
 
 @_part
@@ -743,7 +752,8 @@ def new_root(words, longs, table, heaps, meta, notes, length):
     for word in range(PARENT, words.shape[1]):
         if word != GENERATION:
             words[r, word] = 0
-    words[r, SPACE], words[r, FLAGS], words[r, CHILD], words[r, ROOT_LENGTH] = r, USED, -1, length
+    words[r, SPACE], words[r, FLAGS], words[r, CHILD] = r, USED, -1
+    words[r, ROOT_PAGES], words[r, ROOT_LENGTH] = 0, length
     return r
 
 

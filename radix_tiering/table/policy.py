@@ -26,8 +26,9 @@ class PageUse(Protocol):
         ...
 
     @property
-    def reach(self) -> int:
-        """Pages of the longest sequence that it was used in."""
+    def doublings(self) -> int:
+        """How often a sequence of one page doubles, and once more, up to the longest that it was used in: the bits of
+        the number of its pages."""
         ...
 
 
@@ -61,7 +62,7 @@ class EvictionPolicy(NamedTuple):
         return self._time(victim) < self._time(newcomer)
 
     def _time(self, page: PageUse) -> tuple[int, int]:
-        worth = self.doubled * page.reach.bit_length() + (self.reused if page.uses > 1 else 0)
+        worth = self.doubled * page.doublings + (self.reused if page.uses > 1 else 0)
         return page.last_use + worth, -page.depth if self.doubled else 0
 
 

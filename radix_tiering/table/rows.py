@@ -51,7 +51,7 @@ from .tier_copies import HOST
 #: Rows of the smallest table.
 LEAST_ROWS = 256
 #: Of the buckets of the hash table so many are used at most.
-LOAD = 0.7
+LOAD = 0.8
 _KEY = struct.Struct("<4q")
 
 

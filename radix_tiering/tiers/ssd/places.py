@@ -1,14 +1,16 @@
 """Where pages lie on the devices: a place for each, which is a number, and behind it an array, no object of Python's.
 
-A place is a run of 32-bit words in one array, and its number is where the run begins: how many units it has and whether
-somebody has it; the generation of the write and the digest of the page, zeros before there is one; the slot of each
-unit; the devices, four to a word; and, where pages land, the digest by which one is verified then. So a page of nine
-units takes 76 bytes, or 92. A run that is free again waits for a page of as many units.
+A place is a run of 32-bit words in one array, and its number is where the run begins: how many units it has, whether
+somebody has it, and the device of the first unit; the generation of the write and the digest of the page, zeros before
+there is one; the slot of each unit; the devices of the others, four to a word; and, where pages land, the digest by
+which one is verified then. So a page of one unit takes 32 bytes and one of nine 72, or 16 more. A run that is free
+again waits for a page of as many units.
 """
 
 from __future__ import annotations
 
 from array import array as packed
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,10 +19,14 @@ from ...base.runner import Runner
 from .layout import DIGEST_BYTES, Placement, StoredPage
 from .stored_pages import StoredPages
 
+Units = TypeVar("Units", int, np.ndarray)
+
 #: Devices that a place can tell apart: one byte each.
 MOST_DEVICES = 256
-#: The first word of a run: the number of its units, and this, unless it is free.
-_TAKEN = 1 << 31
+#: The first word of a run, unless it is free: this, the device of the first unit, and behind it the number of units,
+#: which alone is there where it is free.
+_TAKEN, _FIRST_AT = 1 << 31, 23
+_COUNT = (1 << _FIRST_AT) - 1
 #: Where in a run the generation, the digest and the slots begin.
 _GENERATION, _DIGEST, _SLOTS = 1, 3, 3 + DIGEST_BYTES // 4
 _LOW = (1 << 32) - 1
@@ -44,8 +50,9 @@ class StripePlaces:
     def reserve(self, placement: Placement) -> int:
         """A place of these slots, for a page that is to be written."""
         units = len(placement)
-        run = packed("I", [_TAKEN + units, *_NOTHING, *[slot for _, slot in placement]])
-        run.frombytes(bytes([device for device, _ in placement]).ljust(4 * _words(units), b"\0"))
+        first, *others = [device for device, _ in placement]
+        run = packed("I", [_TAKEN | first << _FIRST_AT | units, *_NOTHING, *[slot for _, slot in placement]])
+        run.frombytes(bytes(others).ljust(4 * _words(units), b"\0"))
         if self._landing:
             run.frombytes(bytes(4 * self._landing))
         with self._lock:
@@ -61,19 +68,21 @@ class StripePlaces:
         return np.concatenate(some) if some else np.zeros(0, np.int64)
 
     def _found(self, pages: StoredPages) -> np.ndarray:
-        sizes = _SLOTS + pages.counts + -(-pages.counts // 4) + self._landing
+        sizes = _SLOTS + pages.counts + _words(pages.counts) + self._landing
         ends = np.cumsum(sizes)
         begins = ends - sizes
         words = np.zeros(int(ends[-1]), np.uint32)
-        words[begins] = np.uint32(_TAKEN) + pages.counts.astype(np.uint32)
+        first = pages.unit_indexes == 0
+        words[begins] = np.uint32(_TAKEN) | pages.counts.astype(np.uint32)
+        words[begins[pages.page_of[first]]] |= pages.devices[first].astype(np.uint32) << np.uint32(_FIRST_AT)
         words[begins + _GENERATION] = pages.records["generation"] & np.uint64(_LOW)
         words[begins + _GENERATION + 1] = pages.records["generation"] >> np.uint64(32)
         digests = np.ascontiguousarray(pages.records["digest"]).view(np.uint32).reshape(-1, DIGEST_BYTES // 4)
         words[begins[:, None] + np.arange(_DIGEST, _SLOTS)] = digests
         slots = begins[pages.page_of] + _SLOTS + pages.unit_indexes
         words[slots] = pages.slots
-        devices = 4 * (begins + _SLOTS + pages.counts)[pages.page_of] + pages.unit_indexes
-        words.view(np.uint8)[devices] = pages.devices
+        at = 4 * (begins + _SLOTS + pages.counts)[pages.page_of] + pages.unit_indexes - 1
+        words.view(np.uint8)[at[~first]] = pages.devices[~first]
         with self._lock:
             base = len(self._words)
             self._words.frombytes(words.tobytes())
@@ -90,14 +99,15 @@ class StripePlaces:
             taken = heads[:, 0] > _TAKEN
             if not taken.all():
                 places, records, heads = places[taken], records[taken], heads[taken]
-            counts = (heads[:, 0] - np.uint32(_TAKEN)).astype(np.int64)
+            counts = (heads[:, 0] & np.uint32(_COUNT)).astype(np.int64)
             low, high = heads[:, _GENERATION].astype(np.uint64), heads[:, _GENERATION + 1].astype(np.uint64)
             digests = heads[:, _DIGEST:]
             page_of = np.repeat(np.arange(len(places)), counts)
             indexes = np.arange(len(page_of)) - np.repeat(np.cumsum(counts) - counts, counts)
             slots = words[places[page_of] + _SLOTS + indexes].astype(np.int64)
-            at = 4 * (places + _SLOTS + counts)[page_of] + indexes
-            devices = words.view(np.uint8)[at].astype(np.int64)
+            at = 4 * (places + _SLOTS + counts)[page_of] + indexes - 1
+            first = heads[page_of, 0] >> np.uint32(_FIRST_AT) & np.uint32(MOST_DEVICES - 1)
+            devices = np.where(indexes == 0, first, words.view(np.uint8)[at]).astype(np.int64)
             del words  # as long as there is a view of it, the array cannot grow
         records["generation"], records["unit_count"], records["namespace_id"] = low | high << np.uint64(32), counts, 1
         records["digest"] = np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
@@ -157,23 +167,23 @@ class StripePlaces:
     def uses(self, place: int, device: int) -> bool:
         """Whether a unit of it lies on `device`. False for a place that is free."""
         head = self._words[place]
-        return head > _TAKEN and device in self._devices(place, head - _TAKEN)
+        return head > _TAKEN and device in self._devices(place, head & _COUNT)
 
     def _units(self, place: int) -> int:
         head = self._words[place] if 0 <= place < len(self._words) else 0
         if head <= _TAKEN:
             raise ValueError(f"place {place} is not reserved: was its page released before?")
-        return head - _TAKEN
+        return head & _COUNT
 
     def _devices(self, place: int, units: int) -> bytes:
-        begin = place + _SLOTS + units
-        return self._words[begin : begin + _words(units)].tobytes()[:units]
+        begin, first = place + _SLOTS + units, self._words[place] >> _FIRST_AT & MOST_DEVICES - 1
+        return bytes([first]) + self._words[begin : begin + _words(units)].tobytes()[: units - 1]
 
     def _end(self, place: int, units: int) -> int:
         """Where its run ends."""
         return place + _SLOTS + units + _words(units) + self._landing
 
 
-def _words(units: int) -> int:
-    """Words that the devices of so many units take."""
-    return -(-units // 4)
+def _words(units: Units) -> Units:
+    """Words that the devices of so many units take, but for the first one's."""
+    return (units + 2) // 4

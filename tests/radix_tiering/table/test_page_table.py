@@ -52,7 +52,7 @@ def test_a_use_at_an_earlier_time_sets_no_clock_back() -> None:
         stack.table.use(page, later)
         uses = page.uses
         stack.table.use(page, earlier, reach=7)
-        assert (page.last_use, page.uses, page.reach) == (later, uses + 1, 7), "it counts, and makes nothing older"
+        assert (page.last_use, page.uses, page.doublings) == (later, uses + 1, 3), "it counts, and makes nothing older"
         stack.table.refresh(page, earlier)
         assert page.last_use == later
     check(stack)

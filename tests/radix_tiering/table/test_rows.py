@@ -99,7 +99,7 @@ class Rig:
 
     def rank(self, page: Page, tier: int) -> tuple[int, ...]:
         order = self.table.of[tier].order
-        worth = order.doubled * page.reach.bit_length() + (order.reused if page.uses > 1 else 0)
+        worth = order.doubled * page.doublings + (order.reused if page.uses > 1 else 0)
         first = (not page.whole_in(PEER),) if tier == HOST else ()
         return (*first, page.uses if order.by_uses else 0, page.last_use + worth, -page.depth)
 
