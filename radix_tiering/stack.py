@@ -269,6 +269,11 @@ class TierStack:
         self.events.emit("tiers.flushed", host=memory, ssd=durable, durable=all(written))
         return Flushed(pages, all(written))
 
+    def find_nothing(self) -> None:
+        """No page that came before is found from now on, until the namespace has changed: for whoever could not change
+        it."""
+        self.table.serving = b""
+
     def change_namespace(self, namespace: Namespace) -> None:
         """The model's weights changed: from now on no page that came before is found.
 

@@ -236,10 +236,12 @@ class SwiftLinker(UnifiedCacheLinker):
     @never_raises(lambda: None)
     def reset(self) -> None:
         """SGLang empties its tree (/flush_cache): quiesce, then empty the tiers as `policy.flush_cache` says."""
-        self._quiesce()
-        self.resets += 1
         level = self.stack.config.policy.flush_cache
-        self.stack.flush_soon(memory=level != "device", durable=level == "all")
+        try:
+            self._quiesce()
+        finally:
+            self.resets += 1
+            self.stack.flush_soon(memory=level != "device", durable=level == "all")
         if self.stale_device:
             # What the device computed with weights that are gone is gone as well; whatever of it might have slipped
             # through is in a namespace that is left now.
@@ -264,6 +266,7 @@ class SwiftLinker(UnifiedCacheLinker):
         if self.reporting is not None:
             self.reporting.close()
 
+    @never_raises(lambda: False)
     def wait_offloads(self, timeout: float = QUIESCE_SECONDS) -> bool:
         """Wait until nothing is copied out of the device any more; False on timeout."""
         return self.offloader.wait(timeout)
@@ -287,13 +290,18 @@ class SwiftLinker(UnifiedCacheLinker):
         Unless the device was emptied with the update, its tree still has KV of the old weights, and nothing is taken
         from it until it is (`reset`). What is on its way out of it by now is of the old ones, and stays so.
         """
+        self.stale_device = True  # as long as it is not known that all of this went well
+        try:
+            for request in self.requests.values():
+                request.give_up()
+            self.wait_offloads()
+            self.stack.change_namespace(_unnamed(self.stack.namespace))
+        except BaseException:
+            self.stack.find_nothing()
+            raise
         self.stale_device = not device_emptied
         if self.stale_device:
             self.stack.events.emit("offload.paused", reason="the weights changed, and the device was not flushed")
-        self.wait_offloads()
-        for request in self.requests.values():
-            request.give_up()
-        self.stack.change_namespace(_unnamed(self.stack.namespace))
 
 
 def _no_rows() -> OnTheWay:

@@ -238,8 +238,14 @@ class Loader:
             self._stack.links["host-device"].count(pages, pages * nbytes, seconds)
 
     def _count(self, load: Load, seconds: float, *, failed: bool) -> None:
-        if load.restore is not None:
-            landed = int((load.places.numbers >= self._stack.host.slots).sum())
+        """Whatever goes wrong here, what has been copied has been."""
+        if load.restore is None:
+            return
+        landed = int((load.places.numbers >= self._stack.host.slots).sum())
+        try:
             self._stack.restorer.count_load(
                 load.restore, load.first, len(load.places), seconds, failed=failed, landed=landed
             )
+        except Exception as error:
+            logger.exception("swift-tiers: a load could not be counted")
+            self._stack.events.emit("linker.error", where="count_load", error=repr(error))

@@ -17,11 +17,13 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.held_page import Places
 from swift_tiers.sglang_ext import hooks
 from swift_tiers.sglang_ext.tell.on_the_way import OnTheWay
+from swift_tiers.sglang_ext.tell.request_facts import RequestFacts
 from swift_tiers.sglang_ext.way import linker, offloads
 from swift_tiers.sglang_ext.way.linker import SwiftLinker
 from swift_tiers.sglang_ext.way.offloads import Offload, Offloader
+from swift_tiers.sglang_ext.way.request import TieredRequest
 
-from support.engine import GEOMETRY, chain, check, content, make_stack, settle, wait_until
+from support.engine import GEOMETRY, chain, check, content, make_stack, memory_ssd, put, settle, wait_until
 
 
 class Device:
@@ -200,6 +202,39 @@ def test_nothing_is_copied_out_while_weights_are_updated(monkeypatch: pytest.Mon
     updater = SimpleNamespace(scheduler=None)
     assert hooks.around_weights_update(lambda *_: order.append("updated") or 7, updater, None) == 7
     assert order == ["copied", "updated", "changed"]
+
+
+@pytest.mark.parametrize("fails", ["change_namespace", "unnamed_weights", "release", "clear"])
+def test_whatever_fails_no_page_of_other_weights_is_found(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """... nor promised to who waits for it; and the next flush of the device mends all."""
+    keys = chain("a", "b")
+    stack, pool = make_stack(ssd=memory_ssd(), clock=time.monotonic), StallingPool(keys)
+    swift = SwiftLinker.over(pool, stack)  # type: ignore[arg-type]
+    put(stack, keys)
+    request = TieredRequest("r", stack, swift.requests, RequestFacts())
+    request.begin([key.hex() for key in keys])
+    stack.restorer.flush()
+    transfer = linker.PoolTransfer(name=linker.PoolName.KV, keys=[key.hex() for key in keys])
+    assert swift.lookup("r", [transfer]) == [1, 2]
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("an error of ours")
+
+    owners = {"change_namespace": stack, "unnamed_weights": linker, "release": stack.restorer}
+    owner: Any = owners.get(fails, stack.movers["ssd"])
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr(owner, fails, failing)
+            swift.weights_changed(device_emptied=True)
+        assert swift.lookup("r", [transfer]) == []
+        assert stack.probe(keys) == 0
+        swift.reset()
+        assert stack.probe(keys) == 0
+        assert not swift.stale_device
+        put(stack, keys)
+        assert stack.probe(keys) == 2
+    finally:
+        swift.close()
 
 
 class StallingPool:
