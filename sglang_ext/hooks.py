@@ -198,9 +198,25 @@ def around_paged_allocator_class(original: Any, self: Any) -> Any:
     chosen = original(self)
     if chosen is not None or not _lends_gpu():
         return chosen
-    from .pools.lending_allocator import LendingAllocator
+    from .pools.lending_allocator import PagedLendingAllocator
 
-    return LendingAllocator
+    return PagedLendingAllocator
+
+
+def after_pool_allocator(allocator: Any, self: Any, **_: Any) -> Any:
+    """The same for pages of one token, on every device: no platform is asked for their allocator."""
+    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+
+    from .platform.cpu_platform import peer_config
+
+    peer = peer_config() if type(allocator) is TokenToKVPoolAllocator else None
+    if peer is None or not peer.donate:
+        return allocator
+    from .pools.lending_allocator import TokenLendingAllocator
+
+    return TokenLendingAllocator(
+        allocator.size, allocator.dtype, allocator.device, allocator.get_kvcache(), allocator.need_sort
+    )
 
 
 def _lends_gpu() -> bool:
@@ -388,6 +404,13 @@ def donor_hooks() -> tuple[Hook, ...]:
             around_paged_allocator_class,
             ("self",),
             "lend memory of a GPU: SGLang's own platform for CUDA has no allocator to offer",
+        ),
+        Hook(
+            "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator",
+            HookType.AFTER,
+            after_pool_allocator,
+            ("self", "sizes", "token_to_kv_pool", "is_dsv4_model", "req_to_token_pool", "token_to_kv_pool_allocator"),
+            "lend pages of one token: SGLang asks no platform for their allocator",
         ),
     )
 

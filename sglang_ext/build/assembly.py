@@ -283,7 +283,7 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
             raise ConfigError(f"ssd: {error}") from None
 
 
-def check_donor(config: TiersConfig, *, tensor_size: int, page_size: int, memory_saver: bool) -> None:
+def check_donor(config: TiersConfig, *, tensor_size: int, memory_saver: bool) -> None:
     """Raise ConfigError where `peer.donate` is set and this server is of a kind that cannot lend so far."""
     if not config.peer.donate:
         return
@@ -300,8 +300,6 @@ def check_donor(config: TiersConfig, *, tensor_size: int, page_size: int, memory
         raise ConfigError("peer.donate: cannot be combined with --enable-memory-saver, which takes the pool away")
     if tensor_size > 1:
         raise ConfigError("peer.donate: is supported with --tp-size 1 only so far; use --dp-size, or remove it")
-    if page_size == 1:
-        raise ConfigError("peer.donate: needs pages of several tokens; use for example --page-size 16, or remove it")
 
 
 def _existing_devices(config: SsdConfig) -> list[Path]:

@@ -38,7 +38,7 @@ class SchedulerPool:
     def __init__(self, scheduler: Any, allocator: LendingAllocator) -> None:
         self._scheduler = scheduler
         self._allocator = allocator
-        self.pages: int = allocator.num_pages
+        self.pages: int = allocator.size // allocator.page_size
         self.arrange = allocator.arrange
         self.take = allocator.take
 
@@ -157,7 +157,7 @@ class Donation:
         self._demand = Demand(scheduler, self._allocator)
         self._kept = KeptPrefixes(scheduler.tree_cache, keep_seconds, stack) if keep_seconds else None
         scheduler.tree_cache.kept = self._kept
-        pages = self._allocator.num_pages
+        pages = self._allocator.size // self._allocator.page_size
         sizer = ElasticSizer(
             pages,
             self._allocator.page_size,

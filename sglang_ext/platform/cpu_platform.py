@@ -96,9 +96,9 @@ class PortableCpuPlatform(CpuSRTPlatform):
         peer = peer_config()
         if peer is None or not peer.donate:
             return None
-        from ..pools.lending_allocator import LendingAllocator
+        from ..pools.lending_allocator import PagedLendingAllocator
 
-        return LendingAllocator
+        return PagedLendingAllocator
 
     def init_backend(self) -> None:
         """Called when the model runner's module is imported, the first moment at which the backend is needed.

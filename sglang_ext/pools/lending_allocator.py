@@ -1,7 +1,8 @@
-"""SGLang's page allocator with free spans kept together, and pages that are lent out of it.
+"""SGLang's allocators with free spans kept together, and pages that are lent out of them.
 
-The platform hands it to SGLang (`get_paged_allocator_cls`), or on a GPU a hook does; there SGLang's list is on the
-device, and what is kept here is not. While nobody borrows it is SGLang's own: no spans are kept.
+For pages of several tokens the platform hands it to SGLang (`get_paged_allocator_cls`), or on a GPU a hook does; for
+pages of one a hook does. On a GPU SGLang's list is on the device, and what is kept here is not. While nobody borrows an
+allocator is SGLang's own: no spans are kept.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator import (
+    BaseTokenToKVPoolAllocator,
+    PagedTokenToKVPoolAllocator,
+    TokenToKVPoolAllocator,
+)
 
 from swift_tiers.radix_tiering.lending.donation.extents import Span
 from swift_tiers.radix_tiering.lending.donation.free_spans import FreeSpans
 
 
-class LendingAllocator(PagedTokenToKVPoolAllocator):
-    """Free pages are in SGLang's list, or whole spans of them in `FreeSpans`; spans are broken up when the list runs
-    short. What is lent is in neither, and stays out of both when SGLang clears the allocator (/flush_cache)."""
+class LendingAllocator(BaseTokenToKVPoolAllocator):
+    """In front of one of SGLang's. Free pages are in SGLang's list, or whole spans of them in `FreeSpans`; spans are
+    broken up when the list runs short. What is lent is in neither, and stays out of both when SGLang clears the
+    allocator (/flush_cache)."""
 
     free_pages: torch.Tensor
 
@@ -47,7 +53,7 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
         if self._spans is None:
             return []
         taken = self._spans.take_highest(spans)
-        if len(taken) < spans and len(self.free_pages) + self.num_staged_pages >= self._spans.span_pages:
+        if len(taken) < spans and self._listed() >= self._spans.span_pages:
             self._gather()
             taken += self._spans.take_highest(spans - len(taken))
         self._lent.update(taken)
@@ -67,6 +73,10 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
         spans = [np.arange(span.first, span.first + span.pages) for span in self._lent]
         return np.concatenate([*spans, np.zeros(0, np.int64)])
 
+    def _listed(self) -> int:
+        """Pages in SGLang's list."""
+        return int(super().available_size()) // self.page_size
+
     def _gather(self) -> None:
         if self._spans is not None:
             self.merge_and_sort_free()
@@ -82,7 +92,7 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
 
     def _refill(self, pages: int) -> None:
         """Have so many in the list, if they are there at all."""
-        short = pages - len(self.free_pages) - self.num_staged_pages
+        short = pages - self._listed()
         if short > 0 and self._spans is not None:
             self._append(self._spans.take_lowest(short))
 
@@ -99,6 +109,18 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
     def alloc(self, need_size: int) -> torch.Tensor | None:
         self._refill(need_size // self.page_size)
         return super().alloc(need_size)
+
+    def clear(self) -> None:
+        super().clear()
+        if self._lent:
+            self.free_pages = self.free_pages[~torch.isin(self.free_pages, self._list_of(self.lent_pages()))]
+        if self._spans is not None:
+            self._spans = FreeSpans(self._spans.span_pages)
+            self._gather()
+
+
+class PagedLendingAllocator(LendingAllocator, PagedTokenToKVPoolAllocator):
+    """Of pages of several tokens."""
 
     def alloc_extend(
         self,
@@ -121,10 +143,6 @@ class LendingAllocator(PagedTokenToKVPoolAllocator):
         self._refill(len(seq_lens))
         return super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
 
-    def clear(self) -> None:
-        super().clear()
-        if self._lent:
-            self.free_pages = self.free_pages[~torch.isin(self.free_pages, self._list_of(self.lent_pages()))]
-        if self._spans is not None:
-            self._spans = FreeSpans(self._spans.span_pages)
-            self._gather()
+
+class TokenLendingAllocator(LendingAllocator, TokenToKVPoolAllocator):
+    """Of pages of one token, as SGLang has them unless told otherwise."""

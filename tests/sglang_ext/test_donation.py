@@ -31,7 +31,6 @@ pytestmark = pytest.mark.timeout(600)
 
 PAGE = 16
 DEVICE_TOKENS = 4096
-DEVICE_PAGES = DEVICE_TOKENS // PAGE
 
 
 def prompt(seed: int, tokens: int = 700) -> list[int]:
@@ -47,7 +46,9 @@ def facts(s) -> dict:
         "name": side.name,
         "address": side.address,
         "page_bytes": s.linker.pool.geometry.page_bytes,
+        "page_tokens": allocator.page_size,
         "lent_pages": side.donation.lender.lent_pages,
+        "lent_tokens": side.donation.lender.lent_pages * allocator.page_size,
         "free_tokens": allocator.available_size(),
         "held_tokens": s.scheduler.pool_stats_observer.session_held_tokens(),
         "evictable_tokens": s.cache.evictable_size(),
@@ -72,9 +73,8 @@ def answers(s, seeds: list[int], tokens: int = 700) -> list[list[int]]:
 
 
 def long_request(s, seed: int, tokens: int, new: int) -> tuple[list[int], float, int]:
-    """Its answer, how long it waited for memory, in seconds, and what was lent when it arrived, in pages."""
-    lender = s.linker.peer_side.donation.lender
-    lent = lender.lent_pages
+    """Its answer, how long it waited for memory, in seconds, and what was lent when it arrived, in tokens."""
+    lent = facts(s)["lent_tokens"]
     began = time.monotonic()
     req = s.add(prompt(seed, tokens), new)
     s.run(until=lambda: req not in s.scheduler.waiting_queue)
@@ -251,11 +251,20 @@ def read(tier: PeerTier, place, data: np.ndarray) -> tuple[ReadOutcome, bool]:
 
 
 @pytest.fixture(
-    scope="module", params=["layer-major", "block-major", pytest.param("device", marks=pytest.mark.exhaustive)]
+    scope="module",
+    params=[
+        "layer-major",
+        "tokens",
+        *(
+            pytest.param(layout, marks=pytest.mark.exhaustive)
+            for layout in ("block-major", "block-major tokens", "device")
+        ),
+    ],
 )
 def layout(request) -> str:
-    """Of the donor's pool. "device": layer-major, in memory of a GPU, which is a fake here: what that
-    memory adds is tested in `test_shared_pool.py` and `radix_tiering/lending/donation`."""
+    """Of the donor's pool. "tokens": layer-major, in pages of one token. "device": layer-major, in memory of a GPU,
+    which is a fake here: what that memory adds is tested in `test_shared_pool.py` and
+    `radix_tiering/lending/donation`."""
     return request.param
 
 
@@ -270,11 +279,12 @@ def scheduler(layout, tmp_path_factory) -> Iterator[SchedulerProcess]:
         "bus": {"directory": str(bus), "server": "donor"},
         "peer": {"donate": "0..90%", "window": "300ms"},
     }
-    if layout == "block-major":
-        config["peer"]["pool_layout"] = layout
+    if layout.startswith("block-major"):
+        config["peer"]["pool_layout"] = "block-major"
     arguments = [
         "--model-path", str(tiny_model(tmp_path_factory.mktemp("model"))), "--dtype", "float32",
         "--max-total-tokens", str(DEVICE_TOKENS), "--max-running-requests", "8", "--chunked-prefill-size", "512",
+        "--page-size", "1" if layout.endswith("tokens") else str(PAGE),
         "--enable-swift-tiers", "--swift-tiers-config", json.dumps(config),
     ]  # fmt: skip
     prepare = "support.fake_device.lend_a_gpu" if layout == "device" else ""
@@ -291,8 +301,8 @@ def expected(scheduler) -> list[list[int]]:
 
 def test_the_pool_lies_in_shared_memory_as_configured(scheduler, layout) -> None:
     known = scheduler(facts)
-    kinds = {"layer-major": "SharedKVPool", "block-major": "BlockMajorKVPool", "device": "DeviceKVPool"}
-    assert known["pool"] == kinds[layout]
+    kinds = {"block-major": "BlockMajorKVPool", "device": "DeviceKVPool"}
+    assert known["pool"] == kinds.get(layout.partition(" ")[0], "SharedKVPool")
     assert Path(known["address"].removeprefix("ipc://")).is_socket()
 
 
@@ -304,8 +314,7 @@ def test_nothing_is_lent_while_nobody_borrows(scheduler, expected) -> None:
 def test_the_same_answers_while_as_much_is_lent_as_may_be(scheduler, expected) -> None:
     with borrower(scheduler) as tier:
         found = Busy(scheduler).until(lambda: tier.capacity_bytes > 100 * scheduler_page(tier))
-        assert found["held_tokens"] == found["lent_pages"] * PAGE
-        assert found["lent_pages"] <= 0.9 * DEVICE_PAGES
+        assert found["held_tokens"] == found["lent_tokens"] <= 0.9 * DEVICE_TOKENS
         assert found["free_tokens"] + found["evictable_tokens"] + found["held_tokens"] == DEVICE_TOKENS
         assert scheduler(answers, [1, 2, 3]) == expected
     wait_for(lambda: scheduler(rounds, 0.2)["lent_pages"] == 0)
@@ -335,22 +344,22 @@ def test_what_a_borrower_keeps_is_there_until_it_is_recalled_and_harms_nobody(sc
 
 def test_a_request_that_is_larger_than_what_is_left_is_served(scheduler) -> None:
     with borrower(scheduler):
-        wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] > 0.8 * DEVICE_PAGES)
+        wait_for(lambda: scheduler(rounds, 0.1)["lent_tokens"] > 0.8 * DEVICE_TOKENS)
         answer, waited, lent = scheduler(long_request, 5, 3900, 4)
-        assert lent > 0.8 * DEVICE_PAGES
+        assert lent > 0.8 * DEVICE_TOKENS
         assert waited < 30, "far more than the bound of 50 ms, for busy machines"
         assert len(answer) == 4
 
 
 def test_it_is_served_whatever_was_reckoned(scheduler) -> None:
     with borrower(scheduler):
-        wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] > 0.8 * DEVICE_PAGES)
+        wait_for(lambda: scheduler(rounds, 0.1)["lent_tokens"] > 0.8 * DEVICE_TOKENS)
         assert len(scheduler(long_request_that_is_reckoned_to_need_nothing, 6, 3900)) == 8
 
 
 def test_requests_that_generate_get_their_memory_in_time(scheduler) -> None:
     with borrower(scheduler):
-        wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] > 0.8 * DEVICE_PAGES)
+        wait_for(lambda: scheduler(rounds, 0.1)["lent_tokens"] > 0.8 * DEVICE_TOKENS)
         found = scheduler(many_that_generate, [21, 22, 23, 24], 200, 600)
         assert [len(answer) for answer in found] == [600] * 4
 
@@ -386,14 +395,15 @@ def finish(s) -> None:
 
 
 def test_a_flush_keeps_what_is_lent(scheduler) -> None:
+    page_tokens = scheduler(facts)["page_tokens"]
     with borrower(scheduler) as tier:
-        Busy(scheduler).until(lambda: tier.capacity_bytes > 0.5 * DEVICE_PAGES * scheduler_page(tier))
+        Busy(scheduler).until(lambda: tier.capacity_bytes > 0.5 * DEVICE_TOKENS // page_tokens * scheduler_page(tier))
         data = np.arange(scheduler_page(tier), dtype=np.uint64).astype(np.uint8)
         place = write(tier, data)
         found = scheduler(flush)
-        assert found["lent_pages"] > 0.5 * DEVICE_PAGES
+        assert found["lent_tokens"] > 0.5 * DEVICE_TOKENS
         assert found["free_tokens"] == DEVICE_TOKENS - found["held_tokens"]
-        assert scheduler(rounds, 0.2)["lent_pages"] > 0.5 * DEVICE_PAGES
+        assert scheduler(rounds, 0.2)["lent_tokens"] > 0.5 * DEVICE_TOKENS
         assert read(tier, place, data) == (ReadOutcome.OK, True)
 
 
@@ -432,7 +442,7 @@ def test_a_round_with_nothing_to_do_costs_nothing_to_speak_of(scheduler) -> None
 
 def test_errors_of_ours_cost_no_request(scheduler) -> None:
     with borrower(scheduler):
-        wait_for(lambda: scheduler(rounds, 0.1)["lent_pages"] > 0.8 * DEVICE_PAGES)
+        wait_for(lambda: scheduler(rounds, 0.1)["lent_tokens"] > 0.8 * DEVICE_TOKENS)
         answer, tries, told = scheduler(breaks_and_goes_on)
     assert len(answer) == 4
     assert tries == told

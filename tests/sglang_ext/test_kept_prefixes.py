@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from swift_tiers.sglang_ext.build.kept_prefixes import MOST_PASSED_OVER, KeptPrefixes
-from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
 from swift_tiers.sglang_ext.way.keeping_cache import KeepingRadixCache
 
 from support.examples import examples
@@ -35,7 +35,7 @@ class Tree:
     def __init__(self, backend: str, pages: int = PAGES, policy: str = "lru") -> None:
         self.now = 0.0
         self.faults: list[str] = []
-        self.allocator = LendingAllocator(pages * PAGE, PAGE, torch.float32, "cpu", None, need_sort=False)
+        self.allocator = PagedLendingAllocator(pages * PAGE, PAGE, torch.float32, "cpu", None, need_sort=False)
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=None,

@@ -177,7 +177,7 @@ def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch
     from swift_tiers.radix_tiering.base.config import parse_config
     from swift_tiers.sglang_ext import hooks
     from swift_tiers.sglang_ext.platform import cpu_platform
-    from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+    from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
     from swift_tiers.sglang_ext.pools.shared_pool import DeviceKVPool
 
     class PageMajor(MHATokenToKVPool):
@@ -204,7 +204,7 @@ def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch
     monkeypatch.setattr(cpu_platform, "peer_config", lambda: parse_config({"peer": {"donate": "0..50%"}}).peer)
     monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     assert chosen() is DeviceKVPool
-    assert allocator() is LendingAllocator
+    assert allocator() is PagedLendingAllocator
     assert chosen("mla", MLATokenToKVPool) is MLATokenToKVPool
     assert chosen(by_platform=Other) is Other
     assert allocator(Other) is Other
@@ -212,11 +212,13 @@ def test_it_is_chosen_where_memory_of_a_gpu_is_lent_and_nowhere_else(monkeypatch
         chosen(default=PageMajor)
 
 
-def test_both_hooks_are_on_sglang_as_it_is() -> None:
-    from swift_tiers.sglang_ext.hooks import around_kv_pool_class, around_paged_allocator_class, check_hook, donor_hooks
+def test_its_hooks_are_on_sglang_as_it_is() -> None:
+    from swift_tiers.sglang_ext import hooks
+    from swift_tiers.sglang_ext.hooks import check_hook, donor_hooks
 
-    ours = [hook for hook in donor_hooks() if hook.function in (around_kv_pool_class, around_paged_allocator_class)]
-    assert len(ours) == 2
+    functions = (hooks.around_kv_pool_class, hooks.around_paged_allocator_class, hooks.after_pool_allocator)
+    ours = [hook for hook in donor_hooks() if hook.function in functions]
+    assert len(ours) == 3
     for hook in ours:
         check_hook(hook)
 
@@ -228,7 +230,6 @@ def test_both_hooks_are_on_sglang_as_it_is() -> None:
         ({"layout": "block-major"}, "peer.pool_layout: block-major is supported on the portable CPU platform only"),
         ({"saver": True}, "peer.donate: cannot be combined with --enable-memory-saver"),
         ({"tensor": 2}, "peer.donate: is supported with --tp-size 1 only"),
-        ({"page": 1}, "peer.donate: needs pages of several tokens"),
         ({"cuda": False}, "peer.donate: is supported on NVIDIA GPUs and the portable CPU platform only"),
     ],
 )
@@ -248,7 +249,6 @@ def test_what_a_server_on_a_gpu_cannot_lend_is_told_before_anything_is_loaded(
         check_donor(
             config,
             tensor_size=platform.get("tensor", 1),
-            page_size=platform.get("page", 16),
             memory_saver=platform.get("saver", False),
         )
 
@@ -257,7 +257,7 @@ def test_what_a_server_on_a_gpu_cannot_lend_is_told_before_anything_is_loaded(
     else:
         with pytest.raises(ConfigError, match=re.escape(refused)):
             check()
-    check_donor(parse_config({}), tensor_size=2, page_size=1, memory_saver=True)
+    check_donor(parse_config({}), tensor_size=2, memory_saver=True)
 
 
 @pytest.mark.parametrize("layout", ["layer-major", "device"])
@@ -271,29 +271,35 @@ def test_what_cannot_be_lent_is_refused(layout: str) -> None:
 class Allocating(RuleBasedStateMachine):
     """The allocator beside SGLang's own, which gets the same requests and never lends."""
 
+    page = PAGE
+    size = SIZE
+
     def __init__(self) -> None:
         super().__init__()
-        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
-
-        from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
-
-        fields = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "kvcache": None}
-        self.ours = LendingAllocator(SIZE, need_sort=False, **fields)
-        self.theirs = PagedTokenToKVPoolAllocator(SIZE, need_sort=False, **fields)
+        self.ours, self.theirs = self.make()
         self.used: list[torch.Tensor] = []
         self.others: list[torch.Tensor] = []
         self.lent: list[Span] = []
         self.span_pages = 0
 
+    def make(self) -> tuple[Any, Any]:
+        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+
+        from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
+
+        fields = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "kvcache": None, "need_sort": False}
+        return PagedLendingAllocator(SIZE, **fields), PagedTokenToKVPoolAllocator(SIZE, **fields)
+
     @rule(pages=st.integers(1, 15))
     def alloc(self, pages: int) -> None:
         before = self.ours.available_size()
-        got = self.ours.alloc(pages * PAGE)
-        assert (got is not None) == (pages * PAGE <= before)
+        got = self.ours.alloc(pages * self.page)
+        assert (got is not None) == (pages * self.page <= before)
         if got is not None:
             self.used.append(got)
-            self.others.append(self.theirs.alloc(pages * PAGE))
+            self.others.append(self.theirs.alloc(pages * self.page))
 
+    @precondition(lambda self: self.page > 1)
     @rule(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4))
     def extend(self, lengths: list[int]) -> None:
         pages = sum(-(-length // PAGE) for length in lengths)
@@ -307,6 +313,7 @@ class Allocating(RuleBasedStateMachine):
             self.used.append(got)
             self.others.append(self.theirs.alloc_extend(*arguments))
 
+    @precondition(lambda self: self.page > 1)
     @rule(sequences=st.integers(1, 6))
     def decode(self, sequences: int) -> None:
         """Each begins a page."""
@@ -334,7 +341,7 @@ class Allocating(RuleBasedStateMachine):
     def lend(self, spans: int) -> None:
         free = set(self.ours.get_all_free_pages().tolist())
         whole = self.span_pages and sum(
-            set(range(first, first + self.span_pages)) <= free for first in range(0, SIZE, self.span_pages)
+            set(range(first, first + self.span_pages)) <= free for first in range(0, self.size, self.span_pages)
         )
         taken = self.ours.take(spans)
         assert len(taken) == min(spans, whole), "there were more whole spans"
@@ -357,15 +364,38 @@ class Allocating(RuleBasedStateMachine):
     def every_page_is_in_one_place(self) -> None:
         free = self.ours.get_all_free_pages().tolist()
         lent = [page for span in self.lent for page in range(span.first, span.first + span.pages)]
-        used = {page for rows in self.used for page in (rows // PAGE).tolist()}
-        assert sorted([*free, *lent, *used]) == list(range(1, SIZE // PAGE + 1))
-        assert self.ours.available_size() == len(free) * PAGE
-        assert self.ours.lent_tokens == len(lent) * PAGE
+        used = {page for rows in self.used for page in (rows // self.page).tolist()}
+        assert sorted([*free, *lent, *used]) == list(range(1, self.size // self.page + 1))
+        assert self.ours.available_size() == len(free) * self.page
+        assert self.ours.lent_tokens == len(lent) * self.page
         assert self.ours.available_size() + self.ours.lent_tokens == self.theirs.available_size()
 
 
+class AllocatingTokens(Allocating):
+    """The same for pages of one token; SGLang may keep what was freed apart until it is needed."""
+
+    page = 1
+    size = 60
+    need_sort = False
+
+    def make(self) -> tuple[Any, Any]:
+        from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+
+        from swift_tiers.sglang_ext.pools.lending_allocator import TokenLendingAllocator
+
+        fields = {"dtype": torch.float32, "device": "cpu", "kvcache": None, "need_sort": self.need_sort}
+        return TokenLendingAllocator(self.size, **fields), TokenToKVPoolAllocator(self.size, **fields)
+
+
+class SortedTokens(AllocatingTokens):
+    need_sort = True
+
+
 TestAllocating = Allocating.TestCase
-TestAllocating.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestAllocatingTokens = AllocatingTokens.TestCase
+TestSortedTokens = SortedTokens.TestCase
+for tested in (TestAllocating, TestAllocatingTokens, TestSortedTokens):
+    tested.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_it_is_sglangs_own_while_nothing_is_lent() -> None:
@@ -435,13 +465,13 @@ def lend_and_take_back(allocator: Any) -> list[list[int]]:
 
 
 def test_its_list_may_be_on_a_device() -> None:
-    from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+    from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
 
     fields = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "kvcache": None, "need_sort": False}
-    plain = lend_and_take_back(LendingAllocator(SIZE, **fields))
+    plain = lend_and_take_back(PagedLendingAllocator(SIZE, **fields))
     assert len({len(step) for step in plain}) > 3
     with Sides():
-        assert lend_and_take_back(LendingAllocator(SIZE, **fields)) == plain
+        assert lend_and_take_back(PagedLendingAllocator(SIZE, **fields)) == plain
         with pytest.raises(AssertionError, match="both sides"):
             torch.cat((torch.zeros(1, device="cpu"), torch.from_numpy(np.zeros(1, np.float32))))
         with pytest.raises(AssertionError, match="numpy was given"):
@@ -453,8 +483,10 @@ def test_its_list_may_be_on_a_device() -> None:
     not torch.cuda.is_available(), reason="no CUDA GPU here: a list on a device is played by one that is not"
 )
 def test_its_list_may_be_on_a_gpu() -> None:
-    from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+    from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
 
     fields = {"page_size": PAGE, "dtype": torch.float32, "kvcache": None, "need_sort": False}
-    here, there = (lend_and_take_back(LendingAllocator(SIZE, device=device, **fields)) for device in ("cpu", "cuda"))
+    here, there = (
+        lend_and_take_back(PagedLendingAllocator(SIZE, device=device, **fields)) for device in ("cpu", "cuda")
+    )
     assert here == there

@@ -82,10 +82,10 @@ def _scheduler() -> tuple[Any, Any, Any]:
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
     from swift_tiers.radix_tiering.base.page import PageGeometry
-    from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+    from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
     from swift_tiers.sglang_ext.tell.tree_shape import TreeSummer
 
-    allocator: Any = LendingAllocator(PAGES * PAGE, PAGE, torch.float32, "cpu", None, False)
+    allocator: Any = PagedLendingAllocator(PAGES * PAGE, PAGE, torch.float32, "cpu", None, False)
     core = RustUnifiedTreeCore(
         CacheInitParams(
             disable=False,

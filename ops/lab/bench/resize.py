@@ -70,9 +70,9 @@ class _Pool:
     def __init__(self, blocks: int) -> None:
         import torch
 
-        from swift_tiers.sglang_ext.pools.lending_allocator import LendingAllocator
+        from swift_tiers.sglang_ext.pools.lending_allocator import PagedLendingAllocator
 
-        self.allocator = LendingAllocator(
+        self.allocator = PagedLendingAllocator(
             blocks * BLOCK_TOKENS, BLOCK_TOKENS, torch.float32, "cpu", kvcache=None, need_sort=False
         )
         self.pages = blocks
