@@ -32,8 +32,9 @@ from .stacks import GEOMETRY, WAIT, chain, check, get, memory_ssd, new_stack, ob
 DEVICES, SPARE = 4, 500
 #: Lives of the server, clients of each, and what each of them does.
 LIVES, CLIENTS, STEPS = 3, 2, 6
-#: Longer than any of it takes, virtual seconds.
-MOST_SECONDS = 3600.0
+#: Longer than any of it takes, virtual seconds; and longer than it takes to have a page leave, or enter: each time that
+#: another thread has its turn is some time.
+MOST_SECONDS, PAGE_SECONDS = 3600.0, 2e-4
 #: Pages on the devices at first, by what such worlds are called on the command line.
 MANY: dict[str, Callable[[random.Random], int]] = {
     "many": lambda draw: draw.randint(3_000, 6_000),
@@ -63,6 +64,7 @@ class ManyPages:
         )  # fmt: skip
         self.happened: Counter[str] = Counter()
         self._pages = pages
+        self._wait = WAIT + PAGE_SECONDS * pages
         self._keys, self._depths = chains_of(pages)
         self._known = pages  # at the last end
         self._flushed = False  # so that nothing is left but what clients have put
@@ -109,7 +111,7 @@ class ManyPages:
         assert len(done) == CLIENTS, "a client has not come to its end"
         stage = stack.fillings["ssd"].stage
         if draw.random() < 0.4 or life == LIVES - 1:
-            assert stack.filler.wait_idle(WAIT), "what was kept is never found again"
+            assert stack.filler.wait_idle(self._wait), "what was kept is never found again"
             self.happened["pages found again"] += stack.table.named("ssd").pages
             check(stack)
             if self._flushed:
@@ -164,7 +166,7 @@ class ManyPages:
     def _order(self, stack: TierStack, name: str, command: AnyCommand) -> None:
         self.runner.sleep(self._some_time(self.draw))
         self.happened[name] += 1
-        obey(stack, command)
+        obey(stack, command, self._wait)
 
     def _flush(self, stack: TierStack) -> None:
         self._order(stack, "everything is flushed", Flush(tiers="all"))

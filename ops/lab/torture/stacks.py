@@ -259,8 +259,8 @@ def _stray(stack: TierStack, peer: LentMemory) -> set[LeaseKey]:
         return {copy.place.key for copy in copies if copy is not None} - known
 
 
-def obey(stack: TierStack, command: AnyCommand) -> str | CommandRefusedError:
-    """Carry out an operator's command and wait for its outcome, which must come exactly once."""
+def obey(stack: TierStack, command: AnyCommand, seconds: float = WAIT) -> str | CommandRefusedError:
+    """Carry out an operator's command and wait for its outcome, which must come once, and in so many seconds."""
     outcomes: list[str | CommandRefusedError] = []
     told = stack.runner.flag()
 
@@ -269,7 +269,7 @@ def obey(stack: TierStack, command: AnyCommand) -> str | CommandRefusedError:
         told.set()
 
     carry_out(stack, command, done)
-    assert told.wait(WAIT), "a command was never answered"
+    assert told.wait(seconds), "a command was never answered"
     assert len(outcomes) == 1
     return outcomes[0]
 
