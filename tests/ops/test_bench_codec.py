@@ -26,6 +26,8 @@ def test_it_runs(tmp_path: Path) -> None:
     assert all(math.isfinite(value) for one in quality.values() for value in one.values())
     shares = {codec: told["page_bytes"][codec] / told["page_bytes"]["none"] for codec in told["page_bytes"]}
     assert shares == {"none": 1.0, "fp8": 0.53125, "int8": 0.53125, "int4": 0.28125}
+    (lossless,) = [figure["value"] for figure in told["figures"] if figure["name"] == "lossless_bytes"]
+    assert 0.5 < lossless < 1, "fractions of random numbers are random, exponents are not"
 
 
 @pytest.mark.parametrize(
