@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +26,7 @@ from redis.retry import Retry
 from ...base.config import BusConfig
 from ...base.errors import BusError, ConfigError
 from ...base.redis_address import Address, parse_url
+from ...base.secret_file import read_secret
 from .redis_binary import LOWEST_VERSION, parse_version
 from .redis_server import check_directory, socket_path
 
@@ -140,39 +140,12 @@ def _credentials(config: BusConfig) -> _Password | None:
     if config.url is None:
         return None
     if config.password_file is not None:
-        password = _read_password(config.password_file)
+        password = read_secret("bus.password_file", config.password_file, "a password")
     else:
         password = os.environ.get(PASSWORD_VARIABLE, "")
     if not password and config.username is None:
         return None
     return _Password(config.username, password)
-
-
-def _read_password(name: str) -> str:
-    """The content of the file, less the end of its line."""
-    field = f"bus.password_file: {name}"
-    try:
-        # Opening a pipe would wait for its other end.
-        opened = os.open(os.path.expanduser(name), os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            details = os.fstat(opened)
-            content = os.read(opened, _PASSWORD_BYTES + 1) if stat.S_ISREG(details.st_mode) else b""
-        finally:
-            os.close(opened)
-    except OSError as error:
-        raise ConfigError(f"{field} cannot be read ({error.strerror}); name a file that this user may read") from None
-    if not stat.S_ISREG(details.st_mode):
-        raise ConfigError(f"{field} is not a regular file; name one that holds the password")
-    if details.st_mode & 0o077:
-        mode = stat.S_IMODE(details.st_mode)
-        raise ConfigError(f"{field} may be read by others (mode {mode:04o}); run `chmod 600` on it")
-    try:
-        password = content.decode().rstrip("\r\n")
-    except UnicodeDecodeError:
-        password = ""
-    if not password or len(content) > _PASSWORD_BYTES or "\n" in password:
-        raise ConfigError(f"{field} does not hold a password; write it into the file as one line of text")
-    return password
 
 
 def _check_tls_files(config: BusConfig) -> None:
