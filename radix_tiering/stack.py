@@ -26,7 +26,7 @@ from .restore.live import LiveCosts
 from .restore.planner import Planner
 from .table.held_page import Page
 from .table.page_table import PageTable
-from .table.policy import AdmitAlways, admission_policy, eviction_policy
+from .table.policy import eviction_policy
 from .table.use_times import UseTimes
 from .tiers.host.host_tier import HostTier
 from .tiers.host.landing import LandingSlots
@@ -39,6 +39,7 @@ from .way.observing import page_facts, take_snapshot
 from .way.page_reads import PageReads
 from .way.parts import AnswerBatch, Parts
 from .way.request_restore import NOBODY_COMPUTES_LAYERS, Restore
+from .way.sending import Sender
 from .way.up import Restorer
 
 #: How long the end of a stack waits for one step of what an operator has commanded.
@@ -107,13 +108,13 @@ class TierStack:
         unit = next((tier.checksum_unit for tier in tiers if tier.durable), None)
         geometry, restoring = namespace.geometry, config.restore
         self.movers = {
-            tier.name: Mover(
+            tier.name: (Sender if tier.hints else Mover)(
                 self.table,
                 host,
                 tier,
                 runner=runner,
                 events=self.events,
-                admission=admission_policy(config.policy, geometry.tokens) if tier.durable else AdmitAlways(),
+                admission=tier.admission(config.policy, geometry.tokens),
                 verify=config.host.verify,
                 stored=self._stored,
             )
@@ -218,11 +219,11 @@ class TierStack:
         """Start to bring up the chain `keys`; see `Restore` and `Restorer.begin`. Returns at once.
 
         `prefix_keys` are the pages before it, which the device has: they count as used. If nothing of `keys` is held,
-        the answer is ready at once.
+        and no tier is to be asked for it, the answer is ready at once.
         """
         if self.config.restore.strategy == "recompute":
             return self.restorer.nothing(keys, prefix_keys, why="restore.strategy is recompute")
-        if self.probe(keys[:1]):
+        if self.probe(keys[:1]) or self.restorer.asks(len(prefix_keys), len(keys)):
             return self.restorer.begin(keys, prefix_keys, can_compute=can_compute, no_layers=no_layers)
         return self.restorer.nothing(keys, prefix_keys)
 

@@ -53,6 +53,7 @@ from .kernels import (
     ROOT_PAGES,
     SPACE,
     TIERS,
+    WHOLE,
 )
 from .operator_pins import OperatorPins
 from .policy import EvictionPolicy
@@ -104,6 +105,8 @@ class PageTable:
                 for number, keeper in enumerate(tiers, HOST + 1)
             ),
         )
+        #: The number of the tier whose copies are hints; 0: of none.
+        self.hints = next((number for number, keeper in enumerate(tiers, HOST + 1) if keeper.hints), HOST)
         self.book = Book(rows, self.of)
         self._release_landing = release_landing
         self._too_much = too_much
@@ -470,6 +473,41 @@ class PageTable:
         what requests have pinned in host memory, and is elsewhere."""
         lost: bool = not page.gone and self._call(kernels.lose, page.row, tier)
         return lost
+
+    # ---- hints ----
+
+    def hear(self, record: PageRecord, place: Any, now: int) -> Page | None:
+        """A new page that the tier of hints says it has, at `place`: to be pinned in the same hold of the lock, and
+        until nobody wants it any more (`forget_hints`). None if it is held or coming in already, or its parent is not
+        held.
+
+        So a hint is a whole copy to the rules, and to restores, but never one that is left when another one goes: it
+        leaves before the page may be evicted."""
+        tier = self.hints
+        if self.find(record.namespace, record.key) is not None or (page := self.enter(record, now)) is None:
+            return None
+        code = self.of[tier].code(page.row, place, None, self.flushes)
+        self._call(kernels.begin, page.row, tier, code)
+        self._call(kernels.end, page.row, tier, True, code)
+        return page
+
+    def hinted(self, pages: Sequence[Page]) -> list[Page]:
+        """Those of these pages of which there is a hint."""
+        return [page for page in pages if page.whole_in(self.hints)] if self.hints else []
+
+    def only_hinted(self, pages: Sequence[Page]) -> list[int]:
+        """Which of these pages, which are in the table, have a hint and nothing else, nor anything on its way."""
+        if not self.hints or not pages:
+            return []
+        copies = self._rows.words[rows_of(pages), TIERS] & kernels.ANY_COPY
+        return np.flatnonzero(copies == WHOLE << BITS * self.hints).tolist()
+
+    def forget_hints(self, pages: Sequence[Page]) -> None:
+        """Of pages with a hint, in the order of their chain, those give it up that are in host memory by now, or that
+        nobody wants any more: these leave, and what is behind them."""
+        for page in reversed(pages):
+            if page.resident or not page.pins:
+                self.lose(page, self.hints)
 
     def victim(self, tier: int) -> Page | None:
         """The page that leaves this tier next, or None if none may. In host memory there is one whenever a page is

@@ -48,6 +48,11 @@ class Keeper(Protocol):
         """Whether its copies survive a restart. They are then closed under prefixes by themselves: rule 2."""
         ...
 
+    @property
+    def hints(self) -> bool:
+        """Whether a copy in it is a hint, that the page is there; see `PageTable.hear`."""
+        ...
+
     def size_of(self, length: int) -> int:
         """Bytes that a page of `length` bytes takes there."""
         ...

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..base.config import TiersConfig
+from ..base.config import PolicyConfig, TiersConfig
 from ..base.page import HeldPages, PageRecord, page_digest
 from ..base.slot_map import TierMap
 from ..figures.counters import LinkCounters
-from ..table.policy import EvictionPolicy
+from ..table.policy import AdmissionPolicy, AdmitAlways, EvictionPolicy, admission_policy
 from ..table.tier_copies import Copy, Part
 
 
@@ -35,6 +35,9 @@ class ReadOutcome(Enum):
     DEVICE_GONE = "device gone"
     CANCELLED = "cancelled"
     FLUSHED = "namespace flushed"
+    # Of a tier whose copies are hints: somebody else has removed it, or it did not come in time.
+    ABSENT = "absent"
+    LATE = "late"
     # What was read is not the page asked for:
     MAGIC = "corrupt: magic"
     KEY = "corrupt: key"
@@ -51,6 +54,11 @@ class ReadOutcome(Enum):
     @property
     def cancelled(self) -> bool:
         return self is ReadOutcome.CANCELLED
+
+    @property
+    def expected(self) -> bool:
+        """It may always come to this, and nothing is wrong."""
+        return self in (ReadOutcome.CANCELLED, ReadOutcome.ABSENT)
 
     @property
     def corrupt(self) -> bool:
@@ -91,6 +99,14 @@ class Read(NamedTuple):
     into: np.ndarray  # uint8, as `Write.data`; the page only after OK
     done: Callable[[ReadOutcome], None]
     saving: bool = False  # to save the page from a part that is to leave: such reads go first
+
+
+class Chain(NamedTuple):
+    """Pages that follow each other, and that a tier of hints is asked for."""
+
+    namespace: bytes  # its digest
+    depth: int  # pages before the first of them
+    keys: Sequence[bytes]
 
 
 def as_many_as_free(take: Callable[[int], Any | None], lengths: Sequence[int]) -> list[Any]:
@@ -140,6 +156,13 @@ class Tier(ABC):
     durable = False
     #: Whether a page comes up from it about as soon as from host memory, and need not be in both.
     near = False
+    #: Whether what it has is known by asking only (`find`), since others write there and remove: then a copy in it is a
+    #: hint, which the page table has for as long as a restore wants it, and what is written to it leaves no copy in the
+    #: table. Of the tiers of a stack one at most, and the last one.
+    hints = False
+    #: With `hints`: pages of one chain that are written and found together, one behind the other, as far as the page in
+    #: a depth that is a multiple of this.
+    together = 1
     #: Whether its places are numbers, from 0, of which it says the checksums; see `table.tier_copies.Keeper`.
     numbered = False
     #: Pages whose writes may be under way together.
@@ -218,15 +241,34 @@ class Tier(ABC):
         """Who leaves first, where the configuration says `policy`."""
         return policy
 
+    def admission(self, policy: PolicyConfig, tokens_per_page: int) -> AdmissionPolicy:
+        """Which pages are written there: to a durable tier those that the configuration says, else all."""
+        return admission_policy(policy, tokens_per_page) if self.durable else AdmitAlways()
+
     def want(self, nbytes: int) -> None:  # noqa: B027 - most tiers are as large as they are
         """How much could be of use. For a tier whose size others decide."""
+
+    # ---- what only the tier itself knows, of one with `hints` ----
+
+    def asks(self, depth: int, pages: int) -> bool:
+        """Whether it would be asked now for so many pages behind the first `depth` ones. At once."""
+        return False
+
+    def find(self, chain: Chain, done: Callable[[list[Any]], None]) -> None:
+        """Look for pages. `done(places)` follows soon, without locks, on any thread: of the first pages, as many as
+        there may be; none where nothing is found in time. Raises RuntimeError once the tier is closed."""
+        raise NotImplementedError
+
+    def lacks(self, namespace: bytes, key: bytes) -> bool:
+        """Whether the pages that end with this one are to be written, as far as is known here. At once."""
+        return True
 
     # ---- bytes ----
 
     @abstractmethod
     def write(self, writes: Sequence[Write]) -> None:
-        """Write pages. Raises RuntimeError once the tier is closed, ValueError for what cannot be meant, and accepts
-        nothing then."""
+        """Write pages; with `hints` those of one run (`together`), in order, whose places are None. Raises RuntimeError
+        once the tier is closed, ValueError for what cannot be meant, and accepts nothing then."""
 
     @abstractmethod
     def read(self, reads: Sequence[Read]) -> None:

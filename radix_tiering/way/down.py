@@ -49,7 +49,7 @@ class Put(NamedTuple):
     refused: int  # offered pages that are neither held nor taken in
 
 
-class _Ended(NamedTuple):
+class WriteEnded(NamedTuple):
     """A write that has been answered."""
 
     page: Page
@@ -115,13 +115,14 @@ class Intake:
         """Of `keys`, which follow `anchor`, or nothing where `parent` says so, those that are not held."""
         held = self._table.settled_chain(self._table.serving, keys)
         self._table.refresh_all(held, now)
+        pages, indices = self._take_hinted(held, now)
         if len(held) == len(keys):
-            return Put([], [], [], 0)
+            return Put(pages, indices, [page.slot for page in pages], 0)
         before = held[-1] if held else anchor
         if before is None and parent != ROOT_KEY:
             self._table.of[HOST].counters.refuse("prefix not held")
             return Put([], [], [], len(keys))
-        pages: list[Page] = []
+        known = len(pages)
         for start in range(len(held), len(keys), BATCH):
             some = keys[start : start + BATCH]
             taken = self._table.take_in(before, some, self._host.geometry.page_bytes, now)
@@ -130,8 +131,19 @@ class Intake:
                 self._table.of[HOST].counters.refuse("full")
                 break
             before = pages[-1]
-        end = len(held) + len(pages)
-        return Put(pages, list(range(len(held), end)), [page.slot for page in pages], len(keys) - end)
+        end = len(held) + len(pages) - known
+        indices += range(len(held), end)
+        return Put(pages, indices, [page.slot for page in pages], len(keys) - end)
+
+    def _take_hinted(self, held: Sequence[Page], now: int) -> tuple[list[Page], list[int]]:
+        """Of pages that are held, those of which there are only hints get slots as well, as far as there is room; they,
+        and which of `held` they are."""
+        indices = self._table.only_hinted(held)[:BATCH]
+        slots = self._table.take_slots(len(indices), now)
+        pages = [held[at] for at in indices[: len(slots)]]
+        if pages:
+            self._table.begin_all(pages, HOST, slots)
+        return pages, indices[: len(slots)]
 
     def digests(self, put: Put) -> list[bytes]:
         """The checksums of the slots of `put`, once they are filled."""
@@ -145,6 +157,7 @@ class Intake:
             for start in range(0, len(put.pages), BATCH):
                 end = start + BATCH
                 self._table.end_all(put.pages[start:end], HOST, whole=True, digests=digests[start:end])
+                self._table.forget_hints(self._table.hinted(put.pages[start:end]))
             for mover in filter(self._goes_through, self._movers):
                 mover.offer(put.pages)
             self._write_back()
@@ -207,7 +220,7 @@ class Mover:
         self._queue: deque[Page] = deque()
         self._queued: set[Page] = set()
         self._in_flight = 0
-        self._ended: list[_Ended] = []  # writes, of which nobody has been told yet
+        self._ended: list[WriteEnded] = []  # writes, of which nobody has been told yet
         self._idle = runner.condition(table.lock)
 
     @property
@@ -381,7 +394,7 @@ class Mover:
         self, page: Page, key: bytes, slot: int, place: Any, told: bytes | None
     ) -> Callable[[Written | None, str], None]:
         def done(written: Written | None, reason: str) -> None:
-            self._ended.append(_Ended(page, key, slot, place, told, written, reason))
+            self._ended.append(WriteEnded(page, key, slot, place, told, written, reason))
 
         return done
 
@@ -389,7 +402,7 @@ class Mover:
         """Account for writes that have ended: for many at once, as they mostly are what was meant."""
         ended, self._ended = self._ended, []
         self._in_flight -= len(ended)
-        as_meant: list[_Ended] = []
+        as_meant: list[WriteEnded] = []
         for one in ended:
             if self._as_meant(one):
                 as_meant.append(one)
@@ -399,7 +412,7 @@ class Mover:
                 self._settle_otherwise(one)
         self._settle_written(as_meant)
 
-    def _as_meant(self, one: _Ended) -> bool:
+    def _as_meant(self, one: WriteEnded) -> bool:
         """Whether it was written, where it was to be, and its bytes were the page's."""
         if one.written is None or one.written.place != one.place:
             return False
@@ -410,7 +423,7 @@ class Mover:
         """Whether what was written is known not to be the page."""
         return self._verify and page.digest not in (None, written.digest)
 
-    def _settle_written(self, ended: Sequence[_Ended]) -> None:
+    def _settle_written(self, ended: Sequence[WriteEnded]) -> None:
         for start in range(0, len(ended), BATCH):
             some = [(one.page, one.written) for one in ended[start : start + BATCH] if one.written is not None]
             pages = [page for page, _ in some]
@@ -421,7 +434,7 @@ class Mover:
                 self._stored([page for page, there in zip(pages, kept, strict=True) if there])
                 self.tier.release([written.place for (_, written), there in zip(some, kept, strict=True) if not there])
 
-    def _settle_otherwise(self, one: _Ended) -> None:
+    def _settle_otherwise(self, one: WriteEnded) -> None:
         page, written = one.page, one.written
         intact = one.reason != DAMAGED and (written is None or not self._differs(page, written))
         if written is None:

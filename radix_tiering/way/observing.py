@@ -63,7 +63,8 @@ def take_snapshot(stack: Observed) -> StackSnapshot:
         directory = table.directory(stack.digest)
         backlog = sum(mover.backlog for mover in stack.movers.values() if mover.copies.durable)
     links = dict(stack.links)
-    details: dict[str, Any] = {"stripe": None, "devices": (), "io_engine": ""}
+    details: dict[str, Any] = {"stripe": None, "devices": (), "io_engine": "", "remote_engine": ""}
+    details |= dict.fromkeys(("remote_questions", "remote_late", "remote_lost", "remote_bad"), 0)
     for tier in stack.tiers.values():
         links |= tier.links
         details |= tier.details()

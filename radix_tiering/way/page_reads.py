@@ -241,6 +241,7 @@ class PageReads:
         """Have units read that `source` has picked; what is there already, or on its way, is not asked for."""
         assert self.reads is not None
         number, wanted = self._numbers[source], []
+        hints = self._tiers[number - HOST - 1].hints
         for unit in units:
             page = restore.claimed[unit]
             if page.resident or page.landing >= 0:
@@ -252,15 +253,17 @@ class PageReads:
                 self.answered(source, [0])
             elif page.dropped:
                 self._not_begun(restore, unit, source)
+            elif hints and page.in_host:
+                self._not_begun(restore, unit, source, "coming in from the device")
             else:
                 wanted.append((page, (restore, unit, number)))
         for (_, (_, unit, _)), begun in zip(wanted, self.reads.begin(wanted, number), strict=True):
             if not begun:
                 self._not_begun(restore, unit, source)
 
-    def _not_begun(self, restore: Restore, unit: int, source: str) -> None:
+    def _not_begun(self, restore: Restore, unit: int, source: str, why: str = "no room in host memory") -> None:
         dropped = restore.claimed[unit].dropped
-        restore.story.lost(source, DROPPED if dropped else "no room in host memory")
+        restore.story.lost(source, DROPPED if dropped else why)
         restore.short = True
         self._changed.append(restore)
         restore.flight.failed(unit)

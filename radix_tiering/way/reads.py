@@ -190,6 +190,7 @@ class Reads(Generic[Waiter]):
             self._table.end_all(pages, HOST, whole=True, digests=[one.copy.digest for one in some])
             for one in some:
                 self._arrived(one.page, one.tier, now - one.started)
+            self._table.forget_hints(self._table.hinted(pages))
             self.learn(pages)
             self._settled([told for one in some for told in self._told(one.page, one.tier, "")])
 
@@ -214,7 +215,7 @@ class Reads(Generic[Waiter]):
         if outcome.corrupt:
             copies.counters.checksum_failures += 1
             self._events.emit("page.corrupt", tier=copies.name, key=page.key.hex(), reason=outcome.value)
-        elif outcome is not ReadOutcome.CANCELLED:
+        elif not outcome.expected:
             self._events.emit("page.unreadable", tier=copies.name, key=page.key.hex(), reason=outcome.value)
         now = page.copy_in(tier)
         same = now is not None and now.place == copy.place

@@ -1,9 +1,9 @@
 """A page's way up, as one procedure: from what a request asks for to pages in its device's slots.
 
 1. `begin`: a request has arrived, and the device lacks a chain of its pages. Nothing waits for that.
-2. `_start`: the chain is claimed page by page as far as it is held, and pinned; a decision is made by what loading and
-   computing cost (`Pacing`); each source is given what to read (`PageReads`, `Reads`); and what was in host memory
-   already is verified.
+2. `_start`: the chain is claimed page by page as far as it is held, and pinned; a tier of hints is asked for the rest
+   (`_ask`), and what it finds is entered and claimed (`_found`); a decision is made by what loading and computing cost
+   (`Pacing`); each source is given what to read (`PageReads`, `Reads`); and what was in host memory is verified.
 3. `_read`: pages have come up, verified, or will not come. The next are read.
 4. `poll`: whether the request may be admitted, with all that there is or with a part. It may compute the rest
    meanwhile: then `step` says how far, and `take` hears what it has taken.
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..base.events import EventLog
+from ..base.page import ROOT_KEY, PageRecord
 from ..base.runner import Runner
 from ..figures.counters import RestoreSnapshot
 from ..restore.flight import Step, Unit
@@ -31,7 +32,7 @@ from ..table.page_table import PageTable
 from ..table.tier_copies import HOST
 from ..tiers.host.host_tier import HostTier
 from ..tiers.host.landing import LandingSlots
-from ..tiers.tier import ReadOutcome, Tier
+from ..tiers.tier import Chain, ReadOutcome, Tier
 from .checking import Checkers
 from .down import Mover
 from .pacing import Pacing
@@ -87,6 +88,8 @@ class Restorer:
         reads.reads = self.page_reads
         reads.changed = self._finish_if_settled
         self._movers = movers
+        #: Knows of pages that the table does not.
+        self._finder = tiers[table.hints - 1] if table.hints else None
         self._verify = verify
         self._checkers = checkers
         self._pacing = Pacing(
@@ -146,15 +149,26 @@ class Restorer:
             self._counts["restores_started"] += 1
             now = self._table.tick()
         self._use(restore.prefix_keys, now, restore.reach)
+        asked = False
         try:
             self._claim(restore, now)
+            asked = self._ask(restore, now)
         finally:
-            with self._table.lock:
-                restore.complete = True
-                if restore.state is RestoreState.RUNNING:
-                    self._reads.add(restore)
-                    self._pacing.plan(restore)
-                    self._reads.pump()
+            if not asked:
+                self._claimed(restore)
+
+    def _claimed(self, restore: Restore) -> None:
+        """Its chain is claimed, as far as it goes."""
+        with self._table.lock:
+            if restore.state is RestoreState.RUNNING:
+                restore.story.found(restore.by_source())
+            self._count_misses(len(restore.keys), restore.sources)
+        with self._table.lock:
+            restore.complete = True
+            if restore.state is RestoreState.RUNNING:
+                self._reads.add(restore)
+                self._pacing.plan(restore)
+                self._reads.pump()
         with self._table.lock:
             self._verify_resident(restore)
             self._finish_if_settled(restore)
@@ -164,8 +178,7 @@ class Restorer:
         return self._table.pinned_pages - kept + pages <= (self._host.limit_slots - kept) * EARLY_SHARE
 
     def _claim(self, restore: Restore, now: int) -> None:
-        """Pin the chain as far as it goes."""
-        found: list[int] = []  # the tiers of the pages that there are
+        """Pin the chain as far as it is held."""
         with self._table.lock:
             nearest = self._reads.nearest()
         for start in range(0, len(restore.keys), PAGES_PER_HOLD):
@@ -185,17 +198,63 @@ class Restorer:
                 for page in others:
                     if not self._claim_page(restore, page, nearest):
                         break
-                claimed = restore.claimed[start:]
-                found += restore.sources[start:]
-                self._table.pin_all(claimed)
-                self._table.use_all(claimed, now, restore.reach)
-                self._offer(claimed)
-            if len(found) < start + len(batch):
-                break
+                self._hold(restore, start, now)
+                if len(restore.claimed) < start + len(batch):
+                    return
+
+    def _hold(self, restore: Restore, start: int, now: int) -> None:
+        """Pages of it, from this one on, have just been claimed."""
+        claimed = restore.claimed[start:]
+        self._table.pin_all(claimed)
+        self._table.use_all(claimed, now, restore.reach)
+        self._offer(claimed)
+
+    def asks(self, depth: int, pages: int) -> bool:
+        """Whether a tier would be asked now for so many pages behind the first `depth` ones, that nobody holds. Any
+        thread."""
+        return self._finder is not None and self._finder.asks(depth, pages)
+
+    def _ask(self, restore: Restore, now: int) -> bool:
+        """Ask the tier of hints for what of its chain no other tier has; whether `_found` follows."""
+        if self._finder is None:
+            return False
         with self._table.lock:
-            if restore.state is RestoreState.RUNNING:
-                restore.story.found(restore.by_source())
-            self._count_misses(len(restore.keys), found)
+            held, before = len(restore.claimed), len(restore.prefix_keys)
+            chain = Chain(self._table.serving, before + held, restore.keys[held:])
+            if restore.state is not RestoreState.RUNNING or not self.asks(chain.depth, len(chain.keys)):
+                return False
+            # Nothing is entered behind a page that is not held: rule 1.
+            if held == 0 and before and self._table.find(chain.namespace, restore.prefix_keys[-1]) is None:
+                return False
+        try:
+            self._finder.find(chain, lambda places: self._jobs.put(lambda: self._found(restore, chain, places, now)))
+        except RuntimeError:  # it was closed meanwhile
+            return False
+        return True
+
+    def _found(self, restore: Restore, chain: Chain, places: Sequence[object], now: int) -> None:
+        """The tier of hints may have the first pages of `chain`, which follow those that are claimed, at these
+        places."""
+        before = [*restore.prefix_keys[-1:], *restore.keys[: len(restore.keys) - len(chain.keys)]][-1:]
+        parents = [*(before or [ROOT_KEY]), *chain.keys]
+        try:
+            for start in range(0, len(places), PAGES_PER_HOLD):
+                with self._table.lock:
+                    if restore.state is not RestoreState.RUNNING or self._table.serving != chain.namespace:
+                        return
+                    held, nearest = len(restore.claimed), self._reads.nearest()
+                    for at, place in enumerate(places[start : start + PAGES_PER_HOLD], start):
+                        depth, length = chain.depth + at + 1, self._host.geometry.page_bytes
+                        record = PageRecord(chain.keys[at], parents[at], chain.namespace, depth, length)
+                        page = self._table.hear(record, place, now)
+                        page = page or self._table.settled(chain.namespace, record.key)
+                        if page is None or not self._claim_page(restore, page, nearest):
+                            break
+                    self._hold(restore, held, now)
+                    if len(restore.claimed) < held + len(places[start : start + PAGES_PER_HOLD]):
+                        return
+        finally:
+            self._claimed(restore)
 
     def _claim_resident(self, restore: Restore, pages: Sequence[Page]) -> None:
         """Take pages of its chain that are in host memory, which most often are all of them; see `_claim_page`."""
@@ -347,9 +406,12 @@ class Restorer:
             restore.story.found(restore.by_source())
         self._reads.remove(restore)
         if not restore.can_compute or restore.outcome == "expired":
-            for unit, page in enumerate(restore.claimed[usable:], usable):
+            left = restore.claimed[usable:]
+            hinted = self._table.hinted(left)
+            for unit, page in enumerate(left, usable):
                 self._table.unpin(page)
                 restore.flight.failed(unit)
+            self._table.forget_hints(hinted)
             del restore.claimed[usable:], restore.sources[usable:]
         restore.settle(usable)
 
@@ -542,7 +604,10 @@ class Restorer:
         """Unpin, then go on with the restores that were put off for want of room, in their order."""
         for start in range(0, len(claimed), PAGES_PER_HOLD):
             with self._table.lock:
-                self._table.unpin_all(claimed[start : start + PAGES_PER_HOLD])
+                some = claimed[start : start + PAGES_PER_HOLD]
+                hinted = self._table.hinted(some)
+                self._table.unpin_all(some)
+                self._table.forget_hints(hinted)
         with self._table.lock:
             waiting, self._deferred = self._deferred, deque()
         for restore in waiting:

@@ -76,7 +76,7 @@ DEFECTS = [
         [Edit(kernels, "_may_leave", "words[r, HELD] == 0", "words[r, CHILD] < 0")],
         recalled_before_what_follows,
     ),
-    Defect("a claim that pins nothing", [Edit(Restorer, "_claim", "self._table.pin_all(claimed)", "pass")]),
+    Defect("a claim that pins nothing", [Edit(Restorer, "_hold", "self._table.pin_all(claimed)", "pass")]),
     Defect(
         "bytes in memory that differ are served",
         [Edit(Restorer, "_damage", "elif digest != page.digest:", "elif False:")],

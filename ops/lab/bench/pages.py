@@ -117,6 +117,7 @@ class Kept:
 
     name = "ssd"
     durable = True
+    hints = False
     near = False
     numbered = True
     capacity_bytes = 0

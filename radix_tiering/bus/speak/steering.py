@@ -18,7 +18,7 @@ from ...base.units import format_size
 from ...lending.leases.hand import LeaseHand
 from ...stack import TierStack
 from ...table.held_page import Page
-from ...table.policy import admission_policy, eviction_policy
+from ...table.policy import eviction_policy
 from ...tiers.ssd.ssd_tier import SsdTier
 from ...tiers.tier import Tier
 from ...way import sweeps
@@ -179,8 +179,7 @@ def _set_policy(stack: TierStack, field: str, value: str | float) -> str:
     stack.restorer.serve(by_age=restoring.loads == "by-age")
     stack.planner.choice = restoring.strategy
     for mover in stack.movers.values():
-        if mover.copies.durable:
-            mover.admission = admission_policy(policy, stack.namespace.geometry.tokens)
+        mover.admission = mover.tier.admission(policy, stack.namespace.geometry.tokens)
     if name == "policy":
         with stack.table.lock:
             stack.table.change_eviction(eviction_policy(policy))

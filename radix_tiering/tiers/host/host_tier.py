@@ -23,6 +23,7 @@ class HostTier:
     durable = False
     near = True
     numbered = True
+    hints = False
 
     def __init__(
         self,

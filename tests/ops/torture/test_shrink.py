@@ -13,7 +13,7 @@ from support.mutate import mutate
 
 #: Edits, each of them a defect.
 DEFECTS = {
-    "a claim that pins nothing": (Restorer, "_claim", "self._table.pin_all(claimed)", "pass"),
+    "a claim that pins nothing": (Restorer, "_hold", "self._table.pin_all(claimed)", "pass"),
     "bytes in memory that differ are served": (Restorer, "_damage", "elif digest != page.digest:", "elif False:"),
 }
 
