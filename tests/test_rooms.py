@@ -32,6 +32,7 @@ FLOORS = {
         ["base/virtual", "figures", "tiers/ssd/arrays", "lending/leases", "bus/redis"],
         ["gpus", "restore", "table", "lending/donation"],
         ["lending", "tiers", "tiers/host", "bus/contract"],
+        ["tiers/remote"],
         ["tiers/testing", "tiers/ssd", "tiers/peer", "way", ".", "bus/hear"],
         ["bus/speak"],
         ["bus"],

@@ -250,6 +250,56 @@ class PeerConfig(Section, frozen=True):
     ] = None
 
 
+class RemoteConfig(Section, frozen=True):
+    """A store that other machines use too, by an engine that SGLang has a driver for. Off unless `engine` is set."""
+
+    engine: Annotated[
+        str | None,
+        Meta(
+            description='Name of the engine, as in --hicache-storage-backend: "mooncake" and "file" are tested, others '
+            "passed through; unset: no remote tier"
+        ),
+    ] = None
+    options: Annotated[
+        dict[str, Any],
+        Meta(description="What the engine is to be told, word for word as in --hicache-storage-backend-extra-config"),
+    ] = {}
+    object: Annotated[
+        Size, Meta(description="About how large one stored object is: as many pages of a sequence as fit, up to 64")
+    ] = Size(4 * 2**20)
+    admission: Annotated[
+        Literal["reuse", "size", "always", "never"],
+        Meta(
+            description="Which pages are written there: those used again (policy.admission_uses), those of long "
+            "prefixes (policy.admission_tokens), all, or none, so that it is only read"
+        ),
+    ] = "reuse"
+    min_tokens: Annotated[int, Meta(ge=1, description="For fewer tokens, that no other tier has, nobody is asked")] = (
+        512
+    )
+    lookup_deadline: Annotated[
+        Duration, Meta(description="How long a request waits to hear whether pages are there, 1ms to 1s")
+    ] = Duration(0.02)
+    memory: Annotated[
+        Size,
+        Meta(description="Memory of each rank through which objects come and go, shared with the engine's process"),
+    ] = Size(256 * 2**20)
+    share: Annotated[
+        Literal["same-hardware", "any-hardware"],
+        Meta(
+            description="With whom pages are shared that have the same model: with servers on the same kind of device, "
+            "whose KV is the same to the last bit, or with all"
+        ),
+    ] = "same-hardware"
+    salt_file: Annotated[
+        str | None,
+        Meta(
+            description="File with a secret of up to 64 bytes, readable by its owner alone: only servers with the same "
+            "one share pages, and nobody else can tell from names what was asked; unset: none"
+        ),
+    ] = None
+
+
 class RestoreConfig(Section, frozen=True):
     """How prefixes come back to the device: loaded from below, recomputed, or both at once."""
 
@@ -299,6 +349,7 @@ class TiersConfig(Section, frozen=True):
     identity: IdentityConfig = msgspec.field(default_factory=IdentityConfig)
     bus: BusConfig = msgspec.field(default_factory=BusConfig)
     peer: PeerConfig = msgspec.field(default_factory=PeerConfig)
+    remote: RemoteConfig = msgspec.field(default_factory=RemoteConfig)
     restore: RestoreConfig = msgspec.field(default_factory=RestoreConfig)
 
 
@@ -342,7 +393,21 @@ def parse_config(content: dict[str, Any]) -> TiersConfig:
         raise ConfigError('ssd.throttle: below 1MiB per second is unusable; use for example "200MiB", or remove it')
     _check_bus(config.bus)
     _check_peer(config)
+    _check_remote(config.remote)
     return config
+
+
+def _check_remote(remote: RemoteConfig) -> None:
+    if remote.engine is None and remote != RemoteConfig():
+        raise ConfigError(
+            'remote: has no effect without remote.engine; set it, for example to "mooncake", or remove it'
+        )
+    if not 0.001 <= remote.lookup_deadline <= 1:
+        raise ConfigError(
+            f'remote.lookup_deadline: {remote.lookup_deadline} is not between 1ms and 1s; use for example "20ms"'
+        )
+    if not 64 * 2**10 <= remote.object <= 64 * 2**20:
+        raise ConfigError(f'remote.object: {remote.object} is not between 64KiB and 64MiB; use for example "4MiB"')
 
 
 def _check_peer(config: TiersConfig) -> None:
@@ -470,6 +535,8 @@ def _kind_text(kind: Any) -> str:
         return " | ".join(f'"{choice}"' for choice in get_args(kind))
     if get_origin(kind) is tuple:
         return "list of paths"
+    if get_origin(kind) is dict:
+        return "table"
     names = {
         Size: 'size ("8GiB")', Duration: 'duration ("250ms")', bool: "true | false", int: "integer", float: "number",
         str: "text",

@@ -283,6 +283,14 @@ class StackFigures(Figures, Generic[Gap]):
     write_queue_pages: int | Gap = gauge("admitted to ssd and not yet written")
     landing_pages: int | Gap = gauge("that landing memory on the GPU holds at most; 0 without any")
     landing_used_pages: int | Gap = gauge("of these, in use or reserved")
+    remote_engine: str = text(
+        "of the remote tier: `starting`, `asked`, or `not asked` for a while, since it missed its deadlines; empty "
+        "without one"
+    )
+    remote_questions: int | Gap = counter("asked of the remote engine: what is there of a prompt?")
+    remote_late: int | Gap = counter("questions, reads and writes that the remote engine did not answer in time")
+    remote_lost: int | Gap = counter("objects that the remote engine should have, and had not")
+    remote_bad: int | Gap = counter("objects that were not what they should be: never served")
 
 
 class StackSnapshot(StackFigures[Never]):

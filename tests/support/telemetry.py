@@ -144,6 +144,11 @@ def stack(devices: int = 2, **changes: Any) -> StackSnapshot:
         "write_queue_pages": 3,
         "landing_pages": 113,
         "landing_used_pages": 7,
+        "remote_engine": "asked",
+        "remote_questions": 12,
+        "remote_late": 2,
+        "remote_lost": 3,
+        "remote_bad": 1,
         "events_emitted": 5,
     }
     return StackSnapshot(**{**fields, **changes})

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, Namespace, PageGeometry
 from swift_tiers.radix_tiering.base.runner import THREADS, Runner
 from swift_tiers.radix_tiering.base.slot_map import SlotState
@@ -72,6 +73,7 @@ def new_stack(
     runner: Runner = THREADS,
     others: Sequence[Tier] = (),
     fill_behind: bool = False,
+    events: EventLog | None = None,
     **config: Any,
 ) -> TierStack:
     """A stack with room for `host_pages` in host memory. `others`: more tiers, farther than these. `fill_behind`: see
@@ -92,6 +94,7 @@ def new_stack(
         runner=runner,
         landing=landing,
         fill_behind=fill_behind,
+        events=events,
     )
 
 

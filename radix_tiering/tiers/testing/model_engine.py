@@ -1,0 +1,126 @@
+"""An engine in memory, with every fault that engines have: late, short, foreign, wrong, hung, absent, dead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+import numpy as np
+
+from ...base.runner import THREADS, Runner
+from ..remote.engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady
+from ..remote.objects import HEADER_BYTES
+
+
+class EngineFault(Enum):
+    """What becomes of a job's objects, though the engine says that all is well."""
+
+    NONE = "none"
+    LATE = "late"  # by `ModelStore.late_seconds`
+    SHORT = "short"  # half of it is written
+    EMPTY = "empty"  # nothing of it
+    FOREIGN = "foreign"  # another object
+    WRONG = "wrong"  # a bit of a page
+    HEADER = "header"  # a bit of what it says of its pages
+    ABSENT = "absent"  # it is not there, though it exists
+    HANGS = "hangs"  # no answer, ever
+    DIES = "dies"  # the life ends
+
+
+class ModelStore:
+    """What several servers' engines share: objects by name. `fault(job)` says what becomes of a job."""
+
+    def __init__(self, *, runner: Runner = THREADS, seconds: float = 0.0, late_seconds: float = 1.0) -> None:
+        """`seconds`: that each job takes."""
+        self.runner = runner
+        self.seconds = seconds
+        self.late_seconds = late_seconds
+        self.objects: dict[str, np.ndarray] = {}
+        self.fault: Callable[[EngineJob], EngineFault] = lambda job: EngineFault.NONE
+        self.jobs: list[EngineJob] = []  # that were asked, in order
+        self.lives = 0
+
+    def open(self, slots: int, stride: int) -> Callable[[Callable[[EngineEvent], None]], ModelEngine]:
+        """An `OpenEngine` with so many slots."""
+        return lambda tell: ModelEngine(self, np.zeros((slots, stride), np.uint8), tell)
+
+
+class ModelEngine:
+    """One life. Answers on a thread of its own, one job after the other."""
+
+    def __init__(self, store: ModelStore, memory: np.ndarray, tell: Callable[[EngineEvent], None]) -> None:
+        self.memory = memory
+        self._store = store
+        self._tell = tell
+        self._jobs: deque[EngineJob | None] = deque()
+        self._wake = store.runner.condition()
+        self._ended = False
+        store.lives += 1
+        self._thread = store.runner.thread(self._run, "swift-model-engine")
+        self._thread.start()
+
+    def ask(self, job: EngineJob) -> bool:
+        self._store.jobs.append(job)
+        self._put(job)
+        return True
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._put(None)
+            self._thread.join()
+
+    def _put(self, job: EngineJob | None) -> None:
+        with self._wake:
+            self._jobs.append(job)
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        self._tell(EngineReady())
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._jobs or self._ended)
+                if self._ended:
+                    return
+                job = self._jobs.popleft()
+            assert job is not None
+            fault = self._store.fault(job)
+            if fault is EngineFault.DIES:
+                self._tell(EngineGone("its process was ended by SIGSEGV"))
+                return
+            if fault is EngineFault.HANGS:
+                continue
+            self._wait(self._store.seconds + (self._store.late_seconds if fault is EngineFault.LATE else 0.0))
+            if self._ended:
+                return
+            self._tell(EngineAnswer(job.number, self._do(job, fault)))
+
+    def _wait(self, seconds: float) -> None:
+        if seconds:
+            with self._wake:
+                self._wake.wait_for(lambda: self._ended, seconds)
+
+    def _do(self, job: EngineJob, fault: EngineFault) -> list[bool]:
+        objects = self._store.objects
+        if job.verb == "exists":
+            return [name in objects for name in job.names]
+        if job.verb == "put":
+            for name, slot in zip(job.names, job.slots, strict=True):
+                objects.setdefault(name, self.memory[slot].copy())  # the first one counts
+            return [True] * len(job.names)
+        return [self._get(name, slot, fault) for name, slot in zip(job.names, job.slots, strict=True)]
+
+    def _get(self, name: str, slot: int, fault: EngineFault) -> bool:
+        objects, into = self._store.objects, self.memory[slot]
+        if name not in objects or fault is EngineFault.ABSENT:
+            return False
+        found = objects[name]
+        if fault is EngineFault.FOREIGN:
+            found = next((other for one, other in objects.items() if one != name), found)
+        whole = len(found)
+        length = {EngineFault.SHORT: whole // 2, EngineFault.EMPTY: 0}.get(fault, whole)
+        into[:length] = found[:length]
+        if fault in (EngineFault.WRONG, EngineFault.HEADER):
+            into[HEADER_BYTES + 7 if fault is EngineFault.WRONG else 100] ^= 4
+        return True

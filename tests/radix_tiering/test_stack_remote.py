@@ -1,0 +1,406 @@
+"""Several servers over one store: what one computed serves the other, and nothing that a store does harms anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+import numpy as np
+import pytest
+
+from swift_tiers.radix_tiering.base.runner import Runner
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
+from swift_tiers.radix_tiering.stack import TierStack
+from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault, ModelStore
+
+from support.engine import GEOMETRY, chain, check, close, content, forget_all, get, memory_ssd, namespace, put, settle
+from support.remote import RUN, SHAPE, remote_stack, run_of, snapshot, wait_sent
+
+
+class Machines:
+    """Servers over one store, in virtual time."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.store = ModelStore(runner=runner, seconds=0.001)
+        self.stacks: list[TierStack] = []
+
+    def server(self, **options: object) -> TierStack:
+        stack = remote_stack(self.store, runner=self.runner, **options)  # type: ignore[arg-type]
+        self.stacks.append(stack)
+        return stack
+
+    def asked(self, verb: str) -> int:
+        return sum(job.verb == verb for job in self.store.jobs)
+
+    def fail(self, verb: str, fault: EngineFault) -> None:
+        self.store.fault = lambda job: fault if job.verb == verb else EngineFault.NONE
+
+
+def on_machines(test: Callable[[Machines], None]) -> Callable[[int], None]:
+    @pytest.mark.parametrize("seed", range(3))
+    @wraps(test, assigned=("__doc__", "__name__", "__module__"), updated=())
+    def run(seed: int) -> None:
+        runner = VirtualRunner(seed, stall=0.0, most_seconds=3600.0)
+
+        def main() -> None:
+            machines = Machines(runner)
+            test(machines)
+            for stack in machines.stacks:
+                check(stack)
+                close(stack)
+
+        try:
+            runner.run(main)
+        finally:
+            forget_all()
+
+    del run.__wrapped__  # type: ignore[attr-defined]
+    return run
+
+
+def told(stack: TierStack, kind: str) -> list[dict[str, object]]:
+    return [event.fields for event in stack.events.since() if event.kind == kind]
+
+
+@on_machines
+def test_what_one_server_computed_serves_another(machines: Machines) -> None:
+    first, second = machines.server(), machines.server()
+    keys = run_of("a", 3, more=2)
+    put(first, keys)
+    wait_sent(first)
+    close(first)  # and is gone
+    machines.stacks.remove(first)
+    restore = settle(second, second.restore(keys))
+    assert restore.found() == ["remote"] * 3 * RUN, "whole runs, and no page behind them"
+    for key, slot in zip(keys, restore.slots, strict=False):
+        assert np.array_equal(second.host.page(slot), content(key))
+    second.restorer.release(restore)
+    second.restorer.flush()
+    with second.table.lock:
+        assert second.table.of[-1].pages == 0, "a hint outlives the restore that wanted it"
+    asked = machines.asked("get")
+    assert get(second, keys) == 3 * RUN
+    assert machines.asked("get") == asked, "host memory has it now"
+
+
+@on_machines
+def test_a_page_of_which_there_is_a_hint_is_neither_saved_nor_evicted_for_it(machines: Machines) -> None:
+    """What came from there is as lost as any other page when host memory needs its room."""
+    first, second = machines.server(), machines.server(host_pages=2 * RUN)
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    assert get(second, keys) == 2 * RUN
+    page = second.table.find(second.digest, keys[-1])
+    assert page is not None
+    assert not page.saved
+    put(second, run_of("b", 2))
+    wait_sent(second)
+    assert second.table.find(second.digest, keys[-1]) is None
+    assert get(second, keys) == 2 * RUN, "found again by asking"
+
+
+@on_machines
+def test_it_is_asked_only_for_what_nobody_here_has(machines: Machines) -> None:
+    first = machines.server()
+    second = machines.server(ssd=memory_ssd(runner=machines.runner))
+    keys = run_of("a", 4)
+    put(first, keys)
+    wait_sent(first)
+    put(second, keys[: 2 * RUN])
+    wait_sent(second)
+    asked = machines.asked("exists")
+    assert get(second, keys[: 2 * RUN]) == 2 * RUN
+    assert machines.asked("exists") == asked, "asked for what host memory has"
+    restore = settle(second, second.restore(keys))
+    assert restore.found() == ["host"] * 2 * RUN + ["remote"] * 2 * RUN
+    assert [len(job.names) for job in machines.store.jobs if job.verb == "exists"][-1] == 2, "a name for each run"
+    second.restorer.release(restore)
+
+
+@on_machines
+def test_a_chain_that_begins_in_the_middle_of_an_object(machines: Machines) -> None:
+    first, second = machines.server(), machines.server()
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    put(second, keys[:3])
+    restore = settle(second, second.restore(keys[2:], keys[:2]))
+    assert restore.found() == ["host"] + ["remote"] * (2 * RUN - 3)
+    for key, slot in zip(keys[2:], restore.slots, strict=True):
+        assert np.array_equal(second.host.page(slot), content(key))
+    second.restorer.release(restore)
+
+
+@on_machines
+def test_nothing_is_entered_behind_a_prefix_that_only_the_device_has(machines: Machines) -> None:
+    first, second = machines.server(), machines.server()
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    restore = settle(second, second.restore(keys[2:], keys[:2]))
+    assert restore.pages == 0
+    assert snapshot(second).lookups == 0
+    second.restorer.release(restore)
+
+
+@on_machines
+def test_other_namespaces_and_other_secrets_never_meet(machines: Machines) -> None:
+    first = machines.server(secret=b"ours")
+    others = [machines.server(), machines.server(secret=b"theirs"), machines.server(secret=b"ours", scope="H100")]
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    assert machines.store.objects
+    assert not any(key.hex() in name for key in keys for name in machines.store.objects), "names tell what was asked"
+    assert [get(other, keys) for other in others] == [0, 0, 0]
+    again = machines.server(secret=b"ours")
+    assert get(again, keys) == 2 * RUN
+    again.change_namespace(namespace(weights="others"))
+    assert get(again, keys) == 0
+
+
+@on_machines
+def test_the_last_object_of_a_run_is_written_last(machines: Machines) -> None:
+    first = machines.server()
+    keys = run_of("a", 1)
+    put(first, keys)
+    wait_sent(first)
+    puts = [job.names for job in machines.store.jobs if job.verb == "put"]
+    assert [len(names) for names in puts] == [1, 1]
+    assert puts[-1][0].endswith(keys[-1].hex())
+
+
+@on_machines
+def test_what_is_there_is_not_written_again(machines: Machines) -> None:
+    first, second = machines.server(), machines.server()
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    written = machines.asked("put")
+    put(second, keys)  # computed there as well
+    wait_sent(second)
+    assert get(first, keys) == get(second, keys) == 2 * RUN
+    wait_sent(first)
+    assert machines.asked("put") == written
+
+
+@on_machines
+def test_only_what_is_used_again_is_written(machines: Machines) -> None:
+    first = machines.server(admission="reuse")
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    assert not machines.asked("put")
+    get(first, keys)
+    wait_sent(first)
+    assert len(machines.store.objects) == 2 * RUN // SHAPE.pages
+
+
+@on_machines
+def test_a_server_that_only_reads(machines: Machines) -> None:
+    first = machines.server(admission="never")
+    put(first, run_of("a", 2))
+    wait_sent(first)
+    assert not machines.store.jobs
+
+
+@pytest.mark.parametrize(
+    ("fault", "counted"),
+    [
+        (EngineFault.SHORT, "bad"),
+        (EngineFault.EMPTY, "bad"),
+        (EngineFault.FOREIGN, "bad"),
+        (EngineFault.WRONG, "bad"),
+        (EngineFault.HEADER, "bad"),
+        (EngineFault.ABSENT, "absent"),
+    ],
+)
+def test_an_object_that_is_not_what_it_should_be_is_a_miss(fault: EngineFault, counted: str) -> None:
+    def test(machines: Machines) -> None:
+        first, second = machines.server(), machines.server()
+        keys = run_of("a", 2)
+        put(first, keys)
+        wait_sent(first)
+        machines.fail("get", fault)
+        assert get(second, keys) < 2 * RUN  # every byte that is promised is compared there
+        assert getattr(snapshot(second), counted) >= 1
+        if counted == "bad":
+            assert told(second, "page.corrupt")
+            assert {event["tier"] for event in told(second, "page.corrupt")} == {"remote"}
+        machines.fail("get", EngineFault.NONE)
+        before = machines.asked("get")
+        assert get(second, keys) == 0, "asked for what is known to be lost"
+        assert machines.asked("get") == before
+
+    on_machines(test)(1)
+
+
+@on_machines
+def test_no_answer_later_than_its_deadline(machines: Machines) -> None:
+    """Questions, and then reads, are not answered: two deadlines, then nothing; until it answers again."""
+    first, second = machines.server(), machines.server()
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    machines.fail("exists", EngineFault.LATE)
+    for _ in range(2):
+        began = machines.runner.monotonic()
+        assert get(second, keys) == 0
+        assert machines.runner.monotonic() - began < 0.02 + 0.02
+    began, asked = machines.runner.monotonic(), len(machines.store.jobs)
+    assert get(second, keys) == 0
+    assert machines.runner.monotonic() - began < 0.01
+    assert len(machines.store.jobs) == asked, "asked though it does not answer"
+    assert snapshot(second).breaker == "open"
+    assert told(second, "remote.does_not_answer")
+    machines.fail("exists", EngineFault.NONE)
+    machines.runner.sleep(10.0)
+    assert snapshot(second).breaker == "closed"
+    assert get(second, keys) == 2 * RUN
+
+
+@on_machines
+def test_reads_that_hang_end_at_their_deadline_and_the_child_is_replaced(machines: Machines) -> None:
+    first, second = machines.server(), machines.server(read_seconds=0.5)
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    machines.fail("get", EngineFault.HANGS)
+    began = machines.runner.monotonic()
+    assert get(second, keys) == 0
+    assert machines.runner.monotonic() - began < 0.6
+    machines.fail("get", EngineFault.NONE)
+    machines.runner.sleep(30.0)
+    assert snapshot(second).lives == 2
+    assert get(second, keys) == 2 * RUN
+
+
+@on_machines
+def test_an_engine_that_dies_is_a_miss_and_is_replaced(machines: Machines) -> None:
+    first, second = machines.server(), machines.server()
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    machines.fail("get", EngineFault.DIES)
+    assert get(second, keys) == 0
+    assert [event["reason"] for event in told(second, "remote.engine_gone")] == ["its process was ended by SIGSEGV"]
+    machines.fail("get", EngineFault.NONE)
+    machines.runner.sleep(3.0)
+    assert get(second, keys) == 2 * RUN
+
+
+@on_machines
+def test_writes_that_hang_pin_nothing_for_ever(machines: Machines) -> None:
+    first = machines.server()
+    machines.fail("put", EngineFault.HANGS)
+    put(first, run_of("a", 4))
+    machines.runner.sleep(6.0)
+    wait_sent(first)
+    refused = first.snapshot().tiers["remote"].refusals
+    assert sum(refused.values()) == 4 * RUN, refused
+    machines.runner.sleep(30.0)
+
+
+@on_machines
+def test_a_damaged_page_in_host_memory_is_not_sent(machines: Machines) -> None:
+    first = machines.server(admission="reuse")
+    keys = run_of("a", 1)
+    put(first, keys)
+    with first.table.lock:
+        page = first.table.find(first.digest, keys[1])
+        assert page is not None
+        first.host.page(page.slot)[5] ^= 1
+        now = first.table.tick()
+        pages = first.table.settled_chain(first.digest, keys)
+        first.table.use_all(pages, now)
+        first.movers["remote"].offer(pages)
+    wait_sent(first)
+    assert not machines.store.objects
+    assert first.snapshot().tiers["host"].checksum_failures == 1
+    assert first.table.find(first.digest, keys[1]) is None
+
+
+@on_machines
+def test_the_device_fills_what_was_only_heard_of(machines: Machines) -> None:
+    """While a restore still has hints of pages, their KV is computed and offered: from then on they are in host memory,
+    and stay when the restore is over."""
+    first = machines.server()
+    second = machines.server(sections={"restore": {"chunk": 2 * GEOMETRY.tokens}})  # two pages are read at a time
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    machines.fail("get", EngineFault.LATE)
+    restore = second.restore(keys)
+    second.restorer.flush()
+    machines.runner.sleep(0.1)
+    with second.table.lock:
+        pages = second.table.settled_chain(second.digest, keys)
+        assert second.table.hinted(pages) == pages
+        assert len(pages) == 2 * RUN
+        being_read = sum(page.in_host for page in pages)
+    assert 0 < being_read < 2 * RUN
+    assert put(second, [*keys, *chain("behind")]) == 2 * RUN - being_read + 1
+    with second.table.lock:
+        check_rules(second.table)
+        assert len(second.table.hinted(pages)) == being_read
+    settle(second, restore)
+    second.restorer.release(restore)
+    second.restorer.flush()
+    asked = machines.asked("get")
+    assert get(second, keys) == 2 * RUN
+    assert machines.asked("get") == asked
+
+
+@on_machines
+def test_a_restore_that_is_given_up_leaves_no_hint(machines: Machines) -> None:
+    first, second = machines.server(), machines.server()
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    machines.store.late_seconds = 4.0
+    machines.fail("get", EngineFault.LATE)
+    one, other = second.restore(keys), second.restore(keys[: RUN + 1])
+    second.restorer.flush()
+    machines.runner.sleep(0.1)
+    second.restorer.release(one)
+    second.restorer.flush()
+    with second.table.lock:
+        check_rules(second.table)
+    second.restorer.release(other)
+    second.restorer.flush()
+    machines.runner.sleep(5.0)
+    check(second)
+    assert second.table.pages == 0
+
+
+@on_machines
+def test_pages_that_never_came_leave_with_a_flush(machines: Machines) -> None:
+    first, second = machines.server(), machines.server()
+    keys = run_of("a", 2)
+    put(first, keys)
+    wait_sent(first)
+    restore = second.restore(keys)
+    second.restorer.flush()
+    second.flush(memory=True, durable=False)
+    settle(second, restore)
+    second.restorer.release(restore)
+    second.restorer.flush()
+    machines.runner.sleep(5.0)
+    check(second)
+    put(first, chain("b", 1, 2, 3))
+
+
+@on_machines
+def test_its_costs_are_learnt_and_plans_reckon_with_it(machines: Machines) -> None:
+    first, second = machines.server(host_pages=64), machines.server(host_pages=64)
+    prompts = [run_of(f"prompt {number}", 2) for number in range(6)]
+    for keys in prompts:
+        put(first, keys)
+        wait_sent(first)
+    assert second.planner.page_seconds("remote") is None
+    for keys in prompts:
+        assert get(second, keys) == 2 * RUN
+    assert second.planner.page_seconds("remote") is not None
