@@ -437,8 +437,47 @@ def overrides() -> tuple[Override, ...]:
             f"{runner}.forward_split_prefill", ("self", "forward_batch", "reinit_attn_backend", "forward_count"), layers
         ),
         Override("sglang.srt.layers.layer_boundary.residual.batch.clear", ("forward_batch",), layers),
+        *storage_overrides(),
         *(cpu_overrides() if _on_portable_cpu() else ()),
     )
+
+
+def storage_overrides() -> tuple[Override, ...]:
+    """What the remote tier's driver calls of SGLang's storage backends."""
+    storage, reason = "sglang.srt.mem_cache.hicache_storage", "keep objects in any engine that SGLang has a driver for"
+    backend = f"{storage}.HiCacheStorage"
+    return (
+        Override(
+            "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
+            ("backend_name", "storage_config", "mem_pool_host", "kwargs"),
+            reason,
+        ),
+        Override(f"{backend}.register_mem_pool_host", ("self", "mem_pool_host"), reason),
+        Override(f"{backend}.register_mem_host_pool_v2", ("self", "host_pool", "host_pool_name"), reason),
+        Override(f"{backend}.on_host_pools_registered", ("self",), reason),
+        Override(f"{backend}.batch_exists", ("self", "keys", "extra_info"), reason),
+        Override(f"{backend}.batch_get_v1", ("self", "keys", "host_indices", "extra_info"), reason),
+        Override(f"{backend}.batch_set_v1", ("self", "keys", "host_indices", "extra_info"), reason),
+        Override(f"{backend}.batch_get_v2", ("self", "transfers", "extra_info"), reason),
+        Override(f"{backend}.batch_set_v2", ("self", "transfers", "extra_info"), reason),
+        Override(
+            f"{storage}.HiCacheStorageConfig",
+            (
+                "tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size", "is_mla_model",
+                "enable_storage_metrics", "is_page_first_layout", "model_name", "tp_lcm_size", "should_split_heads",
+                "dp_rank", "extra_config", "dcp_size", "dcp_rank", "logical_page_size",
+            ),
+            "say of an object that it is whole: no rank, no model name, no halves",
+        ),
+        Override(
+            f"{storage}.PoolTransfer",
+            (
+                "name", "host_indices", "device_indices", "keys", "hit_policy", "nodes_to_load", "indices_from_pool",
+                "block_pages", "group_pages",
+            ),
+            reason,
+        ),
+    )  # fmt: skip
 
 
 def cpu_overrides() -> tuple[Override, ...]:

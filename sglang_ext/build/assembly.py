@@ -16,8 +16,10 @@ import torch
 from swift_tiers.kernels.cuda_runtime import cuda_runtime
 from swift_tiers.radix_tiering.base.config import RestoreConfig, SsdConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError, StripeSetBusyError
+from swift_tiers.radix_tiering.base.events import EventLog
 from swift_tiers.radix_tiering.base.memory import huge_array
-from swift_tiers.radix_tiering.base.page import Namespace, page_digest
+from swift_tiers.radix_tiering.base.page import Namespace, PageGeometry, page_digest
+from swift_tiers.radix_tiering.base.runner import THREADS
 from swift_tiers.radix_tiering.base.units import format_size
 from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, ProfileError, find_profile, load_profile
@@ -34,6 +36,7 @@ from swift_tiers.radix_tiering.tiers.tier import Tier
 from ..pools.device_pool import DevicePool
 from ..pools.landing import open_direct, open_landing, wanted_kvikio
 from .hardware import hardware_name
+from .remote_side import open_remote, read_salt, shared_scope
 
 if TYPE_CHECKING:
     from .peer_side import PeerSide
@@ -66,6 +69,18 @@ class Rank(NamedTuple):
     def identity(self) -> str:
         """The part of the model that this rank computes. Data-parallel ranks compute the same."""
         return f"tp{self.tensor}/{self.tensor_size}"
+
+    def identity_of(self, geometry: PageGeometry) -> str:
+        """The same, where KV is of this geometry: of a latent that K and V share (MLA) all ranks have all of it."""
+        return f"tp*/{self.tensor_size}" if self.has_all_of(geometry) else self.identity
+
+    def has_all_of(self, geometry: PageGeometry) -> bool:
+        """Whether every rank has the same KV, of several."""
+        return geometry.planes == 1 and self.tensor_size > 1
+
+    def shares(self, geometry: PageGeometry) -> bool:
+        """Whether it is this rank that writes what others can read: of several that have the same KV, the first."""
+        return not self.has_all_of(geometry) or self.tensor == 0
 
     @property
     def total(self) -> int:
@@ -102,16 +117,18 @@ def build_tiers(
 
     rank = current_rank()
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
-    namespace = server_namespace(server_args, kvcache, pool.geometry, rank.identity, config.identity.weights)
+    part = rank.identity_of(pool.geometry) if config.remote.engine is not None else rank.identity
+    namespace = server_namespace(server_args, kvcache, pool.geometry, part, config.identity.weights)
+    scope = shared_scope(config, server_args)
     kvikio = wanted_kvikio(config, pool)
     landing = open_landing(config, pool) if kvikio is not None or config.peer.borrow else None
     if not config.peer.donate and not config.peer.borrow:
-        return open_stack(namespace, config, rank, landing=landing, kvikio=kvikio), None
+        return open_stack(namespace, config, rank, landing=landing, kvikio=kvikio, scope=scope), None
     from .peer_side import PeerSide
 
     side = PeerSide(config, rank.name, pool, kvcache, landing)
     try:
-        stack = open_stack(namespace, config, rank, side.borrow, landing=landing, kvikio=kvikio)
+        stack = open_stack(namespace, config, rank, side.borrow, landing=landing, kvikio=kvikio, scope=scope)
     except BaseException:
         side.close()
         raise
@@ -129,10 +146,11 @@ def open_stack(
     *,
     landing: Landing | None = None,
     kvikio: Any = None,
+    scope: str = "",
 ) -> TierStack:
     """Allocate the host tier, open the devices; what they hold is found while serving. `borrow`: makes the peer tier of
     a rank that borrows, given the checksum of a page. `landing`: where pages come to the GPU past host memory,
-    `kvikio`: from the devices too."""
+    `kvikio`: from the devices too. `scope`: see `shared_scope`."""
     geometry = namespace.geometry
     size = (config.host.size if config.host.size is not None else automatic_host_size()) // rank.total
     if size < geometry.stride_bytes:
@@ -158,13 +176,18 @@ def open_stack(
     )
     if ssd is not None and (direct := open_direct(kvikio, ssd, landing)) is not None:
         ssd.land_by(direct)
-    peer = borrow(ssd.fingerprint if ssd is not None else page_digest)
-    tiers = [tier for tier in (peer, ssd) if tier is not None]  # in the order in which they are read
+    fingerprint = ssd.fingerprint if ssd is not None else page_digest
+    peer, events = borrow(fingerprint), EventLog(THREADS.time)
+    remote = open_remote(
+        config, geometry, scope=scope, writes=rank.shares(geometry), fingerprint=fingerprint, events=events
+    )
+    tiers = [tier for tier in (peer, ssd, remote) if tier is not None]  # in the order in which they are read
     return TierStack(
         namespace,
         config,
         host,
         tiers,
+        events=events,
         costs=known_costs(namespace, config.restore),
         landing=landing,
         fill_behind=True,
@@ -265,6 +288,7 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
                 f"host.size: {format_size(config.host.size)} is more than this machine's {format_size(total)}; "
                 "make it smaller"
             )
+    read_salt(config)
     if config.ssd.gpu_direct == "on":
         find_kvikio("on")
     check_directories(config.ssd, ranks)

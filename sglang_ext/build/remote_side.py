@@ -1,0 +1,91 @@
+"""The remote tier of one rank, as the configuration says: its engine, and with whom it shares pages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from swift_tiers.radix_tiering.base.config import TiersConfig
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.events import EventLog
+from swift_tiers.radix_tiering.base.page import PageGeometry
+from swift_tiers.radix_tiering.base.secret_file import read_secret
+from swift_tiers.radix_tiering.base.units import format_size
+from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier
+from swift_tiers.radix_tiering.tiers.remote.remote_tier import arrival_slots, object_shape
+
+from .hardware import hardware_name
+
+logger = logging.getLogger(__name__)
+
+#: What the child imports.
+DRIVER = "swift_tiers.sglang_ext.remote_driver:open_backend"
+#: Engines that this project's tests have driven.
+TESTED = ("file", "mooncake")
+#: A read that takes longer is given up, however long a request may wait.
+MOST_READ_SECONDS = 5.0
+#: Of what `hashlib.blake2b` takes as a key.
+MOST_SALT_BYTES = 64
+
+
+def shared_scope(config: TiersConfig, server_args: Any) -> str:
+    """What else two servers have in common that share pages: what computes the same KV to the last bit."""
+    if config.remote.share == "any-hardware":
+        return ""
+    names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    backends = [str(getattr(server_args, name, None)) for name in names]
+    return f"{hardware_name()}; attention {', '.join(backends)}"
+
+
+def read_salt(config: TiersConfig) -> bytes:
+    """The secret of `remote.salt_file`; empty where it is unset. Raises ConfigError."""
+    name = config.remote.salt_file
+    if name is None:
+        return b""
+    salt = read_secret("remote.salt_file", name, "a secret").encode()
+    if len(salt) > MOST_SALT_BYTES:
+        raise ConfigError(f"remote.salt_file: {name} holds more than {MOST_SALT_BYTES} bytes; write a shorter secret")
+    return salt
+
+
+def open_remote(
+    config: TiersConfig,
+    geometry: PageGeometry,
+    *,
+    scope: str,
+    writes: bool,
+    fingerprint: Callable[[np.ndarray], bytes],
+    events: EventLog,
+) -> RemoteTier | None:
+    """The remote tier; None where no engine is named. `scope`: see `shared_scope`; `writes`: whether this rank does, or
+    another one has the same pages; `fingerprint`: the checksum of a page. Raises ConfigError."""
+    remote = config.remote
+    if remote.engine is None:
+        return None
+    shape = object_shape(geometry, remote)
+    slots = arrival_slots(shape, remote)
+    if remote.engine not in TESTED:
+        logger.warning("swift-tiers: remote.engine: %s is passed through; nobody has tested it with us", remote.engine)
+    logger.info(
+        "swift-tiers: remote tier by %s, objects of %d pages (%s), asked for by %d tokens; opened while serving",
+        remote.engine,
+        shape.pages,
+        format_size(shape.stride),
+        shape.run * geometry.tokens,
+    )
+    return RemoteTier(
+        shape,
+        remote,
+        partial(ChildEngine, DRIVER, remote.engine, remote.options, slots, shape.stride),
+        page_tokens=geometry.tokens,
+        read_seconds=min(float(config.policy.restore_deadline), MOST_READ_SECONDS),
+        scope=scope,
+        secret=read_salt(config),
+        writes=writes,
+        fingerprint=fingerprint,
+        events=events,
+    )

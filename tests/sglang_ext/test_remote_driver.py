@@ -1,0 +1,107 @@
+"""SGLang's own storage backends as drivers of the remote tier."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.base.errors import ConfigError
+from swift_tiers.radix_tiering.base.page import PageGeometry
+from swift_tiers.radix_tiering.base.units import Duration
+from swift_tiers.radix_tiering.tiers.remote import ChildEngine, RemoteTier
+from swift_tiers.sglang_ext.build.assembly import Rank
+from swift_tiers.sglang_ext.build.remote_side import DRIVER, read_salt, shared_scope
+from swift_tiers.sglang_ext.remote_driver import open_backend
+
+from support.engine import GEOMETRY, get, make_stack, put, wait_until
+from support.remote import RUN, SHAPE, remote_config, run_of, snapshot, wait_sent
+
+STRIDE = 8192
+
+
+def driver(directory: Path, slots: int = 6, stride: int = STRIDE) -> tuple[Any, np.ndarray]:
+    memory = np.zeros((slots, stride), np.uint8)
+    return open_backend("file", {"file_storage_path": str(directory)}, memory), memory
+
+
+def test_what_one_writes_another_finds(tmp_path: Path) -> None:
+    one, memory = driver(tmp_path)
+    memory[:3] = np.random.default_rng(1).integers(0, 256, (3, STRIDE), np.uint8)
+    assert one.put(["st1-a", "st1-b"], [0, 1]) == [True, True]
+    other, into = driver(tmp_path)
+    assert other.exists(["st1-a", "st1-b", "st1-c"]) == 2
+    assert other.exists(["st1-c", "st1-a"]) == 0
+    assert other.get(["st1-b", "st1-c", "st1-a"], [3, 4, 5]) == [True, False, True]
+    assert np.array_equal(into[[3, 5]], memory[[1, 0]])
+
+
+def test_an_object_that_is_too_short_harms_no_other_one(tmp_path: Path) -> None:
+    one, memory = driver(tmp_path)
+    memory[:2] = 7
+    one.put(["st1-a", "st1-b"], [0, 1])
+    (short,) = tmp_path.glob("st1-a*")
+    os.truncate(short, STRIDE // 2)
+    assert one.get(["st1-a", "st1-b"], [2, 3]) == [False, True]
+
+
+def test_the_file_engine_in_its_child_beneath_a_stack(tmp_path: Path) -> None:
+    """What has left host memory comes back from files; and what a child before wrote serves one after it."""
+
+    def open_engine(tell: Callable[[Any], None]) -> ChildEngine:
+        return ChildEngine(DRIVER, "file", {"file_storage_path": str(tmp_path)}, 8, SHAPE.stride, tell)
+
+    # So long for a question: nothing is to hang on how busy this machine is.
+    config = remote_config(lookup_deadline=Duration(1.0))
+    tier = RemoteTier(SHAPE, config, open_engine, page_tokens=GEOMETRY.tokens, read_seconds=30.0)
+    stack = make_stack(2 * RUN, others=[tier])
+    wait_until(lambda: tier.snapshot().ready, "the child is never ready")
+    keys = run_of("a", 2)
+    put(stack, keys)
+    wait_sent(stack)
+    assert len(list(tmp_path.glob("st1-*"))) == 2 * RUN // SHAPE.pages
+    put(stack, run_of("b", 2))
+    wait_sent(stack)
+    assert stack.probe(keys) == 0
+    assert get(stack, keys) == 2 * RUN
+    assert snapshot(stack).bad == snapshot(stack).absent == 0
+
+
+def test_who_shares_with_whom() -> None:
+    arguments = type("Arguments", (), {"attention_backend": "fa3"})()
+    same, hardware = parse_config({"remote": {"engine": "file"}}), {"engine": "file", "share": "any-hardware"}
+    assert "fa3" in shared_scope(same, arguments)
+    assert shared_scope(parse_config({"remote": hardware}), arguments) == ""
+
+
+def test_of_a_latent_that_all_ranks_have_one_rank_writes() -> None:
+    latent = PageGeometry(layers=2, planes=1, tokens=16, row_bytes=64)
+    heads = PageGeometry(layers=2, planes=2, tokens=16, row_bytes=64)
+    ranks = [Rank(tensor, 2, 0, 1) for tensor in range(2)]
+    assert [rank.identity_of(latent) for rank in ranks] == ["tp*/2"] * 2
+    assert [rank.shares(latent) for rank in ranks] == [True, False]
+    assert [rank.identity_of(heads) for rank in ranks] == ["tp0/2", "tp1/2"]
+    assert all(rank.shares(heads) for rank in ranks)
+    assert Rank(0, 1, 0, 1).identity_of(latent) == "tp0/1"
+
+
+def test_a_salt_is_a_file_of_its_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / "salt"
+    config = parse_config({"remote": {"engine": "file", "salt_file": str(file)}})
+    with pytest.raises(ConfigError, match=r"salt_file: .*cannot be read"):
+        read_salt(config)
+    file.write_text("a secret\n")
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_salt(config)
+    file.chmod(0o600)
+    assert read_salt(config) == b"a secret"
+    file.write_text("s" * 65)
+    with pytest.raises(ConfigError, match="more than 64 bytes"):
+        read_salt(config)
+    assert read_salt(parse_config({})) == b""
