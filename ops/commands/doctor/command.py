@@ -16,7 +16,7 @@ from swift_tiers.radix_tiering.base.config import TiersConfig, load_config
 from ...base.errors import FOUND, USAGE, CommandError
 from ...base.progress import progress
 from ...base.terminal import Terminal
-from . import accelerators, bus, gpu_memory, gpus, machine, software, storage
+from . import accelerators, bus, gpu_memory, gpus, machine, remote, software, storage
 from .finding import Check, Finding, Status
 from .isolation import run_checks
 
@@ -59,6 +59,7 @@ def families(config: TiersConfig, ranks: int) -> dict[str, Sequence[Check]]:
         "machine": list(machine.checks(config)),
         "accelerators": [*accelerators.checks(), *gpus.checks(config.peer), *gpu_memory.checks(config)],
         "storage": list(storage.checks(config, ranks)),
+        "remote": list(remote.checks(config)),
         "bus": list(bus.checks(config.bus)),
     }
 

@@ -66,6 +66,13 @@ class _Child:
         return (driver.get if job.verb == "get" else driver.put)(job.names, job.slots)
 
 
+def _first_cause(error: BaseException) -> BaseException:
+    """What a driver's own words may hide."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
 def _end_with(owner: int) -> None:
     """Be killed when the owner ends, though the driver hangs."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -90,7 +97,7 @@ def main(owner: int, connected: int, memory: int) -> None:
         driver = open_driver(begin.engine, begin.options, slots)
     except BaseException as error:
         logger.exception("swift-tiers: remote: %s cannot be opened", begin.engine)
-        child.say(Failed(f"{begin.engine} cannot be opened: {error!r}"[:REASON]))
+        child.say(Failed(f"{_first_cause(error)!r}: {begin.engine} cannot be opened: {error}"[:REASON]))
         os._exit(1)
     child.serve(driver)
     # Not in order: what the driver does at its end may hang, and its threads too.
