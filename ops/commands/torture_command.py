@@ -13,7 +13,19 @@ from .source_tree import lab_module
 
 SUMMARY = "run the engine under seeds while everything fails (part of the source tree)"
 #: Worlds, and scenarios about one thing.
-KINDS = ("trouble", "calm", "lent", "crash", "borrowed", "ranks", "recall", "recall-prefix", "many", "million")
+KINDS = (
+    "trouble",
+    "calm",
+    "lent",
+    "crash",
+    "borrowed",
+    "shared",
+    "ranks",
+    "recall",
+    "recall-prefix",
+    "many",
+    "million",
+)
 
 
 def whole(text: str) -> int:

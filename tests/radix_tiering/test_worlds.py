@@ -15,8 +15,8 @@ from support.examples import exhaustive
 
 #: Of each kind; a world takes some hundredths of a second.
 WORLDS_EACH = 500 if exhaustive() else 100
-#: Of worlds with real donors, which take longer.
-BORROWED = 300 if exhaustive() else 25
+#: Of worlds with real donors, or a store beyond the machine, which take longer.
+FEWER = 300 if exhaustive() else 25
 #: Of worlds of some thousands of pages.
 MANY_PAGES = 200 if exhaustive() else 40
 #: What needs a device, or a crash.
@@ -26,6 +26,8 @@ OF_LEASES = {name for name in HAPPENINGS if name.startswith("lease ")}
 #: What needs real donors.
 OF_DONORS = {name for name in HAPPENINGS if name.startswith(("neighbour: ", "network: ", "donor: "))}
 OF_DONORS |= {"pages lent", "pages from lent memory"}
+#: What needs a store that others use, too.
+OF_STORES = {name for name in HAPPENINGS if name.startswith("store: ")} | {"pages from the store"}
 #: What kinds of worlds do not have to reach.
 SELDOM = {
     "trouble": {*CRASHES, "fault: a short read", "fault: a sync does nothing", "fault: a sync fails"},
@@ -33,6 +35,7 @@ SELDOM = {
     "lent": {*CRASHES, *OF_DEVICES, "pages read to the device"},
     "crash": {"fault: a sync fails"},
     "borrowed": {*CRASHES, *OF_DEVICES, *OF_LEASES, *TROUBLE},
+    "shared": {*CRASHES, *OF_DEVICES, "pages read to the device"},
 }
 
 
@@ -48,10 +51,11 @@ def live_well(kind: str, seed: int) -> Counter[str]:
 @pytest.mark.parametrize("kind", WORLDS)
 def test_whatever_happens_answers_are_right_and_nothing_is_left(kind: str) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(BORROWED if kind == "borrowed" else WORLDS_EACH):
+    for seed in range(FEWER if kind in ("borrowed", "shared") else WORLDS_EACH):
         happened += live_well(kind, seed)
     missing = {name for name in HAPPENINGS if not happened[name]}
     missing -= SELDOM[kind] if kind == "borrowed" else SELDOM[kind] | OF_DONORS
+    missing -= set() if kind == "shared" else OF_STORES
     assert not missing, "worlds test less than they seem to"
 
 

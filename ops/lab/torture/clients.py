@@ -57,6 +57,7 @@ class Clients:
         state.compare(keys, places)
         assert all(state.put_at[key] > flushed for key in keys[: restore.pages]), "a page that was flushed"
         state.happened["pages"] += restore.pages
+        state.happened["pages from the store"] += restore.found(0, restore.pages).count("remote")
         if draw.random() < 0.5:
             state.runner.sleep(draw.random() * 0.01)
             state.compare(keys, places)

@@ -16,6 +16,7 @@ from .many import MANY, ManyPages
 from .plan import CLIENT as CLIENT_ACTIONS
 from .plan import NEIGHBOURS, RANK_TROUBLE, RANKS, SERVER, STUMBLES, TORMENTS, TROUBLE, WORLDS, Plan, as_words
 from .scenarios import SCENARIOS, SEED_ALONE
+from .shared_store import STORES_FAIL
 from .trouble import DEVICE_FAULTS
 from .world import ENDS, World
 
@@ -41,6 +42,8 @@ HAPPENINGS = (
     *(f"neighbour: {name}" for name in TORMENTS),
     *(f"network: {name}" for name in NETWORKS_FAIL),
     *("donor: a request of its own", "pages lent", "pages from lent memory"),
+    *(f"store: {name}" for name in STORES_FAIL),
+    "pages from the store",
     *CRASHES,
 )
 #: The same in worlds of servers.

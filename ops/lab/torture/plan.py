@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 #: What a world is about. `trouble`: anything goes wrong. `calm`: nothing does. `lent`: there is lent memory and no ssd.
 #: `crash`: the process ends at any moment, or in order, and another one begins on the same devices. `borrowed`: real
-#: donors lend, over a network that fails.
-WORLDS = ("trouble", "calm", "lent", "crash", "borrowed")
+#: donors lend, over a network that fails. `shared`: beneath all there is a store that is late, hangs, dies, and whose
+#: objects are gone, short, damaged or somebody else's.
+WORLDS = ("trouble", "calm", "lent", "crash", "borrowed", "shared")
 #: A world of another kind: SGLang's scheduler on one rank or several, which have to stay together.
 RANKS = "ranks"
 

@@ -14,6 +14,7 @@ from swift_tiers.radix_tiering.base.virtual.schedule import BEGIN
 from swift_tiers.radix_tiering.lending.leases import LeaseKey
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.testing.model_engine import ModelStore
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 
 from .devices import PowerArray
@@ -42,6 +43,7 @@ class WorldState:
         self.peer: ModelPeer | None = None
         self.neighbourhood: Neighbourhood | None = None
         self.attic: ModelTier | None = None
+        self.store: ModelStore | None = None
         self.leases: list[LeaseKey] = []
         #: How often what happened: what a run of many worlds has never reached, it has not tested.
         self.happened: Counter[str] = Counter()

@@ -8,7 +8,7 @@ the runner.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +18,9 @@ import numpy as np
 from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.tiers.peer import LentMemory
+from swift_tiers.radix_tiering.tiers.remote import RemoteTier
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
+from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault
 from swift_tiers.radix_tiering.tiers.testing.model_tier import ModelTier
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 from swift_tiers.radix_tiering.way import down, sweeps, up
@@ -30,6 +32,7 @@ from .direct_files import PlainLanding, direct_reads
 from .model_peer import ModelPeer
 from .neighbours import Neighbourhood, Tormentor, slow_memory
 from .plan import Job, Plan
+from .shared_store import shared_tier, unreliable_store
 from .stacks import check, memory_ssd, new_stack
 from .state import WorldState
 from .trouble import Lenders, Troublemaker
@@ -141,6 +144,8 @@ class World:
             state.array.heal()
         if state.peer is not None:
             state.peer.hold(False)
+        if state.store is not None:
+            state.store.fault = lambda job: EngineFault.NONE
         if state.neighbourhood is not None:
             state.neighbourhood.heal()
             state.runner.sleep(5.0)  # leases of what is gone end
@@ -228,6 +233,8 @@ class World:
             state.attic = ModelTier(
                 "attic", 4096, draw.randint(1, 20), runner=runner, seconds=seconds, fingerprint=fingerprint
             )
+        if self.plan.kind == "shared":
+            state.store = unreliable_store(runner, self.plan.draw("store"), state.happened)
         policy = {
             "write": draw.choice(("through", "back")), "ssd_admission": draw.choice(("always", "reuse")),
             "eviction": draw.choice(("lru", "lfu")), "restore_deadline": "20s",
@@ -240,8 +247,13 @@ class World:
         lent_memory = state.peer if state.neighbourhood is None else state.neighbourhood.tier
         state.stack = new_stack(
             draw.randint(2, 12), ssd, lent=lent_memory, runner=runner, policy=policy,
-            others=[state.attic] if state.attic is not None else [], landing=landing, direct=direct,
+            others=[*([state.attic] if state.attic is not None else []), *self._shared(fingerprint)],
+            landing=landing, direct=direct,
             restore={"strategy": draw.choice(("load", "token-wise", "auto"))}, fill_behind=behind,
         )  # fmt: skip
         if not behind:
             self._count_recovered("recovered")
+
+    def _shared(self, fingerprint: Callable[[np.ndarray], bytes]) -> list[RemoteTier]:
+        store, draw = self.state.store, self.plan.draw("remote")
+        return [] if store is None else [shared_tier(store, self.runner, draw, fingerprint)]

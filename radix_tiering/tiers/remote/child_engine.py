@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -24,6 +25,16 @@ from .messages import MOST_BYTES, Begin, FromChild, JobDone, Ready
 
 #: How long a child that was killed is waited for, seconds: a guard, the kernel takes no longer.
 KILL_SECONDS = 10.0
+
+
+@contextmanager
+def closed_on_error(connection: socket.socket) -> Iterator[None]:
+    """Closes it where what follows fails."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 class ChildEngine:
@@ -47,7 +58,7 @@ class ChildEngine:
             os.ftruncate(memory, slots * stride)
             self.memory = np.frombuffer(mmap.mmap(memory, slots * stride), np.uint8).reshape(slots, stride)
             self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with other:
+            with other, closed_on_error(self._socket):
                 for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                     self._socket.setsockopt(socket.SOL_SOCKET, option, MOST_BYTES)
                     other.setsockopt(socket.SOL_SOCKET, option, MOST_BYTES)

@@ -276,7 +276,7 @@ class RemoteWorker:
         life = self._life
         try:
             engine = self._open_engine(lambda event: self._inbox.put(_Event(life, event)))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - no process, memory or thread to be had: tried again after a while
             self._emit("remote.engine_gone", reason=str(error))
             self._rest(now)
             return

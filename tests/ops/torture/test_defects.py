@@ -13,7 +13,7 @@ from support.mutate import mutate
 #: Seeds of each kind of world within which each is found.
 MOST = 100
 #: Kinds of worlds; those with real donors have a table of their own, `test_neighbours.py`.
-KINDS = tuple(kind for kind in WORLDS if kind != "borrowed")
+KINDS = tuple(kind for kind in WORLDS if kind not in ("borrowed", "shared"))
 #: Of these the default run looks for the first of each room: they are found in the first worlds.
 QUICK = {
     "an errand that nobody is told of",
