@@ -27,6 +27,7 @@ from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.bus.redis.redis_server import check_directory, socket_path
 
 from .build.assembly import check_donor, check_machine
+from .models import check_backends, check_swiftkv, is_swiftkv
 from .pools.supported import check_model, check_modes, check_speculation, check_windows
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,37 @@ def check_modes_arguments(server_args: Any, previous: Any) -> None:
             check_modes(view)
             check_speculation(view)
     previous(server_args)
+
+
+def prepare_swiftkv_arguments(server_args: Any, previous: Any) -> None:
+    """Resolution step in which SGLang decides about CUDA graphs, with or without tiers: refuse what a SwiftKV model
+    cannot be combined with. Of its forwards, only decoding has graphs: how many of a prompt's tokens go on to the later
+    layers is another number for each batch."""
+    if _serves_swiftkv(server_args):
+        from sglang.srt.arg_groups.model_override_base import model_config_of
+
+        with _refusing(server_args):
+            check_swiftkv(resolving_view(server_args), model_config_of(server_args))
+        declare_resolution(server_args, _SOURCE, disable_prefill_cuda_graph=True)
+    previous(server_args)
+
+
+def check_swiftkv_backends(server_args: Any, previous: Any) -> None:
+    """Resolution step, a late one: SGLang has chosen who computes attention."""
+    previous(server_args)
+    if _serves_swiftkv(server_args):
+        with _refusing(server_args):
+            check_backends(resolving_view(server_args))
+
+
+def _serves_swiftkv(server_args: Any) -> bool:
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+    from sglang.srt.connector import ConnectorType
+    from sglang.srt.utils.common import parse_connector_type
+
+    if parse_connector_type(resolving_view(server_args).model_path) == ConnectorType.INSTANCE:
+        return False  # there is nothing to look at before it is loaded
+    return is_swiftkv(model_config_of(server_args).hf_config)
 
 
 @contextlib.contextmanager

@@ -236,6 +236,16 @@ def around_forward(original: Any, self: Any, forward_batch: Any, *args: Any, **k
     return layer_wise.forward(original, forward_batch)
 
 
+def before_model_architecture(model_config: Any) -> None:
+    """SGLang looks for the class of a model. Ours are made known only when one is wanted: that imports SGLang's own."""
+    from .models import is_swiftkv
+
+    if is_swiftkv(model_config.hf_config):
+        from sglang.srt.models.registry import ModelRegistry
+
+        ModelRegistry.register("swift_tiers.sglang_ext.models.served", overwrite=True, strict=True)
+
+
 def after_batch_result(result: Any, self: Any, batch: Any, *args: Any) -> None:
     """SGLang has a batch's result: what a forward takes is known from those with one prompt."""
     linker = swift_linker(self)
@@ -363,6 +373,13 @@ def scheduler_hooks() -> tuple[Hook, ...]:
             ("self", "forward_batch", "pp_proxy_tensors", "reinit_attn_backend", "split_forward_count"),
             "end a chunk's forward where its upper layers have been loaded: SGLang splits one for PD multiplexing only",
         ),
+        Hook(
+            "sglang.srt.model_loader.utils.get_model_architecture",
+            HookType.BEFORE,
+            before_model_architecture,
+            ("model_config",),
+            "make SwiftKV models known: SGLang's own variable for others' models has room for one package",
+        ),
         *donor_hooks(),
     )
 
@@ -438,6 +455,7 @@ def overrides() -> tuple[Override, ...]:
         ),
         Override("sglang.srt.layers.layer_boundary.residual.batch.clear", ("forward_batch",), layers),
         *storage_overrides(),
+        *swiftkv_overrides(),
         *(cpu_overrides() if _on_portable_cpu() else ()),
     )
 
@@ -478,6 +496,52 @@ def storage_overrides() -> tuple[Override, ...]:
             reason,
         ),
     )  # fmt: skip
+
+
+def swiftkv_overrides() -> tuple[Override, ...]:
+    """What SwiftKV models are derived from, and what their forward does in SGLang's place."""
+    models, boundary = "sglang.srt.models", "sglang.srt.layers.layer_boundary.residual.batch"
+    attention, pool = "sglang.srt.layers.radix_attention.RadixAttention", "sglang.srt.mem_cache.memory_pool"
+    reason = "let few of a prompt's tokens go on to the later layers"
+    families = ("llama.LlamaForCausalLM", "qwen2.Qwen2ForCausalLM", "qwen3.Qwen3ForCausalLM")
+    forward = ("self", "input_ids", "positions", "forward_batch", "input_embeds", "get_embedding", "pp_proxy_tensors")
+    split = ("self", "input_ids", "positions", "forward_batch", "split_interval", "input_embeds")
+    init = ("self", "config", "quant_config", "prefix")
+    return (
+        *(Override(f"{models}.{family}.__init__", init, reason) for family in families),
+        *(Override(f"{models}.{family}.forward", forward, reason) for family in families),
+        *(Override(f"{models}.{family}.forward_split_prefill", split, reason) for family in families),
+        *(Override(f"{models}.{family}.load_weights", ("self", "weights"), reason) for family in families),
+        Override(
+            f"{attention}.forward",
+            ("self", "q", "k", "v", "forward_batch", "save_kv_cache", "key_value_num_tokens", "kwargs"),
+            reason,
+        ),
+        Override(
+            f"{pool}.MHATokenToKVPool.set_kv_buffer",
+            (
+                "self",
+                "layer",
+                "loc_info",
+                "cache_k",
+                "cache_v",
+                "k_scale",
+                "v_scale",
+                "layer_id_override",
+                "dcp_kv_mask",
+            ),
+            "write the KV of all later layers at once",
+        ),
+        Override(f"{pool}.KVWriteLoc.for_layer", ("forward_batch", "layer", "swa_loc", "full_loc"), reason),
+        Override(f"{boundary}.start", ("forward_batch",), reason),
+        Override(f"{boundary}.fold", ("hidden_states", "forward_batch"), reason),
+        Override(f"{boundary}.set_written", ("hidden_states", "forward_batch"), reason),
+        Override(
+            f"{boundary}.final_norm",
+            ("hidden_states", "forward_batch", "layernorm", "capture", "finalize_norm", "skip_empty", "read_kwargs"),
+            reason,
+        ),
+    )
 
 
 def cpu_overrides() -> tuple[Override, ...]:

@@ -28,9 +28,12 @@ def _install() -> None:
         check_arguments,
         check_model_arguments,
         check_modes_arguments,
+        check_swiftkv_backends,
+        prepare_swiftkv_arguments,
         translate_arguments,
     )
     from .hooks import Hook, apply_hooks, install_scheduler_hooks
+    from .models import configurations
     from .platform import cpu_attention
 
     arguments = Hook(
@@ -41,9 +44,12 @@ def _install() -> None:
     register_resolution_hook("handle_missing_default_values")(translate_arguments)
     register_resolution_hook("handle_model_specific_adjustments")(check_model_arguments)
     register_resolution_hook("handle_speculative_decoding")(check_modes_arguments)
+    register_resolution_hook("handle_cuda_graph_config")(prepare_swiftkv_arguments)
+    register_resolution_hook("handle_other_validations")(check_swiftkv_backends)
     engine = sys.modules.get("sglang.srt.entrypoints.engine")
     if engine is not None:
         # A class attribute, which replacing a class in modules does not reach.
         engine.Engine.server_args_class = SwiftServerArgs
     cpu_attention.register()
+    configurations.register()
     install_scheduler_hooks()

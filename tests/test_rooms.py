@@ -37,7 +37,7 @@ FLOORS = {
         ["bus/speak"],
         ["bus"],
     ],
-    "sglang_ext": [["pools"], ["platform", "tell"], ["build"], ["way"], ["."]],
+    "sglang_ext": [["pools", "models"], ["models/served", "platform", "tell"], ["build"], ["way"], ["."]],
     "console": [
         ["model"],
         ["feeds", "widgets"],

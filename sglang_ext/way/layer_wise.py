@@ -41,6 +41,8 @@ class Expected(NamedTuple):
 def why_never(scheduler: Any, runner: Any, layers: int) -> str:
     """Why this server can never compute a request layer by layer; empty if it can. `layers`: of its KV pool."""
     arguments = scheduler.server_args
+    if reason := getattr(runner.model, "whole_forwards_only", ""):
+        return str(reason)
     if not hasattr(runner.model, "forward_split_prefill"):
         return f"{type(runner.model).__name__} cannot compute single layers in SGLang"
     if runner.model_config.num_hidden_layers != layers:

@@ -14,6 +14,7 @@ from swift_tiers.ops.base.model import tiny_model
 
 from support import forked
 from support.models import tiny_gemma, tiny_mla
+from support.swiftkv_models import tiny_swiftkv
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -71,7 +72,7 @@ for line in json.loads(sys.stdin.read()):
             view = resolving_view(record)
             fields = {name: getattr(view, name) for name in (
                 "enable_swift_tiers", "swift_tiers_config", "page_size", "enable_unified_cache_external_linker",
-                "unified_cache_external_linker_config", "attention_backend")}
+                "unified_cache_external_linker_config", "attention_backend", "disable_prefill_cuda_graph")}
         except SystemExit as end:
             code = end.code
         except Exception as error:
@@ -211,6 +212,42 @@ def test_models_and_modes(model, models):
     results = resolve([*accepted.values(), *refused.values()])
     for name, result in zip(accepted, results, strict=False):
         assert result["code"] == 0, (name, result)
+    for pattern, result in zip(refused, results[len(accepted) :], strict=True):
+        assert result["code"] == 2, (pattern, result)
+        lines = [line for line in result["errors"].splitlines() if line.startswith("swift-tiers: error: ")]
+        assert len(lines) == 1, (pattern, result)
+        assert re.search(pattern, lines[0]), (pattern, lines)
+
+
+def test_swiftkv_models(tmp_path):
+    """With tiers and without them; what cannot be computed is refused in one line."""
+    model = str(tiny_swiftkv(tmp_path / "model"))
+    (tmp_path / "mended").mkdir()
+    config = json.loads((tmp_path / "model" / "config.json").read_text()) | {"num_key_value_layers": 8}
+    (tmp_path / "mended" / "config.json").write_text(json.dumps(config))
+    base = ["--device", "cpu", "--model-path", model]
+    accepted = {
+        "plain": base,
+        "tiers": [*base, "--enable-swift-tiers"],
+        "ranks": [*base, "--tp-size", "2"],
+        "torch_native": [*base, "--attention-backend", "torch_native"],
+    }
+    refused = {
+        "--is-embedding: .*, a SwiftKV model; it has no embeddings": [*base, "--is-embedding"],
+        "--pp-size: .* use --tp-size": [*base, "--pp-size", "2"],
+        "--enable-lora: .* merge the adapter": [*base, "--enable-lora", "--lora-paths", "a=b", "--max-lora-rank", "8",
+                                                "--lora-target-modules", "q_proj"],
+        "--speculative-algorithm: STANDALONE .* use NGRAM": [*base, "--speculative-algorithm", "STANDALONE",
+                                                             "--speculative-draft-model-path", model],
+        "--attention-backend: flex_attention .* use one of swift_cpu": [*base, "--attention-backend", "flex_attention"],
+        "--tp-size: 4 does not divide the 2 KV heads": [*base, "--tp-size", "4"],
+        "--cuda-graph-backend-prefill: .* remove it": [*base, "--cuda-graph-backend-prefill", "full"],
+        "num_key_value_layers is 8; of 8 layers, 1 to 7": ["--device", "cpu", "--model-path", str(tmp_path / "mended")],
+    }  # fmt: skip
+    results = resolve([*accepted.values(), *refused.values()])
+    for name, result in zip(accepted, results, strict=False):
+        assert result["code"] == 0, (name, result)
+        assert result["fields"]["disable_prefill_cuda_graph"], name
     for pattern, result in zip(refused, results[len(accepted) :], strict=True):
         assert result["code"] == 2, (pattern, result)
         lines = [line for line in result["errors"].splitlines() if line.startswith("swift-tiers: error: ")]

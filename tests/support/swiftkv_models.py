@@ -1,0 +1,164 @@
+"""Tiny SwiftKV models with random weights, in the names of the published checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from swift_tiers.ops.base.model import write_random_model
+
+CONTEXT, VOCABULARY, HIDDEN, HEAD_DIM, LAYERS = 8192, 512, 64, 16, 8
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+def tiny_swiftkv(
+    directory: Path, family: str = "llama", *, first: int = 4, group: int = 1, base: bool = False, seed: int = 0
+) -> Path:
+    """A model of eight layers of which `first` have KV of their own, `group` later ones sharing one; `base`: the same
+    one, not rewired."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
+
+    def build(**special_ids: int) -> Any:
+        config = getattr(transformers, f"{name}Config")(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=HEAD_DIM,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.2,
+            tie_word_embeddings=family == "qwen2",
+            **special_ids,
+        )
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if "norm" in key or key.endswith("bias"):
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        return model
+
+    write_random_model(directory, build, context=CONTEXT, seed=seed)
+    if base:
+        return directory
+    place = directory / "model.safetensors"
+    weights = load_file(place)
+    generator = torch.Generator().manual_seed(seed + 1)
+
+    def near(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+
+    weights["model.norm_swiftkv.weight"] = near(torch.ones(HIDDEN))
+    for layer in range(first, LAYERS):
+        parts = "qkv" if (layer - first) % group == 0 else "q"
+        for part in parts:
+            for kind in (f"{part}_proj.weight", f"{part}_proj.bias", f"{part}_norm.weight"):
+                old = f"model.layers.{layer}.self_attn.{kind}"
+                if old in weights:
+                    new = old.replace("_proj.", "_proj_swiftkv.").replace("_norm.", "_norm_swiftkv.")
+                    weights[new] = near(weights[old])
+    save_file(weights, place, metadata={"format": "pt"})
+    configuration = json.loads((directory / "config.json").read_text())
+    configuration |= {
+        "architectures": [f"{name}SwiftKVForCausalLM"],
+        "model_type": f"{family}_swiftkv",
+        "swiftkv": True,
+        "num_key_value_layers": first,
+        "key_value_group_size": group,
+    }
+    (directory / "config.json").write_text(json.dumps(configuration, indent=1))
+    return directory
+
+
+class Reference:
+    """A SwiftKV model in plain torch, float32, without any cache: every token goes through every layer, and shares no
+    code with what is served, distilled or converted."""
+
+    def __init__(self, directory: Path) -> None:
+        from safetensors.torch import load_file
+
+        self.config = json.loads((directory / "config.json").read_text())
+        self.weights = {name: tensor.float() for name, tensor in load_file(directory / "model.safetensors").items()}
+
+    def logits(self, token_ids: list[int]) -> Any:
+        """`[tokens, vocabulary]`."""
+        import torch
+
+        config, weights = self.config, self.weights
+        first, group = (
+            config.get("num_key_value_layers", config["num_hidden_layers"]),
+            config.get("key_value_group_size"),
+        )
+        hidden = weights["model.embed_tokens.weight"][torch.tensor(token_ids)]
+        shared: dict[int, Any] = {}
+        for layer in range(config["num_hidden_layers"]):
+            if layer == first:
+                stopped = self._norm(hidden, "model.norm_swiftkv")
+                for later in range(first, config["num_hidden_layers"]):
+                    if (later - first) % group == 0:
+                        shared[later] = (
+                            self._key(stopped, later, "_swiftkv"),
+                            self._heads(stopped, later, "v", "_swiftkv"),
+                        )
+                    else:
+                        shared[later] = shared[later - 1]
+            place = f"model.layers.{layer}"
+            read = self._norm(hidden, f"{place}.input_layernorm")
+            suffix = "_swiftkv" if layer >= first else ""
+            query = self._rotate(self._head_norm(self._heads(read, layer, "q", suffix), layer, "q", suffix))
+            key, value = shared[layer] if suffix else (self._key(read, layer, ""), self._heads(read, layer, "v", ""))
+            hidden = hidden + self._attend(query, key, value) @ weights[f"{place}.self_attn.o_proj.weight"].T
+            read = self._norm(hidden, f"{place}.post_attention_layernorm")
+            gate = torch.nn.functional.silu(read @ weights[f"{place}.mlp.gate_proj.weight"].T)
+            up = read @ weights[f"{place}.mlp.up_proj.weight"].T
+            hidden = hidden + (gate * up) @ weights[f"{place}.mlp.down_proj.weight"].T
+        head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
+        return self._norm(hidden, "model.norm") @ weights[f"{head}.weight"].T
+
+    def logprobs(self, token_ids: list[int]) -> Any:
+        return self.logits(token_ids).log_softmax(-1)
+
+    def _key(self, read: Any, layer: int, suffix: str) -> Any:
+        return self._rotate(self._head_norm(self._heads(read, layer, "k", suffix), layer, "k", suffix))
+
+    def _heads(self, read: Any, layer: int, part: str, suffix: str) -> Any:
+        name = f"model.layers.{layer}.self_attn.{part}_proj{suffix}"
+        found = read @ self.weights[f"{name}.weight"].T
+        if f"{name}.bias" in self.weights:
+            found = found + self.weights[f"{name}.bias"]
+        return found.view(len(read), -1, HEAD_DIM)
+
+    def _head_norm(self, heads: Any, layer: int, part: str, suffix: str) -> Any:
+        name = f"model.layers.{layer}.self_attn.{part}_norm{suffix}"
+        return self._norm(heads, name) if f"{name}.weight" in self.weights else heads
+
+    def _norm(self, rows: Any, name: str) -> Any:
+        import torch
+
+        scale = torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"])
+        return rows * scale * self.weights[f"{name}.weight"]
+
+    def _rotate(self, heads: Any) -> Any:
+        import torch
+
+        half = heads.shape[-1] // 2
+        base = self.config["rope_parameters"]["rope_theta"]
+        angles = torch.outer(torch.arange(len(heads)).float(), base ** (-torch.arange(half).float() / half))
+        cos, sin, low, high = angles.cos()[:, None], angles.sin()[:, None], heads[..., :half], heads[..., half:]
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+    @staticmethod
+    def _attend(query: Any, key: Any, value: Any) -> Any:
+        import torch
+
+        groups, length = query.shape[1] // key.shape[1], len(query)
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5
+        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).reshape(length, -1)
