@@ -31,6 +31,7 @@ from .commands import (
     profile,
     replay_command,
     simulate_command,
+    swiftkv,
     torture_command,
 )
 
@@ -45,6 +46,7 @@ COMMANDS = {
     "lease": lease_command,
     "profile": profile,
     "bench": bench_command,
+    "swiftkv": swiftkv,
     "gpu-proof": gpu_proof_command,
     "simulate": simulate_command,
     "torture": torture_command,

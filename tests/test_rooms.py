@@ -54,7 +54,7 @@ FLOORS = {
         ["base", "base/devices", "lab/torture/neighbours"],
         ["base/simulated", "commands/inspect", "lab/simulate/devices", "lab/torture", "lab/torture/ranks"],
         ["commands/console_demo", "commands/demo", "lab/simulate", "lab/simulate/scenarios"],
-        ["commands/bench", "commands/profile"],
+        ["commands/bench", "commands/profile", "commands/swiftkv"],
         ["commands/gpu_proof", "lab/bench"],
         ["commands"],
         ["commands/doctor"],

@@ -42,6 +42,7 @@ COVERED = {
     "lease": "here",
     "profile": "tests/e2e/test_profile.py",
     "bench": "here",
+    "swiftkv": "tests/ops/test_swiftkv_making.py",
     "gpu-proof": "tests/ops/gpu_proof/test_proof.py",
     "simulate": "tests/ops/simulate/test_command.py",
     "torture": "tests/ops/torture/test_command.py",

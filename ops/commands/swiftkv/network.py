@@ -1,0 +1,152 @@
+"""A SwiftKV model beside the one that it was made from, in plain torch: both share all weights but the later layers'
+projections, so one copy of them is enough for teacher and pupil.
+
+Shapes: B windows, T tokens of each, d hidden size, H query heads, h KV heads, D head dimension. Whole windows are
+computed at once, without any cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+from swift_tiers.sglang_ext.models.later_layers import LaterLayers
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Rotation(NamedTuple):
+    """Of the tokens of a window: `[T, D]` each."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def of(self, heads: torch.Tensor) -> torch.Tensor:
+        """`[B, heads, T, D]`, rotated."""
+        low, high = heads.chunk(2, -1)
+        return heads * self.cos + torch.cat((-high, low), -1) * self.sin
+
+
+class TeacherAndPupil:
+    """Frozen weights, and the ways through them. The later layers' own projections are handed in by whoever calls."""
+
+    def __init__(self, config: Any, weights: Tensors, later: LaterLayers, dtype: torch.dtype) -> None:
+        """`config`: of transformers; `weights`: of the original model by their names, converted to `dtype`."""
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        self.config, self.later, self.dtype = config, later, dtype
+        self.weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._rotary = LlamaRotaryEmbedding(config)
+        self._head = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
+
+    def rotation(self, tokens: int) -> Rotation:
+        cos, sin = self._rotary(torch.empty(1, dtype=self.dtype), torch.arange(tokens)[None])
+        return Rotation(cos[0], sin[0])
+
+    # ---- the ways ----
+
+    def front(self, ids: torch.Tensor) -> torch.Tensor:
+        """`[B, T, d]` that leaves the last layer before the later ones; the same for teacher and pupil."""
+        hidden, rotation = self.weights["model.embed_tokens.weight"][ids], self.rotation(ids.shape[1])
+        for layer in range(self.later.first):
+            hidden = self._original_layer(layer, hidden, rotation)
+        return hidden
+
+    def original(
+        self, hidden: torch.Tensor, seen: Callable[[int, torch.Tensor], None] = lambda layer, read: None
+    ) -> torch.Tensor:
+        """`[B, T, d]` after the last norm, as the original model computes it from `front`'s. `seen`: told what each
+        later layer's projections read."""
+        rotation = self.rotation(hidden.shape[1])
+        for layer in range(self.later.first, self.later.layers):
+            hidden = self._original_layer(layer, hidden, rotation, seen)
+        return self.norm(hidden, "model.norm")
+
+    def rewired(self, front: torch.Tensor, new: Tensors) -> torch.Tensor:
+        """The same as the SwiftKV model computes it, with its own projections `new`, by the checkpoint's names."""
+        rotation, hidden = self.rotation(front.shape[1]), front
+        stopped = self._normed(front, new["model.norm_swiftkv.weight"])
+        pairs = {layer: self._pair(new, layer, stopped, rotation, "_swiftkv") for layer in self.later.leaders}
+        for layer in range(self.later.first, self.later.layers):
+            leader = self.later.leaders[self.later.leader_of(layer)]
+            read = self.norm(hidden, f"model.layers.{layer}.input_layernorm")
+            query = self._query(new, layer, read, rotation, "_swiftkv")
+            hidden = self._rest_of_layer(layer, hidden, query, *pairs[leader])
+        return self.norm(hidden, "model.norm")
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return linear(hidden, self._head)
+
+    # ---- parts of a layer ----
+
+    def norm(self, hidden: torch.Tensor, name: str) -> torch.Tensor:
+        return self._normed(hidden, self.weights[f"{name}.weight"])
+
+    def _normed(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = rows.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
+        return wide.to(self.dtype) * weight.to(self.dtype)
+
+    def _original_layer(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        rotation: Rotation,
+        seen: Callable[[int, torch.Tensor], None] = lambda layer, read: None,
+    ) -> torch.Tensor:
+        read = self.norm(hidden, f"model.layers.{layer}.input_layernorm")
+        seen(layer, read)
+        query = self._query(self.weights, layer, read, rotation)
+        return self._rest_of_layer(layer, hidden, query, *self._pair(self.weights, layer, read, rotation))
+
+    def _query(
+        self, weights: Tensors, layer: int, read: torch.Tensor, rotation: Rotation, suffix: str = ""
+    ) -> torch.Tensor:
+        return rotation.of(
+            self._head_norm(weights, layer, "q", suffix, self.projected(weights, layer, "q", read, suffix))
+        )
+
+    def _pair(
+        self, weights: Tensors, layer: int, read: torch.Tensor, rotation: Rotation, suffix: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        key = self._head_norm(weights, layer, "k", suffix, self.projected(weights, layer, "k", read, suffix))
+        return rotation.of(key), self.projected(weights, layer, "v", read, suffix)
+
+    def projected(self, weights: Tensors, layer: int, part: str, read: torch.Tensor, suffix: str = "") -> torch.Tensor:
+        """Queries, keys or values `[B, heads, T, D]` of `read`, `[B, T, d]`; not rotated, heads not normalised."""
+        name = f"model.layers.{layer}.self_attn.{part}_proj{suffix}"
+        bias = weights.get(f"{name}.bias")
+        found = linear(read, weights[f"{name}.weight"].to(self.dtype), None if bias is None else bias.to(self.dtype))
+        return found.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _head_norm(self, weights: Tensors, layer: int, part: str, suffix: str, heads: torch.Tensor) -> torch.Tensor:
+        """Of Qwen 3."""
+        weight = weights.get(f"model.layers.{layer}.self_attn.{part}_norm{suffix}.weight")
+        return heads if weight is None else self._normed(heads, weight)
+
+    def _rest_of_layer(
+        self, layer: int, hidden: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        place, groups = f"model.layers.{layer}", query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        found = scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+        hidden = hidden + linear(found, self.weights[f"{place}.self_attn.o_proj.weight"])
+        read = self.norm(hidden, f"{place}.post_attention_layernorm")
+        gate = silu(linear(read, self.weights[f"{place}.mlp.gate_proj.weight"]))
+        inner = gate * linear(read, self.weights[f"{place}.mlp.up_proj.weight"])
+        return hidden + linear(inner, self.weights[f"{place}.mlp.down_proj.weight"])
+
+
+def new_names(later: LaterLayers, weights: Tensors) -> Iterator[tuple[str, str]]:
+    """(name of a SwiftKV model's own tensor, name of the original's that it begins as)."""
+    yield "model.norm_swiftkv.weight", f"model.layers.{later.first}.input_layernorm.weight"
+    for layer in range(later.first, later.layers):
+        for part in "qkv" if layer in later.leaders else "q":
+            for kind in ("proj.weight", "proj.bias", "norm.weight"):
+                old = f"model.layers.{layer}.self_attn.{part}_{kind}"
+                if old in weights:
+                    yield old.replace(kind, kind.replace(".", "_swiftkv.")), old

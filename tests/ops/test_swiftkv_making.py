@@ -1,0 +1,243 @@
+"""Converting, distilling and measuring: against the reference in plain torch, over tiny models with random weights.
+
+Their text means nothing to them, so what is held against the original is what it expects, not what the text says.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from swift_tiers.ops.base.errors import USAGE
+from swift_tiers.ops.commands.swiftkv.checkpoint import ModelDirectory
+from swift_tiers.ops.commands.swiftkv.convert import network_of
+from swift_tiers.ops.commands.swiftkv.distill import Recipe, Training
+from swift_tiers.ops.commands.swiftkv.evaluate import distances, own_tensors, unchanged
+from swift_tiers.ops.commands.swiftkv.fitting import KeyValueFit, rewired_weights
+from swift_tiers.sglang_ext.models.later_layers import LaterLayers
+
+from support.command_line import run_command
+from support.scheduler_process import SchedulerProcess
+from support.slow_link import prompt
+from support.swiftkv_models import FAMILIES, LAYERS, Reference, tiny_swiftkv
+from support.tiers_of_a_model import arguments_of
+
+WINDOWS = 96
+SHORT = ["--length", "64", "--dtype", "float32"]
+
+
+def network(directory, later=None):
+    checkpoint = ModelDirectory(directory)
+    tensors = dict(checkpoint.tensors())
+    return network_of(checkpoint, tensors, checkpoint.later or later, "float32"), tensors
+
+
+def some_windows(seed, count=WINDOWS, length=64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 250, (count, length), generator=generator)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("group", [1, 2])
+def test_what_is_trained_is_what_is_served(tmp_path, family, group):
+    """Both ways through the shared weights, held against models that share no code with them."""
+    model = tiny_swiftkv(tmp_path / "model", family, group=group)
+    base = tiny_swiftkv(tmp_path / "base", family, base=True)
+    net, tensors = network(model)
+    ids = prompt(7, 50)
+    with torch.no_grad():
+        front = net.front(torch.tensor([ids]))
+        taught = net.logits(net.original(front))[0]
+        learnt = net.logits(net.rewired(front, own_tensors(net, tensors, model)))[0]
+    assert (taught - Reference(base).logits(ids)).abs().max() < 1e-3
+    assert (learnt - Reference(model).logits(ids)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fit_is_nearest_to_the_keys_and_values_of_the_original(tmp_path, family):
+    """Of all projections of that input, so nearer than what it began with; also where layers share."""
+    later = LaterLayers(LAYERS, 4, 2)
+    net, _ = network(tiny_swiftkv(tmp_path, family, base=True), later)
+    windows = some_windows(1)
+    fit = KeyValueFit(net)
+    fit.add(windows[:48])
+    fit.add(windows[48:])
+    errors = {
+        name: error_of(net, new, windows)
+        for name, new in (("fitted", fit.solve()), ("begun", rewired_weights(net)), ("unchanged", unchanged(net)))
+    }
+    assert errors["fitted"] < 0.8 * errors["begun"]
+    assert errors["fitted"] < 0.8 * errors["unchanged"]
+
+
+def error_of(net, new, windows):
+    """Mean square of what keys and values of all later layers are off by, not rotated and not normalised."""
+    total = []
+    with torch.no_grad():
+        front = net.front(windows)
+        stopped = net._normed(front, new["model.norm_swiftkv.weight"])
+
+        def seen(layer, read):
+            leader = net.later.leaders[net.later.leader_of(layer)]
+            for part in "kv":
+                wanted = net.projected(net.weights, layer, part, read)
+                total.append((net.projected(new, leader, part, stopped, "_swiftkv") - wanted).square().mean())
+
+        net.original(front, seen)
+    return torch.stack(total).mean().item()
+
+
+RECIPE = Recipe(
+    learning_rate=3e-3, weight_decay=0.05, warm_up=0.05, temperature=2.0, batch=4, accumulate=1, epochs=1.0,
+    minutes=None, seed=0, length=64, windows=WINDOWS,
+)  # fmt: skip
+
+
+def begun(directory):
+    net, _ = network(tiny_swiftkv(directory, base=True), LaterLayers(LAYERS, 4, 1))
+    return Training(net, rewired_weights(net), RECIPE)
+
+
+def test_distilling_closes_part_of_the_gap(tmp_path):
+    training, held_out = begun(tmp_path), some_windows(9, 4)
+    windows = some_windows(1)
+    before = training.look(held_out)
+    while training.done < 1:
+        training.step(windows)
+    after = training.look(held_out)
+    assert training.steps == RECIPE.steps == WINDOWS // 4
+    assert after.kl < 0.95 * before.kl
+
+
+def test_only_projections_of_later_layers_learn(tmp_path):
+    training = begun(tmp_path)
+    frozen = {name: tensor.clone() for name, tensor in training.network.weights.items()}
+    norm = training.new["model.norm_swiftkv.weight"].clone()
+    kept = {name: tensor.detach().clone() for name, tensor in training.trained.items()}
+    training.step(some_windows(1))
+    assert len(kept) == 3 * 4
+    assert all(not torch.equal(kept[name], tensor) for name, tensor in training.trained.items())
+    assert all(torch.equal(frozen[name], tensor) for name, tensor in training.network.weights.items())
+    assert torch.equal(norm, training.new["model.norm_swiftkv.weight"])
+
+
+def test_a_training_that_goes_on_ends_as_one_that_was_never_ended(tmp_path):
+    windows = some_windows(1)
+    whole, part = begun(tmp_path / "whole"), begun(tmp_path / "part")
+    for _ in range(4):
+        whole.step(windows)
+    for _ in range(2):
+        part.step(windows)
+    part.save(tmp_path / "state")
+    other = begun(tmp_path / "other")
+    other.resume(tmp_path / "state")
+    for _ in range(2):
+        other.step(windows)
+    assert other.steps == 4
+    for name, tensor in whole.trained.items():
+        assert torch.equal(tensor, other.trained[name]), name
+
+
+def test_gradients_of_several_batches_are_those_of_one(tmp_path):
+    windows = some_windows(1)
+    one, several = begun(tmp_path / "one"), begun(tmp_path / "several")
+    several.recipe = RECIPE._replace(batch=2, accumulate=2)
+    one.step(windows)
+    several.step(windows)
+    for name, tensor in one.trained.items():
+        assert torch.allclose(tensor.grad, several.trained[name].grad, rtol=1e-3, atol=1e-7), name
+
+
+def test_a_model_from_its_original_to_the_server(capsys, tmp_path):
+    """Convert, distil, measure by the commands; what comes out is served, and answers as the reference does."""
+    base = tiny_swiftkv(tmp_path / "base", "qwen3", base=True)
+    words = ["--text", "docs/swiftkv.md", *SHORT]
+    made, better = tmp_path / "made", tmp_path / "better"
+    code, out, error = run_command(
+        capsys, "swiftkv", "convert", str(base), "--layers", "50%", "--across", "2", "--out", str(made),
+        "--fit-tokens", "1024", *words,
+    )  # fmt: skip
+    assert code == 0, error
+    assert "prompts stop after layer 4 of 8, 2 later ones sharing; keys and values fitted to 1,024 tokens" in out
+    code, out, error = run_command(
+        capsys, "swiftkv", "distill", str(made), "--out", str(better), "--epochs", "0.2", "--learning-rate", "1e-3",
+        *words,
+    )  # fmt: skip
+    assert code == 0, error
+    assert f"made: {better} in " in out
+    assert not (tmp_path / ".better.training").exists()
+    assert json.loads((better / "training.json").read_text())["steps"] > 1
+    found = {}
+    for place in (made, better):
+        code, out, error = run_command(capsys, "swiftkv", "eval", str(place), "--json", "--windows", "4", *words)
+        assert code == 0, error
+        found[place] = json.loads(out)["kinds"]
+    assert found[made]["original"]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert found[made]["this one"]["kl"] < found[made]["rewired"]["kl"]
+    assert found[better]["this one"]["kl"] < found[made]["this one"]["kl"]
+    question = prompt(5, 300)
+    with SchedulerProcess(arguments_of(better)) as process:
+        answer = process(answered, question)
+    logits = Reference(better).logits(question + answer)
+    assert answer == logits[len(question) - 1 : -1].argmax(-1).tolist()
+
+
+def answered(s, question):
+    return s.generate(question, 6)
+
+
+def test_shares_of_layers():
+    from swift_tiers.ops.commands.swiftkv.convert import later_layers
+
+    class Source:
+        def __init__(self, family, layers):
+            self.family, self.config = family, {"num_hidden_layers": layers}
+
+    assert later_layers(Source("llama", 32), None, 1) == LaterLayers(32, 16, 1)
+    assert later_layers(Source("qwen2", 48), None, 4) == LaterLayers(48, 36, 4)
+    assert later_layers(Source("llama", 30), "25%", 1) == LaterLayers(30, 22, 1)
+    assert later_layers(Source("llama", 30), "8", 2) == LaterLayers(30, 22, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["convert", "{base}", "--out", "{base}"], "is there already"),
+        (["convert", "{base}", "--out", "{new}", "--layers", "100%"], "1 to 7 can be later ones"),
+        (["convert", "{base}", "--out", "{new}", "--layers", "half"], "name for example 50%"),
+        (["convert", "{made}", "--out", "{new}"], "is a SwiftKV model already"),
+        (["convert", "{new}", "--out", "{new}"], "is not a model's directory"),
+        (["distill", "{base}", "--out", "{new}"], "is no SwiftKV model; make one by"),
+        (["distill", "{made}", "--out", "{new}", "--epochs", "0"], "--epochs: 0.0 is not above 0"),
+        (["eval", "{base}"], "is no SwiftKV model; make one by"),
+        (["eval", "{made}", "--text", "{new}/none.txt"], "cannot be read"),
+        (["eval", "{made}", "--text", "{made}/config.json"], "are too few; name more --text"),
+        (["convert", "{mla}", "--out", "{new}"], "of the kind 'deepseek_v2'"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(capsys, places, words, problem):
+    code, _, error = run_command(capsys, "swiftkv", *(word.format(**places) for word in words))
+    assert code == USAGE
+    assert problem in error
+    assert len(error.strip().splitlines()) == 1, error
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    root = tmp_path_factory.mktemp("places")
+    (root / "mla").mkdir()
+    (root / "mla" / "config.json").write_text('{"model_type": "deepseek_v2", "num_hidden_layers": 4}')
+    base, made = tiny_swiftkv(root / "base", base=True), tiny_swiftkv(root / "made")
+    return {
+        name: str(place) for name, place in (("base", base), ("made", made), ("new", root / "n"), ("mla", root / "mla"))
+    }
+
+
+def test_distances_are_none_where_nothing_was_rewired(tmp_path):
+    """A later layer that reads what the original one reads is the original."""
+    net, _ = network(tiny_swiftkv(tmp_path, base=True), LaterLayers(LAYERS, LAYERS - 1, 1))
+    found = distances(net, {"rewired": unchanged(net)}, some_windows(3, 2))
+    assert found["rewired"].kl == pytest.approx(0.0, abs=1e-6)
+    assert found["rewired"].agreement == 1.0
