@@ -19,7 +19,7 @@ OPERATORS = "swift_tiers.ops.commands.bench"
 #: Those of developers, which only a source tree has.
 DEVELOPERS = (
     "attention", "bus", "console", "donor", "identity", "index", "interference", "interpreter", "launch", "lookup",
-    "maps", "overhead", "pages", "pool_layout", "resize", "restart", "restore",
+    "maps", "overhead", "pages", "pool_layout", "resize", "restart", "restore", "swiftkv",
 )  # fmt: skip
 
 

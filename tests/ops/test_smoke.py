@@ -76,6 +76,7 @@ SERVER_BENCHES = {
     "multiturn": ["--quick", "--agents", "1", "--turns", "2", "--rates", "1"],
     "overhead": ONE_PROMPT,
     "restore": [*ONE_ROUND, "--lengths", "1024"],
+    "swiftkv": [*ONE_ROUND, "--tokens", "200"],
 }
 #: Benches with a smoke test of their own.
 ELSEWHERE = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from support import ngram_on_cpu
 from support.scheduler_process import SchedulerProcess
 from support.slow_link import costs_are_unknown, prompt
 from support.swiftkv_models import LAYERS, VOCABULARY, Reference, tiny_swiftkv
@@ -27,8 +28,8 @@ from support.tiers_of_a_model import (
 CLOSE = 1e-4
 #: Family, layers with KV of their own, later layers that share.
 KINDS = [
-    ("llama", 4, 1),
     ("qwen3", 4, 2),
+    pytest.param(("llama", 4, 1), marks=pytest.mark.exhaustive),
     pytest.param(("qwen2", 6, 4), marks=pytest.mark.exhaustive),
     pytest.param(("llama", 1, 8), marks=pytest.mark.exhaustive),
     pytest.param(("qwen3", 2, 16), marks=pytest.mark.exhaustive),
@@ -222,6 +223,8 @@ def test_pages_outlive_their_server_and_are_found_by_no_other_model(tmp_path):
     with SchedulerProcess(arguments) as process:
         answer = process(fill, "a question")
         name, profile = process(identity)
+        turn = process(asked, QUESTIONS["its next turn"], 2)
+    check_against(Reference(model), QUESTIONS["its next turn"], *turn[:2])
     with SchedulerProcess(arguments_of(base, *with_tiers(tmp_path / "ssd"))) as process:
         assert process(identity)[0] != name
         assert process(identity)[1] != profile, "what one costs would be told of the other"
@@ -291,3 +294,26 @@ def test_answers_with_other_arguments(tmp_path, more):
         for place in PLACES:
             if more[-1] != "1":  # the questions' places are in pages of 16
                 check_place(process, place, found)
+
+
+@pytest.mark.exhaustive
+def test_drafts_of_ngram_are_verified_as_answers_are_made(tmp_path):
+    """All tokens of a verification go on. Beside `test_ngram.py`, which is of other models."""
+    model = tiny_swiftkv(tmp_path / "model", "qwen3", group=2)
+    with SchedulerProcess(arguments_of(model)) as plain:
+        expected = plain(answers_of)
+    with SchedulerProcess(
+        [*arguments_of(model, *with_tiers(tmp_path)), *ngram_on_cpu.ARGUMENTS],
+        environment=ngram_on_cpu.ENVIRONMENT,
+        prepare="support.ngram_on_cpu.install",
+    ) as speculating:
+        speculating(costs_are_unknown)
+        for place in PLACES:
+            check_place(speculating, place, expected)
+        accepted, forwards = speculating(drafts_accepted)
+    assert accepted > 0, "no draft was right: this tests nothing"
+    assert forwards > 0
+
+
+def drafts_accepted(s):
+    return tuple(ngram_on_cpu.accepted)

@@ -134,11 +134,13 @@ class TeacherAndPupil:
         place, groups = f"model.layers.{layer}", query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         found = scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
-        hidden = hidden + linear(found, self.weights[f"{place}.self_attn.o_proj.weight"])
+        hidden = hidden + self._linear(f"{place}.self_attn.o_proj", found)
         read = self.norm(hidden, f"{place}.post_attention_layernorm")
-        gate = silu(linear(read, self.weights[f"{place}.mlp.gate_proj.weight"]))
-        inner = gate * linear(read, self.weights[f"{place}.mlp.up_proj.weight"])
-        return hidden + linear(inner, self.weights[f"{place}.mlp.down_proj.weight"])
+        inner = silu(self._linear(f"{place}.mlp.gate_proj", read)) * self._linear(f"{place}.mlp.up_proj", read)
+        return hidden + self._linear(f"{place}.mlp.down_proj", inner)
+
+    def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        return linear(rows, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
 
 def new_names(later: LaterLayers, weights: Tensors) -> Iterator[tuple[str, str]]:
