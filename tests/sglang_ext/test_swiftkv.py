@@ -296,6 +296,20 @@ def test_answers_with_other_arguments(tmp_path, more):
                 check_place(process, place, found)
 
 
+def with_hidden_states(s, question):
+    seen = counted(s)
+    req = s.add(question, 2, return_hidden_states=True)
+    s.run()
+    return tuple(seen[0]), len(req.hidden_states[0])
+
+
+@pytest.mark.exhaustive
+def test_all_tokens_go_on_whose_hidden_states_are_asked_for(tmp_path):
+    """Beside `test_log_probabilities_of_a_prompt`, which is served in the same way."""
+    with SchedulerProcess(arguments_of(tiny_swiftkv(tmp_path), "--enable-return-hidden-states")) as process:
+        assert process(with_hidden_states, prompt(11, 90)) == ((90, 90), 90)
+
+
 @pytest.mark.exhaustive
 def test_drafts_of_ngram_are_verified_as_answers_are_made(tmp_path):
     """All tokens of a verification go on. Beside `test_ngram.py`, which is of other models."""
