@@ -23,6 +23,15 @@ def test_every_line_says_whether_it_works():
     assert [line.split("|")[1].strip() for line in heads] == ["kind", "`--kv-cache-dtype`", "mode"]
 
 
+def test_every_flag_that_swiftkv_models_are_refused_with_is_in_theirs():
+    source = (ROOT / "sglang_ext" / "models" / "supported.py").read_text()
+    document = (ROOT / "docs" / "swiftkv.md").read_text()
+    flags = re.findall(r'"(--[a-z-]+)"', source)
+    assert len(flags) > 10
+    for flag in flags:
+        assert flag in document, flag
+
+
 def test_every_flag_that_is_refused_is_in_it():
     source = (ROOT / "sglang_ext" / "pools" / "supported.py").read_text()
     for flag in re.findall(r'\("(--[a-z-]+)", view', source):

@@ -216,10 +216,10 @@ def run_distill(options: argparse.Namespace) -> int:
 
 def _train(training: Training, windows: torch.Tensor, held_out: torch.Tensor, kept: Path, save_seconds: float) -> None:
     """To its end; every `save_seconds` of training, its state is kept."""
-    if not training.curve:
-        training.look(held_out)
     saved = training.seconds
     with progress("distilling", total=100.0, unit=" %") as bar:
+        if not training.curve:
+            training.look(held_out)
         for loss in _losses(training, windows):
             bar.update(100 * training.done, text=_told(training, loss))
             if training.seconds - saved >= save_seconds:
