@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 
-from swift_tiers.ops.base.errors import USAGE
+from swift_tiers.ops.base.errors import FAILURE, USAGE
 from swift_tiers.ops.commands.swiftkv.checkpoint import ModelDirectory
 from swift_tiers.ops.commands.swiftkv.convert import network_of
 from swift_tiers.ops.commands.swiftkv.distill import Recipe, Training
@@ -130,6 +130,7 @@ def test_a_training_that_goes_on_ends_as_one_that_was_never_ended(tmp_path):
         whole.step(windows)
     for _ in range(2):
         part.step(windows)
+    (tmp_path / "state").mkdir()
     part.save(tmp_path / "state")
     other = begun(tmp_path / "other")
     other.resume(tmp_path / "state")
@@ -222,6 +223,20 @@ def test_what_cannot_be_is_said_in_one_line(capsys, places, words, problem):
     assert code == USAGE
     assert problem in error
     assert len(error.strip().splitlines()) == 1, error
+
+
+def test_two_do_not_train_the_same(capsys, places, tmp_path):
+    import fcntl
+
+    kept = tmp_path / ".new.training"
+    kept.mkdir()
+    with open(kept / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, _, error = run_command(
+            capsys, "swiftkv", "distill", places["made"], "--out", str(tmp_path / "new"), *SHORT
+        )
+    assert code == FAILURE
+    assert "another process trains" in error
 
 
 @pytest.fixture(scope="module")

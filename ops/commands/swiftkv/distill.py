@@ -8,11 +8,13 @@ command goes on from there.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,8 +152,7 @@ class Training:
     # ---- kept ----
 
     def save(self, directory: Path) -> None:
-        """Whole or not at all."""
-        directory.mkdir(exist_ok=True)
+        """Whole or not at all, into a directory that is there."""
         state = {
             "recipe": self.recipe._asdict(),
             "steps": self.steps,
@@ -198,10 +199,11 @@ def run_distill(options: argparse.Namespace) -> int:
     training = Training(network, own_tensors(network, tensors, options.model), recipe)
     kept = options.out.with_name(f".{options.out.name}.training")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    if (kept / "state.pt").exists():
-        training.resume(kept)
-    with terminable():
+    with terminable(), _alone(kept):
+        if (kept / "state.pt").exists():
+            training.resume(kept)
         _train(training, windows.read, windows.held_out[:CURVE_WINDOWS], kept, 60 * options.save_every)
+        training.save(kept)
     made = {name: tensor.detach().to(tensors[name].dtype) for name, tensor in training.new.items()}
     write(source, options.out, later, {**tensors, **made}.items())
     (options.out / "training.json").write_text(
@@ -212,6 +214,20 @@ def run_distill(options: argparse.Namespace) -> int:
         print(f"{tokens:>12,} tokens: loss {loss:.4f} on text held out, {share:.1%} of the gap closed")
     print(f"made: {options.out} in {training.seconds / 60:.1f} minutes, {training.steps} steps")
     return 0
+
+
+@contextmanager
+def _alone(kept: Path) -> Iterator[None]:
+    """Raises CommandError where another process trains the same."""
+    kept.mkdir(exist_ok=True)
+    with open(kept / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CommandError(
+                f"swiftkv distill: another process trains what {kept} is kept for; wait for it"
+            ) from None
+        yield
 
 
 def _train(training: Training, windows: torch.Tensor, held_out: torch.Tensor, kept: Path, save_seconds: float) -> None:
@@ -226,7 +242,8 @@ def _train(training: Training, windows: torch.Tensor, held_out: torch.Tensor, ke
                 training.look(held_out)
                 training.save(kept)
                 saved = training.seconds
-    training.look(held_out)
+    if training.curve[-1][0] != training.tokens:
+        training.look(held_out)
 
 
 def _losses(training: Training, windows: torch.Tensor) -> Iterator[float]:
