@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
+
 from support.servers import START_SECONDS, Site, fill_device, generate, prompt, snapshot, wait_written
 from support.swiftkv_models import Reference, tiny_swiftkv
+
+#: A guard against hanging, seconds.
+PATIENCE = 120.0
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -35,3 +40,43 @@ def test_two_ranks_answer_as_the_reference_does(tmp_path, monkeypatch):
             assert tokens == answer
             assert details["device"] == 0
             assert details["host"] + details["ssd"] == 688
+
+
+@pytest.mark.exhaustive
+def test_two_models_lend_each_other_memory(tmp_path):
+    """Beside `test_mla.py`, where others do. The donor's pool has six layers of its eight, in other pages."""
+    site = Site(tmp_path)
+    lent, borrowed = (
+        tiny_swiftkv(site.root / "lent", "llama", group=2),
+        tiny_swiftkv(site.root / "borrowed", "qwen3", group=4),
+    )
+    bus = {"directory": str(site.bus), "interval": "200ms"}
+    lending = {
+        "host": {"size": "1MiB"}, "bus": {**bus, "server": "donor"}, "peer": {"donate": True, "window": "1s"},
+    }  # fmt: skip
+    borrowing = {"host": {"size": "1MiB"}, "bus": {**bus, "server": "borrower"}, "peer": {"borrow": True}}
+    pages = ("--page-size", "16")
+    borrower = site.server("borrower", *pages, tiers=borrowing, **{"--model-path": str(borrowed)})
+    shape = {"--model-path": str(lent), "--max-total-tokens": "8192"}
+    with borrower, site.server("donor", *pages, tiers=lending, **shape) as donor:
+        borrower.start()
+        borrower.wait_ready(START_SECONDS)
+        cold = [generate(borrower, prompt(seed)) for seed in range(8)]
+        assert [details for _, details in cold] == [{}] * 8
+        donor.start()
+        donor.wait_ready(START_SECONDS)
+        reference, question = Reference(lent), prompt(20)
+        answer, _ = generate(donor, question)
+        logits = reference.logits(question + answer)[len(question) - 1 : -1]
+        assert answer == logits.argmax(-1).tolist()
+
+        def from_the_neighbour() -> int | None:
+            found = 0
+            for seed, (answer, _) in enumerate(cold):
+                tokens, details = generate(borrower, prompt(seed))
+                assert tokens == answer
+                found += details.get("peer", 0)
+            return found or None
+
+        assert wait_for(from_the_neighbour, PATIENCE), "nothing was served from the neighbour"
+        assert snapshot(borrower)["tiers"]["peer"]["checksum_failures"] == 0

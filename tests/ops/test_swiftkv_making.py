@@ -154,7 +154,7 @@ def test_gradients_of_several_batches_are_those_of_one(tmp_path):
 def test_a_model_from_its_original_to_the_server(capsys, tmp_path):
     """Convert, distil, measure by the commands; what comes out is served, and answers as the reference does."""
     base = tiny_swiftkv(tmp_path / "base", "qwen3", base=True)
-    words = ["--text", "docs/swiftkv.md", *SHORT]
+    words = ["--text", "docs/operations.md", *SHORT]
     made, better = tmp_path / "made", tmp_path / "better"
     code, out, error = run_command(
         capsys, "swiftkv", "convert", str(base), "--layers", "50%", "--across", "2", "--out", str(made),
@@ -214,7 +214,7 @@ def test_shares_of_layers():
         (["distill", "{made}", "--out", "{new}", "--epochs", "0"], "--epochs: 0.0 is not above 0"),
         (["eval", "{base}"], "is no SwiftKV model; make one by"),
         (["eval", "{made}", "--text", "{new}/none.txt"], "cannot be read"),
-        (["eval", "{made}", "--text", "{made}/config.json"], "are too few; name more --text"),
+        (["eval", "{made}", "--text", "{made}/config.json"], "which are too few; name more --text"),
         (["convert", "{mla}", "--out", "{new}"], "of the kind 'deepseek_v2'"),
     ],
 )
@@ -223,6 +223,34 @@ def test_what_cannot_be_is_said_in_one_line(capsys, places, words, problem):
     assert code == USAGE
     assert problem in error
     assert len(error.strip().splitlines()) == 1, error
+
+
+def test_text_held_out_is_the_same_for_every_length(tmp_path):
+    """What one length is fitted to, no other is measured on."""
+    import argparse
+
+    from swift_tiers.ops.commands.swiftkv.text import windows_of
+
+    model = tiny_swiftkv(tmp_path / "model", base=True)
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"<{number:06}>" for number in range(9000)))  # eight bytes, eight tokens, each once
+
+    def marks(windows):
+        flat = bytes(ids_to_bytes(model, windows.flatten().tolist()))
+        return {flat[start : start + 8] for start in range(0, len(flat), 8)}
+
+    found = {length: windows_of(argparse.Namespace(text=[text], length=length), model) for length in (64, 128, 256)}
+    read = set().union(*(marks(windows.read) for windows in found.values()))
+    held_out = set().union(*(marks(windows.held_out) for windows in found.values()))
+    assert read
+    assert held_out
+    assert not read & held_out
+
+
+def ids_to_bytes(model, ids):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model).decode(ids).encode()
 
 
 def test_two_do_not_train_the_same(capsys, places, tmp_path):

@@ -6,17 +6,16 @@ import argparse
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ...base.errors import USAGE, CommandError
 
 _SUFFIXES = {".txt", ".md", ".rst", ".py"}
-#: Every so many windows, one is kept from fits and training, for `eval`.
-HELD_OUT = 10
-#: Characters that are tokenised at once.
-_PIECE = 1 << 20
+#: Of every ten blocks of so many characters of a text, the fifth is kept from fits and training, for `eval`: whatever
+#: the windows' length is then.
+_BLOCK, _OF, _HELD_OUT = 4096, 10, 4
 
 
 class Windows(NamedTuple):
@@ -37,23 +36,32 @@ def windows_of(options: argparse.Namespace, model: Path) -> Windows:
         raise CommandError(f"swiftkv: --length: {length}; a window has 8 tokens at least", USAGE)
     configurations.register()
     tokenizer = AutoTokenizer.from_pretrained(model)
-    found = [window for text in _texts(options.text) for window in _cut(tokenizer, text, length)]
-    if len(found) < HELD_OUT:
+    read: list[list[int]] = []
+    held_out: list[list[int]] = []
+    for piece, is_held_out in _pieces(options.text):
+        ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+        windows = (ids[start : start + length] for start in range(0, len(ids) - length + 1, length))
+        (held_out if is_held_out else read).extend(windows)
+    if not read or not held_out:
         raise CommandError(
-            f"swiftkv: the text makes {len(found)} windows of {length} tokens, and {HELD_OUT} are too few; name more "
-            "--text, or a smaller --length",
+            f"swiftkv: the text makes {len(read)} windows of {length} tokens to read and {len(held_out)} to keep for "
+            "`eval`, which are too few; name more --text, or a smaller --length",
             USAGE,
         )
-    every = torch.tensor(found)
-    kept = torch.arange(len(every)) % HELD_OUT == HELD_OUT - 1
-    return Windows(every[~kept], every[kept])
+    return Windows(torch.tensor(read), torch.tensor(held_out))
 
 
-def _cut(tokenizer: Any, text: str, length: int) -> Iterator[list[int]]:
-    ids: list[int] = []
-    for start in range(0, len(text), _PIECE):
-        ids += tokenizer(text[start : start + _PIECE], add_special_tokens=False, verbose=False)["input_ids"]
-    yield from (ids[start : start + length] for start in range(0, len(ids) - length + 1, length))
+def _pieces(places: Sequence[Path] | None) -> Iterator[tuple[str, bool]]:
+    """Stretches of the text, and whether each is kept for `eval`."""
+    for text in _texts(places):
+        begin = 0
+        while begin < len(text):
+            block = begin // _BLOCK
+            is_held_out = block % _OF == _HELD_OUT
+            # As far as the next block of the other kind.
+            end = block + 1 if is_held_out else block + (_HELD_OUT - block) % _OF
+            yield text[begin : end * _BLOCK], is_held_out
+            begin = end * _BLOCK
 
 
 def _texts(places: Sequence[Path] | None) -> Iterator[str]:
