@@ -68,12 +68,14 @@ def measure_switch_over(
     layers: int,
     slab: torch.Tensor,
     clock: Callable[[], float] = time.perf_counter,
-    sample_bytes: int = SAMPLE_BYTES,
+    sample_bytes: int | None = None,
     load: Callable[[PoolPlanes, torch.Tensor], ListedCopy] = lambda pool, slab: PageCopy(pool, slab, out=False),
 ) -> SwitchOver:
     """In some tens of milliseconds. `like`: the planes of one layer, `[rows, heads, head_dim]`; `layers`: how many a
     page has; `slab`: page-locked rows of such pages, which are read and not written; `load`: the kernel that brings
-    pages of a pool from there. Waits for the device."""
+    pages of a pool from there; `sample_bytes`: None for `SAMPLE_BYTES`. Waits for the device."""
+    if sample_bytes is None:
+        sample_bytes = SAMPLE_BYTES
     plane_bytes = page_size * like[0][0].numel() * like[0].element_size()
     pages = min(len(slab), max(STORE_PAGES, -(-_CALL_BYTES // plane_bytes)))
     shape = (pages * page_size, *like[0].shape[1:])

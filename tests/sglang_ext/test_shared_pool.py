@@ -341,7 +341,8 @@ class Allocating(RuleBasedStateMachine):
     def lend(self, spans: int) -> None:
         free = set(self.ours.get_all_free_pages().tolist())
         whole = self.span_pages and sum(
-            set(range(first, first + self.span_pages)) <= free for first in range(0, self.size, self.span_pages)
+            set(range(first, first + self.span_pages)) <= free
+            for first in range(0, self.size // self.page + 1, self.span_pages)
         )
         taken = self.ours.take(spans)
         assert len(taken) == min(spans, whole), "there were more whole spans"
@@ -394,8 +395,8 @@ class SortedTokens(AllocatingTokens):
 TestAllocating = Allocating.TestCase
 TestAllocatingTokens = AllocatingTokens.TestCase
 TestSortedTokens = SortedTokens.TestCase
-for tested in (TestAllocating, TestAllocatingTokens, TestSortedTokens):
-    tested.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestAllocating.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestAllocatingTokens.settings = TestSortedTokens.settings = TestAllocating.settings
 
 
 def test_it_is_sglangs_own_while_nothing_is_lent() -> None:
