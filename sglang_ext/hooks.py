@@ -207,10 +207,9 @@ def after_pool_allocator(allocator: Any, self: Any, **_: Any) -> Any:
     """The same for pages of one token, on every device: no platform is asked for their allocator."""
     from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 
-    from .platform.cpu_platform import peer_config
+    from .platform.cpu_platform import donor_config
 
-    peer = peer_config() if type(allocator) is TokenToKVPoolAllocator else None
-    if peer is None or not peer.donate:
+    if type(allocator) is not TokenToKVPoolAllocator or donor_config() is None:
         return allocator
     from .pools.lending_allocator import TokenLendingAllocator
 
@@ -222,10 +221,9 @@ def after_pool_allocator(allocator: Any, self: Any, **_: Any) -> Any:
 def _lends_gpu() -> bool:
     from sglang.srt.platforms import current_platform
 
-    from .platform.cpu_platform import peer_config
+    from .platform.cpu_platform import donor_config
 
-    peer = peer_config() if current_platform.is_cuda() else None
-    return peer is not None and bool(peer.donate)
+    return current_platform.is_cuda() and donor_config() is not None
 
 
 def around_forward(original: Any, self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,13 @@ def _save_tokenizer(tokenizer: Any, directory: Path) -> None:
     # transformers 5 writes a class name that transformers 4 does not know; this one both do.
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(config, indent=1, ensure_ascii=False))
+
+
+def pythons_manual() -> Path | None:
+    """English text that a Python brings, what `help()` shows of its topics (its own licence, PSF); None where it came
+    without."""
+    spec = find_spec("pydoc_data.topics")
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def tiny_model(

@@ -84,8 +84,8 @@ class PortableCpuPlatform(CpuSRTPlatform):
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         """Where memory is lent, a pool that others can map; else SGLang's."""
-        peer = peer_config()
-        if kind != "mha" or peer is None or not peer.donate:
+        peer = donor_config()
+        if kind != "mha" or peer is None:
             return None
         from ..pools.shared_pool import BlockMajorKVPool, SharedKVPool
 
@@ -93,8 +93,7 @@ class PortableCpuPlatform(CpuSRTPlatform):
 
     def get_paged_allocator_cls(self) -> type | None:
         """Where memory is lent, an allocator that can; else SGLang's."""
-        peer = peer_config()
-        if peer is None or not peer.donate:
+        if donor_config() is None:
             return None
         from ..pools.lending_allocator import PagedLendingAllocator
 
@@ -118,6 +117,12 @@ def peer_config() -> Any:
     if not memory.enable_swift_tiers:
         return None
     return parse_config(memory.unified_cache_external_linker_config["linker_extra_config"]).peer
+
+
+def donor_config() -> Any:
+    """The same where this server lends memory of its pool; None where it does not."""
+    peer = peer_config()
+    return peer if peer is not None and peer.donate else None
 
 
 def _disable_graphs(server_args: Any) -> None:

@@ -8,10 +8,18 @@ from __future__ import annotations
 import pytest
 
 from swift_tiers.ops.base.model import tiny_model
-from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from support.models import tiny_mla
-from support.servers import START_SECONDS, Site, fill_device, generate, prompt, snapshot, wait_written
+from support.servers import (
+    START_SECONDS,
+    Site,
+    await_the_neighbour,
+    fill_device,
+    generate,
+    prompt,
+    snapshot,
+    wait_written,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -81,16 +89,7 @@ def test_it_borrows_from_a_server_of_another_model(site, model):
         assert [details for _, details in cold] == [{}] * 8
         donor.start()
         donor.wait_ready(START_SECONDS)
-
-        def from_the_neighbour() -> int | None:
-            found = 0
-            for seed, (answer, _) in enumerate(cold):
-                tokens, details = generate(borrower, prompt(seed))
-                assert tokens == answer
-                found += details.get("peer", 0)
-            return found or None
-
-        assert wait_for(from_the_neighbour, PATIENCE), "nothing was served from the neighbour"
+        await_the_neighbour(borrower, [answer for answer, _ in cold], PATIENCE)
         state = snapshot(borrower)
         assert state["links"]["peer-host"]["bytes"] % PAGE_BYTES == 0
         assert state["tiers"]["peer"]["checksum_failures"] == 0

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
-
-from support.servers import START_SECONDS, Site, fill_device, generate, prompt, snapshot, wait_written
+from support.servers import (
+    START_SECONDS,
+    Site,
+    await_the_neighbour,
+    fill_device,
+    generate,
+    prompt,
+    snapshot,
+    wait_written,
+)
 from support.swiftkv_models import Reference, tiny_swiftkv
 
 #: A guard against hanging, seconds.
@@ -69,14 +76,5 @@ def test_two_models_lend_each_other_memory(tmp_path):
         answer, _ = generate(donor, question)
         logits = reference.logits(question + answer)[len(question) - 1 : -1]
         assert answer == logits.argmax(-1).tolist()
-
-        def from_the_neighbour() -> int | None:
-            found = 0
-            for seed, (answer, _) in enumerate(cold):
-                tokens, details = generate(borrower, prompt(seed))
-                assert tokens == answer
-                found += details.get("peer", 0)
-            return found or None
-
-        assert wait_for(from_the_neighbour, PATIENCE), "nothing was served from the neighbour"
+        await_the_neighbour(borrower, [answer for answer, _ in cold], PATIENCE)
         assert snapshot(borrower)["tiers"]["peer"]["checksum_failures"] == 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-
 import pytest
 
 from swift_tiers.radix_tiering.base.page import ROOT_KEY, PageGeometry
@@ -16,7 +13,7 @@ from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.ssd.arrays.throttled import ThrottledArray
 from swift_tiers.radix_tiering.tiers.testing.memory_array import MemoryArray
 
-from support.engine import chain, close, content, forget_all, make_stack, memory_ssd, namespace, wait_until
+from support.engine import chain, close, content, in_virtual_time, make_stack, memory_ssd, namespace, wait_until
 
 DEVICES, PAGES, CHUNK = 4, 64, 8
 #: 256 KiB pages: a unit of 64 KiB on each of four devices.
@@ -105,27 +102,8 @@ class Rig:
         return decision.plan.meeting // GEOMETRY.tokens
 
 
-def on_a_rig(test: Callable[[Rig], None]) -> Callable[[int], None]:
-    """The test in virtual time, in orders that seeds decide: what is believed must not hang on who comes first. Nobody
-    is held up: only devices take time."""
-
-    @pytest.mark.parametrize("seed", range(2))
-    @wraps(test, assigned=("__doc__", "__name__", "__module__"), updated=())
-    def run(seed: int) -> None:
-        runner = VirtualRunner(seed, stall=0.0, most_seconds=600.0)
-
-        def main() -> None:
-            rig = Rig(runner)
-            test(rig)
-            close(rig.stack)
-
-        try:
-            runner.run(main)
-        finally:
-            forget_all()
-
-    del run.__wrapped__  # type: ignore[attr-defined]
-    return run
+#: What is believed must not hang on who comes first.
+on_a_rig = in_virtual_time(Rig, lambda rig: close(rig.stack), seeds=2, most_seconds=600.0)
 
 
 @on_a_rig

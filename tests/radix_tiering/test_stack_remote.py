@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-
 import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.base.runner import Runner
-from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault, ModelStore
 
-from support.engine import GEOMETRY, chain, check, close, content, forget_all, get, memory_ssd, namespace, put, settle
+from support.engine import (
+    GEOMETRY,
+    chain,
+    check,
+    close,
+    content,
+    get,
+    in_virtual_time,
+    memory_ssd,
+    namespace,
+    put,
+    settle,
+)
 from support.remote import RUN, SHAPE, remote_stack, run_of, snapshot, wait_sent
 
 
@@ -31,6 +39,11 @@ class Machines:
         self.stacks.append(stack)
         return stack
 
+    def end(self) -> None:
+        for stack in self.stacks:
+            check(stack)
+            close(stack)
+
     def asked(self, verb: str) -> int:
         return sum(job.verb == verb for job in self.store.jobs)
 
@@ -38,26 +51,7 @@ class Machines:
         self.store.fault = lambda job: fault if job.verb == verb else EngineFault.NONE
 
 
-def on_machines(test: Callable[[Machines], None]) -> Callable[[int], None]:
-    @pytest.mark.parametrize("seed", range(3))
-    @wraps(test, assigned=("__doc__", "__name__", "__module__"), updated=())
-    def run(seed: int) -> None:
-        runner = VirtualRunner(seed, stall=0.0, most_seconds=3600.0)
-
-        def main() -> None:
-            machines = Machines(runner)
-            test(machines)
-            for stack in machines.stacks:
-                check(stack)
-                close(stack)
-
-        try:
-            runner.run(main)
-        finally:
-            forget_all()
-
-    del run.__wrapped__  # type: ignore[attr-defined]
-    return run
+on_machines = in_virtual_time(Machines, Machines.end, seeds=3, most_seconds=3600.0)
 
 
 def told(stack: TierStack, kind: str) -> list[dict[str, object]]:

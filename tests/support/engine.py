@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import pytest
 
 from swift_tiers.ops.lab.torture import stacks
 from swift_tiers.ops.lab.torture.stacks import (
@@ -28,10 +32,13 @@ from swift_tiers.ops.lab.torture.stacks import (
 )
 from swift_tiers.radix_tiering.base.page import Namespace
 from swift_tiers.radix_tiering.base.runner import Runner, ThreadRunner
+from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.ssd.ssd_tier import SsdTier
 
 from support.threads import assert_engine_threads_ended
+
+Made = TypeVar("Made")
 
 __all__ = [
     "GEOMETRY", "LOOK", "WAIT", "Clock", "chain", "check", "close", "content", "copy_of", "crash", "end_all",
@@ -108,6 +115,34 @@ def close(stack: TierStack) -> None:
     """End a stack in order."""
     stack.close()
     _stacks.remove(stack)
+
+
+def in_virtual_time(
+    make: Callable[[VirtualRunner], Made], end: Callable[[Made], None], *, seeds: int, most_seconds: float
+) -> Callable[[Callable[[Made], None]], Callable[[int], None]]:
+    """Has a test run in virtual time, on what `make` makes of a runner, in orders that seeds decide. Nobody is held up:
+    only devices, and engines, take time."""
+
+    def decorate(test: Callable[[Made], None]) -> Callable[[int], None]:
+        @pytest.mark.parametrize("seed", range(seeds))
+        @wraps(test, assigned=("__doc__", "__name__", "__module__"), updated=())
+        def run(seed: int) -> None:
+            runner = VirtualRunner(seed, stall=0.0, most_seconds=most_seconds)
+
+            def main() -> None:
+                made = make(runner)
+                test(made)
+                end(made)
+
+            try:
+                runner.run(main)
+            finally:
+                forget_all()
+
+        del run.__wrapped__  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def forget_all() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.commands.demo.servers import Server, free_ports
+from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
 from .forked import ForkedServer
 
@@ -75,6 +76,20 @@ def wait_written(server: Server) -> None:
         before = now
         assert time.monotonic() < limit, now
         time.sleep(0.05)
+
+
+def await_the_neighbour(server: Server, answers: list[list[int]], seconds: float) -> None:
+    """Ask prompts 0, 1, ... again, which are to be answered so, until something comes from a neighbour's memory."""
+
+    def from_the_neighbour() -> int | None:
+        found = 0
+        for seed, answer in enumerate(answers):
+            tokens, details = generate(server, prompt(seed))
+            assert tokens == answer
+            found += details.get("peer", 0)
+        return found or None
+
+    assert wait_for(from_the_neighbour, seconds), "nothing was served from the neighbour"
 
 
 class Site:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from swift_tiers.sglang_ext.pools.device_pool import DevicePool, HostMemoryPool
 from swift_tiers.sglang_ext.pools.encoded_pool import EncodedPool
 
 from ...base.errors import CommandError
-from ...base.model import demo_model
+from ...base.model import demo_model, pythons_manual
 from .report import Figure, finish, parser
 
 CODECS = ("none", "fp8", "int8", "int4")
@@ -118,17 +117,12 @@ def _model_and_tokens(options: argparse.Namespace) -> tuple[Any, torch.Tensor]:
     disable_progress_bar()
     place = options.model_path or demo_model()
     model = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, options.dtype)).eval()
-    text = (options.text or _manual()).read_text()
+    source = options.text or pythons_manual()
+    if source is None:
+        raise CommandError("bench codec: this Python came without its manual; name a text by --text")
+    text = source.read_text()
     found = AutoTokenizer.from_pretrained(place)(text, return_tensors="pt", add_special_tokens=False, verbose=False)
     return model, found["input_ids"][0]
-
-
-def _manual() -> Path:
-    """English text that every Python has: what `help()` shows of its topics."""
-    spec = find_spec("pydoc_data.topics")
-    if spec is None or spec.origin is None:
-        raise CommandError("bench codec: this Python came without its manual; name a text by --text")
-    return Path(spec.origin)
 
 
 def _windows(tokens: torch.Tensor, count: int, length: int) -> list[torch.Tensor]:

@@ -56,6 +56,15 @@ class ModelDirectory:
             return None
         return LaterLayers.of(SimpleNamespace(**self.config))
 
+    def later_for(self, command: str) -> LaterLayers:
+        """Of a SwiftKV model, which `command` needs. Raises CommandError for another one, ConfigError."""
+        if (later := self.later) is None:
+            raise CommandError(
+                f"swiftkv {command}: {self.directory} is no SwiftKV model; make one by `swift-tiers swiftkv convert`",
+                USAGE,
+            )
+        return later
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """One after the other, as they lie in the files. Raises CommandError where there are none."""
         from safetensors import safe_open

@@ -185,11 +185,7 @@ class Training:
 def run_distill(options: argparse.Namespace) -> int:
     """Raises CommandError."""
     source = ModelDirectory(options.model)
-    later = source.later
-    if later is None:
-        raise CommandError(
-            f"swiftkv distill: {options.model} is no SwiftKV model; make one by `swift-tiers swiftkv convert`", USAGE
-        )
+    later = source.later_for("distill")
     if options.out.exists():
         raise CommandError(f"swiftkv distill: {options.out} is there already; name another, or take it away", USAGE)
     windows = windows_of(options, options.model)

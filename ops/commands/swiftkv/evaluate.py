@@ -36,11 +36,7 @@ class Distance(NamedTuple):
 def run_eval(options: argparse.Namespace) -> int:
     """Raises CommandError."""
     source = ModelDirectory(options.model)
-    later = source.later
-    if later is None:
-        raise CommandError(
-            f"swiftkv eval: {options.model} is no SwiftKV model; make one by `swift-tiers swiftkv convert`", USAGE
-        )
+    later = source.later_for("eval")
     windows = windows_of(options, options.model).held_out[: max(1, options.windows)]
     tensors = dict(source.tensors())
     network = network_of(source, tensors, later, options.dtype)

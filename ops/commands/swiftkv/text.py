@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from ...base.errors import USAGE, CommandError
+from ...base.model import pythons_manual
 
 _SUFFIXES = {".txt", ".md", ".rst", ".py"}
 #: Of every ten blocks of so many characters of a text, the fifth is kept from fits and training, for `eval`: whatever
@@ -65,7 +65,12 @@ def _pieces(places: Sequence[Path] | None) -> Iterator[tuple[str, bool]]:
 
 
 def _texts(places: Sequence[Path] | None) -> Iterator[str]:
-    for place in places or [_manual()]:
+    if not places:
+        manual = pythons_manual()
+        if manual is None:
+            raise CommandError("swiftkv: this Python came without its manual; name a text by --text", USAGE)
+        places = [manual]
+    for place in places:
         if place.is_dir():
             files = sorted(file for file in place.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
         else:
@@ -77,11 +82,3 @@ def _texts(places: Sequence[Path] | None) -> Iterator[str]:
                 yield file.read_text(errors="replace")
             except OSError as error:
                 raise CommandError(f"swiftkv: --text: {file} cannot be read: {error}", USAGE) from None
-
-
-def _manual() -> Path:
-    """English text that every Python has: what `help()` shows of its topics (its own licence, PSF)."""
-    spec = find_spec("pydoc_data.topics")
-    if spec is None or spec.origin is None:
-        raise CommandError("swiftkv: this Python came without its manual; name a text by --text", USAGE)
-    return Path(spec.origin)
