@@ -54,6 +54,7 @@ ONE_ROUND = ["--rounds", "1"]
 #: Benches within this process.
 BENCHES = {
     "attention": [*ONE_ROUND, "--layers", "1"],
+    "borrow": ONE_ROUND,
     "console": ["--seconds", "0.2", "--servers", "2", "--pages", "460", "--views", "overview"],
     "host": ONE_ROUND,
     "identity": [*ONE_ROUND, "--mib", "1"],

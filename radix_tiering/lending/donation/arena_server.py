@@ -50,8 +50,8 @@ MAX_GUESTS = 128
 ATTACH_SECONDS = 5.0
 #: How long the thread rests after an error of ours, seconds.
 FAULT_SECONDS = 0.1
-#: Packets taken from one connection before the others get their turn.
-_BATCH = 16
+#: Packets taken from one connection, or pages stored for it, before the others get their turn; and bytes stored.
+_BATCH, _BYTES_AT_ONCE = 16, 8 * 2**20
 
 
 class ArenaServer:
@@ -277,11 +277,15 @@ class ArenaServer:
         self._drop(guest)
 
     def _serve(self, guest: Guest) -> None:
-        """One store, if it is its time, and the answers that wait."""
-        if guest.has_work and not guest.pace.wait(self._clock()):
+        """A few stores, as long as it is their time, and the answers that wait."""
+        moved = 0
+        for _ in range(_BATCH):
+            if not guest.has_work or moved >= _BYTES_AT_ONCE or guest.pace.wait(self._clock()):
+                break
             store, began = guest.stores.popleft(), self._runner.thread_time()
             guest.answers.append(Stored(store.number, self._store(guest, store)))
             now = self._clock()
+            moved += guest.page_bytes
             guest.pace.take(guest.page_bytes, now)
             guest.pace.spent(self._runner.thread_time() - began, now)
         guest.flush()

@@ -1,11 +1,11 @@
-"""Moves single pages to and from lent memory, and believes only what a lease and a checksum vouch for."""
+"""Moves pages to and from lent memory, and believes only what a lease and a checksum vouch for."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -13,10 +13,12 @@ import numpy as np
 from ...figures.counters import LinkCounters
 from ...lending.donation.arena_messages import Store, Stored
 from ...lending.donation.device_arena import AttachedDevice
+from ...lending.donation.extents import CutRun
 from ...lending.leases import LeaseKey, LeaseService, Ticket, Use
 from ..host.landing import Landing
 from ..tier import ReadOutcome
 from .jobs import LEASE_ENDED, REFUSED, Job, Land, PeerRead, PeerWrite, Storing
+from .lent_memory import PeerPlace
 from .neighbour import Neighbour
 from .places import PlaceBook
 from .staging import Staging
@@ -32,7 +34,8 @@ class Copier:
     """Every job that it is given is answered exactly once, on the thread that calls. One thread.
 
     A read is: ask the lease, copy, ask it again, compare the checksum. A store is: ask the lease, stage the page, have
-    the donor copy it, ask the lease again.
+    the donor copy it, ask the lease again. Jobs come in batches: a lease is asked once for all that a batch reads of
+    it, and what a batch has come to is told at once.
     """
 
     def __init__(
@@ -80,117 +83,138 @@ class Copier:
     def _own_links(self, donor: str) -> list[str]:
         return [name.replace("peer", donor) for name in ("peer-host", "host-peer", "peer-device") if name in self.links]
 
-    def read(self, neighbour: Neighbour, job: PeerRead) -> None:
-        """Fetch a page now."""
-        try:
-            outcome = self._fetch(neighbour, job)
-        except Exception:
-            self.faults += 1
-            logger.exception("swift-tiers: a read of lent memory failed")
-            outcome = ReadOutcome.IO_ERROR
-        if outcome is ReadOutcome.OK:
-            self._count(("peer-host", f"{neighbour.name}-host"), job.since)
-        self.answer_read(job, outcome)
+    def read(self, neighbour: Neighbour, jobs: Sequence[PeerRead]) -> None:
+        """Fetch pages to host memory, now and together. All of them are to be saved, or none."""
+        outcomes = self._tried(lambda: self._fetch(neighbour, jobs), len(jobs))
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if outcome is ReadOutcome.OK:
+                self._count(("peer-host", f"{neighbour.name}-host"), job.since)
+        self._answer([self._read_ended(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)])
 
-    def _fetch(self, neighbour: Neighbour, job: PeerRead) -> ReadOutcome:
-        key = job.place.key
-        run = self._book.run(key)
-        assert neighbour.client is not None
-        if run is None or not neighbour.lends(key):
-            return ReadOutcome.CANCELLED
-        ticket = self._service.check_before(key, Use.DEMOTE if job.demote else Use.READ)
-        if ticket is None:
-            return ReadOutcome.CANCELLED
-        try:
-            neighbour.pace.take(self._page_bytes, self._clock())
-            neighbour.client.copy(run, job.place.slot, job.into)
-        finally:
-            # Before the checksum, which needs the copy alone: a lease that is to be returned waits for reads.
-            lasted = self._service.check_after(ticket)
-        if not lasted:
-            return ReadOutcome.CANCELLED
-        return ReadOutcome.OK if self._fingerprint(job.into) == job.digest else ReadOutcome.CHECKSUM
-
-    def land(self, neighbour: Neighbour, jobs: list[Land]) -> None:
-        """Fetch pages from a donor's device, now and together."""
-        try:
-            outcomes = self._fetch_to_device(neighbour, jobs)
-        except Exception:
-            self.faults += 1
-            logger.exception("swift-tiers: pages of lent memory could not be copied to this device")
-            outcomes = [ReadOutcome.IO_ERROR] * len(jobs)
+    def land(self, neighbour: Neighbour, jobs: Sequence[Land]) -> None:
+        """Fetch pages from a donor's device to landing memory, now and together."""
+        outcomes = self._tried(lambda: self._fetch_to_device(neighbour, jobs), len(jobs))
         for job, outcome in zip(jobs, outcomes, strict=True):
             if outcome is ReadOutcome.OK:
                 self._count(("peer-device", f"{neighbour.name}-device"), job.since)
-            self.answer_landing(job, outcome)
+        self._answer([self._landing_ended(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)])
 
-    def _fetch_to_device(self, neighbour: Neighbour, jobs: list[Land]) -> list[ReadOutcome]:
-        landing, arena = self._landing, neighbour.client.arena if neighbour.client is not None else None
-        assert landing is not None
-        outcomes = [ReadOutcome.CANCELLED] * len(jobs)
-        if not isinstance(arena, AttachedDevice):
-            return outcomes
-        tickets: list[tuple[int, Ticket]] = []
-        pages: list[np.ndarray] = []
-        lasted: list[int] = []
+    def _tried(self, fetch: Callable[[], list[ReadOutcome]], pages: int) -> list[ReadOutcome]:
         try:
-            for number, job in enumerate(jobs):
-                run = self._book.run(job.place.key)
-                if run is None or not neighbour.lends(job.place.key):
-                    continue
-                if (ticket := self._service.check_before(job.place.key, Use.READ)) is not None:
-                    tickets.append((number, ticket))
-                    pages.append(run.pieces_of(job.place.slot))
-                    neighbour.pace.take(self._page_bytes, self._clock())
-            if pages:
-                with arena.use() as memory:
-                    landing.fetch(memory, pages, [jobs[number].slot for number, _ in tickets])
-        finally:
-            # Before the digests, which need the copies alone: a lease that is to be returned waits for reads.
-            lasted += [number for number, ticket in tickets if self._service.check_after(ticket)]
-        digests = landing.digests([jobs[number].slot for number in lasted]) if lasted else []
-        for number, digest in zip(lasted, digests, strict=True):
-            outcomes[number] = ReadOutcome.OK if digest == jobs[number].digest else ReadOutcome.CHECKSUM
-        return outcomes
+            return fetch()
+        except Exception:
+            self.faults += 1
+            logger.exception("swift-tiers: %d pages of lent memory could not be read", pages)
+            return [ReadOutcome.IO_ERROR] * pages
 
-    def may_store(self, neighbour: Neighbour, *, alone: bool) -> bool:
-        """Whether there is room to stage one more page for this donor. `alone`: there is no other."""
-        most = self._staging.slots if alone else max(1, int(self._staging.slots * _STAGING_SHARE))
-        return self._staging.has_room and neighbour.storing < most
-
-    def store(self, neighbour: Neighbour, job: PeerWrite) -> None:
-        """Stage a page, and ask for it to be stored; answered when its donor has, or cannot any more."""
-        key = job.place.key
+    def _fetch(self, neighbour: Neighbour, jobs: Sequence[PeerRead]) -> list[ReadOutcome]:
         client = neighbour.client
         assert client is not None
-        ticket = self._service.check_before(key) if neighbour.lends(key) else None
-        if ticket is None:
-            self.answer_write(job, LEASE_ENDED)
-            return
-        now = self._clock()
-        staged_at = self._staging.put(job.data)
-        number = next(self._numbers)
-        self._storing[number] = Storing(job, neighbour.name, ticket, staged_at)
-        neighbour.asked(self._page_bytes, now)
-        neighbour.pace.take(self._page_bytes, now)
-        client.store([Store(number, key.lease, job.place.slot, staged_at)])
 
-    def stored(self, neighbour: Neighbour, answers: list[Stored]) -> None:
+        def copy(begun: list[tuple[int, CutRun]]) -> None:
+            for at, run in begun:
+                client.copy(run, jobs[at].place.slot, jobs[at].into)
+
+        use = Use.DEMOTE if jobs[0].demote else Use.READ
+        lasted = self._copied(neighbour, [job.place for job in jobs], use, copy)
+        return self._outcomes(jobs, lasted, [self._fingerprint(jobs[at].into) for at in lasted])
+
+    def _fetch_to_device(self, neighbour: Neighbour, jobs: Sequence[Land]) -> list[ReadOutcome]:
+        landing, arena = self._landing, neighbour.client.arena if neighbour.client is not None else None
+        assert landing is not None
+        if not isinstance(arena, AttachedDevice):
+            return [ReadOutcome.CANCELLED] * len(jobs)
+
+        def copy(begun: list[tuple[int, CutRun]]) -> None:
+            pages = [run.pieces_of(jobs[at].place.slot) for at, run in begun]
+            with arena.use() as memory:
+                landing.fetch(memory, pages, [jobs[at].slot for at, _ in begun])
+
+        lasted = self._copied(neighbour, [job.place for job in jobs], Use.READ, copy)
+        digests = landing.digests([jobs[at].slot for at in lasted]) if lasted else []
+        return self._outcomes(jobs, lasted, digests)
+
+    def _copied(
+        self, neighbour: Neighbour, places: list[PeerPlace], use: Use, copy: Callable[[list[tuple[int, CutRun]]], None]
+    ) -> list[int]:
+        """Have `copy` fetch those whose leases are held, each given by where it is in `places` and its lease's run;
+        which of them were their leases' when all were copied."""
+        tickets: dict[LeaseKey, Ticket] = {}
+        begun: list[tuple[int, CutRun]] = []
+        lasted: set[LeaseKey] = set()
+        try:
+            for at, (key, _) in enumerate(places):
+                run = self._book.run(key)
+                if run is None or not neighbour.lends(key):
+                    continue
+                if key not in tickets:
+                    if (ticket := self._service.check_before(key, use)) is None:
+                        continue
+                    tickets[key] = ticket
+                begun.append((at, run))
+            if begun:
+                neighbour.pace.take(len(begun) * self._page_bytes, self._clock())
+                copy(begun)
+        finally:
+            # Before the checksums, which need the copies alone: a lease that is to be returned waits for reads.
+            lasted.update(key for key, ticket in tickets.items() if self._service.check_after(ticket))
+        return [at for at, _ in begun if places[at].key in lasted]
+
+    @staticmethod
+    def _outcomes(jobs: Sequence[PeerRead | Land], lasted: list[int], digests: Sequence[bytes]) -> list[ReadOutcome]:
+        """What has come of each; `digests`: of those whose leases have lasted."""
+        outcomes = [ReadOutcome.CANCELLED] * len(jobs)
+        for at, digest in zip(lasted, digests, strict=True):
+            outcomes[at] = ReadOutcome.OK if digest == jobs[at].digest else ReadOutcome.CHECKSUM
+        return outcomes
+
+    def room_to_store(self, neighbour: Neighbour, *, alone: bool) -> int:
+        """How many pages more can be staged for this donor. `alone`: there is no other."""
+        most = self._staging.slots if alone else max(1, int(self._staging.slots * _STAGING_SHARE))
+        return max(0, min(self._staging.room, most - neighbour.storing))
+
+    def store(self, neighbour: Neighbour, jobs: Sequence[PeerWrite]) -> None:
+        """Stage pages, and ask for them to be stored; each is answered when its donor has, or cannot any more."""
+        client, now = neighbour.client, self._clock()
+        assert client is not None
+        stores: list[Store] = []
+        refused: list[PeerWrite] = []
+        for job in jobs:
+            key = job.place.key
+            ticket = self._service.check_before(key) if neighbour.lends(key) else None
+            if ticket is None:
+                refused.append(job)
+                continue
+            staged_at = self._staging.put(job.data)
+            number = next(self._numbers)
+            self._storing[number] = Storing(job, neighbour.name, ticket, staged_at)
+            neighbour.asked(self._page_bytes, now)
+            stores.append(Store(number, key.lease, job.place.slot, staged_at))
+        if stores:
+            neighbour.pace.take(len(stores) * self._page_bytes, now)
+            client.store(stores)
+        self._answer([self._write_ended(job, LEASE_ENDED) for job in refused])
+
+    def stored(self, neighbour: Neighbour, answers: Sequence[Stored]) -> None:
         """What a donor has answered. Answers for pages that are not waited for are ignored."""
+        ended = []
         for answer in answers:
             storing = self._storing.get(answer.number)
             if storing is not None and storing.donor == neighbour.name:
                 neighbour.answered(self._page_bytes, self._clock())
-                self._end_store(answer.number, "" if answer.ok else REFUSED)
+                ended.append(self._end_store(answer.number, "" if answer.ok else REFUSED))
+        self._answer(ended)
 
     def abandon(self, neighbour: Neighbour, reason: str, key: LeaseKey | None = None) -> None:
         """Wait no longer for what this donor was asked to store, under one lease or all."""
+        ended = []
         for number, storing in list(self._storing.items()):
             if storing.donor == neighbour.name and key in (None, storing.job.place.key):
                 neighbour.answered(self._page_bytes, self._clock())
-                self._end_store(number, reason)
+                ended.append(self._end_store(number, reason))
+        self._answer(ended)
 
-    def _end_store(self, number: int, failure: str) -> None:
+    def _end_store(self, number: int, failure: str) -> Callable[[], None]:
         storing = self._storing.pop(number)
         self._staging.give_back(storing.staged_at)
         if not self._service.check_after(storing.ticket):
@@ -198,7 +222,7 @@ class Copier:
         if not failure:
             self._note(storing.job)
             self._count(("host-peer", f"host-{storing.donor}"), storing.job.since)
-        self.answer_write(storing.job, failure)
+        return self._write_ended(storing.job, failure)
 
     def _note(self, job: PeerWrite) -> None:
         """Remember by what the device can tell that this page has landed as it was stored."""
@@ -210,42 +234,56 @@ class Copier:
             self.faults += 1
             logger.exception("swift-tiers: the digest of a page could not be computed on the device")
 
-    def answer_read(self, job: PeerRead, outcome: ReadOutcome) -> None:
-        """The job is over."""
-        self.reads[outcome.value] += 1
-        if job.covered:
-            self._book.end(job.place)
-        self._call(lambda: job.done(outcome))
+    def refuse(self, jobs: Sequence[Job], reason: str = LEASE_ENDED) -> None:
+        """These jobs are not even begun."""
+        self._answer([self._refused(job, reason) for job in jobs])
 
-    def answer_landing(self, job: Land, outcome: ReadOutcome) -> None:
-        """The job is over."""
+    def _refused(self, job: Job, reason: str) -> Callable[[], None]:
+        if isinstance(job, PeerRead):
+            return self._read_ended(job, ReadOutcome.CANCELLED)
+        if isinstance(job, Land):
+            return self._landing_ended(job, ReadOutcome.CANCELLED)
+        return self._write_ended(job, reason)
+
+    # A job is over. What is returned tells whoever waits for it.
+
+    def _read_ended(self, job: PeerRead, outcome: ReadOutcome) -> Callable[[], None]:
         self.reads[outcome.value] += 1
-        if job.covered:
-            self._book.end(job.place)
+        self._left(job)
+        return lambda: job.done(outcome)
+
+    def _landing_ended(self, job: Land, outcome: ReadOutcome) -> Callable[[], None]:
+        self.reads[outcome.value] += 1
+        self._left(job)
         if outcome is not ReadOutcome.OK and self._landing is not None:
             self._landing.give_back(job.slot)
-        self._call(lambda: job.done(outcome, job.slot if outcome is ReadOutcome.OK else -1))
+        return lambda: job.done(outcome, job.slot if outcome is ReadOutcome.OK else -1)
 
-    def answer_write(self, job: PeerWrite, failure: str) -> None:
-        """The job is over. `failure`: empty if the page is there."""
+    def _write_ended(self, job: PeerWrite, failure: str) -> Callable[[], None]:
+        """`failure`: empty if the page is there."""
         self.writes[failure or "ok"] += 1
+        self._left(job)
+        return lambda: job.done(not failure, failure)
+
+    def _left(self, job: Job) -> None:
         if job.covered:
             self._book.end(job.place)
-        self._call(lambda: job.done(not failure, failure))
 
-    def refuse(self, job: Job, reason: str = LEASE_ENDED) -> None:
-        """The job is not even begun."""
-        if isinstance(job, PeerRead):
-            self.answer_read(job, ReadOutcome.CANCELLED)
-        elif isinstance(job, Land):
-            self.answer_landing(job, ReadOutcome.CANCELLED)
-        else:
-            self.answer_write(job, reason)
+    def _answer(self, ended: Sequence[Callable[[], None]]) -> None:
+        """Tell whoever waits for these, within one hold of the page table's lock."""
+        if not ended:
+            return
 
-    def _call(self, done: Callable[[], None]) -> None:
-        try:
+        def tell_all() -> None:
             with self.answers:
-                done()
+                for tell in ended:
+                    self._guarded(tell)
+
+        self._guarded(tell_all)
+
+    def _guarded(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
         except Exception:
             self.faults += 1
             logger.exception("swift-tiers: whoever waited for a page of lent memory raised")

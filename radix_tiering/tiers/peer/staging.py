@@ -22,8 +22,9 @@ class Staging:
         self._free = list(range(self.slots))
 
     @property
-    def has_room(self) -> bool:
-        return bool(self._free)
+    def room(self) -> int:
+        """Slots that are free."""
+        return len(self._free)
 
     def put(self, page: np.ndarray) -> int:
         """Copy a page, uint8 [page_bytes], to a free slot; where it lies, in bytes from the arena's start."""

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,12 +34,15 @@ from .staging import Staging
 
 logger = logging.getLogger(__name__)
 
+_Kind = TypeVar("_Kind")
+
 #: Donors that one server borrows from at most; others are left out.
 MAX_NEIGHBOURS = 64
 #: Reads and writes that are under way or queued at most.
 MAX_JOBS = 16384
-#: Pages that are copied to this device in one go: enough to fill a link, and over well within a recall's bound.
-LANDINGS_AT_ONCE = 32
+#: What is copied in one go, pages and bytes of host memory: enough for what a batch costs to be little beside it, and
+#: over well within a recall's bound.
+PAGES_AT_ONCE, BYTES_AT_ONCE = 32, 8 * 2**20
 #: The longest that the thread waits, seconds.
 IDLE_SECONDS = 1.0
 #: How long the thread rests after an error of ours, seconds.
@@ -66,6 +69,7 @@ class PeerWorker:
         """`most_bytes`: what is borrowed at most, of all donors together. `wire` is closed with this."""
         self._name = name
         self._page_bytes = page_bytes
+        self._pages_at_once = max(1, min(PAGES_AT_ONCE, BYTES_AT_ONCE // page_bytes))
         self._book = book
         self._most_bytes = most_bytes
         self._runner = runner
@@ -149,11 +153,9 @@ class PeerWorker:
                 self._runner.sleep(FAULT_SECONDS)
         for neighbour in list(self.neighbours.values()):
             self.copier.abandon(neighbour, CLOSING)
-            for job in neighbour.take():
-                self.copier.refuse(job, CLOSING)
+            self.copier.refuse(neighbour.take(), CLOSING)
             neighbour.end()
-        for job in self._inbox:
-            self.copier.refuse(job, CLOSING)
+        self.copier.refuse(list(self._inbox), CLOSING)
 
     def _round(self, seconds: float) -> float:
         """Wait so long at most for something to do, and do it; how long to wait next."""
@@ -182,16 +184,18 @@ class PeerWorker:
     # Pages
 
     def _take_jobs(self) -> None:
+        refused = []
         while self._inbox:
             job = self._inbox.popleft()
             neighbour = self.neighbours.get(job.place.key.donor)
             if neighbour is None or not job.covered or self._book.run(job.place.key) is None:
-                self.copier.refuse(job)
+                refused.append(job)
             else:
                 neighbour.put(job)
+        self.copier.refuse(refused)
 
     def _work(self, now: float) -> bool:
-        """One page of those that matter most: to be saved, then to be read, then to be stored; donors take turns.
+        """A few pages of those that matter most: to be saved, then to be read, then to be stored; donors take turns.
 
         Pages that are saved do not keep to the pace: their donor wants its memory back.
         """
@@ -204,26 +208,32 @@ class PeerWorker:
         return worked is not None
 
     def _work_for(self, now: float) -> tuple[Neighbour, int] | None:
-        """Whose page it was, and how many at once; None if there was nothing to do, or it is nobody's time."""
+        """Whose pages they were, and how many; None if there was nothing to do, or it is nobody's time."""
         donors = [one for one in self._in_turn() if one.attached]
         for one in donors:
             if one.demotes:
-                self.copier.read(one, one.demotes.popleft())
-                return one, 1
+                demotes = _taken(one.demotes, self._pages_at_once)
+                self.copier.read(one, demotes)
+                return one, len(demotes)
         donors = [one for one in donors if not one.pace.wait(now)]
         for one in donors:
+            # At a rate, page by page.
             if one.landings:
-                count = min(len(one.landings), LANDINGS_AT_ONCE if one.pace.bytes_per_second is None else 1)
-                self.copier.land(one, [one.landings.popleft() for _ in range(count)])
-                return one, count
+                landings = _taken(one.landings, PAGES_AT_ONCE if one.pace.bytes_per_second is None else 1)
+                self.copier.land(one, landings)
+                return one, len(landings)
             if one.reads:
-                self.copier.read(one, one.reads.popleft())
-                return one, 1
+                reads = _taken(one.reads, self._pages_at_once if one.pace.bytes_per_second is None else 1)
+                self.copier.read(one, reads)
+                return one, len(reads)
         for one in donors:
-            if one.writes and self.copier.may_store(one, alone=len(self.neighbours) == 1):
-                self.copier.store(one, one.writes.popleft())
+            room = self.copier.room_to_store(one, alone=len(self.neighbours) == 1)
+            if one.writes and room:
+                most = min(room, self._pages_at_once) if one.pace.bytes_per_second is None else 1
+                writes = _taken(one.writes, most)
+                self.copier.store(one, writes)
                 self._poll_for(one)
-                return one, 1
+                return one, len(writes)
         return None
 
     def _in_turn(self) -> Iterator[Neighbour]:
@@ -303,8 +313,7 @@ class PeerWorker:
         """Answer what waits for places of a lease that allows it no more."""
         neighbour = self.neighbours.get(key.donor)
         if neighbour is not None:
-            for job in neighbour.take(key, but_demotes=but_demotes):
-                self.copier.refuse(job)
+            self.copier.refuse(neighbour.take(key, but_demotes=but_demotes))
 
     def _adjust(self) -> None:
         """Say how much is wanted, and return idle leases that are beyond it."""
@@ -409,11 +418,15 @@ class PeerWorker:
     def _forget(self, neighbour: Neighbour, reason: str) -> None:
         self._part(neighbour, reason)
         self._take_effects()
-        for job in neighbour.take():
-            self.copier.refuse(job)
+        self.copier.refuse(neighbour.take())
         del self.neighbours[neighbour.name]
         self.copier.part(neighbour.name)
 
     def _poll_for(self, neighbour: Neighbour) -> None:
         if neighbour.client is not None:
             self._poll.register(neighbour.client.descriptor, neighbour.client.interest)
+
+
+def _taken(waiting: deque[_Kind], most: int) -> list[_Kind]:
+    """The first of what waits, so many at most."""
+    return [waiting.popleft() for _ in range(min(most, len(waiting)))]

@@ -297,10 +297,11 @@ def test_a_donor_killed_in_the_middle_of_a_copy_leaves_its_borrower_alive_and_no
     before = len(os.listdir("/proc/self/fd"))
     device = FakeDeviceMemory("GPU-b")
     caller = Caller(ipc_address(directory, "d"), device)
-    caller.begin(0, 1, 2)
+    caller.begin(0, 1)
+    wait_for(lambda: caller.handle() and len(caller.answers) == 2)
+    caller.begin(2)
     assert other_process.stdout is not None
     assert other_process.stdout.readline() == "copying\n"
-    wait_for(lambda: caller.handle() and len(caller.answers) == 2)
     arena = caller.client.arena
     assert isinstance(arena, AttachedDevice)
     assert [caller.read(slot) for slot in range(3)] == [[10], [11], [OWN]]
