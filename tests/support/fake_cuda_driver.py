@@ -63,6 +63,7 @@ class FakeCudaDriver:
         self.asked: dict[str, tuple[Any, ...]] = {}  # what each was last called with
         self.memory_left = 1 << 40
         self.attributes = 1
+        self.lacking: set[Any] = set()  # attributes that are 0
         self._count = 0
         self._threads = threading.local()
         self._numbers = iter(range(1, 1 << 30))
@@ -70,6 +71,7 @@ class FakeCudaDriver:
         self.handles: dict[int, int] = {}  # -> memfd
         self.ranges: dict[int, _Range] = {}
         self.streams: dict[int, list[tuple[int, int, int]]] = {}
+        self.locked: dict[int, int] = {}  # memory of the host: address -> bytes
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("CU"):
@@ -89,6 +91,7 @@ class FakeCudaDriver:
             "mappings": mapped,
             "streams": len(self.streams),
             "pushed": len(self._stack),
+            "locked": len(self.locked),
         }
         return {name: count for name, count in found.items() if count}
 
@@ -101,7 +104,7 @@ class FakeCudaDriver:
         return stack
 
     def _do(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        gives_back = any(word in name for word in ("Release", "Unmap", "Free", "Pop", "Destroy"))
+        gives_back = any(word in name for word in ("Release", "Unmap", "Free", "Pop", "Destroy", "Unregister"))
         if not gives_back:
             self._count += 1
         if name in self.failing or (self._count == self.fail_at and not gives_back):
@@ -131,7 +134,7 @@ class FakeCudaDriver:
 
     def do_cuDeviceGetAttribute(self, attribute: Any, number: int) -> tuple[Any, ...]:
         assert isinstance(attribute, real.CUdevice_attribute)
-        return _OK, self.attributes
+        return _OK, 0 if attribute in self.lacking else self.attributes
 
     def do_cuDevicePrimaryCtxRetain(self, number: int) -> tuple[Any, ...]:
         self.contexts += 1
@@ -230,6 +233,19 @@ class FakeCudaDriver:
             return (real.CUresult.CUDA_ERROR_NOT_SUPPORTED,)
         writes = description.flags == real.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         _libc.mprotect(address, size, mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0))
+        return (_OK,)
+
+    def do_cuMemHostRegister(self, address: int, size: int, flags: int) -> tuple[Any, ...]:
+        assert flags == real.CU_MEMHOSTREGISTER_READ_ONLY
+        assert address % mmap.PAGESIZE == 0
+        if address in self.locked:
+            return (real.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,)
+        ctypes.string_at(address, size)  # it is mapped
+        self.locked[address] = size
+        return (_OK,)
+
+    def do_cuMemHostUnregister(self, address: int) -> tuple[Any, ...]:
+        ctypes.string_at(address, self.locked.pop(address))
         return (_OK,)
 
     # ---- copies ----

@@ -56,6 +56,8 @@ class FakeDeviceMemory(DeviceMemory):
         self.on_copy: Callable[[str], None] = lambda what: None
         #: Calls that ended well.
         self.calls: Counter[str] = Counter()
+        #: Where memory of the host begins that is locked for copies.
+        self.locked: set[int] = set()
         self._lock = threading.Lock()
         self._mappings: dict[int, _Mapping] = {}
 
@@ -63,6 +65,14 @@ class FakeDeviceMemory(DeviceMemory):
     def mapped(self) -> int:
         """Mappings that have not been released."""
         return sum(not mapping.released for mapping in self._mappings.values())
+
+    def lock(self, memory: np.ndarray) -> bool:
+        assert memory.ctypes.data not in self.locked
+        self.locked.add(memory.ctypes.data)
+        return True
+
+    def unlock(self, memory: np.ndarray) -> None:
+        self.locked.remove(memory.ctypes.data)
 
     def export(self, size: int) -> tuple[int, torch.Tensor]:
         self._fail("export")

@@ -53,6 +53,14 @@ class ExportedArena(Protocol):
         when this returns or raises."""
         ...
 
+    def lock(self, source: np.ndarray) -> bool:
+        """See `DeviceMemory.lock`: much is going to be copied from this memory."""
+        ...
+
+    def unlock(self, source: np.ndarray) -> None:
+        """See `DeviceMemory.unlock`."""
+        ...
+
 
 class SharedArena:
     """Memory of this process that others may map, for reading. Resident and of a fixed size from the start."""
@@ -95,6 +103,13 @@ class SharedArena:
     def write(self, source: np.ndarray, pieces: np.ndarray) -> None:
         """See `ExportedArena`. Without the interpreter lock: other threads go on meanwhile."""
         copy_pieces(source, self.array, pieces)
+
+    def lock(self, source: np.ndarray) -> bool:
+        """A processor copies from any memory alike."""
+        return False
+
+    def unlock(self, source: np.ndarray) -> None:
+        """Nothing was locked."""
 
     def close(self) -> None:
         """Give up this process' descriptor; the memory goes with the last mapping of it. Idempotent."""

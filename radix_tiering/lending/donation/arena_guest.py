@@ -7,7 +7,7 @@ from collections import deque
 
 from ...base.poller import READABLE, WRITABLE
 from ..leases.messages import Extents, Party
-from .arena import AttachedArena
+from .arena import AttachedArena, ExportedArena
 from .arena_messages import (
     MAX_STORES,
     Paced,
@@ -40,13 +40,18 @@ class Guest:
         self.stores: deque[Store] = deque()
         self.answers: deque[Stored] = deque()
         self.closed = False
+        self._locked_for: ExportedArena | None = None  # whose copies from the staging memory are faster so
         self._blocked = False
         self._told_share: float | None = None
         self._cuts: dict[int, CutRun] = {}
 
-    def begin(self, party: Party, page_bytes: int, staging: AttachedArena, pace: MovePace) -> None:
-        """It has said who it is."""
+    def begin(
+        self, party: Party, page_bytes: int, staging: AttachedArena, pace: MovePace, arena: ExportedArena
+    ) -> None:
+        """It has said who it is. `arena`: where its pages are going to be copied."""
         self.party, self.page_bytes, self.staging, self.pace = party, page_bytes, staging, pace
+        if arena.lock(staging.array):
+            self._locked_for = arena
 
     @property
     def may_ask(self) -> bool:
@@ -106,4 +111,7 @@ class Guest:
         self.connection.close()
         self.stores.clear()
         if self.staging is not None:
+            if self._locked_for is not None:
+                self._locked_for.unlock(self.staging.array)
+                self._locked_for = None
             self.staging.close()

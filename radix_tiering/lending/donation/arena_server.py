@@ -266,7 +266,7 @@ class ArenaServer:
         for former in [other for other in self._guests.values() if other.party == attach.party]:
             # What it has not had stored must not overwrite what it asks for from now on.
             self._drop(former)
-        guest.begin(attach.party, attach.page_bytes, staging, MovePace(self._bandwidth))
+        guest.begin(attach.party, attach.page_bytes, staging, MovePace(self._bandwidth), self._arena)
         self.counters["attached"] += 1
         arena = self._arena
         attached = Attached(self._party, arena.size, arena.kind, arena.device, self._bandwidth)

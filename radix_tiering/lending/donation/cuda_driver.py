@@ -20,6 +20,7 @@ _REMEDIES = {
     "cuMemCreate": "make the KV pool smaller (--mem-fraction-static), or remove peer.donate",
     "cuMemExportToShareableHandle": "remove peer.donate: this driver, or this kind of GPU, cannot share memory",
     "cuMemImportFromShareableHandle": _PEERS,
+    "cuMemHostRegister": "raise the limit of locked memory (ulimit -l)",
     "cuMemMap": "the donor may have handed out less than it says; run the same release of swift-tiers on both",
     "cuMemSetAccess": _PEERS,
 }

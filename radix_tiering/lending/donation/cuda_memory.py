@@ -6,6 +6,7 @@ mapped and no descriptor of it is open, so a donor that ends takes nothing from 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ import torch
 from .arena import ArenaError
 from .cuda_driver import CudaDriver
 from .device_memory import DeviceMemory
+
+logger = logging.getLogger(__name__)
 
 
 class _Mapping(NamedTuple):
@@ -61,6 +64,9 @@ class CudaDeviceMemory(DeviceMemory):
             key = getattr(types.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
             if not self._call("cuDeviceGetAttribute", key, number):
                 raise ArenaError(f"{self.name} has no {what}, which lending needs; remove peer.donate and peer.borrow")
+        locks = types.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+        #: Whether memory that this process may only read can be locked.
+        self._locks = bool(self._call("cuDeviceGetAttribute", locks, number))
         with ExitStack() as undo:
             self._context = self._call("cuDevicePrimaryCtxRetain", number)
             undo.callback(self._undo, "cuDevicePrimaryCtxRelease", number)
@@ -107,6 +113,32 @@ class CudaDeviceMemory(DeviceMemory):
             del self._mappings[address]
         self._call("cuMemUnmap", address, mapping.length)
         self._call("cuMemAddressFree", address, mapping.length)
+
+    def lock(self, memory: np.ndarray) -> bool:
+        if not self._locks:
+            return False
+        try:
+            with self._current():
+                self._call(
+                    "cuMemHostRegister",
+                    memory.ctypes.data,
+                    memory.nbytes,
+                    self._driver.types.CU_MEMHOSTREGISTER_READ_ONLY,
+                )
+        except ArenaError as error:
+            # Such as a limit of locked memory (ulimit -l). Copies are slower, and right.
+            logger.warning(
+                "swift-tiers: pages to be stored come to %s through a buffer of its driver: %s", self.name, error
+            )
+            return False
+        return True
+
+    def unlock(self, memory: np.ndarray) -> None:
+        try:
+            with self._current():
+                self._call("cuMemHostUnregister", memory.ctypes.data)
+        except ArenaError as error:
+            logger.warning("swift-tiers: memory of the host is not given back: %s", error)
 
     def _read(self, memory: torch.Tensor, pieces: np.ndarray, into: np.ndarray) -> None:
         device, host = self._address(memory), into.ctypes.data

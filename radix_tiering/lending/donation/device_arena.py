@@ -36,6 +36,14 @@ class DeviceArena:
         """Copy `pieces` of host memory here, see `DeviceMemory.write`."""
         self._device.write(source, self.memory, pieces)
 
+    def lock(self, source: np.ndarray) -> bool:
+        """See `DeviceMemory.lock`."""
+        return self._device.lock(source)
+
+    def unlock(self, source: np.ndarray) -> None:
+        """See `DeviceMemory.unlock`."""
+        self._device.unlock(source)
+
     def close(self) -> None:
         """Give up the descriptor and unmap the memory, which nothing here may be using any more. It goes with the last
         mapping of it. Idempotent. Raises ArenaError where the driver refuses."""

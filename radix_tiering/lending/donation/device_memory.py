@@ -39,6 +39,15 @@ class DeviceMemory(ABC):
         """Unmap what `export` or `attach` has returned; no copy or kernel may be under way in it, and the tensor, and
         all views of it, are not to be touched any more. Idempotent. Raises ArenaError where the driver refuses."""
 
+    @abstractmethod
+    def lock(self, memory: np.ndarray) -> bool:
+        """Have the driver copy from this memory of the host, uint8, as it is and not by a buffer of its own; whether it
+        does. The memory may be mapped for reading alone. Until `unlock`, before which it must not be unmapped."""
+
+    @abstractmethod
+    def unlock(self, memory: np.ndarray) -> None:
+        """Undo a `lock` that was True. No copy of it is under way."""
+
     def read(self, memory: torch.Tensor, pieces: np.ndarray, into: np.ndarray) -> None:
         """Copy `pieces` of `memory` to host memory: int64 [n, 3] of (offset in memory, offset in `into`, length in
         bytes); `into`: uint8, contiguous. Complete on return.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import subprocess
@@ -181,6 +182,35 @@ def test_what_cannot_be_given_back_is_logged_and_the_work_goes_on(name: str, cap
         driver.do_cuMemRelease(handle)
 
 
+def test_memory_of_the_host_is_locked_for_copies_where_the_driver_can(caplog: pytest.LogCaptureFixture) -> None:
+    driver = FakeCudaDriver()
+    memory = memory_of(driver)
+    page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ), np.uint8)
+    assert memory.lock(page)
+    assert driver.open_things == HELD | {"locked": 1}
+    memory.unlock(page)
+    assert driver.open_things == HELD
+    for name, said in (
+        ("cuMemHostRegister", "cuMemHostRegister: out of memory; raise the limit of locked memory"),
+        ("cuCtxPushCurrent", "cuCtxPushCurrent: out of memory"),
+    ):
+        driver.failing[name] = real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        assert not memory.lock(page)
+        assert said in caplog.text
+        driver.failing.clear()
+    assert memory.lock(page)
+    driver.failing["cuCtxPushCurrent"] = real.CUresult.CUDA_ERROR_UNKNOWN
+    memory.unlock(page)  # is logged: whoever unlocks has nothing else to do about it
+    assert "not given back: cuCtxPushCurrent: unknown" in caplog.text
+
+
+def test_a_gpu_that_locks_no_memory_that_it_may_only_read_is_not_asked_to() -> None:
+    driver = FakeCudaDriver()
+    driver.lacking.add(real.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
+    assert not memory_of(driver).lock(np.zeros(mmap.PAGESIZE, np.uint8))
+    assert not driver.calls["cuMemHostRegister"]
+
+
 def test_a_refused_unmapping_is_an_error_and_not_tried_twice() -> None:
     driver = FakeCudaDriver()
     memory = memory_of(driver)
@@ -268,7 +298,10 @@ def test_the_installed_bindings_take_every_argument_as_it_is_given() -> None:
     """They convert all of them before they look for the driver."""
     driver = FakeCudaDriver()
     scenario(driver)
-    assert len(driver.asked) >= 20
+    memory, page = memory_of(driver), np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+    assert memory.lock(page)
+    memory.unlock(page)
+    assert len(driver.asked) >= 22
     for name, arguments in driver.asked.items():
         with pytest.raises(RuntimeError, match="driver"):
             getattr(real, name)(*arguments)

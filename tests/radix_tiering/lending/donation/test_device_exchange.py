@@ -56,6 +56,7 @@ class Donor:
         self.server.close()
         self.arena.close()
         assert self.device.mapped == 0
+        assert not self.device.locked
 
 
 class Caller:
@@ -135,6 +136,7 @@ def caller(donor: Donor, opened: list[Any]) -> Caller:
 
 def test_pages_are_stored_by_the_donor_and_read_straight_from_its_device(donor: Donor, caller: Caller) -> None:
     assert caller.store(0, 1, 2, 3) == [True] * 4
+    assert len(donor.device.locked) == 1, "what comes from the borrower is staged a second time, by the driver"
     assert [caller.read(slot) for slot in range(4)] == [[10], [11], [12], [13]]
     mine = np.ones(SIZE, bool)
     for extent in RUN:
