@@ -14,7 +14,7 @@ from ...base.errors import FAILURE, USAGE, CommandError
 from .many import MANY_HAPPENINGS, MILLION
 from .outcome import HAPPENINGS, KINDS, RANK_HAPPENINGS, Outcome, live
 from .plan import RANKS, WORLDS, Plan, from_words, make_plan
-from .scenarios import SEED_ALONE
+from .scenarios import SCENARIOS, SEED_ALONE
 from .shrink import shrink
 
 #: How long it runs where neither a number of seeds nor a time is given, minutes.
@@ -103,9 +103,10 @@ class Tally:
 
 def _plans(options: argparse.Namespace) -> Iterator[Plan]:
     """The worlds that are asked for, seed by seed. Raises CommandError for what does not fit together."""
-    kinds = options.kind or (WORLDS if options.fine else [kind for kind in KINDS if kind != MILLION])
-    if options.fine and not set(kinds) <= set(WORLDS):
-        raise CommandError(f"torture: --fine is for worlds: {', '.join(WORLDS)}", USAGE)
+    fine = (*WORLDS, *SCENARIOS)
+    kinds = options.kind or (fine if options.fine else [kind for kind in KINDS if kind != MILLION])
+    if options.fine and not set(kinds) <= set(fine):
+        raise CommandError(f"torture: --fine is for {', '.join(fine)}", USAGE)
     if options.keep is not None or options.schedule is not None:
         if len(kinds) != 1 or options.seeds != 1 or kinds[0] in SEED_ALONE:
             raise CommandError(

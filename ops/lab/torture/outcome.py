@@ -83,17 +83,16 @@ class Outcome(NamedTuple):
             words += ["--steps", str(plan.steps)]
             if plan.schedule != plan.seed:
                 words += ["--schedule", str(plan.schedule)]
-            words += ["--fine"] if plan.fine else []
             if plan.shrunk:
                 words += ["--keep", as_words(plan.kept())]
-        return shlex.join(words)
+        return shlex.join([*words, *(["--fine"] if plan.fine else [])])
 
 
 def live(plan: Plan) -> Outcome:
     """Let a world happen. Whatever it raises is its outcome."""
     if plan.kind in SCENARIOS:
         try:
-            runner: VirtualRunner = SCENARIOS[plan.kind](plan.seed)
+            runner: VirtualRunner = SCENARIOS[plan.kind](plan.seed, plan.fine)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises is what was looked for
             return Outcome(plan, 0, Counter({plan.kind: 1}), error)
         return Outcome(plan, runner.steps, Counter({plan.kind: 1}))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
 from swift_tiers.radix_tiering.bus.contract.commands import CapTier
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 
+from . import statements
 from .many import MANY
 from .model_peer import ModelPeer
 from .stacks import chain, check, copy_of, get, new_stack, obey, put
@@ -25,12 +27,12 @@ def pages_at_peers_alone(stack: TierStack, peer: ModelPeer, keys: Sequence[bytes
             stack.table.lose(page, HOST)
 
 
-def recalled_while_it_is_restored(seed: int) -> VirtualRunner:
+def recalled_while_it_is_restored(seed: int, fine: bool) -> VirtualRunner:
     """A lease is recalled at about the time at which a request wants what lies under it. Only times are random."""
     draw = random.Random(seed)
     runner = VirtualRunner(
-        seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.01, 0.05)), stall_seconds=1e-3,
-        changes=draw.randint(1, 4) if seed % 2 else 0, expected_steps=600, most_seconds=300.0,
+        seed, switch=draw.choice((0.1, 0.3, 0.7)), stall=draw.choice((0.0, 0.01, 0.05)) * (not fine),
+        stall_seconds=1e-3, changes=draw.randint(1, 4) if seed % 2 else 0, expected_steps=600, most_seconds=300.0,
     )  # fmt: skip
 
     def main() -> None:
@@ -56,11 +58,10 @@ def recalled_while_it_is_restored(seed: int) -> VirtualRunner:
             assert "no room" not in str(event.fields.get("reason")), "there is room for four times as many pages"
         stack.close()
 
-    runner.run(main)
-    return runner
+    return _run(runner, main, fine)
 
 
-def recalled_before_what_follows(seed: int) -> VirtualRunner:
+def recalled_before_what_follows(seed: int, fine: bool) -> VirtualRunner:
     """The lent copies of a prefix are recalled, while what follows it lies in lent memory alone: host memory, full of
     the prefix, still takes new pages. Only sizes and times are random."""
     draw = random.Random(seed)
@@ -89,12 +90,19 @@ def recalled_before_what_follows(seed: int) -> VirtualRunner:
         check(stack)
         stack.close()
 
-    runner.run(main)
+    return _run(runner, main, fine)
+
+
+def _run(runner: VirtualRunner, main: Callable[[], None], fine: bool) -> VirtualRunner:
+    with statements.switching() if fine else nullcontext():
+        statements.use(runner if fine else None)
+        runner.run(main)
     return runner
 
 
-#: By what they are called on the command line. Each returns the runner that it ran on.
-SCENARIOS: dict[str, Callable[[int], VirtualRunner]] = {
+#: By what they are called on the command line. Each is told its seed, and whether threads switch between statements,
+#: and returns the runner that it ran on.
+SCENARIOS: dict[str, Callable[[int, bool], VirtualRunner]] = {
     "recall": recalled_while_it_is_restored,
     "recall-prefix": recalled_before_what_follows,
 }

@@ -71,7 +71,7 @@ def test_a_failure_says_how_to_see_it_again(
         ["--keep", "client-0", "--kind", "calm", "--seeds", "1"],
         ["--keep", "client-9:1", "--kind", "calm", "--seeds", "1"],
         ["--keep", "client-0:x", "--kind", "calm", "--seeds", "1"],
-        ["--fine", "--kind", "recall"],
+        ["--fine", "--kind", "many"],
         ["--schedule", "3", "--kind", "recall", "--seeds", "1"],
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from swift_tiers.ops.lab.torture import statements
 from swift_tiers.ops.lab.torture.outcome import live
 from swift_tiers.ops.lab.torture.plan import WORLDS, make_plan
+from swift_tiers.ops.lab.torture.scenarios import SCENARIOS
 from swift_tiers.radix_tiering.table.page_table import PageTable
 from swift_tiers.radix_tiering.way.down import Intake
 
@@ -18,7 +19,7 @@ from support.mutate import mutate
 MOST = 20
 
 
-@pytest.mark.parametrize("kind", WORLDS)
+@pytest.mark.parametrize("kind", [*WORLDS, *SCENARIOS])
 def test_worlds_are_right_between_statements_too(kind: str) -> None:
     for seed in range(3):
         outcome = live(make_plan(kind, seed, fine=True))
