@@ -115,7 +115,7 @@ class TierStack:
                 runner=runner,
                 events=self.events,
                 admission=tier.admission(config.policy, geometry.tokens),
-                verify=config.host.verify,
+                verify=bool(config.host.verify),
                 stored=self._stored,
             )
             for tier in tiers

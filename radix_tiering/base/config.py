@@ -34,7 +34,12 @@ class HostConfig(Section, frozen=True):
         Meta(description="Memory of the host tier, for all ranks of this server together; unset: 40 % of what is free"),
     ] = None
     verify: Annotated[
-        bool, Meta(description="Check the checksum of every page on its way from host memory to the device")
+        bool | Literal["beside"],
+        Meta(
+            description="Check the checksum of every page on its way from host memory to the device: true, before its "
+            'request is admitted, and a damaged page is recomputed; "beside", while it is copied, so that nobody waits '
+            "for it, and a damaged page fails its request (503) before anything was answered"
+        ),
     ] = True
     codec: Annotated[
         Literal["none", "fp8", "int8", "int4"],
@@ -542,7 +547,7 @@ def _kind_text(kind: Any) -> str:
         str: "text",
     }  # fmt: skip
     options = [option for option in get_args(kind) if option is not type(None)] or [kind]
-    return " | ".join(names.get(option, str(option)) for option in options)
+    return " | ".join(names.get(option) or _kind_text(option) for option in options)
 
 
 def _default_text(value: object) -> str:

@@ -25,6 +25,10 @@ class CommandRefusedError(SwiftTiersError):
     """A command of an operator that is not carried out. The message says why, and what would be."""
 
 
+class DamagedPageError(SwiftTiersError):
+    """A page was being copied to the device, and is not what it was. The load fails: nothing is answered from it."""
+
+
 class NotHeldError(SwiftTiersError):
     """A page was to be copied to the device that has not come up, or is held nowhere: a defect of ours. The load fails,
     and nothing is answered from it."""

@@ -81,6 +81,7 @@ class Restore:
         "state",
         "story",
         "tiers",
+        "unchecked",
         "waits_since",
     )
 
@@ -118,6 +119,7 @@ class Restore:
         self.decision: Decision | None = None
         self.replan = float("-inf")  # when it is decided anew
         self.estimate: float | None = None  # seconds that the first decision expected it to take
+        self.unchecked = 0  # parts of it whose checksums are waited for before layers are copied
         self.computing = False  # the device computes what is missing
         self.busy_until = float("-inf")  # about when the device will have computed what it was given
         self.waits_since: float | None = None  # when it was told to wait, and has been since; before it is admitted

@@ -7,7 +7,8 @@
 3. `_read`: pages have come up, verified, or will not come. The next are read.
 4. `poll`: whether the request may be admitted, with all that there is or with a part. It may compute the rest
    meanwhile: then `step` says how far, and `take` hears what it has taken.
-5. `present`, `places`: what can be copied to the device now. Nothing is promised that is not held.
+5. `present`, `places`: what can be copied to the device now. Nothing is promised that is not held. `verified`: where
+   pages are verified beside their copy, no answer is made of it before it has said so.
 6. `release`: nothing is pinned for it any more.
 
 A restore begins when its request arrives, which may be long before there is room for it on the device. So that a long
@@ -18,9 +19,11 @@ it is pinned; and the deadline counts from the first `poll`, since only from the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
+from ..base.errors import DamagedPageError
 from ..base.events import EventLog
 from ..base.page import ROOT_KEY, PageRecord
 from ..base.runner import Runner
@@ -61,15 +64,16 @@ class Restorer:
         events: EventLog,
         runner: Runner,
         deadline_seconds: float,
-        verify: bool,
+        verify: bool | Literal["beside"],
         checkers: Checkers,
         planner: Planner,
         reads: PageReads,
         behind: float,
         landing: LandingSlots | None = None,
     ) -> None:
-        """`tiers`: those of `table` beneath host memory, the nearest first; `movers`: one for each of them. `checkers`:
-        compute checksums of pages in host memory, where these are to be verified; closed with this."""
+        """`tiers`: those of `table` beneath host memory, the nearest first; `movers`: one for each of them. `verify`:
+        see `HostConfig`. `checkers`: compute checksums of pages in host memory, where these are to be verified; closed
+        with this."""
         self._table = table
         self._host = host
         self._names = [copies.name for copies in table.of]
@@ -90,7 +94,8 @@ class Restorer:
         self._movers = movers
         #: Knows of pages that the table does not.
         self._finder = tiers[table.hints - 1] if table.hints else None
-        self._verify = verify
+        #: Pages that were in host memory already are verified before they are promised, or while they are copied.
+        self._verify_first, self._verify_beside = verify is True, verify == "beside"
         self._checkers = checkers
         self._pacing = Pacing(
             planner, reads, events, clock, behind=behind, deadline_seconds=lambda: self._deadline_seconds
@@ -260,7 +265,7 @@ class Restorer:
         """Take pages of its chain that are in host memory, which most often are all of them; see `_claim_page`."""
         restore.claimed += pages
         restore.sources += [HOST] * len(pages)
-        state = Unit.LOADING if self._verify else Unit.PRESENT
+        state = Unit.LOADING if self._verify_first else Unit.PRESENT
         restore.flight.append_all(restore.tiers[HOST], len(pages), state)
 
     def _claim_beneath(self, restore: Restore, pages: Sequence[Page]) -> None:
@@ -275,7 +280,7 @@ class Restorer:
         unit = len(restore.claimed)
         there = False
         if page.resident:
-            source, under_way, there = HOST, True, not self._verify
+            source, under_way, there = HOST, True, not self._verify_first
         elif page.landing >= 0:
             # What a page lands from is the nearest tier that has it; once it has left there, nobody knows.
             below = range(HOST + 1, len(self._table.of))
@@ -297,13 +302,21 @@ class Restorer:
 
     def _verify_resident(self, restore: Restore) -> None:
         """Have the bytes of the pages looked at that were in host memory already. Lock held."""
-        if not self._verify or restore.state is not RestoreState.RUNNING:
-            return
-        resident = [unit for unit, source in enumerate(restore.sources) if source == HOST]
-        for start in range(0, len(resident), self._checkers.together):
+        if self._verify_first and restore.state is RestoreState.RUNNING:
+            self._look_at(restore, 0, len(restore.sources), partial(self._checked, restore))
+
+    def _look_at(
+        self, restore: Restore, first: int, end: int, told: Callable[[Sequence[int], Sequence[bytes] | None], None]
+    ) -> int:
+        """Compute the checksums of those of pages `[first, end)` that were in host memory when they were claimed, and
+        are kept there by their pins; `told` is called with a part of them at a time. How many times. Lock held."""
+        resident = [unit for unit in range(first, end) if restore.sources[unit] == HOST]
+        starts = range(0, len(resident), self._checkers.together)
+        for start in starts:
             units = resident[start : start + self._checkers.together]
             slots = [restore.claimed[unit].slot for unit in units]
-            self._checkers.check(slots, partial(self._checked, restore, units))
+            self._checkers.check(slots, partial(told, units))
+        return len(starts)
 
     def _checked(self, restore: Restore, units: Sequence[int], digests: Sequence[bytes] | None) -> None:
         """These pages of a restore have these checksums. On a thread of the checkers."""
@@ -312,13 +325,12 @@ class Restorer:
                 return  # no longer pinned: the slots may hold other pages by now
             known: Sequence[bytes | None] = digests or [None] * len(units)
             for unit, digest in zip(units, known, strict=True):
-                self._settle(restore, unit, HOST, self._damage(restore.claimed[unit], digest))
+                page = restore.claimed[unit]
+                self._settle(restore, unit, HOST, DROPPED if page.dropped else self._damage(page, digest))
             self._finish_if_settled(restore)
 
     def _damage(self, page: Page, digest: bytes | None) -> str:
         """What is wrong with a page whose bytes in host memory have this checksum; empty: nothing."""
-        if page.dropped:
-            return DROPPED
         if digest is None:
             return UNCHECKED
         if page.digest is None:
@@ -327,7 +339,8 @@ class Restorer:
         elif digest != page.digest:
             self._table.of[HOST].counters.checksum_failures += 1
             self._events.emit("page.corrupt", tier="host", key=page.key.hex(), slot=page.slot)
-            self._table.drop(page)
+            if not page.dropped:
+                self._table.drop(page)
             return ReadOutcome.CHECKSUM.value
         return ""
 
@@ -526,14 +539,29 @@ class Restorer:
             restore.computing = True
             self._pacing.goes_on(restore)
             restore.story.computed(front, end)
+            if self._verify_beside:
+                # The upper layers are copied before anybody would look at what a forward has made of them.
+                restore.unchecked = self._look_at(restore, front, end, partial(self._checked_for_layers, restore))
             # Its pages are of use together only, so none is left out for being computed sooner.
             self._reads.batch.set_computing(restore, False)
             self._reads.pump()
+
+    def _checked_for_layers(self, restore: Restore, units: Sequence[int], digests: Sequence[bytes] | None) -> None:
+        """On a thread of the checkers."""
+        with self._table.lock:
+            restore.unchecked -= 1
+            if restore.state is RestoreState.RELEASED:
+                return
+            known: Sequence[bytes | None] = digests or [None] * len(units)
+            for unit, digest in zip(units, known, strict=True):
+                self._settle(restore, unit, HOST, self._damage(restore.claimed[unit], digest))
 
     def layers_arrived(self, restore: Restore, front: int, end: int) -> bool | None:
         """Whether pages `[front, end)` lie in host memory, verified; None if one of them never will. Then nothing more
         is read for it."""
         with self._table.lock:
+            if restore.unchecked:
+                return False
             if restore.flight.arrived_all(front, end):
                 return not any(page.dropped for page in restore.claimed[front:end]) or None
             if restore.flight.to_compute(front, end):
@@ -565,6 +593,28 @@ class Restorer:
         """See `Restore.places`."""
         with self._table.lock:
             return restore.places(first, end)
+
+    def verified(self, restore: Restore, first: int, end: int) -> Callable[[], None]:
+        """Where pages are verified beside their copy: begin to look at pages `[first, end)`, whose `places` are being
+        copied to the device, and stay pinned. What this returns waits for that, and raises DamagedPageError if one of
+        them is not what it was. Any thread."""
+        looks = self._runner.queue()
+        with self._table.lock:
+            count = 0
+            if self._verify_beside and restore.state is not RestoreState.RELEASED:
+                count = self._look_at(restore, first, end, lambda units, digests: looks.put((units, digests)))
+
+        def wait() -> None:
+            damage = set[str]()
+            for _ in range(count):
+                units, digests = looks.get()
+                with self._table.lock:
+                    for unit, digest in zip(units, digests or [None] * len(units), strict=True):
+                        damage.add(self._damage(restore.claimed[unit], digest))
+            if damage - {""}:
+                raise DamagedPageError(f"a page in host memory: {', '.join(sorted(damage - {''}))}")
+
+        return wait
 
     def count_load(
         self, restore: Restore, first: int, pages: int, seconds: float, *, failed: bool, landed: int = 0

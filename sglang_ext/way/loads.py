@@ -202,9 +202,16 @@ class Loader:
 
         pool_pages = np.concatenate([self._pool.page_indices(load.rows.wait()) for load in loads])
         slots = np.concatenate([load.places.numbers for load in loads])
+        looks = [
+            self._stack.restorer.verified(load.restore, load.first, load.first + len(load.places))
+            for load in loads
+            if load.restore is not None
+        ]
         self._pool.copy_in(pool_pages, self._stack.host.slab, slots, layer_done, ready)
         seconds = self._runner.monotonic() - started
         self._count_link(slots, self._pool.geometry.page_bytes, seconds)
+        for verified in looks:
+            verified()
         # Before the batch ends: its pins are given back then, and with them what is counted here; and what is being
         # copied to may be looked at.
         for load in loads:

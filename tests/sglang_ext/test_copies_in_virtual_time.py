@@ -79,10 +79,11 @@ def history(seed: int) -> tuple[int, int]:
     draw = random.Random(seed)
     runner = VirtualRunner(seed, switch=draw.choice((0.1, 0.3, 0.7)), most_seconds=300.0)
     device, came = ModelDevice(runner, draw), 0
+    beside = draw.random() < 0.5
 
     def main() -> None:
         nonlocal came
-        stack: Any = make_stack(HOST, runner=runner)
+        stack: Any = make_stack(HOST, runner=runner, host={"verify": "beside" if beside else True})
         offloader, loader = Offloader(device, stack), Loader(device, stack)  # type: ignore[arg-type]
         for _ in range(draw.randint(4, 10)):
             keys = chain(*[draw.choice("ab") for _ in range(draw.randint(1, 6))])
@@ -114,6 +115,9 @@ def history(seed: int) -> tuple[int, int]:
             request.copies(first, pages)
             targets = np.arange(DEVICE - pages, DEVICE)
             device.pages[targets] = 0xEE
+            damaged = beside and draw.random() < 0.2
+            if damaged:
+                stack.host.page(int(draw.choice(places.numbers)))[draw.randrange(GEOMETRY.page_bytes)] ^= 1
             index = loader.start(
                 [Load(request, request.restore, first, places, OnTheWay(torch.from_numpy(targets)))], list
             )
@@ -122,6 +126,7 @@ def history(seed: int) -> tuple[int, int]:
                 loader.counter.wait_until(layer)
             landed = loader.counter.finish(index)
             request.copied()
+            assert not (landed and damaged), "a damaged page was served"
             for page, key in zip(targets, keys, strict=False):
                 assert not landed or np.array_equal(device.pages[page], content(key)), "wrong bytes"
         request.end()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import Link, extends, prompt, to_ssd, token_wise
+from support.slow_link import Link, extends, in_memory, prompt, to_ssd, token_wise, verified_beside
 
 #: What the scheduler's side calls when a server serves a prefix from ssd, and is flushed.
 CALLS = (
@@ -70,6 +70,21 @@ def served_while(s, call: str, first: int, times: float, seed: int) -> tuple[int
     return function.calls, ended
 
 
+def from_damaged_memory(s, at: int) -> tuple[str, list[int], int]:
+    """How a request ends, one of whose pages is damaged in host memory, where they are verified while they are copied;
+    what it has answered, and how often damage was found."""
+    question = prompt(90_000 + at)
+    answer, pages = in_memory(s, question)
+    pages[at][7] ^= 1
+    failures = s.linker.stack.table.of[0].counters.checksum_failures
+    with verified_beside(s):
+        req = s.add(question)
+        extends(s, None, 0)
+        assert s.generate(question) == answer, "it is not found out what was damaged"
+    found = s.linker.stack.table.of[0].counters.checksum_failures - failures
+    return type(req.finished_reason).__name__, list(req.output_ids), found
+
+
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
     with SchedulerProcess(token_wise(tmp_path_factory, page=16, tokens=4096, chunk=64)) as process:
@@ -87,3 +102,8 @@ def test_no_answer_changes_and_none_is_kept_waiting(scheduler, first: int, times
         assert calls, f"{call} is not called: this tests nothing"
         if call != "stack.restorer.places":  # SGLang answers a load that fails with an error
             assert "FINISH_ABORT" not in ended, call
+
+
+@pytest.mark.parametrize("at", [0, 40])
+def test_nothing_is_answered_from_a_page_that_was_found_damaged_while_it_was_copied(scheduler, at: int) -> None:
+    assert scheduler(from_damaged_memory, at) == ("FINISH_ABORT", [], 1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.scheduler_process import SchedulerProcess
-from support.slow_link import Link, extends, prompt, quiet, to_ssd, told_the_same
+from support.slow_link import Link, extends, in_memory, prompt, quiet, to_ssd, told_the_same, verified_beside
 
 PAGE, LAYERS = 16, 6
 LENGTH = 500  # of a prompt: 31 whole pages, in one forward
@@ -132,6 +132,21 @@ def a_page_fails(s, at):
     assert list(req.output_ids) == answer
     quiet(s)
     return log, watch.met, story_of(req)
+
+
+def verified_meanwhile(s, damaged):
+    """Every page is in host memory, where it is verified once its layers are wanted; one of them may be damaged."""
+    question = prompt(70 + damaged, LENGTH)
+    answer, pages = in_memory(s, question)
+    pages[3][7] ^= int(damaged)
+    with verified_beside(s), Watch(s, 1, s.linker.stack.restorer.flush) as watch:
+        req = s.add(question)
+        s.linker.stack.restorer.flush()
+        extends(s, None, 0)
+    assert list(req.output_ids) == answer
+    quiet(s)
+    assert s.generate(question) == answer
+    return watch.met
 
 
 def a_copy_fails(s, layer):
@@ -445,6 +460,12 @@ def test_from_host_memory(scheduler, device_has: int) -> None:
     assert met[0] in (0, 1, 2, 3)
     assert details.get("host", 0) == 0
     assert story["met_layer"] == met[0]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_pages_that_are_verified_meanwhile(scheduler, damaged: bool) -> None:
+    (met,) = scheduler(verified_meanwhile, damaged)
+    assert met == LAYERS if damaged else met in (1, 2)
 
 
 @pytest.mark.parametrize("at", [0, 3])

@@ -8,7 +8,11 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
+
+import numpy as np
 
 from swift_tiers.radix_tiering.table.rules import check_rules
 
@@ -154,3 +158,24 @@ def told_the_same(s, questions, reqs, answers, aborted: set[str]) -> None:
     quiet(s)
     s.run()
     assert [s.generate(question) for question in questions] == answers
+
+
+@contextmanager
+def verified_beside(s: Any) -> Iterator[None]:
+    """As with `host.verify` = "beside"."""
+    restorer = s.linker.stack.restorer
+    restorer._verify_first, restorer._verify_beside = False, True
+    try:
+        yield
+    finally:
+        restorer._verify_first, restorer._verify_beside = True, False
+
+
+def in_memory(s: Any, question: list[int]) -> tuple[list[int], list[np.ndarray]]:
+    """The answer to a question whose pages are then in host memory and not on the device; and their bytes there."""
+    table = s.linker.stack.table
+    before = {page.key for page in table.listed()}
+    answer: list[int] = s.generate(question)
+    s.empty_device()
+    pages = sorted((page for page in table.listed() if page.key not in before), key=lambda page: page.depth)
+    return answer, [s.linker.stack.host.page(page.slot) for page in pages]

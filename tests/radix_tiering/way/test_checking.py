@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from swift_tiers.radix_tiering.base.errors import DamagedPageError
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.tier_copies import HOST
 from swift_tiers.radix_tiering.way.checking import ChecksDone
@@ -128,3 +129,70 @@ def test_a_deadline_does_not_wait_for_checks(monkeypatch: pytest.MonkeyPatch) ->
     held.answer()
     stack.restorer.release(restore)
     wait_until(lambda: not stack.table.pinned_pages, "pages stay pinned")
+
+
+def beside(monkeypatch: pytest.MonkeyPatch) -> tuple[TierStack, Held, Any]:
+    """A restore of four pages where they are verified beside their copy."""
+    stack = make_stack(host={"verify": "beside"})
+    put(stack, chain(*"abcd"))
+    held = Held(stack, monkeypatch)
+    restore = asked_of(stack, held, chain(*"abcd"), 0)
+    wait_ready(stack, restore)
+    assert (restore.pages, held.asked) == (4, []), "somebody waits for a check"
+    return stack, held, restore
+
+
+def test_beside_a_copy_only_what_is_copied_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack, held, restore = beside(monkeypatch)
+    verified = stack.restorer.verified(restore, 1, 3)
+    ((slots, _),) = held.asked
+    assert list(slots) == stack.restorer.places(restore, 1, 3).numbers.tolist()
+    held.answer()
+    verified()
+    stack.restorer.release(restore)
+
+
+def test_beside_a_copy_damage_is_an_error_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack, held, restore = beside(monkeypatch)
+    stack.host.page(restore.claimed[2].slot)[7] ^= 1
+    verified = stack.restorer.verified(restore, 0, 4)
+    held.answer()
+    with pytest.raises(DamagedPageError, match="a page in host memory: corrupt: checksum"):
+        verified()
+    stack.restorer.release(restore)
+    assert stack.table.of[HOST].counters.checksum_failures == 1
+    assert stack.probe(chain(*"abcd")) == 2, "it is served again, or what follows it"
+
+
+def test_beside_a_copy_what_could_not_be_looked_at_is_an_error_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack, held, restore = beside(monkeypatch)
+    verified = stack.restorer.verified(restore, 0, 4)
+    monkeypatch.setattr(stack.host, "addresses", lambda slots: 1 / 0)
+    held.answer()
+    with pytest.raises(DamagedPageError, match="could not be verified"):
+        verified()
+    stack.restorer.release(restore)
+
+
+def test_pages_that_are_flushed_while_they_are_copied_are_still_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack, held, restore = beside(monkeypatch)
+    verified = stack.restorer.verified(restore, 0, 4)
+    stack.flush(memory=True, durable=True)
+    held.answer()
+    verified()
+    stack.restorer.release(restore)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_layers_are_not_copied_before_their_pages_are_verified(monkeypatch: pytest.MonkeyPatch, damaged: bool) -> None:
+    stack, held, restore = beside(monkeypatch)
+    if damaged:
+        stack.host.page(restore.claimed[3].slot)[7] ^= 1
+    stack.restorer.take_layers(restore, 0, 4)
+    assert stack.restorer.layers_arrived(restore, 0, 4) is False
+    held.answer()
+    stack.restorer.flush()
+    assert stack.restorer.layers_arrived(restore, 0, 4) is (None if damaged else True)
+    stack.restorer.release(restore)
