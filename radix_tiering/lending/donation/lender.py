@@ -197,10 +197,10 @@ class Lender:
         """Lend at most so many bytes from now on, and take back what is beyond; None: as the configuration says."""
         pages = self._sizer.total_pages if limit_bytes is None else limit_bytes // self._layout.page_bytes
         self._sizer.most_lent = min(self._bound, pages)
-        self._lending.set_limit(limit_bytes)
         beyond = self._sizer.lent - self._sizer.most_lent
         if beyond > 0:
             self._lending.withdraw(beyond * self._layout.page_bytes)
+        self._lending.set_limit(limit_bytes)
 
     def close(self) -> None:
         """Lend nothing more. Idempotent."""
@@ -326,12 +326,14 @@ class Lender:
         if len(spans) < runs * shape.spans:
             self._lend_at = now + SCATTERED_SECONDS
         before = self._sizer.lent
-        for _ in range(len(spans) // shape.spans):
-            self._stock([spans.pop() for _ in range(shape.spans)])
+        try:
+            for _ in range(len(spans) // shape.spans):
+                self._stock([spans.pop() for _ in range(shape.spans)])
+        finally:
+            if spans:
+                self._pool.put_back(spans)
         if self._sizer.lent > before:
             self._tell("grow", before, self._sizer.lent)
-        if spans:
-            self._pool.put_back(spans)
 
     def _tell(self, decision: str, before: int, after: int) -> None:
         page = self._layout.page_bytes
@@ -372,6 +374,17 @@ class Lender:
         self._fences.append(_Fenced(self._last_run, self._fence()))
 
 
+class OperatedLender(Protocol):
+    """What operators see of a lender, and do to it; see `Lender`."""
+
+    peak_bytes: int
+
+    @property
+    def window_seconds(self) -> float: ...
+    def cap(self, limit_bytes: int | None) -> None: ...
+    def rest(self) -> None: ...
+
+
 class LenderHand(ServiceHand):
     """An operator's hand on the leases of a rank whose lender, once there is one, is told what was done to them."""
 
@@ -382,7 +395,7 @@ class LenderHand(ServiceHand):
         service: LeaseService | None,
         address: str,
         borrower: LeaseService | None,
-        lender: Callable[[], Lender | None],
+        lender: Callable[[], OperatedLender | None],
     ) -> None:
         """`service` lends at `address`, `borrower` borrows; see `ServiceHand`."""
         on_cap = self._cap if service is not None else None

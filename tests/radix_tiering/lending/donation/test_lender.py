@@ -190,6 +190,26 @@ def test_as_much_is_lent_as_is_wanted_and_spare() -> None:
     server.check()
 
 
+def test_what_cannot_be_put_at_borrowers_disposal_is_the_pools_again() -> None:
+    server = Server()
+    server.borrow(1000 * PAGE_BYTES)
+    stock, stocked = server.lending.stock, []
+
+    def fails_once(run: int, extents: Collection[Extent]) -> None:
+        stocked.append(run)
+        if len(stocked) == 3:
+            raise RuntimeError("an error of ours")
+        stock(run, extents)
+
+    server.lending.stock = fails_once  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="an error of ours"):
+        server.run(3)
+    server.check()
+    server.run(5)
+    assert server.held() > 100 * PAGE_BYTES
+    server.check()
+
+
 def test_the_youngest_and_the_largest_pages_are_taken_back_at_once_when_a_request_needs_them() -> None:
     server = Server()
     server.borrow(1000 * PAGE_BYTES)
