@@ -132,30 +132,44 @@ class Donor:
         self._news()
         return []
 
-    def withdraw(self, wanted_bytes: int, now: float) -> Outputs:
-        """Get back at least so many bytes, those counted that are already recalled; all if there are not so many.
-
-        What is not lent comes back at once. Then leases are recalled, the youngest first, of who holds most; those
-        that are pinned only when no others are left.
-        """
+    def to_withdraw(self, wanted_bytes: int) -> list[int]:
+        """The runs to withdraw for having so many bytes back, those counted that are already recalled; all if there are
+        not so many. First what is not lent, then the youngest leases, of who holds most; those that are pinned only
+        when no others are left."""
         short = wanted_bytes - self._runs.bytes_in(RunState.RECALLED)
-        outputs: Outputs = []
-        while short > 0 and (run := self._runs.first(RunState.FREE, RunState.FENCING)):
+        chosen: list[LentRun] = []
+        for run in self._runs.all_in(RunState.FREE, RunState.FENCING):
+            if short <= 0:
+                break
             short -= run.bytes
-            self._runs.remove(run)
-            outputs.append(Reclaimed(run.number, Back.UNUSED))
-        self._news()
-        return outputs + self._recall(self._pick(short), now)
+            chosen.append(run)
+        return [run.number for run in chosen + self._pick(short)]
+
+    def withdraw_runs(self, runs: Iterable[int], now: float) -> Outputs:
+        """Get these runs back: at once what is not lent, by a recall what is. Those that are not here are ignored."""
+        outputs: Outputs = []
+        lent: list[LentRun] = []
+        for run in filter(None, map(self._runs.find, runs)):
+            if run.state in (RunState.FREE, RunState.FENCING):
+                self._runs.remove(run)
+                outputs.append(Reclaimed(run.number, Back.UNUSED))
+            elif run.state is RunState.LENT:
+                lent.append(run)
+        if outputs:
+            self._news()
+        return outputs + self._recall(lent, now)
+
+    def withdraw(self, wanted_bytes: int, now: float) -> Outputs:
+        """Get back at least so many bytes, as `to_withdraw` says: what is not lent comes back at once."""
+        return self.withdraw_runs(self.to_withdraw(wanted_bytes), now)
+
+    def unused(self) -> list[int]:
+        """The runs that are not lent."""
+        return [run.number for run in self._runs.all_in(RunState.FREE, RunState.FENCING)]
 
     def withdraw_unused(self) -> Outputs:
         """Get back all that is not lent."""
-        outputs: Outputs = []
-        while run := self._runs.first(RunState.FREE, RunState.FENCING):
-            self._runs.remove(run)
-            outputs.append(Reclaimed(run.number, Back.UNUSED))
-        if outputs:
-            self._news()
-        return outputs
+        return self.withdraw_runs(self.unused(), 0.0)  # nothing of it is recalled
 
     def recall(self, leases: Iterable[int], now: float) -> Outputs:
         """Recall these leases; those that are not lent are ignored."""

@@ -59,9 +59,14 @@ class RunTable:
         """The run of this number, if it is in this state."""
         return self._runs[state].get(number)
 
-    def first(self, *states: RunState) -> LentRun | None:
-        """Any run in one of these states, the first ones first."""
-        return next((run for state in states for run in self._runs[state].values()), None)
+    def find(self, number: int) -> LentRun | None:
+        """The run of this number, whatever its state."""
+        return next((runs[number] for runs in self._runs.values() if number in runs), None)
+
+    def all_in(self, *states: RunState) -> Iterator[LentRun]:
+        """The runs in these states, the first ones first; not to be moved meanwhile."""
+        for state in states:
+            yield from self._runs[state].values()
 
     def bytes_in(self, *states: RunState) -> int:
         return sum(self._bytes[state] for state in states)

@@ -94,6 +94,20 @@ class LeaseService:
         """See `Donor.withdraw_unused`: it has been told as reclaimed when this returns."""
         self._lend(lambda donor, now: donor.withdraw_unused())
 
+    def to_withdraw(self, wanted_bytes: int) -> list[int]:
+        """See `Donor.to_withdraw`."""
+        with self._lock:
+            return self._donor.to_withdraw(wanted_bytes) if self._donor else []
+
+    def withdraw_runs(self, runs: Collection[int]) -> None:
+        """See `Donor.withdraw_runs`: what was not lent has been told as reclaimed when this returns."""
+        self._lend(lambda donor, now: donor.withdraw_runs(runs, now))
+
+    def unused(self) -> list[int]:
+        """See `Donor.unused`."""
+        with self._lock:
+            return self._donor.unused() if self._donor else []
+
     def recall(self, leases: Iterable[int]) -> None:
         """See `Donor.recall`."""
         self._lend(lambda donor, now: donor.recall(leases, now))

@@ -221,6 +221,23 @@ def test_what_is_not_lent_can_be_withdrawn_alone() -> None:
     assert not pair.said(Recall)
 
 
+def test_runs_are_withdrawn_by_their_numbers() -> None:
+    pair = Pair()
+    pair.stock(2)
+    pair.want(2 * RUN)
+    (spare,) = pair.stock()
+    assert pair.donor.unused() == [spare]
+    chosen = pair.donor.to_withdraw(2 * RUN)
+    assert chosen[0] == spare
+    assert len(chosen) == 2
+    assert pair.donor.bytes_in(RunState.RECALLED) == 0, "nothing is done by choosing"
+    pair.hold = {Return}
+    outputs = pair.donor.withdraw_runs([*chosen, 99], pair.now)
+    assert [one for one in outputs if isinstance(one, Reclaimed)] == [Reclaimed(spare, Back.UNUSED)]
+    assert pair.donor.bytes_in(RunState.RECALLED) == RUN
+    assert pair.donor.withdraw_runs(chosen, pair.now) == [], "as before"
+
+
 def test_it_knows_how_much_is_wanted_by_those_who_could_use_it() -> None:
     pair = Pair()
     pair.add("c", 3 * PAGE)
