@@ -19,6 +19,7 @@ KINDS = (
     "lent",
     "crash",
     "borrowed",
+    "ranked",
     "shared",
     "ranks",
     "recall",

@@ -13,8 +13,9 @@ from swift_tiers.radix_tiering.tiers.testing.network import NETWORKS_FAIL
 
 from .devices import DEVICES_FAIL, FATES
 from .many import MANY, ManyPages
+from .neighbours import RANK_FAILURES
 from .plan import CLIENT as CLIENT_ACTIONS
-from .plan import NEIGHBOURS, RANK_TROUBLE, RANKS, SERVER, STUMBLES, TORMENTS, TROUBLE, WORLDS, Plan, as_words
+from .plan import NEIGHBOURS, RANK_TROUBLE, RANKED_TORMENTS, RANKS, SERVER, STUMBLES, TROUBLE, WORLDS, Plan, as_words
 from .scenarios import SCENARIOS, SEED_ALONE
 from .shared_store import STORES_FAIL
 from .trouble import DEVICE_FAULTS
@@ -39,7 +40,8 @@ HAPPENINGS = (
     *(f"device {name}" for name in DEVICE_FAULTS),
     *(f"fault: {name}" for name in DEVICES_FAIL),
     *(f"lease {name}" for name in NEIGHBOURS),
-    *(f"neighbour: {name}" for name in TORMENTS),
+    *(f"neighbour: {name}" for name in RANKED_TORMENTS),
+    *(f"donor: {name} fails" for name in RANK_FAILURES),
     *(f"network: {name}" for name in NETWORKS_FAIL),
     *("donor: a request of its own", "pages lent", "pages from lent memory"),
     *(f"store: {name}" for name in STORES_FAIL),

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 #: What a world is about. `trouble`: anything goes wrong. `calm`: nothing does. `lent`: there is lent memory and no ssd.
 #: `crash`: the process ends at any moment, or in order, and another one begins on the same devices. `borrowed`: real
-#: donors lend, over a network that fails. `shared`: beneath all there is a store that is late, hangs, dies, and whose
-#: objects are gone, short, damaged or somebody else's.
-WORLDS = ("trouble", "calm", "lent", "crash", "borrowed", "shared")
+#: donors lend, over a network that fails. `ranked`: donors of several ranks do, which have to stay together. `shared`:
+#: a store beneath all is late, hangs, dies, and its objects are gone, short, damaged or others'.
+WORLDS = ("trouble", "calm", "lent", "crash", "borrowed", "ranked", "shared")
+#: Of these, those with real donors.
+BORROWED = ("borrowed", "ranked")
 #: A world of another kind: SGLang's scheduler on one rank or several, which have to stay together.
 RANKS = "ranks"
 
@@ -29,6 +31,7 @@ TROUBLE = {
 NEIGHBOURS = {"lend": 3, "recall": 1, "late": 1, "end": 1, "hold": 1}
 #: What becomes of donors, of others that borrow, and of the network between them.
 TORMENTS = {"request": 6, "stop": 1, "kill": 1, "cut": 1, "letters": 2, "unnamed": 1}
+RANKED_TORMENTS = {**TORMENTS, "stumble": 2}
 #: What a server is asked for, alike on every rank.
 SERVER = {
     "ask": 4, "ask_again": 8, "ask_as": 2, "abort": 1, "evict": 8, "retract": 1, "flush_cache": 1, "rounds_pass": 4,
@@ -128,14 +131,15 @@ def _server(plan: Plan, draw: random.Random) -> list[Job]:
 
 
 def _jobs(kind: str, life: int, steps: int, draw: random.Random) -> list[Job]:
-    first, pause = life * CLIENTS, 1.0 if kind == "borrowed" else 0.02
+    first, pause = life * CLIENTS, 1.0 if kind in BORROWED else 0.02
     jobs = [
         Job(f"client-{first + number}", life, _actions(CLIENT, steps, draw, 0.3, 3, pause)) for number in range(CLIENTS)
     ]
     if kind != "calm":
         jobs.append(Job(f"trouble-{life}", life, _actions(TROUBLE, steps // 2, draw, 1.0, 2, 0.05)))
-    if kind == "borrowed":
-        among = TORMENTS if draw.random() < 0.8 else {"request": 1}
+    if kind in BORROWED:
+        worst = RANKED_TORMENTS if kind == "ranked" else TORMENTS
+        among = worst if draw.random() < 0.8 else {"request": 1}
         jobs.append(Job(f"torments-{life}", life, _actions(among, steps, draw, 1.0, 2, 1.0)))
     else:
         jobs.append(Job(f"neighbours-{life}", life, _actions(NEIGHBOURS, steps, draw, 1.0, 2, 0.03)))

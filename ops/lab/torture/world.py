@@ -31,7 +31,7 @@ from .devices import PowerArray
 from .direct_files import PlainLanding, direct_reads
 from .model_peer import ModelPeer
 from .neighbours import Neighbourhood, Tormentor, slow_memory
-from .plan import Job, Plan
+from .plan import BORROWED, Job, Plan
 from .shared_store import shared_tier, unreliable_store
 from .stacks import check, memory_ssd, new_stack
 from .state import WorldState
@@ -65,7 +65,7 @@ class World:
         }
         if plan.fine:  # there are so many steps that threads which are held up at some would be late everywhere
             self._pace["stall"] = 0.0
-        if plan.kind == "borrowed":  # for long, and several servers: the same holds
+        if plan.kind in BORROWED:  # for long, and several servers: the same holds
             self._pace["stall"] = min(self._pace["stall"], 0.002)
         self._behind = False  # whether what was kept is found while pages are served
         self.state.runner = self._runner(0)
@@ -88,7 +88,7 @@ class World:
                 patches.enter_context(patch.object(owner, name, draw.choice(values)))
             if self.plan.fine:
                 patches.enter_context(statements.switching())
-            if self.plan.kind == "borrowed":
+            if self.plan.kind in BORROWED:
                 patches.enter_context(slow_memory(self.state.runner, draw))
             for life, seconds in enumerate((*self.plan.crashes, None)):
                 if life:
@@ -210,7 +210,7 @@ class World:
 
     def _build(self, draw: random.Random) -> None:
         state, runner, lent = self.state, self.runner, self.plan.kind == "lent"
-        borrowed = self.plan.kind == "borrowed"
+        borrowed = self.plan.kind in BORROWED
         with_peer, with_ssd = draw.random() < 0.5 or lent, draw.random() < 0.8 and not lent
         with_ssd = with_ssd or self.plan.kind == "crash"
         behind = self._behind = self.plan.draw("filling").random() < 0.5
@@ -225,7 +225,8 @@ class World:
             state.opened = True
         fingerprint = page_digest if ssd is None else ssd.fingerprint
         if borrowed:
-            state.neighbourhood = Neighbourhood(runner, draw, state.happened, fingerprint, 4096)
+            ranked = self.plan.draw("ranks of donors") if self.plan.kind == "ranked" else None
+            state.neighbourhood = Neighbourhood(runner, draw, state.happened, fingerprint, 4096, ranked=ranked)
         elif with_peer:
             state.peer = ModelPeer(4096, fingerprint, landing_slots=draw.choice((0, 0, 3)), runner=runner)
         if draw.random() < 0.4:

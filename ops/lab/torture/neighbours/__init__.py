@@ -4,5 +4,6 @@ from swift_tiers.radix_tiering.tiers.testing.network import Network
 
 from .donor import DonorServer
 from .neighbourhood import Neighbourhood, Tormentor, slow_memory
+from .ranked_donor import RANK_FAILURES, RankedDonor
 
-__all__ = ["DonorServer", "Neighbourhood", "Network", "Tormentor", "slow_memory"]
+__all__ = ["RANK_FAILURES", "DonorServer", "Neighbourhood", "Network", "RankedDonor", "Tormentor", "slow_memory"]

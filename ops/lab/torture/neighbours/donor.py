@@ -59,6 +59,57 @@ class MemoryPool(ModelPool):
                 raise WrittenByStrangersError(f"bytes {extent.offset} and on, which are not lent, were changed")
 
 
+class LendingProcess:
+    """One process of a server that lends: its memory, and what gives leases on it."""
+
+    def __init__(
+        self, name: str, address: str, network: Network, draw: random.Random, pages: int, planes: int, page_bytes: int
+    ) -> None:
+        """`pages` of so many bytes, in so many `planes`."""
+        runner = network.runner
+        plane_bytes = page_bytes // planes
+        self.name = name
+        self.layout = PoolLayout(tuple(n * (pages + 1) * plane_bytes for n in range(planes)), plane_bytes)
+        self.arena = SharedArena((pages + 1) * page_bytes, available=lambda: None)
+        self.arena.array[:] = OWN
+        self.pool = MemoryPool(pages, self.arena.array, self.layout)
+        self.process = VirtualProcess(
+            runner, begin=draw.random() * 1e5, rate=1 + (2 * draw.random() - 1) * TIMING.drift
+        )
+        self.effects: deque[DonorEffect] = deque()
+        donor = Donor(name, page_bytes, runner.random, timing=TIMING)
+        self.service = LeaseService(
+            donor=donor,
+            listen=address,
+            on_donor=self.effects.append,
+            runner=self.process,
+            wire=network.wire(name),
+        )
+        self.server = ArenaServer(
+            address,
+            donor.party,
+            self.arena,
+            self.service.lent_to,
+            bandwidth=draw.choice((None, None, 1e7)),
+            interference=draw.choice((None, 0.5)),
+            runner=self.process,
+        )
+
+    def close(self) -> None:
+        """Lend no more; what was lent comes back."""
+        assert self.service.close(), f"{self.name}: what was lent does not come back"
+        self.server.close()
+
+    def check(self, lent_pages: int) -> None:
+        """All is the pool's again. `lent_pages`: as the lender knows."""
+        assert self.server.counters["faults"] == self.service.counters.get("faults", 0) == 0, "a round failed"
+        assert lent_pages == 0, f"{self.name}: {lent_pages} pages are lent for ever"
+        self.pool.check()
+        self.pool.look([page for page, owner in self.pool.owner.items() if owner != LENT])
+        assert not self.pool.count(LENT), "pages are lent, and nobody knows"
+        self.arena.close()
+
+
 class DonorServer:
     """One after the other its lives, each a process of its own, at one address."""
 
@@ -83,44 +134,26 @@ class DonorServer:
         self.alive = False
         self.begin()
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Lease name -> lease address."""
+        return {self.name: self.address}
+
     def begin(self) -> None:
         """A life begins."""
-        runner = self._network.runner
-        plane_bytes = self._page_bytes // self._planes
-        layout = PoolLayout(tuple(n * (self._pages + 1) * plane_bytes for n in range(self._planes)), plane_bytes)
-        self.arena = SharedArena((self._pages + 1) * self._page_bytes, available=lambda: None)
-        self.arena.array[:] = OWN
-        self.pool = MemoryPool(self._pages, self.arena.array, layout)
-        self.process = VirtualProcess(
-            runner, begin=self._draw.random() * 1e5, rate=1 + (2 * self._draw.random() - 1) * TIMING.drift
+        self._one = one = LendingProcess(
+            self.name, self.address, self._network, self._draw, self._pages, self._planes, self._page_bytes
         )
-        effects: deque[DonorEffect] = deque()
-        donor = Donor(self.name, self._page_bytes, runner.random, timing=TIMING)
-        self.service = LeaseService(
-            donor=donor,
-            listen=self.address,
-            on_donor=effects.append,
-            runner=self.process,
-            wire=self._network.wire(self.name),
-        )
-        self.server = ArenaServer(
-            self.address,
-            donor.party,
-            self.arena,
-            self.service.lent_to,
-            bandwidth=self._draw.choice((None, None, 1e7)),
-            interference=self._draw.choice((None, 0.5)),
-            runner=self.process,
-        )
+        self.pool, self.process, self.service = one.pool, one.process, one.service
         self.lender = Lender(
-            self.pool,
+            one.pool,
             ElasticSizer(self._pages, PAGE_TOKENS, window_seconds=self._draw.choice((0.2, 2.0))),
-            layout,
-            self.service,
-            effects,
+            one.layout,
+            one.service,
+            one.effects,
             demand=self._demand,
             fence=self._fence,
-            wait_for_copy=self.server.wait_for_copy,
+            wait_for_copy=one.server.wait_for_copy,
             taken_back=lambda pages, seconds: self.waited.append(seconds),
         )
         self._requests: list[_Request] = []
@@ -148,15 +181,9 @@ class DonorServer:
         self._ending = True
         self._scheduler.join()
         self.lender.close()
-        assert self.service.close(), f"{self.name}: what was lent does not come back"
-        self.server.close()
+        self._one.close()
         self.lender.tick(self.process.monotonic())
-        assert self.server.counters["faults"] == self.service.counters.get("faults", 0) == 0, "a round failed"
-        assert self.lender.lent_pages == 0, f"{self.name}: {self.lender.lent_pages} pages are lent for ever"
-        self.pool.check()
-        self.pool.look([page for page, owner in self.pool.owner.items() if owner != LENT])
-        assert not self.pool.count(LENT), "pages are lent, and nobody knows"
-        self.arena.close()
+        self._one.check(self.lender.lent_pages)
         self.alive = False
 
     @property
@@ -168,7 +195,7 @@ class DonorServer:
     def _schedule(self) -> None:
         while not self._ending:
             now = self.process.monotonic()
-            self.server.computing(bool(self._requests))
+            self._one.server.computing(bool(self._requests))
             self.lender.tick(now)
             for request in list(self._requests):
                 self._go_on(request, now)

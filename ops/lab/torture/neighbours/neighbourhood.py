@@ -20,6 +20,7 @@ from swift_tiers.radix_tiering.tiers.testing.network import Network
 from swift_tiers.radix_tiering.tiers.tier import ReadOutcome
 
 from .donor import DonorServer
+from .ranked_donor import RankedDonor
 from .rival import Rival
 
 #: What the server that a world is about is called there.
@@ -61,16 +62,21 @@ class Neighbourhood:
         happened: Counter[str],
         fingerprint: Callable[[np.ndarray], bytes],
         page_bytes: int,
+        *,
+        ranked: random.Random | None = None,
     ) -> None:
+        """`ranked`: donors have several ranks, of which this draws how many."""
         self._directory = tempfile.TemporaryDirectory(prefix="swift-torture-")
         self.network = Network(runner, draw, happened)
         directory = Path(self._directory.name)
-        self.donors = [
+        self.donors: list[DonorServer | RankedDonor] = [
             DonorServer(f"donor-{number}", directory, self.network, draw, happened)
+            if ranked is None
+            else RankedDonor(f"donor-{number}", directory, self.network, draw, happened, ranked.choice((2, 2, 3)))
             for number in range(draw.choice((1, 1, 2)))
         ]
         #: Lease name -> lease address, as the bus says.
-        self.addresses = {donor.name: donor.address for donor in self.donors}
+        self.addresses = {name: address for donor in self.donors for name, address in donor.addresses.items()}
         self.rivals = [
             Rival(f"rival-{number}", self.network, draw, self.addresses) for number in range(draw.choice((0, 1, 1)))
         ]
@@ -88,7 +94,7 @@ class Neighbourhood:
         self._happened = happened
 
     @property
-    def servers(self) -> list[DonorServer | Rival]:
+    def servers(self) -> list[DonorServer | RankedDonor | Rival]:
         """All but the own one; those that borrow first."""
         return [*self.rivals, *self.donors]
 
@@ -174,17 +180,25 @@ class Tormentor:
         """The bus names a donor no more, for a while."""
         donor = draw.choice(self._all.donors)
         self._tell(f"{donor.name} is said to lend no more")
-        addresses = {name: address for name, address in self._all.addresses.items() if name != donor.name}
+        addresses = {name: address for name, address in self._all.addresses.items() if name not in donor.addresses}
         self._all.tier.neighbours(addresses)
         self._network.runner.sleep(draw.random() * 0.1)
         self._all.tier.neighbours(self._all.addresses)
         self._count("unnamed")
 
+    def stumble(self, draw: random.Random) -> None:
+        """Something of ours fails once, on one rank of a donor alone."""
+        donors = [donor for donor in self._all.donors if isinstance(donor, RankedDonor) and donor.alive]
+        if donors:
+            self._tell(draw.choice(donors).stumble(draw))
+            self._wrong("stumble")
+
     @property
     def _names(self) -> list[str]:
-        return [server.name for server in self._all.servers]
+        """Of all ways that letters go by."""
+        return [name for one in self._all.servers for name in ([one.name] if isinstance(one, Rival) else one.addresses)]
 
-    def _somebody(self, draw: random.Random) -> DonorServer | Rival:
+    def _somebody(self, draw: random.Random) -> DonorServer | RankedDonor | Rival:
         return draw.choice(self._all.servers)
 
     def _wrong(self, name: str) -> None:

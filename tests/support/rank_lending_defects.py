@@ -1,0 +1,38 @@
+"""Defects of one line in how ranks lend together, that worlds with donors of several ranks are to find."""
+
+from __future__ import annotations
+
+from swift_tiers.radix_tiering.lending.donation.lender import Lender
+from swift_tiers.radix_tiering.lending.donation.rank_lender import RankLender, _LeadLending
+from swift_tiers.radix_tiering.lending.donation.rank_runs import RankRuns
+
+from .defects import Defect
+
+#: Found within `tests/ops/torture/test_ranked_donors.py`'s number of seeds.
+IN_RANK_LENDING = [
+    Defect("what is back on one rank is the pool's again", RankLender, "_agree_on_returns",
+           "zip(asked, everywhere, strict=True)", "zip(asked, [-one for one in somewhere], strict=True)"),
+    Defect("what one rank has back stays lent on the others", RankLender, "_agree_on_returns",
+           "set(begun) - set(ended) - self._runs.coming", "set()"),
+    Defect("each rank asks for as many runs as it has", RankLender, "_agree_on_returns",
+           "asked = range(first, min(last + 1, first + MOST_RUNS))", "asked = list(self._runs.runs)"),
+    Defect("who has nothing back does not ask", RankLender, "_agree",
+           "if not said.none_back and said.first_run < NOTHING:", "if self._runs.back:"),
+    Defect("each rank goes by its own clock", RankLender, "_take_in",
+           "now = said.now / 1e6 if said.now < NOTHING else self.now", "now = self._clock()"),
+    Defect("who waits for memory agrees more often", RankLender, "_take_in",
+           "self._every = steps if said.patient else 1", "self._every = 1 if self._runs.coming else steps"),
+    Defect("what failed does not come to the agreement", RankLender, "_agree",
+           'facts = self._guarded("facts", self._facts) or _Said(sound=0)',
+           'facts = self._guarded("facts", self._facts)\n    if facts is None:\n        return'),
+    Defect("what an error has left is not taken back", RankLender, "_take_in",
+           'self._guarded("withdraw", lambda: self._runs.withdraw(list(self._runs.runs)))', "pass"),
+    Defect("an error is not told", RankLender, "_guarded", "self._sound = False", "pass"),
+    Defect("a run is back twice", RankLender, "_agree_on_returns", "if one and run in self._runs.runs]", "if one]"),
+    Defect("others take back what they like", _LeadLending, "_withdraw", "self._say(Word.WITHDRAW, runs)", "pass"),
+    Defect("what is put back stays out elsewhere", RankRuns, "put_back", "for name in names])",
+           "for name in list(names)[1:]])"),
+    Defect("a copy under way is not waited for on any rank", RankRuns, "hear", "self._wait_for_copy()", "pass"),
+    Defect("what could not be stocked is out for ever", Lender, "_lend",
+           "if spans:\n            self._pool.put_back(spans)", "pass"),
+]  # fmt: skip
