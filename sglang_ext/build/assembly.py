@@ -126,7 +126,7 @@ def build_tiers(
         return open_stack(namespace, config, rank, landing=landing, kvikio=kvikio, scope=scope), None
     from .peer_side import PeerSide
 
-    side = PeerSide(config, rank.name, pool, kvcache, landing)
+    side = PeerSide(config, rank.name, pool, kvcache, landing, number=rank.tensor, ranks=rank.tensor_size)
     try:
         stack = open_stack(namespace, config, rank, side.borrow, landing=landing, kvikio=kvikio, scope=scope)
     except BaseException:
@@ -307,7 +307,7 @@ def check_machine(config: TiersConfig, ranks: int) -> None:
             raise ConfigError(f"ssd: {error}") from None
 
 
-def check_donor(config: TiersConfig, *, tensor_size: int, memory_saver: bool) -> None:
+def check_donor(config: TiersConfig, *, memory_saver: bool) -> None:
     """Raise ConfigError where `peer.donate` is set and this server is of a kind that cannot lend so far."""
     if not config.peer.donate:
         return
@@ -322,8 +322,6 @@ def check_donor(config: TiersConfig, *, tensor_size: int, memory_saver: bool) ->
         raise ConfigError("peer.pool_layout: block-major is supported on the portable CPU platform only; remove it")
     if memory_saver:
         raise ConfigError("peer.donate: cannot be combined with --enable-memory-saver, which takes the pool away")
-    if tensor_size > 1:
-        raise ConfigError("peer.donate: is supported with --tp-size 1 only so far; use --dp-size, or remove it")
 
 
 def _existing_devices(config: SsdConfig) -> list[Path]:

@@ -5,6 +5,7 @@ Everything here runs on the scheduler's thread, at the beginning of a round, bef
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -17,6 +18,8 @@ from swift_tiers.radix_tiering.base.bounds import DonationBounds
 from swift_tiers.radix_tiering.lending.donation.arena_server import ArenaServer
 from swift_tiers.radix_tiering.lending.donation.extents import PoolLayout, Span
 from swift_tiers.radix_tiering.lending.donation.lender import Lender
+from swift_tiers.radix_tiering.lending.donation.rank_lender import RankLender
+from swift_tiers.radix_tiering.lending.donation.rank_runs import RankRuns
 from swift_tiers.radix_tiering.lending.donation.sizing import ElasticSizer
 from swift_tiers.radix_tiering.lending.leases.effects import DonorEffect
 from swift_tiers.radix_tiering.lending.leases.service import LeaseService
@@ -24,6 +27,9 @@ from swift_tiers.radix_tiering.lending.leases.service import LeaseService
 from ..pools.lending_allocator import LendingAllocator
 from ..tell.guard import never_raises
 from .kept_prefixes import KeptPrefixes
+from .least import least
+
+logger = logging.getLogger(__name__)
 
 #: Tokens for which a request that runs has memory at least. To generate them takes longer than to have memory back from
 #: a borrower that says nothing, a lease's term.
@@ -146,17 +152,20 @@ class Donation:
         service: LeaseService,
         effects: deque[DonorEffect],
         server: ArenaServer,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         """`effects`: where the service puts what it tells. `stack`: whose events say what was taken back, and what
-        went wrong. `keep_seconds`: how long cached prefixes are kept after their last use; 0: none are."""
+        went wrong. `keep_seconds`: how long cached prefixes are kept after their last use; 0: none are. `rank` of so
+        many `ranks`, which run the same requests in lockstep, and lend together."""
         self.stack = stack
-        self._tick_at = 0.0
+        self._tick_at = self._told_at = 0.0
         self._scheduler = scheduler
         self._server = server
         self._allocator: LendingAllocator = scheduler.token_to_kv_pool_allocator
         self._demand = Demand(scheduler, self._allocator)
-        self._kept = KeptPrefixes(scheduler.tree_cache, keep_seconds, stack) if keep_seconds else None
-        scheduler.tree_cache.kept = self._kept
+        self._kept: KeptPrefixes | None = None
         pages = self._allocator.size // self._allocator.page_size
         sizer = ElasticSizer(
             pages,
@@ -165,39 +174,92 @@ class Donation:
             most_lent=int(pages * bounds.most),
             window_seconds=window_seconds,
         )
-        self.lender = Lender(
-            SchedulerPool(scheduler, self._allocator),
-            sizer,
-            layout,
-            service,
-            effects,
-            demand=self._demand,
-            fence=self._fence,
-            wait_for_copy=server.wait_for_copy,
-            kept=lambda: self._kept.tokens() if self._kept is not None else 0,
-            taken_back=lambda pages, seconds: stack.events.emit(
+        pool, events = SchedulerPool(scheduler, self._allocator), stack.events
+        tells: Any = {
+            "kept": lambda: self._kept.tokens() if self._kept is not None else 0,
+            "taken_back": lambda pages, seconds: events.emit(
                 "lending.taken_back", pages=pages, seconds=round(seconds, 4)
             ),
-            sized=lambda sized: stack.events.emit("lending.sized", **sized._asdict()),
-        )
+            "sized": lambda sized: events.emit("lending.sized", **sized._asdict()),
+        }
+        waits: Any = {"fence": self._fence, "wait_for_copy": server.wait_for_copy}
+        self.lender: Lender | RankLender
+        if ranks == 1:
+            self.lender = Lender(pool, sizer, layout, service, effects, demand=self._demand, **waits, **tells)
+            self._kept = KeptPrefixes(scheduler.tree_cache, keep_seconds, stack) if keep_seconds else None
+        else:
+            all_reduce = scheduler.tree_cache._all_reduce_attn_groups
+            self.lender = together = RankLender(
+                rank,
+                ranks,
+                RankRuns(pool, layout, service, effects, **waits),
+                sizer,
+                lambda values: least([values], all_reduce)[0],
+                clock=time.monotonic,
+                demand=self._demand,
+                forget=self._forget,
+                failed=self._failed,
+                **tells,
+            )
+            if keep_seconds:
+                # By the time that was agreed on: what is kept decides what is evicted.
+                self._kept = KeptPrefixes(
+                    scheduler.tree_cache, keep_seconds, stack, clock=lambda: together.now, failed=together.stumbled
+                )
+        scheduler.tree_cache.kept = self._kept
+
+    def tick(self) -> None:
+        """To be called at the beginning of each round. With several ranks it raises what their collectives raise, as
+        SGLang's own do."""
+        if isinstance(self.lender, Lender):
+            self._tick(self.lender)
+        else:
+            if self._allocator.refused:
+                self._allocator.refused = False
+                self.lender.refused()
+            self._pace()
+            self.lender.step(computed=self._scheduler.last_batch is not None)
 
     @never_raises(lambda: None)
-    def tick(self) -> None:
-        """To be called at the beginning of each round."""
+    def _tick(self, lender: Lender) -> None:
         now = time.monotonic()
         if now < self._tick_at:
             return
         self._tick_at = now + FAULT_SECONDS
         if self._allocator.refused:
             self._allocator.refused = False
-            self.lender.refused()
+            lender.refused()
         self._server.computing(self._demand.is_any)
         try:
-            self.lender.tick(now)
+            lender.tick(now)
         except Exception:
-            self.lender.retreat(now)
+            lender.retreat(now)
             raise
         self._tick_at = now
+
+    def _pace(self) -> None:
+        """Hold borrowers back while there are requests. On this rank alone: nothing of its pool depends on that."""
+        now = time.monotonic()
+        if now < self._tick_at:
+            return
+        try:
+            self._server.computing(self._demand.is_any)
+        except Exception as error:  # noqa: BLE001 - the other ranks wait
+            self._tick_at = now + FAULT_SECONDS
+            self._failed("pace", error)
+
+    def _forget(self) -> None:
+        if self._kept is not None:
+            self._kept.cleared()
+
+    def _failed(self, where: str, error: Exception) -> None:
+        """Something of ours has failed on this rank; told once in a while."""
+        now = time.monotonic()
+        if now < self._told_at:
+            return
+        self._told_at = now + FAULT_SECONDS
+        logger.error("swift-tiers: lending failed at %r; everything is taken back", where, exc_info=error)
+        self.stack.events.emit("linker.error", where=f"lending: {where}", error=repr(error))
 
     def _fence(self) -> Callable[[], bool]:
         """Whether the batches under way now have ended.

@@ -28,9 +28,18 @@ def _no_node() -> int | None:
 class KeptPrefixes:
     """What was used within the last `seconds`, is still in the tree, and is locked by nobody."""
 
-    def __init__(self, cache: Any, seconds: float, stack: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        """`stack`: whose events say what went wrong here."""
+    def __init__(
+        self,
+        cache: Any,
+        seconds: float,
+        stack: Any,
+        clock: Callable[[], float] = time.monotonic,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`stack`: whose events say what went wrong here. `failed`: called when something did: what is kept may not be
+        what it should be. `clock`: seconds; where there are several ranks, the same on all of them."""
         self.stack = stack
+        self.failed = failed
         self._cache = cache
         self._clock = clock
         self._paths = UsedPaths(seconds, self._path)

@@ -33,6 +33,7 @@ from ..pools.device_pool import DevicePool
 from ..pools.gpu_memory import gpu_memory
 from ..pools.shared_pool import LentKVPool
 from .donation import Donation
+from .least import least
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +42,19 @@ class PeerSide:
     """Lends once the scheduler is complete (`lend`), borrows as soon as there is a stack (`borrow`)."""
 
     def __init__(
-        self, config: TiersConfig, rank: str, pool: DevicePool, kvcache: Any, landing: Landing | None = None
+        self,
+        config: TiersConfig,
+        rank: str,
+        pool: DevicePool,
+        kvcache: Any,
+        landing: Landing | None = None,
+        *,
+        number: int = 0,
+        ranks: int = 1,
     ) -> None:
         """`kvcache`: SGLang's pool, which `pool` serves; shared if this rank lends. `landing`: where pages come to from
-        donors' GPUs; None: they all come through host memory. Raises ConfigError."""
+        donors' GPUs; None: they all come through host memory. `rank`: what this one is called, `number` which it is of
+        so many `ranks` that run the same requests. Raises ConfigError."""
         peer, server = config.peer, config.bus.server
         assert server is not None, "named when the arguments were resolved"
         self.name = lease_name(server, rank)
@@ -54,6 +64,7 @@ class PeerSide:
         self.service: LeaseService | None = None
         self.donation: Donation | None = None
         self._peer = peer
+        self._number, self._ranks = number, ranks
         self._page_bytes = pool.geometry.page_bytes
         self._accelerator = pool.accelerator
         self._landing = landing
@@ -118,17 +129,29 @@ class PeerSide:
         bounds = donation_bounds(self._peer.donate)
         if bounds is None or self.service is None or self._server is None or self._layout is None:
             return
-        self.donation = Donation(
-            scheduler,
-            stack,
-            self._layout,
-            bounds,
-            float(self._peer.window),
-            float(self._peer.window if self._peer.keep is None else self._peer.keep),
-            self.service,
-            self._effects,
-            self._server,
-        )
+        donation = None
+        try:
+            donation = Donation(
+                scheduler,
+                stack,
+                self._layout,
+                bounds,
+                float(self._peer.window),
+                float(self._peer.window if self._peer.keep is None else self._peer.keep),
+                self.service,
+                self._effects,
+                self._server,
+                rank=self._number,
+                ranks=self._ranks,
+            )
+        finally:
+            # Ranks that lend wait for each other: all of them do, or none.
+            made = self._ranks == 1 or all_made(donation is not None, scheduler.tree_cache)
+        if made:
+            self.donation = donation
+        else:
+            scheduler.tree_cache.kept = None
+            logger.error("swift-tiers: another rank cannot lend: none does")
 
     def tick(self) -> None:
         """To be called by the scheduler at the beginning of each round."""
@@ -162,6 +185,11 @@ class PeerSide:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+def all_made(made: bool, cache: Any) -> bool:
+    """Whether every rank has made its part. To be called by all of them."""
+    return bool(least([[int(made)]], cache._all_reduce_attn_groups)[0][0])
 
 
 def lease_directory(config: TiersConfig) -> Path:

@@ -13,10 +13,15 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+def _nobody() -> None:
+    """Nobody needs to know."""
+
+
 def never_raises(
     default: Callable[[], Result],
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """For methods of an object with a `stack`: an exception becomes `default()`, a log line and an event."""
+    """For methods of an object with a `stack`: an exception becomes `default()`, a log line and an event. Where the
+    object has a `failed`, that is called."""
 
     def decorate(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @functools.wraps(method)
@@ -26,6 +31,7 @@ def never_raises(
             except Exception as error:
                 logger.exception("swift-tiers: %s failed; going on without the tiers", method.__name__)
                 args[0].stack.events.emit("linker.error", where=method.__name__, error=repr(error))  # type: ignore[attr-defined]
+                getattr(args[0], "failed", _nobody)()
                 return default()
 
         return guarded

@@ -8,15 +8,11 @@ the same on all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import torch
 
 from swift_tiers.radix_tiering.way.request_restore import Readiness
 
+from ..build.least import AllReduce, least
 from .request import TieredRequest, TieringStage
-
-AllReduce = Callable[[torch.Tensor, Any], None]
 
 #: Waiting requests that one scheduling round may wait for: who has nothing to wait for is not counted.
 MAX_AWAITED = 8
@@ -70,11 +66,3 @@ class Admission:
             request.computes = agreed[-1] is Readiness.COMPUTE
             request.pages, request.by_layers = pages, bool(by_layers)
         return agreed
-
-
-def least(values: Sequence[Sequence[int]], all_reduce: AllReduce) -> list[list[int]]:
-    """The least that any rank says of each of these; every rank says as many."""
-    said = torch.tensor(values, dtype=torch.int)
-    all_reduce(said, torch.distributed.ReduceOp.MIN)
-    agreed: list[list[int]] = said.tolist()
-    return agreed

@@ -19,9 +19,10 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 
 from swift_tiers.radix_tiering.restore.flight import Step
 
+from ..build.least import least
 from ..tell.request_facts import RequestFacts
 from ..tell.sampler import Sampler
-from .admission import Admission, least
+from .admission import Admission
 from .keeping_cache import KeepingRadixCache
 from .layer_wise import LayerWise
 from .linker import NodeTransfer, SwiftLinker, kv_transfer

@@ -146,7 +146,6 @@ def test_command_lines(model, tmp_path):
         "bus.password_file": [*ours, *bus(url="redis://x", password_file=str(tmp_path / "missing"))],
         "bus.url": [*ours, *bus(url="http://x")],
         "bus.directory": [*ours, *bus(directory=str(file))],
-        "peer.donate: is supported with --tp-size 1": [*ours, *donor, "--tp-size", "2"],
         "peer.donate: 'much' is not": [*ours, "--swift-tiers-config", '{"peer": {"donate": "much"}}'],
         "--swift-tiers-config: has no effect": [*base, "--swift-tiers-config", '{"host": {}}'],
     }

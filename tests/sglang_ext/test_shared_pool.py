@@ -229,7 +229,6 @@ def test_its_hooks_are_on_sglang_as_it_is() -> None:
         ({}, None),
         ({"layout": "block-major"}, "peer.pool_layout: block-major is supported on the portable CPU platform only"),
         ({"saver": True}, "peer.donate: cannot be combined with --enable-memory-saver"),
-        ({"tensor": 2}, "peer.donate: is supported with --tp-size 1 only"),
         ({"cuda": False}, "peer.donate: is supported on NVIDIA GPUs and the portable CPU platform only"),
     ],
 )
@@ -246,18 +245,14 @@ def test_what_a_server_on_a_gpu_cannot_lend_is_told_before_anything_is_loaded(
     config = parse_config({"peer": {"donate": True, "pool_layout": platform.get("layout", "layer-major")}})
 
     def check() -> None:
-        check_donor(
-            config,
-            tensor_size=platform.get("tensor", 1),
-            memory_saver=platform.get("saver", False),
-        )
+        check_donor(config, memory_saver=platform.get("saver", False))
 
     if refused is None:
         check()
     else:
         with pytest.raises(ConfigError, match=re.escape(refused)):
             check()
-    check_donor(parse_config({}), tensor_size=2, memory_saver=True)
+    check_donor(parse_config({}), memory_saver=True)
 
 
 @pytest.mark.parametrize("layout", ["layer-major", "device"])

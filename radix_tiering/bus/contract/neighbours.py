@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,13 +30,41 @@ def lease_scope() -> str:
     return f"{socket.gethostname()}/{_BOOT_ID.read_text().strip()}/{os.geteuid()}"
 
 
+def counterparts(rank: str, ranks: Collection[str], others: Sequence[str]) -> list[str]:
+    """With which `others`, ranks of another server, a `rank` deals, of all `ranks` of its own.
+
+    Where both servers split their model alike among several ranks, those that have the same part: each has as much to
+    keep as the others, and lends as much. Elsewhere all of them do.
+    """
+    parts, theirs = {_part(one) for one in ranks}, {_part(one) for one in others}
+    if len(parts) == 1 or parts != theirs:
+        return list(others)
+    return [one for one in others if _part(one) == _part(rank)]
+
+
+def _part(rank: str) -> str:
+    """Of the model: `tp1` of `dp0-tp1`."""
+    return rank.rpartition("-")[2]
+
+
 class Neighbours:
     """Looks with every batch of the publisher. One thread."""
 
     def __init__(
-        self, keys: Keys, own: str, scope: str, on_neighbours: OnNeighbours, monotonic: Callable[[], float]
+        self,
+        keys: Keys,
+        own: str,
+        scope: str,
+        on_neighbours: OnNeighbours,
+        monotonic: Callable[[], float],
+        *,
+        rank: str = "",
+        ranks: Collection[str] = (),
     ) -> None:
-        """`own`: this rank's lease name, which is left out. `scope`: only lenders of the same one are neighbours."""
+        """`own`: this rank's lease name, which is left out. `scope`: only lenders of the same one are neighbours.
+        `rank` is what its server calls it, of all `ranks`; see `counterparts`."""
+        self._rank = rank
+        self._ranks = ranks
         self._keys = keys
         self._own = own
         self._scope = scope
@@ -89,7 +117,7 @@ class Neighbours:
         self._listed = tuple(servers)
 
     def _name_ranks(self, server: str, said: list[str | None]) -> None:
-        for rank in (said[0] or "").split(","):
+        for rank in counterparts(self._rank, self._ranks, (said[0] or "").split(",")):
             name = lease_name(server, rank)
             if rank and name != self._own:
                 self._named[name] = self._keys.of("rank", server=server, rank=rank)

@@ -121,7 +121,15 @@ class BusPublisher:
         self._neighbours = (
             None
             if on_neighbours is None
-            else Neighbours(self._keys, lease_name(server, rank), scope, on_neighbours, runner.monotonic)
+            else Neighbours(
+                self._keys,
+                lease_name(server, rank),
+                scope,
+                on_neighbours,
+                runner.monotonic,
+                rank=rank,
+                ranks=info.ranks,
+            )
         )
         self._guard = (
             NameGuard(self._keys.of("info", server=server), server, info.host, os.getpid(), events) if leader else None

@@ -280,6 +280,24 @@ def test_only_lenders_of_this_machine_and_user_are_neighbours(lookers: Lookers, 
     assert [lookers.now(name) for name in ("one", "two", "elsewhere")] == [{"two.dp0-tp0"}, {"one.dp0-tp0"}, set()]
 
 
+@pytest.mark.parametrize(
+    ("rank", "ranks", "others", "expected"),
+    [
+        ("dp0-tp1", "dp0-tp0 dp0-tp1", "dp0-tp0 dp0-tp1", "dp0-tp1"),
+        ("dp0-tp1", "dp0-tp0 dp0-tp1", "dp0-tp0 dp0-tp1 dp1-tp0 dp1-tp1", "dp0-tp1 dp1-tp1"),
+        ("dp0-tp1", "dp0-tp0 dp0-tp1", "dp0-tp0", "dp0-tp0"),
+        ("dp0-tp0", "dp0-tp0", "dp0-tp0 dp0-tp1", "dp0-tp0 dp0-tp1"),
+        ("dp0-tp0", "dp0-tp0 dp1-tp0", "dp0-tp0 dp1-tp0", "dp0-tp0 dp1-tp0"),
+        ("dp0-tp3", "dp0-tp2 dp0-tp3", "dp0-tp0 dp0-tp1", "dp0-tp0 dp0-tp1"),
+        ("dp0-tp0", "dp0-tp0 dp0-tp1", "", ""),
+    ],
+)
+def test_ranks_deal_with_their_counterparts_where_there_are_as_many(
+    rank: str, ranks: str, others: str, expected: str
+) -> None:
+    assert neighbours.counterparts(rank, ranks.split(), others.split()) == expected.split()
+
+
 def test_ranks_of_one_server_are_neighbours_of_each_other(redis: RealRedis, publish: Publish) -> None:
     ranks = ("dp0-tp0", "dp1-tp0")
     heard: dict[str, dict[str, str]] = {}
