@@ -54,7 +54,7 @@ RANK_HAPPENINGS = (
     *RANK_TROUBLE,
     *(f"stumble: {name}" for name in STUMBLES),
     *("answers", "answers refused", "retracted", "tokens computed", "tokens compared"),
-    *("pages loaded", "pages from ssd", "restores split"),
+    *("pages loaded", "pages from ssd", "pages from lent memory", "restores split"),
 )
 
 

@@ -121,12 +121,20 @@ def ranks_of(plan: Plan) -> int:
     return plan.draw("ranks").choice((1, 2, 2, 4))
 
 
+def ranks_borrow(plan: Plan) -> bool:
+    """Whether a server's ranks have lent memory, each leases of its own."""
+    return plan.draw("lent to ranks").random() < 0.4
+
+
 def _server(plan: Plan, draw: random.Random) -> list[Job]:
     jobs = [Job("server", 0, _actions(SERVER, 2 * plan.steps, draw, 0.5, 3, 0.05))]
     if draw.random() < 0.7:
         for number in range(ranks_of(plan)):
             trouble = _actions(RANK_TROUBLE, draw.randint(0, plan.steps), draw, 1.0, 2, 0.05)
             jobs.append(Job(f"rank-{number}", 0, trouble))
+        for number in range(ranks_of(plan)) if ranks_borrow(plan) else ():
+            leases = _actions(NEIGHBOURS, 2 * plan.steps, plan.draw(f"leases of rank {number}"), 1.0, 2, 0.05)
+            jobs.append(Job(f"leases-{number}", 0, leases))
     return jobs
 
 

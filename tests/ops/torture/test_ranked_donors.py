@@ -21,7 +21,7 @@ from swift_tiers.radix_tiering.tiers.testing.network import Network
 
 from support.defects import Defect
 from support.mutate import mutate
-from support.rank_lending_defects import IN_RANK_LENDING
+from support.rank_lending_defects import IN_RANK_LENDING, NOT_FOUND_IN_RANK_LENDING
 
 #: Worlds of the default run, and of `--all`.
 QUICK, ALL = 12, 200
@@ -83,6 +83,36 @@ def first_failure(defect: Defect) -> Outcome | None:
 def test_defects_of_lending_together_are_found(defect: Defect) -> None:
     """Two of them in the default run, too."""
     assert first_failure(defect) is not None
+
+
+@pytest.mark.parametrize("defect", NOT_FOUND_IN_RANK_LENDING, ids=lambda defect: defect.name)
+def test_what_is_not_found_could_be_put_in(defect: Defect) -> None:
+    """The table follows the engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutate(patch, defect.owner, defect.method, defect.old, defect.new)
+
+
+def test_what_is_recalled_on_one_rank_comes_back_on_all() -> None:
+    runner, draw = VirtualRunner(1, most_seconds=120.0), random.Random(2)
+
+    def main() -> None:
+        donor = RankedDonor("donor", Path(directory), Network(runner, draw, Counter()), draw, Counter(), 3)
+        rival = Rival("rival", donor.network, draw, donor.addresses)
+        runner.sleep(1.0)
+        lent = [rank.lender.lent_pages for rank in donor.ranks]
+        assert min(lent) == max(lent) > 0, "nothing is lent: this tests nothing"
+        # As an operator's hand does.
+        donor.ranks[1].lender.rest()
+        donor.ranks[1].one.service.recall([view.lease for view in donor.ranks[1].one.service.leases()])
+        limit = runner.now + 1.0
+        while any(rank.one.service.leases() for rank in donor.ranks):
+            assert runner.now < limit, "others keep what one rank has back"
+            runner.sleep(0.002)
+        rival.close()
+        donor.close()
+
+    with tempfile.TemporaryDirectory() as directory:
+        runner.run(main)
 
 
 # ---- errors of ours that go on ----

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from operator import attrgetter
 from typing import Any
 from unittest.mock import patch
@@ -22,10 +23,11 @@ from swift_tiers.sglang_ext.way.layer_wise import LayerWise
 from swift_tiers.sglang_ext.way.linker import SwiftLinker
 
 from ..devices import PowerArray
-from ..plan import REFUSING, STUMBLES, Job, Plan, WorldAction
+from ..model_peer import ModelPeer
+from ..plan import REFUSING, STUMBLES, Job, Plan, WorldAction, ranks_borrow
 from ..stacks import check, memory_ssd, new_stack
 from ..state import WorldState
-from ..trouble import Troublemaker
+from ..trouble import Lenders, Troublemaker
 from .forward import NumberedForward, answer
 from .lockstep import Lockstep
 from .scheduler import StepScheduler
@@ -99,10 +101,11 @@ class RankWorld:
     def _live(self) -> None:
         self._build()
         jobs = {job.name: job for job in self.plan.jobs}
-        trouble = None
-        if (own := jobs.get(f"rank-{self.number}")) is not None:
-            trouble = self.runner.thread(lambda: self._trouble(own), own.name)
-            trouble.start()
+        troubles = []
+        for name, does in (("rank", self._trouble), ("leases", self._lend)):
+            if (own := jobs.get(f"{name}-{self.number}")) is not None:
+                troubles.append(self.runner.thread(partial(does, own), own.name))
+                troubles[-1].start()
         server = jobs.get("server")
         for action in server.actions.values() if server is not None else ():
             if action.pause:
@@ -112,7 +115,7 @@ class RankWorld:
             self.state.happened[action.name] += 1
             for _ in range(draw.choice((0, 0, 1, 4, 16))):
                 self._round()
-        if trouble is not None:
+        for trouble in troubles:
             trouble.join()
         self._end()
 
@@ -126,10 +129,13 @@ class RankWorld:
         state.array = PowerArray(runner, images, state.happened, seconds=draw.choice((1e-5, 1e-3, 3e-3, 1e-2)))
         policy = {"write": alike.choice(("through", "back")), "restore_deadline": "20s", "flush_cache": "host"}
         restore = {"strategy": alike.choice(("load", "token-wise", "token-wise", "auto")), "chunk": 8}
+        host_pages = alike.randint(8, 20)
+        ssd, geometry = memory_ssd(array=state.array, runner=runner, verifiers=draw.choice((0, 1))), old.pool.geometry
+        if ranks_borrow(plan):
+            state.peer = ModelPeer(geometry.page_bytes, ssd.fingerprint, runner=runner)
         state.stack = new_stack(
-            alike.randint(8, 20), memory_ssd(array=state.array, runner=runner, verifiers=draw.choice((0, 1))),
-            old.stack.namespace, runner=runner, policy=policy, restore=restore,
-        )  # fmt: skip
+            host_pages, ssd, old.stack.namespace, lent=state.peer, runner=runner, policy=policy, restore=restore
+        )
         state.linker = SwiftLinker.over(old.pool, state.stack)
         cache = self._s.cache
         cache._all_reduce_attn_groups = self._lockstep.all_reduce
@@ -250,6 +256,13 @@ class RankWorld:
                 getattr(troublemaker, action.name)(random.Random(action.seed))
             self.state.happened[action.name] += 1
 
+    def _lend(self, job: Job) -> None:
+        """What becomes of this rank's leases, of which the others know nothing."""
+        lenders = Lenders(self.state)
+        for action in job.actions.values():
+            self.runner.sleep(action.pause)
+            getattr(lenders, action.name)(random.Random(action.seed))
+
     def _stumble(self, name: str) -> None:
         """Something of ours raises, once."""
         path, _, method = name.rpartition(".")
@@ -283,6 +296,8 @@ class RankWorld:
         assert not state.linker.requests, f"kept for requests that are over: {list(state.linker.requests)}"
         for stumble in self._armed.values():  # what has not happened yet is not to
             stumble.close()
+        if state.peer is not None:
+            state.peer.hold(False)
         if not calm:
             self.runner.sleep(5.0)  # what was late comes
         check(stack)
@@ -298,6 +313,8 @@ class RankWorld:
         happened["tokens compared"] += self.forward.compared
         happened["pages loaded"] += snapshot.links["host-device"].pages
         happened["pages from ssd"] += snapshot.tiers["ssd"].hits
+        if self.state.peer is not None:
+            happened["pages from lent memory"] += snapshot.tiers["peer"].hits
         happened["restores split"] += snapshot.restores.restores_split
         happened["restores expired"] += snapshot.restores.restores_expired
 
