@@ -13,18 +13,12 @@ IN_RANK_LENDING = [
     Defect("what is back on one rank is the pool's again", RankLender, "_agree_on_returns",
            "zip(asked, everywhere, strict=True)", "zip(asked, [-one for one in somewhere], strict=True)"),
     Defect("who has nothing back does not ask", RankLender, "_agree",
-           "if not said.none_back and said.first_run < NOTHING:", "if self._runs.back:"),
+           "if said.first_back < NOTHING:", "if self._runs.back:"),
     Defect("each rank goes by its own clock", RankLender, "_take_in",
            "now = said.now / 1e6 if said.now < NOTHING else self.now", "now = self._clock()"),
     Defect("what fails keeps a rank from its agreement", RankLender, "_guarded", "return None", "raise"),
-    Defect("what an error has left is not taken back", RankLender, "_take_in",
-           'self._guarded("withdraw", lambda: self._runs.withdraw(list(self._runs.runs)))', "pass"),
-    Defect("an error is not told", RankLender, "_guarded", "self._sound = False", "pass"),
-    Defect("a run is back twice", RankLender, "_agree_on_returns", "if one and run in self._runs.runs]", "if one]"),
-    Defect("others take back what they like", _LeadLending, "_withdraw", "self._say(Word.WITHDRAW, runs)", "pass"),
     Defect("what is put back stays out elsewhere", RankRuns, "put_back", "for name in names])",
            "for name in list(names)[1:]])"),
-    Defect("a copy under way is not waited for on any rank", RankRuns, "hear", "self._wait_for_copy()", "pass"),
     Defect("what could not be stocked is out for ever", Lender, "_lend",
            "if spans:\n            self._pool.put_back(spans)", "pass"),
 ]  # fmt: skip
@@ -39,4 +33,8 @@ NOT_FOUND_IN_RANK_LENDING: dict[Defect, str] = {
     Defect("who waits for memory agrees more often", RankLender, "_take_in",
            "self._every = steps if said.patient else 1", "self._every = 1 if self._runs.coming else steps"):
         "likewise, of what is to come back",
+    Defect("others take back what they like", _LeadLending, "_withdraw", "self._say(Word.WITHDRAW, runs)", "pass"):
+        "what the first rank has back is withdrawn on the others for that",
+    Defect("a copy under way is not waited for on any rank", RankRuns, "hear", "self._wait_for_copy()", "pass"):
+        "a run waits for the other ranks, and by then the copy has ended; of one rank it is found",
 }  # fmt: skip

@@ -39,8 +39,9 @@ NOTHING = 2**62
 #: Steps between two agreements at most; of those in which something was computed, which may begin to take long at any
 #: time, one counts as many.
 MOST_STEPS, COMPUTED = 64, 16
-#: Runs that are asked for in one agreement at most.
-MOST_RUNS = 4096
+#: Numbers of runs that are asked for in one agreement at most, from the first on that has come back anywhere: it ends
+#: within a lease's term, and then those behind it are asked for.
+MOST_RUNS = 1024
 #: Numbers of the first rank's words that go with their count; what is beyond goes in a collective of its own.
 ROOM = 31
 #: Words after which ranks look whether their pools are equal.
@@ -57,9 +58,8 @@ class _Said(NamedTuple):
     lends: int = 1  # 0: somebody else has recalled leases
     needed: int = 0  # bytes that borrowers would like beyond what is at their disposal
     idle: int = 0  # bytes at their disposal
-    none_back: int = 1  # 0: there are runs that have come back
-    first_run: int = NOTHING
-    last_run: int = NOTHING  # below 0: the less, the later
+    first_back: int = NOTHING  # of the runs that have come back
+    last_back: int = NOTHING  # of these, below 0: the less, the later
     free: int = NOTHING  # pages of the pool
     taken: int = NOTHING  # the same, below 0
     patient: int = NOTHING  # 0: the first rank waits for memory
@@ -179,8 +179,8 @@ class RankLender:
         said, units = _Said(*least[: len(facts)]), least[len(facts) :]
         self._take_in(said)
         ended: list[int] = []
-        if not said.none_back and said.first_run < NOTHING:
-            ended = self._agree_on_returns(said.first_run, -said.last_run)
+        if said.first_back < NOTHING:
+            ended = self._agree_on_returns(said.first_back, -said.last_back)
         words: list[int] = []
         if self._lead is not None:
             self._guarded("lead", lambda: self._decide(said, units, ended))
@@ -209,9 +209,8 @@ class RankLender:
             lends=int(not self._rest),
             needed=runs.needed_bytes,
             idle=runs.idle_bytes,
-            none_back=int(not runs.back),
-            first_run=min(runs.runs, default=NOTHING),
-            last_run=-max(runs.runs, default=-NOTHING),
+            first_back=min(runs.back, default=NOTHING),
+            last_back=-max(runs.back, default=-NOTHING),
         )
         self._sound, self._rest = True, False
         if lead is None:

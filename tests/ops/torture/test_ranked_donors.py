@@ -17,6 +17,7 @@ from swift_tiers.ops.lab.torture.neighbours.rival import Rival
 from swift_tiers.ops.lab.torture.outcome import Outcome, live
 from swift_tiers.ops.lab.torture.plan import make_plan
 from swift_tiers.radix_tiering.base.virtual import TaskDied, VirtualRunner
+from swift_tiers.radix_tiering.lending.donation import rank_lender
 from swift_tiers.radix_tiering.tiers.testing.network import Network
 
 from support.defects import Defect
@@ -92,7 +93,10 @@ def test_what_is_not_found_could_be_put_in(defect: Defect) -> None:
         mutate(patch, defect.owner, defect.method, defect.old, defect.new)
 
 
-def test_what_is_recalled_on_one_rank_comes_back_on_all() -> None:
+@pytest.mark.parametrize("most_runs", [rank_lender.MOST_RUNS, 1])
+def test_what_is_recalled_on_one_rank_comes_back_on_all(most_runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few runs are asked for at one time."""
+    monkeypatch.setattr(rank_lender, "MOST_RUNS", most_runs)
     runner, draw = VirtualRunner(1, most_seconds=120.0), random.Random(2)
 
     def main() -> None:
@@ -105,9 +109,31 @@ def test_what_is_recalled_on_one_rank_comes_back_on_all() -> None:
         donor.ranks[1].lender.rest()
         donor.ranks[1].one.service.recall([view.lease for view in donor.ranks[1].one.service.leases()])
         limit = runner.now + 1.0
-        while any(rank.one.service.leases() for rank in donor.ranks):
+        while any(rank.lender.lent_pages for rank in donor.ranks):
             assert runner.now < limit, "others keep what one rank has back"
             runner.sleep(0.002)
+        rival.close()
+        donor.close()
+
+    with tempfile.TemporaryDirectory() as directory:
+        runner.run(main)
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(1, id="a rank that follows")])
+@pytest.mark.parametrize("what", ["withdraw_runs", "to_withdraw", "demand"])
+def test_an_error_delays_a_request_and_no_more(what: str, number: int) -> None:
+    """Though borrowers would go on using what they have."""
+    runner, draw = VirtualRunner(1, most_seconds=120.0), random.Random(2)
+
+    def main() -> None:
+        donor = RankedDonor("donor", Path(directory), Network(runner, draw, Counter()), draw, Counter(), 2)
+        rival = Rival("rival", donor.network, draw, donor.addresses)
+        runner.sleep(1.0)
+        assert all(rank.lender.lent_pages for rank in donor.ranks), "nothing is lent: this tests nothing"
+        donor.ranks[number].stumble(what)
+        donor.ask(10_000, 0.1)
+        runner.sleep(3.0)
+        assert not any(rank.requests for rank in donor.ranks), "it waits for ever"
         rival.close()
         donor.close()
 

@@ -21,6 +21,8 @@ from .donor import PAGE_TOKENS, ROUND_SECONDS, LendingProcess
 
 #: What fails where a rank stumbles: calls of its lease service, and what it reckons.
 RANK_FAILURES = ("stock", "fenced", "withdraw_runs", "to_withdraw", "wanted_bytes", "bytes_in", "demand")
+#: Within which all requests have what they need, once nothing goes wrong, seconds.
+LAST_SECONDS = 10.0
 #: Steps within which all is back at the end: an error keeps the first rank from deciding for a second.
 LAST_STEPS = 400
 
@@ -254,7 +256,12 @@ class RankedDonor:
         self.asked.append(_Asked(min(pages, self._shape[0]), int(seconds / ROUND_SECONDS), self.draw.random() < 0.5))
 
     def close(self) -> None:
-        """End in order: everything that was lent comes back."""
+        """End in order, where nothing is wrong any more: all requests are served, all that was lent comes back."""
+        runner = self.network.runner
+        limit = runner.now + LAST_SECONDS
+        while any(request.pages is None for rank in self.ranks for request in rank.requests):
+            assert runner.now < limit, f"{self.name}: a request waits for memory for ever"
+            runner.sleep(ROUND_SECONDS)
         self.ending = True
         self._together(lambda rank: rank.thread)
         for rank in self.ranks:
