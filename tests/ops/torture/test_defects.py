@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from swift_tiers.ops.lab.torture.outcome import Outcome, live
-from swift_tiers.ops.lab.torture.plan import WORLDS, make_plan
+from swift_tiers.ops.lab.torture.plan import BORROWED, WORLDS, make_plan
 
 from support.defects import FOUND, NOT_FOUND, Defect
 from support.mutate import mutate
 
 #: Seeds of each kind of world within which each is found.
 MOST = 100
-#: Kinds of worlds; those with real donors have a table of their own, `test_neighbours.py`.
-KINDS = tuple(kind for kind in WORLDS if kind not in ("borrowed", "shared"))
+#: Kinds of worlds; those with real donors have tables of their own, `test_neighbours.py` and `test_ranked_donors.py`.
+KINDS = tuple(kind for kind in WORLDS if kind not in (*BORROWED, "shared"))
 #: Of these the default run looks for the first of each room: they are found in the first worlds.
 QUICK = {
     "an errand that nobody is told of",
