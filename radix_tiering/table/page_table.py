@@ -493,7 +493,9 @@ class PageTable:
 
     def hinted(self, pages: Sequence[Page]) -> list[Page]:
         """Those of these pages of which there is a hint."""
-        return [page for page in pages if page.whole_in(self.hints)] if self.hints else []
+        if not self.hints or not self.of[self.hints].pages:
+            return []
+        return [page for page in pages if page.whole_in(self.hints)]
 
     def only_hinted(self, pages: Sequence[Page]) -> list[int]:
         """Which of these pages, which are in the table, have a hint and nothing else, nor anything on its way."""

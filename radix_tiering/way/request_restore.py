@@ -70,6 +70,7 @@ class Restore:
         "held",
         "keys",
         "late",
+        "leans_on",
         "no_layers",
         "outcome",
         "pages",
@@ -110,6 +111,7 @@ class Restore:
         self.outcome = ""  # how it ended, as `RestoreSnapshot` names it; empty: nothing was held
         self.ended: float | None = None
         self.claimed: list[Page] = []  # pinned
+        self.leans_on: list[Page] = []  # pinned: of the prefix, what other restores have only heard of
         self.tiers = tiers
         self.sources: list[int] = []  # the tier of each claimed page, by number
         self.flight = Flight()  # of the claimed pages
@@ -151,8 +153,9 @@ class Restore:
         """-> RELEASED; the pages that were pinned for it, whose pins whoever calls gives back."""
         assert not self.under_way or self.ended is not None, "it ends before it is released"
         self.state, self.story.flight = RestoreState.RELEASED, None
-        claimed, self.claimed = self.claimed, []
-        return claimed
+        pinned = [*self.leans_on, *self.claimed]
+        self.leans_on, self.claimed = [], []
+        return pinned
 
     # ---- its pages ----
 

@@ -153,7 +153,7 @@ class Restorer:
             restore.state = RestoreState.RUNNING
             self._counts["restores_started"] += 1
             now = self._table.tick()
-        self._use(restore.prefix_keys, now, restore.reach)
+        self._use(restore.prefix_keys, now, restore.reach, restore)
         asked = False
         try:
             self._claim(restore, now)
@@ -344,13 +344,18 @@ class Restorer:
             return ReadOutcome.CHECKSUM.value
         return ""
 
-    def _use(self, keys: Sequence[bytes], now: int, reach: int) -> None:
-        """Count a use of pages that the device has."""
+    def _use(self, keys: Sequence[bytes], now: int, reach: int, restore: Restore | None = None) -> None:
+        """Count a use of pages that the device has. What `restore` claims lies behind them: those that other restores
+        have only heard of do not leave with these."""
         for start in range(0, len(keys), PAGES_PER_HOLD):
             with self._table.lock:
                 pages = self._table.settled_chain(self._table.serving, keys[start : start + PAGES_PER_HOLD])
                 self._table.use_all(pages, now, reach)
                 self._offer(pages)
+                if restore is not None and restore.state is RestoreState.RUNNING:
+                    hinted = self._table.hinted(pages)
+                    self._table.pin_all(hinted)
+                    restore.leans_on += hinted
 
     def _offer(self, pages: Sequence[Page]) -> None:
         """Once more to tiers that have not got them: a use may have made them worth it."""

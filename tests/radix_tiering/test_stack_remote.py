@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from swift_tiers.radix_tiering.base.runner import Runner
+from swift_tiers.radix_tiering.base.units import Duration
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
 from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault, ModelStore
@@ -39,6 +42,14 @@ class Machines:
         self.stacks.append(stack)
         return stack
 
+    def sent(self, runs: int = 2, more: int = 0, **options: object) -> tuple[TierStack, TierStack, Sequence[bytes]]:
+        """Two servers, and a chain of so many runs and some pages more that the first one has computed and sent.
+        `options`: of the second one."""
+        first, second, keys = self.server(), self.server(**options), run_of("a", runs, more)
+        put(first, keys)
+        wait_sent(first)
+        return first, second, keys
+
     def end(self) -> None:
         for stack in self.stacks:
             check(stack)
@@ -60,10 +71,7 @@ def told(stack: TierStack, kind: str) -> list[dict[str, object]]:
 
 @on_machines
 def test_what_one_server_computed_serves_another(machines: Machines) -> None:
-    first, second = machines.server(), machines.server()
-    keys = run_of("a", 3, more=2)
-    put(first, keys)
-    wait_sent(first)
+    first, second, keys = machines.sent(3, more=2)
     close(first)  # and is gone
     machines.stacks.remove(first)
     restore = settle(second, second.restore(keys))
@@ -82,10 +90,7 @@ def test_what_one_server_computed_serves_another(machines: Machines) -> None:
 @on_machines
 def test_a_page_of_which_there_is_a_hint_is_neither_saved_nor_evicted_for_it(machines: Machines) -> None:
     """What came from there is as lost as any other page when host memory needs its room."""
-    first, second = machines.server(), machines.server(host_pages=2 * RUN)
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    _, second, keys = machines.sent(host_pages=2 * RUN)
     assert get(second, keys) == 2 * RUN
     page = second.table.find(second.digest, keys[-1])
     assert page is not None
@@ -98,11 +103,7 @@ def test_a_page_of_which_there_is_a_hint_is_neither_saved_nor_evicted_for_it(mac
 
 @on_machines
 def test_it_is_asked_only_for_what_nobody_here_has(machines: Machines) -> None:
-    first = machines.server()
-    second = machines.server(ssd=memory_ssd(runner=machines.runner))
-    keys = run_of("a", 4)
-    put(first, keys)
-    wait_sent(first)
+    _, second, keys = machines.sent(4, ssd=memory_ssd(runner=machines.runner))
     put(second, keys[: 2 * RUN])
     wait_sent(second)
     asked = machines.asked("exists")
@@ -116,10 +117,7 @@ def test_it_is_asked_only_for_what_nobody_here_has(machines: Machines) -> None:
 
 @on_machines
 def test_a_chain_that_begins_in_the_middle_of_an_object(machines: Machines) -> None:
-    first, second = machines.server(), machines.server()
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    _, second, keys = machines.sent()
     put(second, keys[:3])
     restore = settle(second, second.restore(keys[2:], keys[:2]))
     assert restore.found() == ["host"] + ["remote"] * (2 * RUN - 3)
@@ -130,10 +128,7 @@ def test_a_chain_that_begins_in_the_middle_of_an_object(machines: Machines) -> N
 
 @on_machines
 def test_nothing_is_entered_behind_a_prefix_that_only_the_device_has(machines: Machines) -> None:
-    first, second = machines.server(), machines.server()
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    _, second, keys = machines.sent()
     restore = settle(second, second.restore(keys[2:], keys[:2]))
     assert restore.pages == 0
     assert snapshot(second).lookups == 0
@@ -158,10 +153,7 @@ def test_other_namespaces_and_other_secrets_never_meet(machines: Machines) -> No
 
 @on_machines
 def test_the_last_object_of_a_run_is_written_last(machines: Machines) -> None:
-    first = machines.server()
-    keys = run_of("a", 1)
-    put(first, keys)
-    wait_sent(first)
+    _, _, keys = machines.sent(1)
     puts = [job.names for job in machines.store.jobs if job.verb == "put"]
     assert [len(names) for names in puts] == [1, 1]
     assert puts[-1][0].endswith(keys[-1].hex())
@@ -169,10 +161,7 @@ def test_the_last_object_of_a_run_is_written_last(machines: Machines) -> None:
 
 @on_machines
 def test_what_is_there_is_not_written_again(machines: Machines) -> None:
-    first, second = machines.server(), machines.server()
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    first, second, keys = machines.sent()
     written = machines.asked("put")
     put(second, keys)  # computed there as well
     wait_sent(second)
@@ -214,10 +203,7 @@ def test_a_server_that_only_reads(machines: Machines) -> None:
 )
 def test_an_object_that_is_not_what_it_should_be_is_a_miss(fault: EngineFault, counted: str) -> None:
     def test(machines: Machines) -> None:
-        first, second = machines.server(), machines.server()
-        keys = run_of("a", 2)
-        put(first, keys)
-        wait_sent(first)
+        _, second, keys = machines.sent()
         machines.fail("get", fault)
         assert get(second, keys) < 2 * RUN  # every byte that is promised is compared there
         assert getattr(snapshot(second), counted) >= 1
@@ -235,10 +221,7 @@ def test_an_object_that_is_not_what_it_should_be_is_a_miss(fault: EngineFault, c
 @on_machines
 def test_no_answer_later_than_its_deadline(machines: Machines) -> None:
     """Questions, and then reads, are not answered: two deadlines, then nothing; until it answers again."""
-    first, second = machines.server(), machines.server()
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    _, second, keys = machines.sent()
     machines.fail("exists", EngineFault.LATE)
     for _ in range(2):
         began = machines.runner.monotonic()
@@ -258,10 +241,7 @@ def test_no_answer_later_than_its_deadline(machines: Machines) -> None:
 
 @on_machines
 def test_reads_that_hang_end_at_their_deadline_and_the_child_is_replaced(machines: Machines) -> None:
-    first, second = machines.server(), machines.server(read_seconds=0.5)
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    _, second, keys = machines.sent(read_seconds=0.5)
     machines.fail("get", EngineFault.HANGS)
     began = machines.runner.monotonic()
     assert get(second, keys) == 0
@@ -274,10 +254,7 @@ def test_reads_that_hang_end_at_their_deadline_and_the_child_is_replaced(machine
 
 @on_machines
 def test_an_engine_that_dies_is_a_miss_and_is_replaced(machines: Machines) -> None:
-    first, second = machines.server(), machines.server()
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    _, second, keys = machines.sent()
     machines.fail("get", EngineFault.DIES)
     assert get(second, keys) == 0
     assert [event["reason"] for event in told(second, "remote.engine_gone")] == ["its process was ended by SIGSEGV"]
@@ -321,11 +298,8 @@ def test_a_damaged_page_in_host_memory_is_not_sent(machines: Machines) -> None:
 def test_the_device_fills_what_was_only_heard_of(machines: Machines) -> None:
     """While a restore still has hints of pages, their KV is computed and offered: from then on they are in host memory,
     and stay when the restore is over."""
-    first = machines.server()
-    second = machines.server(sections={"restore": {"chunk": 2 * GEOMETRY.tokens}})  # two pages are read at a time
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    # Two pages are read at a time.
+    _, second, keys = machines.sent(sections={"restore": {"chunk": 2 * GEOMETRY.tokens}})
     machines.fail("get", EngineFault.LATE)
     restore = second.restore(keys)
     second.restorer.flush()
@@ -350,10 +324,7 @@ def test_the_device_fills_what_was_only_heard_of(machines: Machines) -> None:
 
 @on_machines
 def test_a_restore_that_is_given_up_leaves_no_hint(machines: Machines) -> None:
-    first, second = machines.server(), machines.server()
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    _, second, keys = machines.sent()
     machines.store.late_seconds = 4.0
     machines.fail("get", EngineFault.LATE)
     one, other = second.restore(keys), second.restore(keys[: RUN + 1])
@@ -371,11 +342,32 @@ def test_a_restore_that_is_given_up_leaves_no_hint(machines: Machines) -> None:
 
 
 @on_machines
+def test_what_a_restore_lies_behind_does_not_leave_with_the_one_that_heard_of_it(machines: Machines) -> None:
+    """The device of the second request has the first pages, of which there are only hints that the first one holds."""
+    slow = {"restore": {"chunk": 2 * GEOMETRY.tokens}}  # two pages are read at a time
+    # This store does one thing after the other: a question waits for what is being read.
+    _, second, keys = machines.sent(4, sections=slow, lookup_deadline=Duration(1.0))
+    machines.store.late_seconds = 0.3
+    machines.fail("get", EngineFault.LATE)
+    one = second.restore(keys[: 3 * RUN])
+    machines.runner.sleep(0.05)
+    other = second.restore(keys[3 * RUN :], keys[: 3 * RUN])
+    machines.runner.sleep(0.4)
+    second.restorer.release(one)
+    second.restorer.flush()
+    settle(second, other)
+    assert other.pages == RUN
+    for key, slot in zip(keys[3 * RUN :], other.slots, strict=True):
+        assert np.array_equal(second.host.page(slot), content(key))
+    second.restorer.release(other)
+    second.restorer.flush()
+    with second.table.lock:
+        assert second.table.of[-1].pages == 0, "a hint outlives the restores that wanted it"
+
+
+@on_machines
 def test_pages_that_never_came_leave_with_a_flush(machines: Machines) -> None:
-    first, second = machines.server(), machines.server()
-    keys = run_of("a", 2)
-    put(first, keys)
-    wait_sent(first)
+    first, second, keys = machines.sent()
     restore = second.restore(keys)
     second.restorer.flush()
     second.flush(memory=True, durable=False)
