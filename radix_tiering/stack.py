@@ -179,6 +179,7 @@ class TierStack:
         }
         for tier in tiers:
             tier.answer_within(answers[tier.name])
+            tier.tell_costs(partial(self.costs.loaded, tier.name))
             tier.watch(self.parts[tier.name])
             for event, facts in () if tier.durable else tier.opened():
                 self.events.emit(event, **facts)

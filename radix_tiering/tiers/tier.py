@@ -191,6 +191,10 @@ class Tier(ABC):
         """Call `done` within these `answers` from now on. Before the first write or read."""
         self.answers = answers
 
+    def tell_costs(self, loaded: Callable[[int, float], None]) -> None:  # noqa: B027 - most tiers are read at once
+        """Tell `loaded` the bytes and seconds of reads that no restore waited for. For a tier that tries what its cost
+        is before a restore has to know."""
+
     @property
     def checksum_unit(self) -> int | None:
         """Bytes of a page that have a checksum of their own here: that of the page is then that of theirs. None: of the

@@ -86,6 +86,7 @@ def open_remote(
         scope=scope,
         secret=read_salt(config),
         writes=writes,
+        probes=True,
         fingerprint=fingerprint,
         events=events,
     )

@@ -11,6 +11,7 @@ from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.base.units import Duration
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.table.rules import check_rules
+from swift_tiers.radix_tiering.tiers.remote.probe import PROBE_AGAIN, READS, probe_name
 from swift_tiers.radix_tiering.tiers.testing.model_engine import EngineFault, ModelStore
 
 from support.engine import (
@@ -25,6 +26,7 @@ from support.engine import (
     namespace,
     put,
     settle,
+    wait_until,
 )
 from support.remote import RUN, SHAPE, remote_stack, run_of, snapshot, wait_sent
 
@@ -390,3 +392,79 @@ def test_its_costs_are_learnt_and_plans_reckon_with_it(machines: Machines) -> No
     for keys in prompts:
         assert get(second, keys) == 2 * RUN
     assert second.planner.page_seconds("remote") is not None
+
+
+# ---- what a read takes, where nobody knows ----
+
+PROBE = probe_name(SHAPE)
+
+
+def asked_for_probe(machines: Machines, verb: str) -> int:
+    return sum(job.verb == verb and list(job.names) == [PROBE] for job in machines.store.jobs)
+
+
+@on_machines
+def test_what_a_read_takes_is_known_before_anybody_waits_for_one(machines: Machines) -> None:
+    machines.store.seconds = 0.01
+    first = machines.server(probes=True)
+    wait_until(lambda: first.planner.page_seconds("remote"), "nothing is learnt", first)
+    assert first.planner.page_seconds("remote") == pytest.approx(0.01 / SHAPE.pages, rel=0.2)
+    assert (asked_for_probe(machines, "put"), asked_for_probe(machines, "get")) == (1, 1 + READS)
+    second = machines.server(probes=True)
+    wait_until(lambda: second.planner.page_seconds("remote"), "nothing is learnt", second)
+    assert asked_for_probe(machines, "put") == 1, "what is there is not written again"
+    machines.runner.sleep(600.0)
+    assert asked_for_probe(machines, "get") == 1 + 2 * READS, "looked at for nothing"
+    assert (snapshot(second).absent, snapshot(second).bad) == (0, 0)
+
+
+@on_machines
+def test_a_server_that_only_reads_looks_for_it_again_and_writes_nothing(machines: Machines) -> None:
+    reader = machines.server(probes=True, admission="never")
+    machines.runner.sleep(2.5 * PROBE_AGAIN)
+    assert asked_for_probe(machines, "get") == 3
+    assert not machines.store.objects
+    writer = machines.server(probes=True)
+    wait_until(lambda: writer.planner.page_seconds("remote"), "nothing is learnt", writer)
+    machines.runner.sleep(PROBE_AGAIN)
+    assert reader.planner.page_seconds("remote") is not None
+
+
+@on_machines
+def test_an_engine_that_nobody_reads_is_looked_at_again(machines: Machines) -> None:
+    """It was slow, so pages that were found were recomputed; it is not slow any more."""
+    machines.store.seconds = 0.5
+    first, second = machines.server(probes=True), machines.server(probes=True, lookup_deadline=Duration(1.0))
+    wait_until(lambda: second.planner.page_seconds("remote"), "nothing is learnt", second)
+    slow = second.planner.page_seconds("remote")
+    keys = run_of("a")
+    put(first, keys)
+    wait_sent(first)
+    machines.store.seconds = 0.001
+    restore = second.restore(keys)
+    machines.runner.sleep(0.05)
+    second.restorer.release(restore)
+    for _ in range(4):
+        machines.fail("get", EngineFault.ABSENT)
+        get(second, run_of("a"))
+        machines.fail("get", EngineFault.NONE)
+        machines.runner.sleep(2 * PROBE_AGAIN)
+    assert second.planner.page_seconds("remote") < slow / 4
+
+
+@pytest.mark.parametrize("fault", [EngineFault.WRONG, EngineFault.FOREIGN, EngineFault.EMPTY, EngineFault.LATE])
+def test_a_probe_that_is_not_what_it_should_be_teaches_nothing(fault: EngineFault) -> None:
+    def test(machines: Machines) -> None:
+        machines.store.objects["other"] = np.zeros(SHAPE.stride, np.uint8)
+        machines.store.late_seconds = 20.0
+        machines.fail("get", fault)
+        server = machines.server(probes=True)
+        machines.runner.sleep(PROBE_AGAIN / 2)
+        assert server.planner.page_seconds("remote") is None
+        machines.fail("get", EngineFault.NONE)
+        machines.runner.sleep(2 * PROBE_AGAIN)
+        assert server.planner.page_seconds("remote") is not None
+        assert put(server, run_of("a")) == 2 * RUN
+        wait_sent(server)
+
+    on_machines(test)(1)

@@ -59,6 +59,7 @@ def shared_tier(
         page_tokens=PAGE_TOKENS,
         read_seconds=draw.choice((0.05, 2.0)),
         secret=draw.choice((b"", b"secret")),
+        probes=draw.random() < 0.5,
         fingerprint=fingerprint,
         runner=runner,
     )

@@ -84,13 +84,15 @@ class RemoteTier(Tier):
         scope: str = "",
         secret: bytes = b"",
         writes: bool = True,
+        probes: bool = False,
         fingerprint: Callable[[np.ndarray], bytes] = page_digest,
         events: EventLog | None = None,
         runner: Runner = THREADS,
     ) -> None:
         """`shape`: see `object_shape`; `page_tokens`: tokens of a page. `read_seconds`: after which a read is given up.
-        `scope`, `secret`: see `ObjectNames`. `writes`: whether this server writes at all. `fingerprint`: the checksum
-        of a page, as the stack has it. `events`: where lives of the engine are told."""
+        `scope`, `secret`: see `ObjectNames`. `writes`: whether this server writes at all. `probes`: what a read
+        takes is found out before anybody waits for one; see `CostProbe`. `fingerprint`: the checksum of a page, as the
+        stack has it. `events`: where lives of the engine are told."""
         self.shape = shape
         self.together = self.shape.run
         self.writes_in_flight = 2 * self.shape.run
@@ -108,7 +110,12 @@ class RemoteTier(Tier):
             trial_seconds=self._lookup_seconds,
             fingerprint=fingerprint,
             events=events,
+            probes=probes,
+            writes=self._writes,
         )
+
+    def tell_costs(self, loaded: Callable[[int, float], None]) -> None:
+        self._worker.loaded = loaded
 
     def answer_within(self, answers: AbstractContextManager[object]) -> None:
         super().answer_within(answers)

@@ -23,8 +23,9 @@ from ...base.runner import Empty, Runner
 from ...figures.counters import LinkCounters
 from ..tier import DAMAGED, Chain, Read, ReadOutcome, Write, Written
 from .breaker import Breaker
-from .engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady, OpenEngine, RemoteEngine
+from .engine import EngineAnswer, EngineEvent, EngineGone, EngineJob, EngineReady, OpenEngine, RemoteEngine, Verb
 from .objects import ObjectHeader, ObjectNames, ObjectShape, blank, parse_name, tails, unwrap, wrap
+from .probe import CostProbe
 from .rumours import Rumours
 
 #: Objects asked for or written in one job: an engine that hangs costs one job, whole.
@@ -122,6 +123,8 @@ class RemoteWorker:
         trial_seconds: float,
         fingerprint: Callable[[np.ndarray], bytes],
         events: EventLog | None,
+        probes: bool,
+        writes: bool,
     ) -> None:
         """`trial_seconds`: how soon an engine that did not answer has to answer, to be asked again. The others: see
         `RemoteTier`."""
@@ -159,6 +162,10 @@ class RemoteWorker:
         self._ended: list[Callable[[], None]] = []  # of reads and writes
         self._closing = False
         self._closed = runner.lock()
+        #: Told of loads that no restore waited for: bytes, and seconds.
+        self.loaded: Callable[[int, float], None] = lambda nbytes, seconds: None
+        told = lambda nbytes, seconds: self.loaded(nbytes, seconds)  # noqa: E731 - whoever learns is named later
+        self._probe = CostProbe(shape, self, self._clock, told, writes) if probes else None
         self._thread = runner.thread(self._loop, "swift-remote")
         self._thread.start()
 
@@ -251,6 +258,8 @@ class RemoteWorker:
             due.append(self._open_until)
         elif self.breaker.tries_at is not None:
             due.append(self.breaker.tries_at)
+        elif self._probe is not None and self.breaker.closed and self._probe.due is not None:
+            due.append(self._probe.due)
         return max(0.0, min([now + IDLE_SECONDS, *due]) - now)
 
     # ---- lives of the engine ----
@@ -265,10 +274,18 @@ class RemoteWorker:
         if self.ready:
             self._fetch()
             self._write()
+            self._find_out(now)
+
+    def _find_out(self, now: float) -> None:
+        """What a read takes, where nobody knows; behind what somebody waits for."""
+        if self._probe is not None and self.breaker.closed:
+            due = self._probe.due
+            if due is not None and now >= due:
+                self._probe.begin()
 
     def _try(self, now: float) -> None:
         """Whether it answers again: nobody waits for that."""
-        if self._ask("exists", [TRIAL], (), now + self._trial_seconds, lambda there: None, lambda: None):
+        if self.ask("exists", [TRIAL], (), now + self._trial_seconds, lambda there: None, lambda: None):
             self.breaker.tries()
 
     def _begin_life(self, now: float) -> None:
@@ -327,15 +344,16 @@ class RemoteWorker:
 
     # ---- jobs ----
 
-    def _ask(
+    def ask(
         self,
-        verb: Any,
+        verb: Verb,
         names: Sequence[str],
         slots: Sequence[int],
         until: float,
         done: Callable[[Sequence[bool]], None],
         late: Callable[[], None],
     ) -> bool:
+        """Whether the engine has been asked: then one of the two follows."""
         engine = self._engine
         self._number += 1
         if engine is None or not engine.ask(EngineJob(self._number, verb, names, slots)):
@@ -388,6 +406,8 @@ class RemoteWorker:
                 self.rumours.is_there(chain.namespace, chain.keys[end])
             pages = ends[count - 1] + 1 if count else 0
             self.counts["found_pages"] += pages
+            if pages and self._probe is not None:
+                self._probe.found()
             self._found.append(partial(finding.done, [self._place(chain, at) for at in range(pages)]))
 
         def late() -> None:
@@ -395,7 +415,7 @@ class RemoteWorker:
             self._found.append(partial(finding.done, []))
 
         asks = bool(names) and self.ready and self.breaker.closed
-        if not asks or not self._ask("exists", names, (), finding.until, found, late):
+        if not asks or not self.ask("exists", names, (), finding.until, found, late):
             self._found.append(partial(finding.done, []))
 
     def _place(self, chain: Chain, at: int) -> RemotePlace:
@@ -427,16 +447,26 @@ class RemoteWorker:
         else:
             self._wanted[name] = _Fetch(reading, *parse_name(name))
 
-    def _take_slots(self, count: int) -> list[int]:
+    def take_slots(self, count: int) -> list[int]:
         """Up to so many; what arrived longest ago makes room."""
         while len(self._free) < count and self._arrived:
             self._free.append(self._arrived.popitem(last=False)[1].slot)
         return [self._free.pop() for _ in range(min(count, len(self._free)))]
 
+    def free_slots(self, slots: Sequence[int]) -> None:
+        """The engine is done with them."""
+        self._free += slots
+
+    def slot(self, number: int) -> np.ndarray:
+        """Its bytes: uint8 [stride]."""
+        assert self._engine is not None
+        memory: np.ndarray = self._engine.memory[number]
+        return memory
+
     def _fetch(self) -> None:
         """Ask for what is wanted, as far as there are slots."""
         while self._wanted and self._reads_under_way < MOST_READS:
-            slots = self._take_slots(min(OBJECTS_TOGETHER, len(self._wanted)))
+            slots = self.take_slots(min(OBJECTS_TOGETHER, len(self._wanted)))
             if not slots:
                 return
             fetches = [self._wanted.popitem(last=False)[1] for _ in slots]
@@ -465,7 +495,7 @@ class RemoteWorker:
         self._reads_under_way += 1
         for fetch in fetches:
             self._fetching[fetch.name] = fetch
-        if not self._ask("get", [one.name for one in fetches], slots, min(one.until for one in fetches), done, late):
+        if not self.ask("get", [one.name for one in fetches], slots, min(one.until for one in fetches), done, late):
             self._free += slots
             late()
 
@@ -495,6 +525,8 @@ class RemoteWorker:
             return 0
         del self._fetching[fetch.name]
         arrived = self._arrived[fetch.name] = _Arrived(slot, header)
+        if self._probe is not None:
+            self._probe.read()
         for reading in fetch.readings:
             self._serve(reading, arrived)
         return self.shape.pages * self.shape.page_bytes
@@ -549,7 +581,7 @@ class RemoteWorker:
             self._writing -= 1
             return
         objects = (len(run.writes) - run.at) // shape.pages
-        slots = self._take_slots(min(OBJECTS_TOGETHER, max(1, objects - 1)))
+        slots = self.take_slots(min(OBJECTS_TOGETHER, max(1, objects - 1)))
         if not slots:
             self._stop(run, "no arrival memory is free")
             return
@@ -568,7 +600,7 @@ class RemoteWorker:
     def _ask_engine(
         self,
         run: _Run,
-        verb: Any,
+        verb: Verb,
         names: Sequence[str],
         slots: Sequence[int],
         pages: int,
@@ -584,7 +616,7 @@ class RemoteWorker:
         def late() -> None:
             self._stop(run, TOO_LATE if self._engine is not None else AWAY)
 
-        if not self._ask(verb, names, slots, run.until, answered, late):
+        if not self.ask(verb, names, slots, run.until, answered, late):
             self._free += slots
             self._stop(run, AWAY)
 
