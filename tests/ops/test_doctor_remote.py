@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from swift_tiers.ops.base import remote_engine
-from swift_tiers.ops.commands.doctor import remote
+from swift_tiers.ops.commands.doctor import engine_ports, remote
 from swift_tiers.ops.commands.doctor.finding import Finding
 from swift_tiers.ops.commands.doctor.isolation import run_checks
 from swift_tiers.radix_tiering.base.config import parse_config
+from swift_tiers.radix_tiering.restore.cost import ComputeCost, CostModel
+from swift_tiers.radix_tiering.restore.profiles import ModelIdentity, Profile, profile_path, save_profile
+from swift_tiers.sglang_ext.build.hardware import hardware_name
 
 from support.doctor import assert_finding
 
@@ -21,24 +28,104 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that imports nothing of SGLang's."""
     monkeypatch.setattr(remote_engine, "DRIVER", "support.directory_driver:open_directory")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path(__file__).parent / "no profiles"))
 
 
-def look(**remote_fields: Any) -> dict[str, Finding]:
-    checks = list(remote.checks(parse_config({"remote": {"object": "64KiB", "engine": "file", **remote_fields}})))
+def look(ranks: int = 1, **remote_fields: Any) -> dict[str, Finding]:
+    config = parse_config({"remote": {"object": "64KiB", "engine": "file", **remote_fields}})
+    checks = list(remote.checks(config, ranks))
     return dict(zip((check.name for check in checks), run_checks(checks), strict=True))
 
 
 def test_without_an_engine_there_is_nothing_to_look_at() -> None:
-    assert not list(remote.checks(parse_config({})))
+    assert not list(remote.checks(parse_config({}), 1))
 
 
 @pytest.mark.usefixtures("_quick")
 def test_an_engine_that_works(tmp_path: Path) -> None:
     for _ in range(2):
         found = look(options={"directory": str(tmp_path)}, lookup_deadline="1s")
-        assert_finding(found["remote engine"], "ok", "opened in", "says in", "68KiB come in", "they stay there")
-        assert_finding(found["who shares"], "note", "same hardware", "salt_file")
+        said = ("opened in", "says in", "68KiB come in", "they stay there", "recomputing")
+        assert_finding(found["remote engine"], "note", *said)
+        assert_finding(found["who shares"], "note", "same hardware", "by their content", "salt_file")
     assert len(list(tmp_path.iterdir())) == 1, "every look leaves an object"
+
+
+@pytest.mark.usefixtures("_quick")
+def test_two_ranks(tmp_path: Path) -> None:
+    found = look(2, options={"directory": str(tmp_path)}, lookup_deadline="1s")
+    assert_finding(found["remote engine"], "note", "a second rank finds what the first one wrote")
+    found = look(2, options={"directory": str(tmp_path), "alone": True}, lookup_deadline="1s")
+    assert_finding(found["remote engine"], "wrong", "a second rank does not find", "remote.options")
+
+
+def test_how_it_compares_with_recomputing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (found,) = remote.against_recomputing(1e9)
+    assert_finding(found, "note", "not known", "swift-tiers profile")
+    made = profile()  # a token of 4 KiB in a millisecond: 4 MB/s
+    save_profile(made, profile_path(made.model, made.hardware))
+    (found,) = remote.against_recomputing(8e6)
+    assert_finding(found, "ok", "4096 tokens come 2 times as fast")
+    (found,) = remote.against_recomputing(4e5)
+    assert_finding(found, "warning", "0.1 times as fast", "leave it out")
+    save_profile(msgspec.structs.replace(made, hardware="another"), tmp_path / "other.json")
+    (found,) = remote.against_recomputing(1e9, str(tmp_path / "other.json"))
+    assert_finding(found, "note", "not known")
+
+
+def profile() -> Profile:
+    model = ModelIdentity(
+        model="m", dtype="float32", quantization="", tensor_size=1, layers=1, page_tokens=4, page_bytes=4000 * 4
+    )
+    return Profile(
+        model=model,
+        hardware=hardware_name(),
+        name="a model",
+        made="",
+        versions={},
+        costs=CostModel(compute=ComputeCost(fixed_seconds=0, token_seconds=1e-3, pair_seconds=0), sources={}),
+        chunk_tokens=512,
+        layer_wise_below={},
+        compute_samples=(),
+        source_samples={},
+        residuals={},
+    )
+
+
+def test_ports_that_are_open() -> None:
+    config = parse_config({"remote": {"engine": "mooncake"}}).remote
+    assert_finding(engine_ports.look(config), "note", "environment", "master_server_address")
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        address = f"127.0.0.1:{master.getsockname()[1]}"
+        (found,) = engine_ports.reached(address)
+        assert_finding(found, "ok", "answers", "private")
+    (found,) = engine_ports.reached(address)
+    assert_finding(found, "wrong", "no master answers", "mooncake_master")
+    (found,) = engine_ports.reached("nowhere")
+    assert_finding(found, "wrong", "no master answers")
+    assert not list(engine_ports.open_here([]))
+    data = engine_ports.OpenPort(15001, "mooncake_master", False)
+    (found,) = engine_ports.open_here([data])
+    assert_finding(found, "note", "15001 (mooncake_master)", "this network")
+    (found,) = engine_ports.open_here([data, engine_ports.OpenPort(8080, "mooncake.mooncake_store_service", True)])
+    assert_finding(found, "warning", "8080", "empty the store")
+
+
+def test_the_ports_of_a_process_are_found() -> None:
+    code = (
+        "import socket, sys; s = socket.create_server(('0.0.0.0', 0)); print(s.getsockname()[1], flush=True); input()"
+    )
+    words = [sys.executable, "-c", code, "mooncake.mooncake_store_service"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        port = int(running.stdout.readline())
+        try:
+            assert engine_ports.OpenPort(port, "mooncake.mooncake_store_service", True) in list(
+                engine_ports.listening()
+            )
+        finally:
+            running.kill()
 
 
 @pytest.mark.usefixtures("_quick")

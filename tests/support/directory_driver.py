@@ -17,6 +17,9 @@ class DirectoryDriver:
         if options.get("refuses"):
             raise ConnectionError("no store answers at this address")
         self._trouble = self._directory / "trouble"
+        if options.get("alone"):  # it shares nothing
+            self._directory = self._directory / str(os.getpid())
+            self._directory.mkdir()
 
     def exists(self, names: Sequence[str]) -> int:
         self._have_trouble("exists")

@@ -59,7 +59,7 @@ def families(config: TiersConfig, ranks: int) -> dict[str, Sequence[Check]]:
         "machine": list(machine.checks(config)),
         "accelerators": [*accelerators.checks(), *gpus.checks(config.peer), *gpu_memory.checks(config)],
         "storage": list(storage.checks(config, ranks)),
-        "remote": list(remote.checks(config)),
+        "remote": list(remote.checks(config, ranks)),
         "bus": list(bus.checks(config.bus)),
     }
 

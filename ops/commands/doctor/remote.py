@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 
@@ -12,40 +13,59 @@ from swift_tiers.radix_tiering.base.config import RemoteConfig, TiersConfig
 from swift_tiers.radix_tiering.base.errors import ConfigError
 from swift_tiers.radix_tiering.base.page import round_up
 from swift_tiers.radix_tiering.base.units import format_size
+from swift_tiers.radix_tiering.restore.profiles import ProfileError, load_profile, profile_directory
 from swift_tiers.radix_tiering.tiers.remote.objects import HEADER_BYTES
+from swift_tiers.sglang_ext.build.hardware import hardware_name
 
 from ...base.errors import CommandError
 from ...base.remote_engine import WaitedEngine
+from . import engine_ports as ports
 from .finding import Check, Finding, combined, note, ok, warning, wrong
 
 #: Seconds for opening an engine, most of which is importing SGLang's drivers, and for each answer.
 OPEN_SECONDS = 120.0
 #: Questions of which the median counts.
 QUESTIONS = 20
+#: Tokens of a prefix for which loading is compared with computing.
+TYPICAL_TOKENS = 4096
+#: A source that is so many times as fast as recomputing is of use beside it.
+SLOWEST_OF_USE = 0.25
 #: What Mooncake's library is called on PyPI, with and without CUDA, and the first release that the driver was tried on.
 MOONCAKE, LOWEST_MOONCAKE = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine"), (0, 3, 13)
 
 
-def checks(config: TiersConfig) -> Iterator[Check]:
+def checks(config: TiersConfig, ranks: int) -> Iterator[Check]:
     if config.remote.engine is not None:
-        yield Check("remote engine", partial(round_trip, config.remote), OPEN_SECONDS + 30)
+        seconds = min(ranks, 2) * OPEN_SECONDS + 30
+        yield Check("remote engine", partial(round_trip, config.remote, ranks, config.restore.profile), seconds)
+        if config.remote.engine == "mooncake":
+            yield Check("engine's ports", partial(ports.look, config.remote))
         yield Check("who shares", partial(sharing, config))
 
 
-def round_trip(config: RemoteConfig) -> Finding:
-    """One object is written, asked for, and read back. It stays in the engine, which nobody can ask to remove it, and
-    the next look finds it there."""
+def round_trip(config: RemoteConfig, ranks: int = 1, profile: str | None = None) -> Finding:
+    """One object is written, asked for, and read back, by a second rank too where there are several. It stays in the
+    engine, which nobody can ask to remove it, and the next look finds it there."""
     stride = round_up(HEADER_BYTES + int(config.object), HEADER_BYTES)
     try:
         with WaitedEngine(config, 4, stride, OPEN_SECONDS) as engine:
-            return combined([*library(config), *_try(engine, config, stride)])
+            found = [*library(config), *_try(engine, config, stride, profile)]
+            if ranks > 1:
+                with WaitedEngine(config, 1, stride, OPEN_SECONDS) as other:
+                    found.append(_another(other, engine, stride))
+            return combined(found)
     except (CommandError, OSError) as error:
         return combined([*library(config), wrong(f"{config.engine}: {error}", _remedy(config, str(error)))])
 
 
-def _try(engine: WaitedEngine, config: RemoteConfig, stride: int) -> Iterator[Finding]:
+def object_name(stride: int) -> str:
+    """Of the object that a look leaves, whose bytes follow from its length."""
+    return f"st1-doctor-{stride}"
+
+
+def _try(engine: WaitedEngine, config: RemoteConfig, stride: int, profile: str | None) -> Iterator[Finding]:
     yield ok(f"{config.engine}: opened in {engine.opened_seconds:.0f} s")
-    name = f"st1-doctor-{stride}"
+    name = object_name(stride)
     engine.memory[0] = np.random.default_rng(stride).integers(0, 256, stride, np.uint8)
     asked = sorted(engine.ask("exists", [name]).seconds for _ in range(QUESTIONS))[QUESTIONS // 2]
     yield answer_time(asked, float(config.lookup_deadline))
@@ -63,6 +83,42 @@ def _try(engine: WaitedEngine, config: RemoteConfig, stride: int) -> Iterator[Fi
     yield ok(
         f"{format_size(stride)} come in {seconds * 1000:.0f} ms, {stride / seconds / 1e9:.2f} GB/s; they stay there"
     )
+    yield from against_recomputing(stride / seconds, profile)
+
+
+def _another(other: WaitedEngine, engine: WaitedEngine, stride: int) -> Finding:
+    """Whether a second child, beside the first one, is given what that has written."""
+    got = other.ask("get", [object_name(stride)], [0])
+    if not all(got.done) or not np.array_equal(engine.memory[0], other.memory[0]):
+        return wrong(
+            "a second rank does not find what the first one wrote",
+            "let both use one store: name no port, file or device in remote.options that only one of them can have",
+        )
+    return ok("a second rank finds what the first one wrote")
+
+
+def against_recomputing(bytes_per_second: float, name: str | None = None) -> Iterator[Finding]:
+    """How that compares with computing the same KV, by the profiles of this machine; `name`: `restore.profile`."""
+    paths = [Path(name)] if name is not None else sorted(profile_directory().glob("*.json"))
+    known = 0
+    for path in paths:
+        try:
+            profile = load_profile(path, hardware=hardware_name())
+        except ProfileError:
+            continue
+        known += 1
+        tokens, model = TYPICAL_TOKENS, profile.model
+        nbytes = tokens / model.page_tokens * model.page_bytes
+        factor = bytes_per_second / (nbytes / profile.costs.compute.seconds(0, tokens))
+        text = f"{profile.name}: {tokens} tokens come {factor:.2g} times as fast as they are computed"
+        if factor >= SLOWEST_OF_USE:
+            yield ok(text)
+        else:
+            yield warning(text, "a restore will hardly ever load from it: find out what is slow, or leave it out")
+    if not known:
+        yield note(
+            "how that compares with recomputing is not known", "swift-tiers profile --model-path DIR measures it"
+        )
 
 
 def answer_time(seconds: float, deadline: float) -> Finding:
@@ -114,7 +170,9 @@ def sharing(config: TiersConfig) -> Finding:
     except ConfigError as error:
         found, _, remedy = str(error).rpartition("; ")
         return wrong(found, remedy)
-    who = "the same model on the same hardware" if config.remote.share == "same-hardware" else "the same model anywhere"
+    where = "on the same hardware" if config.remote.share == "same-hardware" else "anywhere"
+    known = "as every start reads them" if config.identity.weights == "full" else "by hub name, or read once"
+    who = f"the same model {where}, its weights told by their content ({known})"
     if salt:
         return ok(f"{who}, with the same salt")
     return note(
