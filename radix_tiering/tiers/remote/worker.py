@@ -480,6 +480,7 @@ class RemoteWorker:
 
         def done(came: Sequence[bool]) -> None:
             self._reads_under_way -= 1
+            self._fetch()  # first: the engine goes on while what has come is copied and verified
             nbytes = 0
             for fetch, slot, there in zip(fetches, slots, came, strict=True):
                 nbytes += self._come(fetch, slot) if there else self._absent(fetch, slot)
