@@ -4,6 +4,7 @@
     ./swift test [PYTEST ARGS]   format check, lint, type check, then the test suite
     ./swift test --all           the same with every variant and every random example
     ./swift setup                only prepare `.venv`
+    ./swift setup --remote       the same, and put Mooncake Store there, for the tests that drive it
     ./swift python ARGS          python of the project's environment
     ./swift X ARGS               `swift-tiers X ARGS` in the project's environment
 
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
+#: Of the optional dependency group `remote`, what the other one has not.
+REMOTE_LOCK = ROOT / "requirements-remote.lock"
 UV_VERSION = "0.13.8"
 #: Kernels are compiled when they are first imported, and kept.
 COMPILE = (
@@ -89,6 +92,11 @@ def setup() -> None:
         print(f"swift: ready after {time.monotonic() - started:.0f} s", file=sys.stderr)
 
 
+def setup_remote() -> None:
+    uv = [str(VENV / "bin" / "uv"), "pip", "install", "--quiet", "--require-hashes", "--no-deps"]
+    run([*uv, "-r", str(REMOTE_LOCK)], VIRTUAL_ENV=str(VENV), UV_PYTHON_DOWNLOADS="never")
+
+
 def test(arguments: "list[str]") -> None:
     python = str(PYTHON)
     run([python, "-m", "ruff", "format", "--check", "--quiet", "."])
@@ -113,6 +121,10 @@ def main() -> None:
     setup()
     command, rest = arguments[0], arguments[1:]
     if command == "setup":
+        if rest == ["--remote"]:
+            setup_remote()
+        elif rest:
+            die(f"setup: {rest[0][:40]!r} is not --remote", 2)
         return
     if command == "test":
         test(rest)

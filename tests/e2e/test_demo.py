@@ -13,10 +13,11 @@ import pytest
 
 from swift_tiers.ops.base.model import tiny_model
 from swift_tiers.ops.cli import main
-from swift_tiers.ops.commands.demo import procedure
+from swift_tiers.ops.commands.demo import procedure, remote
 from swift_tiers.ops.commands.demo.report import DemoReport
 
 from support.forked import ForkedServer
+from support.mooncake import skip_without_library
 
 SESSIONS, TURNS, ANSWER = 3, 3, 8
 
@@ -31,6 +32,7 @@ def demo(*words: str) -> subprocess.CompletedProcess[str]:
     said, complained = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(complained):
         patch.setattr(procedure, "Server", ForkedServer)
+        patch.setattr(remote, "Server", ForkedServer)
         code = main(["demo", *words])
     return subprocess.CompletedProcess(words, code, said.getvalue(), complained.getvalue())
 
@@ -102,3 +104,19 @@ def test_its_device_files_are_sound_afterwards(finished: tuple[subprocess.Comple
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "in order" in result.stdout  # the server wrote its checkpoint when it ended
+
+
+@pytest.mark.exhaustive
+def test_two_servers_that_share_a_store(tmp_path: Path) -> None:
+    skip_without_library()
+    model = tiny_model(tmp_path / "model", context=32768)
+    words = ["--model-path", str(model), "--sessions", "3", "--turns", "3", "--max-tokens", "6", "--devices", "2"]
+    result = demo("--remote", *words, "--json", str(tmp_path / "report.json"), "--keep", str(tmp_path / "work"))
+    assert result.returncode == 0, result.stderr
+    found = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=remote.RemoteReport)
+    assert found.ok
+    assert len(found.turns) == 3
+    for turn in found.turns:
+        assert turn.remote + turn.recomputed == turn.prompt_tokens
+        assert turn.remote > 0
+        assert turn.equal

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from swift_tiers.ops import cli
 from swift_tiers.ops.base.errors import CommandError
-from swift_tiers.ops.commands.demo import procedure, workload
+from swift_tiers.ops.commands.demo import procedure, remote, workload
+from swift_tiers.ops.commands.demo.remote import StreamedAnswer
 from swift_tiers.ops.commands.demo.replay import TurnAnswer
 from swift_tiers.ops.commands.demo.report import DemoReport, TurnReport, judge, make_turn, show, summarise
 from swift_tiers.ops.commands.demo.workload import (
@@ -324,7 +325,7 @@ def test_options_that_name_bad_places(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_failure_keeps_the_logs_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
-        with procedure._work_directory(None) as work:
+        with procedure.work_directory(None) as work:
             seen.append(work)
             (work / "ssd1").mkdir()
             (work / "log").write_text("why")
@@ -338,17 +339,57 @@ def test_a_failure_keeps_the_logs_and_nothing_else(capsys: pytest.CaptureFixture
     assert str(work) in capsys.readouterr().err
     (work / "log").unlink()
     work.rmdir()
-    with procedure._work_directory(None) as work:
+    with procedure.work_directory(None) as work:
         (work / "log").write_text("nothing")
     assert not work.exists()
-    with pytest.raises(KeyboardInterrupt), procedure._work_directory(None) as work:
+    with pytest.raises(KeyboardInterrupt), procedure.work_directory(None) as work:
         raise KeyboardInterrupt
     assert not work.exists()
 
 
 def test_a_kept_directory_must_be_new(tmp_path: Path) -> None:
-    with procedure._work_directory(tmp_path / "a" / "b") as work:
+    with procedure.work_directory(tmp_path / "a" / "b") as work:
         pass
     assert work.is_dir()
-    with pytest.raises(CommandError, match="not there yet"), procedure._work_directory(work):
+    with pytest.raises(CommandError, match="not there yet"), procedure.work_directory(work):
         pass
+
+
+# ---- with a store that servers share ----
+
+
+def test_without_mooncake_the_demo_of_a_store_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before it starts anything, or asks for a model."""
+    for source, remedy in (
+        ("raise ImportError('libibverbs.so.1: cannot open shared object file')", "apt install libibverbs1"),
+        ("raise ImportError('no store')", "pip install 'swift-tiers[remote]'"),
+    ):
+        (tmp_path / "mooncake.py").write_text(source)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        assert cli.main(["demo", "--remote"]) == 1
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1
+        assert remedy in error
+
+
+def test_a_server_cannot_stay_without_the_store(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--remote", "--stay"]) == 2
+    assert "leave it out with --remote" in capsys.readouterr().err
+
+
+def test_what_the_demo_of_a_store_says_is_wrong() -> None:
+    one = StreamedAnswer(2.0, 1300, {}, (1, 2))
+    good, other, short = (
+        StreamedAnswer(0.5, 1300, {"remote": 960}, (1, 2)),
+        StreamedAnswer(0.5, 1300, {"remote": 960}, (1, 3)),
+        StreamedAnswer(0.5, 1300, {"remote": 480}, (1, 2)),
+    )
+    assert remote.make_report([one], [good], 480, 0, 1, 0.1, 1.0).ok
+    assert remote.make_report([one], [other], 480, 0, 1, 0.1, 1.0).problems == ("session 1: not the same tokens",)
+    assert "480 of 960 tokens" in remote.make_report([one], [short], 480, 0, 1, 0.1, 1.0).problems[0]
+    assert "3 pages" in remote.make_report([one], [good], 480, 3, 1, 0.1, 1.0).problems[0]
+    printed = io.StringIO()
+    remote.show(remote.make_report([one], [good], 480, 0, 1, 0.1, 1.0), Console(file=printed, width=80))
+    assert "4.0x" in printed.getvalue()

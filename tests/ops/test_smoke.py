@@ -84,6 +84,7 @@ ELSEWHERE = {
     "codec": "tests/ops/test_bench_codec.py",
     "donor": "tests/e2e/test_bench_donor.py",
     "interpreter": "tests/ops/test_bench_interpreter.py",
+    "remote": "tests/e2e/test_mooncake.py",
 }
 
 VIEWS = {

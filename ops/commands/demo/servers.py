@@ -29,7 +29,7 @@ LOG_LINES = 12
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Runs the rest of its command line in its place, after asking the kernel for SIGTERM should its parent die: a demo
 # that is killed with SIGKILL must not leave servers behind either.
-_TIED_TO_PARENT = (
+TIED_TO_PARENT = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); os.execv(sys.argv[1], sys.argv[1:])"
 )
 
@@ -108,7 +108,7 @@ class Server:
 
     def _spawn(self, environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-c", _TIED_TO_PARENT, *self.command],
+            [sys.executable, "-c", TIED_TO_PARENT, *self.command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -129,13 +129,13 @@ class Server:
     def wait_found(self, timeout: float) -> None:
         """Wait until it knows again which pages it has kept over a restart. It serves before. Raises ServerError."""
         deadline = time.monotonic() + timeout
-        while not all(map(_has_found, self._states())):
+        while not all(map(_has_found, self.states())):
             self.check_alive()
             if time.monotonic() > deadline:
                 raise self._error(f"was still looking for its pages after {timeout:.0f} s")
             time.sleep(POLL_SECONDS / 10)
 
-    def _states(self) -> list[dict[str, Any]]:
+    def states(self) -> list[dict[str, Any]]:
         """What each rank says of its tiers."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=30) as response:
             return [state["swift_tiers"] for state in json.load(response)["internal_states"]]
