@@ -24,6 +24,10 @@ ENVIRONMENT = {
 }
 
 
+#: Engines that bring nothing of several objects where one of them is missing.
+ALL_OR_NOTHING = ("nixl",)
+
+
 class SlotPool:
     """Slots of one object each, uint8 [slots, stride], in the words of SGLang's `HostKVCache`: one "token" is one."""
 
@@ -98,14 +102,18 @@ class BackendDriver:
             self._backend.register_mem_host_pool_v2(pool, PoolName.KV)
         self._backend.on_host_pools_registered()
         self._kv, self._transfer = PoolName.KV, PoolTransfer
+        self._all_or_nothing = engine in ALL_OR_NOTHING
 
     def exists(self, names: Sequence[str]) -> int:
         return int(self._backend.batch_exists(list(names)))
 
     def get(self, names: Sequence[str], slots: Sequence[int]) -> list[bool]:
-        if self._first:
-            return [bool(one) for one in self._backend.batch_get_v1(list(names), torch.tensor(slots))]
-        return [self._get_alone(name, slot) for name, slot in zip(names, slots, strict=True)]
+        if not self._first:
+            return [self._get_alone(name, slot) for name, slot in zip(names, slots, strict=True)]
+        done = [bool(one) for one in self._backend.batch_get_v1(list(names), torch.tensor(slots))]
+        if len(names) > 1 and self._all_or_nothing and not any(done):
+            return [self.get([name], [slot])[0] for name, slot in zip(names, slots, strict=True)]
+        return done
 
     def _get_alone(self, name: str, slot: int) -> bool:
         """Of those that raise where an object is too short, no other one suffers."""

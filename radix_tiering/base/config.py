@@ -261,8 +261,8 @@ class RemoteConfig(Section, frozen=True):
     engine: Annotated[
         str | None,
         Meta(
-            description='Name of the engine, as in --hicache-storage-backend: "mooncake" and "file" are tested, others '
-            "passed through; unset: no remote tier"
+            description='Name of the engine, as in --hicache-storage-backend: "mooncake", "nixl" and "file" are '
+            "tested, others passed through; unset: no remote tier"
         ),
     ] = None
     options: Annotated[

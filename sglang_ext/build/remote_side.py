@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 #: What the child imports.
 DRIVER = "swift_tiers.sglang_ext.remote_driver:open_backend"
 #: Engines that this project's tests have driven.
-TESTED = ("file", "mooncake")
+TESTED = ("file", "mooncake", "nixl")
 #: A read that takes longer is given up, however long a request may wait.
 MOST_READ_SECONDS = 5.0
 #: Of what `hashlib.blake2b` takes as a key.

@@ -5,11 +5,8 @@ By SGLang's `file` engine, which needs nothing installed; with `mooncake` over T
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from swift_tiers.ops.commands.demo.servers import free_ports
+from swift_tiers.ops.commands.demo.store import LocalStore
 from swift_tiers.radix_tiering.bus.hear.waiting import wait_for
 
+from support.mooncake import skip_without_library
 from support.servers import START_SECONDS, Site, generate, prompt, snapshot, wait_written
 
 pytestmark = [pytest.mark.e2e, pytest.mark.exhaustive, pytest.mark.timeout(900)]
@@ -49,32 +47,10 @@ def remote_pages(server: Any) -> int:
 
 @pytest.fixture
 def mooncake(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """A master and a store node; its options."""
-    trial = subprocess.run([sys.executable, "-c", "import mooncake.store"], capture_output=True, text=True)
-    if trial.returncode:
-        reason = trial.stderr.strip().splitlines()[-1:] or ["it cannot be imported"]
-        pytest.skip(f"mooncake: {reason[0]}: pip install 'swift-tiers[remote]', apt-get install libibverbs1")
-    master, metrics, http = free_ports(3)
-    here = Path(sys.executable).parent
-    address = f"127.0.0.1:{master}"
-    said = {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "protocol": "tcp",
-        "master_server_address": address,
-    }
-    config = tmp_path / "node.json"
-    config.write_text(json.dumps({**said, "global_segment_size": "256mb", "local_buffer_size": "16mb"}))
-    node = [sys.executable, "-m", "mooncake.mooncake_store_service", "--port", str(http), "--config", str(config)]
-    keeper = [str(here / "mooncake_master"), f"--rpc_port={master}", f"--metrics_port={metrics}"]
-    with open(tmp_path / "mooncake.log", "w") as log:
-        running = [subprocess.Popen(command, stdout=log, stderr=log) for command in (keeper, node)]
-        try:
-            yield {**said, "global_segment_size": 0, "check_server": False}
-        finally:
-            for one in running[::-1]:
-                one.kill()
-                one.wait()
+    """The options of a store of one node."""
+    skip_without_library()
+    with LocalStore(tmp_path, 256 << 20) as store:
+        yield store.options
 
 
 def check_two_servers(site: Site, engine: str, options: dict[str, Any], plain: Any) -> None:
@@ -133,3 +109,11 @@ def test_the_second_server_answers_from_what_the_first_computed(site: Site, plai
 
 def test_the_same_with_mooncake(site: Site, plain: Any, mooncake: dict[str, Any]) -> None:
     check_two_servers(site, "mooncake", mooncake, plain)
+
+
+def test_the_same_with_nixl(site: Site, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nixl", reason="pip install nixl")
+    directory = site.root / "nixl"
+    directory.mkdir()
+    monkeypatch.setenv("SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR", str(directory))
+    check_two_servers(site, "nixl", {"plugin": {"posix": {"active": True}}}, plain)

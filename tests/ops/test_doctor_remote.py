@@ -145,7 +145,7 @@ def test_an_engine_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("_quick")
 def test_an_engine_that_nobody_has_tested(tmp_path: Path) -> None:
     found = look(engine="aibrix", options={"directory": str(tmp_path)}, lookup_deadline="1s")
-    assert_finding(found["remote engine"], "warning", "passed through", "file and mooncake")
+    assert_finding(found["remote engine"], "warning", "passed through", "file and mooncake and nixl")
 
 
 def test_questions_that_would_come_too_late() -> None:

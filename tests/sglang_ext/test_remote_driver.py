@@ -50,11 +50,19 @@ def test_an_object_that_is_too_short_harms_no_other_one(tmp_path: Path) -> None:
     assert one.get(["st1-a", "st1-b"], [2, 3]) == [False, True]
 
 
-def test_the_file_engine_in_its_child_beneath_a_stack(tmp_path: Path) -> None:
-    """What has left host memory comes back from files; and what a child before wrote serves one after it."""
+@pytest.mark.parametrize("engine", ["file", pytest.param("nixl", marks=pytest.mark.exhaustive)])
+def test_an_engine_of_files_in_its_child_beneath_a_stack(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has left host memory comes back from files, but for an object that was cut short."""
+    options: dict[str, Any] = {"file_storage_path": str(tmp_path)}
+    if engine == "nixl":
+        pytest.importorskip("nixl", reason="pip install nixl")
+        monkeypatch.setenv("SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR", str(tmp_path))
+        options = {"plugin": {"posix": {"active": True}}}
 
     def open_engine(tell: Callable[[Any], None]) -> ChildEngine:
-        return ChildEngine(DRIVER, "file", {"file_storage_path": str(tmp_path)}, 8, SHAPE.stride, tell)
+        return ChildEngine(DRIVER, engine, options, 8, SHAPE.stride, tell)
 
     # So long for a question: nothing is to hang on how busy this machine is.
     config = remote_config(lookup_deadline=Duration(1.0))
@@ -64,12 +72,17 @@ def test_the_file_engine_in_its_child_beneath_a_stack(tmp_path: Path) -> None:
     keys = run_of("a", 2)
     put(stack, keys)
     wait_sent(stack)
-    assert len(list(tmp_path.glob("st1-*"))) == 2 * RUN // SHAPE.pages
+    objects = sorted(tmp_path.rglob("st1-*"))
+    assert len(objects) == 2 * RUN // SHAPE.pages
     put(stack, run_of("b", 2))
     wait_sent(stack)
     assert stack.probe(keys) == 0
     assert get(stack, keys) == 2 * RUN
     assert snapshot(stack).bad == snapshot(stack).absent == 0
+    for cut in {*tmp_path.rglob("st1-*")} - {*objects}:
+        os.truncate(cut, SHAPE.stride // 2)
+    assert get(stack, run_of("b", 2)) == 0
+    assert snapshot(stack).bad + snapshot(stack).absent > 0
 
 
 def test_who_shares_with_whom() -> None:

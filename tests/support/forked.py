@@ -30,6 +30,7 @@ from swift_tiers.ops.commands.demo.servers import Server
 #: a module is imported: a process that is to have another value than the one that was loaded has to import it itself.
 READ_WHEN_USED = {
     "SGLANG_CPU_OMP_THREADS_BIND",
+    "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR",
     "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND",
 }
 KNOWN_TO_IMPORTS = ("SGLANG_", "TRITON_", "TORCH_", "OMP_")

@@ -158,6 +158,8 @@ def _version(name: str) -> str | None:
 def _remedy(config: RemoteConfig, reason: str) -> str:
     if "libibverbs" in reason:
         return "Mooncake needs libibverbs even for TCP: apt install libibverbs1"
+    if config.engine == "nixl" and "nixl" in reason:
+        return "pip install nixl, which takes the wheel of torch's CUDA; it needs no GPU"
     return f"see what remote.options says, and whether {config.engine} runs there"
 
 
