@@ -117,6 +117,6 @@ def test_two_servers_that_share_a_store(tmp_path: Path) -> None:
     assert found.ok
     assert len(found.turns) == 3
     for turn in found.turns:
-        assert turn.remote + turn.recomputed == turn.prompt_tokens
+        assert turn.own + turn.remote + turn.recomputed == turn.prompt_tokens
         assert turn.remote > 0
         assert turn.equal

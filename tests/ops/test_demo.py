@@ -386,7 +386,9 @@ def test_what_the_demo_of_a_store_says_is_wrong() -> None:
         StreamedAnswer(0.5, 1300, {"remote": 960}, (1, 3)),
         StreamedAnswer(0.5, 1300, {"remote": 480}, (1, 2)),
     )
+    begun = StreamedAnswer(0.5, 1300, {"device": 48, "remote": 912}, (1, 2))  # its beginning was there already
     assert remote.make_report([one], [good], 480, 0, 1, 0.1, 1.0).ok
+    assert remote.make_report([one], [begun], 480, 0, 1, 0.1, 1.0).ok
     assert remote.make_report([one], [other], 480, 0, 1, 0.1, 1.0).problems == ("session 1: not the same tokens",)
     assert "480 of 960 tokens" in remote.make_report([one], [short], 480, 0, 1, 0.1, 1.0).problems[0]
     assert "3 pages" in remote.make_report([one], [good], 480, 3, 1, 0.1, 1.0).problems[0]
