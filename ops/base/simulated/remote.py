@@ -1,87 +1,106 @@
-"""A store that other machines fill: a tier that is read, and never written, over one line of a network."""
+"""A store that machines share, as one of them sees it: an engine in virtual time beneath the product's own remote tier.
+
+The tier asks, reads within its deadlines, verifies and writes as it does in a server. Here an object is a name that is
+there or not, and as long on its way as one line of a network takes, each way; its pages are blank.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from swift_tiers.radix_tiering.base.page import KEY_BYTES, ROOT_KEY, HeldPages
+from swift_tiers.radix_tiering.base.page import page_digest
 from swift_tiers.radix_tiering.base.runner import Runner
-from swift_tiers.radix_tiering.table.page_table import PageTable
-from swift_tiers.radix_tiering.tiers.tier import Read, ReadOutcome, Tier, Write
+from swift_tiers.radix_tiering.tiers.remote import ObjectNames, ObjectShape
+from swift_tiers.radix_tiering.tiers.remote.engine import EngineAnswer, EngineEvent, EngineJob, EngineReady, Verb
+from swift_tiers.radix_tiering.tiers.remote.objects import ObjectHeader, parse_name, wrap
 
-#: Of a key, in words of eight bytes.
-KEY_WORDS = KEY_BYTES // 8
+_VERBS: tuple[Verb, ...] = ("exists", "get", "put")
 
 
-class StoreModel(Tier):
-    """Whatever it is told to hold it holds for ever; a place is a number that nobody asks for. Its pages are blank."""
+class StoreModel:
+    """What is in the store. Nothing leaves it."""
 
-    name = "remote"
-    durable = True
-    numbered = True
+    def __init__(self, runner: Runner, shape: ObjectShape, bytes_per_second: float, latency_seconds: float) -> None:
+        """`latency_seconds`: of a question, and until the first byte of an object comes."""
+        self.runner = runner
+        self.shape = shape
+        self.bytes_per_second = bytes_per_second
+        self.latency_seconds = latency_seconds
+        self.objects: set[str] = set()
+        self._names = ObjectNames(shape)
 
-    def __init__(self, runner: Runner, bytes_per_second: float, latency_seconds: float, blank: bytes) -> None:
-        """`latency_seconds`: until a page begins to come; what is asked for meanwhile comes right behind it. `blank`:
-        the checksum of every page."""
-        self._runner = runner
-        self._speed = bytes_per_second
-        self._latency = latency_seconds
-        self._blank = blank
-        self._pages = 0
-        self._asked: deque[tuple[float, Read]] = deque()
-        self._wake = runner.condition()
-        runner.thread(self._run, "remote").start()
+    def hold(self, namespace: bytes, keys: Sequence[bytes]) -> None:
+        """Other machines have put this sequence of pages there, from its beginning on: whole objects of it."""
+        ends = keys[self.shape.pages - 1 :: self.shape.pages]
+        self.objects.update(self._names.name(namespace, key) for key in ends)
 
-    def hold(self, table: PageTable, keys: Sequence[bytes], length: int) -> None:
-        """From now on it has this sequence of pages, from its beginning on, of `length` bytes each."""
-        links = bytearray().join(one for pair in zip(keys, (ROOT_KEY, *keys), strict=False) for one in pair)
-        held = HeldPages(
-            namespace=table.serving,
-            length=length,
-            keys=np.frombuffer(links, np.int64).reshape(-1, 2 * KEY_WORDS),
-            depths=np.arange(1, len(keys) + 1),
-            places=np.arange(self._pages, self._pages + len(keys)),
-            order=np.zeros(len(keys), np.int64),
-        )
-        self._pages += len(keys)
-        with table.lock:
-            times = np.full(len(keys), table.tick(), np.int64)
-            table.recover(held, table.named(self.name).number, times)
+    def open(self, slots: int) -> Callable[[Callable[[EngineEvent], None]], StoreLine]:
+        """An `OpenEngine`: this machine's line to it."""
+        return lambda tell: StoreLine(self, np.zeros((slots, self.shape.stride), np.uint8), tell)
 
-    @property
-    def capacity_bytes(self) -> int:
-        return 0
 
-    def takes(self, length: int) -> bool:
-        return False
+class StoreLine:
+    """A `RemoteEngine`. What is asked for by one verb is done one job after the other, beside the other verbs."""
 
-    def reserve(self, lengths: Sequence[int]) -> list[int]:
-        return []
+    def __init__(self, store: StoreModel, memory: np.ndarray, tell: Callable[[EngineEvent], None]) -> None:
+        self.memory = memory
+        self._store = store
+        self._tell = tell
+        self._clock = store.runner.monotonic
+        self._digest = page_digest(np.zeros(store.shape.page_bytes, np.uint8))
+        self._asked: dict[Verb, deque[tuple[float, EngineJob]]] = {verb: deque() for verb in _VERBS}
+        self._wake = store.runner.condition()
+        self._ended = False
+        self._threads = [store.runner.thread(partial(self._run, verb), f"store-{verb}") for verb in _VERBS]
+        for thread in self._threads:
+            thread.start()
 
-    def release(self, places: Sequence[int]) -> None:
-        """Others need its pages."""
-
-    def digest_at(self, place: int) -> bytes:
-        return self._blank
-
-    def write(self, writes: Sequence[Write]) -> None:
-        raise RuntimeError("nothing is written to it")
-
-    def read(self, reads: Sequence[Read]) -> None:
-        now = self._runner.monotonic()
+    def ask(self, job: EngineJob) -> bool:
         with self._wake:
-            self._asked.extend((now, one) for one in reads)
+            self._asked[job.verb].append((self._clock(), job))
             self._wake.notify_all()
+        return True
 
-    def _run(self) -> None:
+    def end(self) -> None:
+        with self._wake:
+            self._ended = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, verb: Verb) -> None:
+        asked = self._asked[verb]
+        if verb == "exists":
+            self._tell(EngineReady())
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._asked)
-                asked, read = self._asked.popleft()
-            begins = max(self._runner.monotonic(), asked + self._latency)
-            self._runner.sleep(begins + read.into.nbytes / self._speed - self._runner.monotonic())
-            with self.answers:
-                read.done(ReadOutcome.OK)
+                self._wake.wait_for(lambda: asked or self._ended)
+                if self._ended:
+                    return
+                when, job = asked.popleft()
+            begins = max(self._clock(), when + self._store.latency_seconds)
+            nbytes = len(job.slots) * self._store.shape.pages * self._store.shape.page_bytes
+            self._store.runner.sleep(begins + nbytes / self._store.bytes_per_second - self._clock())
+            self._tell(EngineAnswer(job.number, self._do(job)))
+
+    def _do(self, job: EngineJob) -> list[bool]:
+        objects = self._store.objects
+        if job.verb == "put":
+            objects.update(job.names)
+            return [True] * len(job.names)
+        there = [name in objects for name in job.names]
+        for name, slot, is_there in zip(job.names, job.slots, there, strict=False):
+            if is_there:
+                self._write(name, slot)
+        return there
+
+    def _write(self, name: str, slot: int) -> None:
+        """What lies in the slot is this object from now on. Of one page, so that its name says its key."""
+        shape, (namespace, key) = self._store.shape, parse_name(name)
+        assert shape.pages == 1, "the keys of pages that are not the last ones are nobody's guess"
+        self.memory[slot] = 0
+        wrap(self.memory[slot], ObjectHeader(namespace, 1, shape.page_bytes, (key,), (self._digest,)))

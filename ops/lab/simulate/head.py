@@ -67,17 +67,17 @@ Every table here is printed by `./swift simulate NAME`, and this whole file by
 
     ./swift simulate all --markdown > docs/evaluation.md
 
-`mooncake-…`, `swiftcache-tail` and `swiftcache-route` let requests come to **the tier stack that serves**: page table,
-host memory, stripe set, restorer, planner, leases and lenders, each with its threads, in virtual time. Modelled are
-devices (how long a GPU computes; what NVLink, PCIe, networks and SSDs carry), SGLang's pool, tree and scheduler
-(`ops/base/simulated`, which the console's demo shows too), and a remote store. Pages are smaller than real ones, as is
-what is copied in a second, by the same number.
+`mooncake-…`, `remote-link`, `swiftcache-tail` and `swiftcache-route` let requests come to **the tier stack that
+serves**: page table, host memory, stripe set, remote tier, restorer, planner, leases and lenders, each with its
+threads, in virtual time. Modelled are devices (how long a GPU computes; what NVLink, PCIe, networks and SSDs carry),
+SGLang's pool, tree and scheduler (`ops/base/simulated`, which the console's demo shows too), and the engine of the
+remote tier. Pages are smaller than real ones, as is what is copied in a second, by the same number.
 
 `bound-…`, `cacheflow-…` and `swarm-scaling` compare ways to restore, most of which no server has. They run what decides
 in a server (the planner, the two pointers, the batch's choice of what to load, the placement of stripe units) in a loop
 of their own. Times are virtual and random numbers seeded, so the figures are the same on every machine. `mooncake-…`
 needs the trace (`SWIFT_TIERS_TRACES`). Where a table shows what no server does, it says so: the paper's ways in
-`cacheflow-crossover`, `swiftcache-tail` and `swiftcache-route`, the remote store, the pipeline of `cacheflow-stages`,
+`cacheflow-crossover`, `swiftcache-tail` and `swiftcache-route`, the pipeline of `cacheflow-stages`,
 Eq. 1-5 in `swiftcache-context`.
 
 **What this can show, and what not.** It shows what schedules and sizes do on devices that behave as assumed. It does

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from swift_tiers.radix_tiering.base.config import RestoreConfig, TiersConfig
+from swift_tiers.radix_tiering.base.config import RemoteConfig, RestoreConfig, TiersConfig
 from swift_tiers.radix_tiering.base.page import BLOCK_BYTES, KEY_BYTES, Namespace, PageGeometry, page_digest, round_up
 from swift_tiers.radix_tiering.base.runner import Runner
 from swift_tiers.radix_tiering.base.virtual import VirtualRunner
@@ -26,7 +26,9 @@ from swift_tiers.radix_tiering.restore.live import LiveCosts
 from swift_tiers.radix_tiering.restore.planner import HERE
 from swift_tiers.radix_tiering.stack import TierStack
 from swift_tiers.radix_tiering.tiers.host.landing import LandingSlots
+from swift_tiers.radix_tiering.tiers.remote import ObjectShape, RemoteTier
 from swift_tiers.radix_tiering.tiers.tier import Tier
+from swift_tiers.sglang_ext.build.remote_side import MOST_READ_SECONDS
 
 from ...base.devices.curve import FORWARD_TOKENS, Curve
 from ...base.devices.hardware import Ssd
@@ -47,6 +49,8 @@ SMALLER = 512
 ROUND_SECONDS, IDLE_SECONDS = 0.002, 1.0
 #: Between two looks whether all is done, seconds.
 LOOK_SECONDS = 1.0
+#: Objects of one page that the arrival memory of all ranks together holds: 256 MiB each, of 8 ranks.
+ARRIVAL_SLOTS = 24
 #: Requests whose pages are looked after at one time, at most.
 MOST_AWAITED = 64
 
@@ -204,9 +208,23 @@ class ModelServer:
         blank = page_digest(host.page(0), unit)
         if machine.remote_bytes_per_second:
             speed = machine.remote_bytes_per_second / SMALLER
-            tiers.append(store := StoreModel(runner, speed, machine.remote_latency, blank))
+            shape = ObjectShape(geometry.page_bytes, 1, 1)
+            store = StoreModel(runner, shape, speed, machine.remote_latency)
+            tiers.append(
+                remote := RemoteTier(
+                    shape,
+                    RemoteConfig(engine="model", admission="always"),
+                    store.open(ARRIVAL_SLOTS),
+                    page_tokens=machine.page_tokens,
+                    read_seconds=MOST_READ_SECONDS,
+                    fingerprint=lambda page: blank,
+                    runner=runner,
+                )
+            )
             sources["remote"] = _cost(machine.remote_latency, speed)
-            work.shared = lambda keys: store.hold(self.stack.table, keys, geometry.page_bytes)
+            work.shared = lambda keys: store.hold(self.stack.digest, keys)
+            while not remote.snapshot().ready:
+                runner.sleep(ROUND_SECONDS)
         chunk = max(machine.page_tokens, chunk_for(curve))
         costs = CostModel(compute=curve.fitted(chunk, LONGEST), sources=sources)
         space = Namespace(

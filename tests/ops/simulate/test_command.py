@@ -11,14 +11,14 @@ import pytest
 from swift_tiers.ops import cli
 from swift_tiers.ops.lab.simulate import traces
 from swift_tiers.ops.lab.simulate.head import HEAD
-from swift_tiers.ops.lab.simulate.scenarios import bounds, cacheflow, conversations, mooncake, scenarios
+from swift_tiers.ops.lab.simulate.scenarios import bounds, cacheflow, conversations, mooncake, remote_link, scenarios
 from swift_tiers.ops.lab.simulate.tables import HELD, Cell, Table, as_markdown, as_text, compared, shown, table
 
 from support.command_line import run_command
 
 EVALUATION = Path(__file__).parents[3] / "docs" / "evaluation.md"
 #: Longer than a few seconds: of these the default run makes some rows, and `--all` all of them.
-SLOW = {"bound-batch", "cacheflow-workloads", "swiftcache-tail", "mooncake-sizes", "mooncake-cluster"}
+SLOW = {"bound-batch", "cacheflow-workloads", "swiftcache-tail", "mooncake-sizes", "mooncake-cluster", "mooncake-cells"}
 
 
 def test_the_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,13 @@ SOME_ROWS: dict[str, Callable[[], list[list[Cell]]]] = {
     "swiftcache-tail": lambda: conversations.tail_rows("Qwen3-32B", 9, conversations.WAYS[:1]),
     "mooncake-sizes": lambda: mooncake.by_size(traces.read(), mooncake.SIZES[:1]),
     "mooncake-cluster": lambda: [mooncake.nothing_kept(traces.read())],
+    "mooncake-cells": lambda: mooncake.cells_rows(["8 cells, conversations stay in theirs"]),
 }
+
+
+def test_two_pointers_over_a_link_are_never_slower_than_the_better_pure_way() -> None:
+    for ratio, one in remote_link.measured():
+        assert one.of_better <= remote_link.BOUND, (ratio, one)
 
 
 @pytest.mark.parametrize("name", sorted(SLOW))

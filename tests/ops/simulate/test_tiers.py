@@ -158,3 +158,9 @@ def test_one_machine_of_many_gets_as_much_as_one_alone() -> None:
     assert sum(call.remote for call in calls) == pytest.approx(len(calls) * 3 / 4, rel=0.1)
     assert not any(call.remote for call in one_of_many(records, 16, shared=False, seed=1))
     assert len({call.blocks[0] >> 32 for call in calls}) == 16
+    # A request that went to another cell is of no use to this one's store.
+    celled = list(one_of_many(records, 16, shared=True, seed=1, cells=4))
+    assert [call.blocks for call in celled] == [call.blocks for call in calls]
+    found = sum(call.remote for call in celled) / len(celled)
+    expected = sum(1 - (3 / 4) ** before for before in range(4)) / 4  # one in four of those before it came here
+    assert found == pytest.approx(expected, rel=0.15)

@@ -13,6 +13,7 @@ def scenarios() -> dict[str, Scenario]:
         cacheflow_dimensions,
         conversations,
         mooncake,
+        remote_link,
         swarm,
         swiftcache,
     )
@@ -25,4 +26,5 @@ def scenarios() -> dict[str, Scenario]:
         **conversations.SCENARIOS,
         **swarm.SCENARIOS,
         **mooncake.SCENARIOS,
+        **remote_link.SCENARIOS,
     }

@@ -20,6 +20,10 @@ from .scenario import Scenario
 GPU, GPU_COUNT, MODEL = "H100", 8, "Qwen3-14B"
 TB = 1e12
 MACHINES = 64
+#: Into which they are divided, where a store is one of each.
+CELLS = 8
+#: Requests of the trace that these are played with.
+FEWER = 500
 #: Requests of the short version, which a test repeats.
 FEW = 1000
 
@@ -121,20 +125,26 @@ def beginning() -> list[Table]:
 # ---- 64 machines ----
 
 
-def one_of_many(records: Sequence[Record], machines: int, *, shared: bool, seed: int) -> Iterator[Call]:
+def one_of_many(records: Sequence[Record], machines: int, *, shared: bool, seed: int, cells: int = 1) -> Iterator[Call]:
     """What one of `machines` gets where each has as much traffic as the trace, and any request goes anywhere.
 
     There are as many copies of the trace as machines, of different users; of every request of every copy, one machine
     in `machines` gets it. All machines are alike, so one of them stands for all. With a shared store, what any machine
-    has computed of that copy before is there.
+    of its cell has computed of that copy before is there; `cells`: that the machines are of, each with a store.
     """
     source = random.Random(seed)
+    known = set[int]()  # of several cells, what the store of this one has
     for record, hits in zip(records, seen_before(records), strict=True):
         for copy in range(machines):
-            if source.random() >= 1 / machines:
+            drawn = source.random()
+            if drawn >= 1 / (machines if cells == 1 else cells):
                 continue
             blocks = tuple(copy * (1 << 32) + block for block in record.hash_ids)
-            yield Call(record.timestamp / 1000, record.input_length, blocks, hits if shared else 0)
+            if cells > 1:
+                hits = next((at for at, block in enumerate(blocks) if block not in known), len(blocks))
+                known.update(blocks)
+            if drawn < 1 / machines:
+                yield Call(record.timestamp / 1000, record.input_length, blocks, hits if shared else 0)
 
 
 def _forgetful(asked: Iterator[Call]) -> Iterator[Call]:
@@ -164,10 +174,6 @@ def cluster() -> list[Table]:
             replay(tiers, one_of_many(records, MACHINES, shared=False, seed=3)),
         )
     )
-    for gigabits in (100, 400):
-        machine_with_store = msgspec.structs.replace(tiers, remote_bytes_per_second=gigabits * GIGABIT)
-        result = replay(machine_with_store, one_of_many(records, MACHINES, shared=True, seed=3))
-        rows.append(row(f"requests go anywhere, shared store at {gigabits} Gb/s", result))
     return [
         table(
             "mooncake-cluster",
@@ -176,17 +182,53 @@ def cluster() -> list[Table]:
             rows,
             [
                 f"Every machine has as much traffic as the whole trace: {MACHINES} copies of it, of different users. "
-                "Machines are alike, so one is simulated, and the others only through what they have put into the "
-                "store. Assumed: a store that has room for all of the hour (64 times 30 TB are enough for it) and "
-                "keeps each page from the moment its request has arrived; one network port per machine of the speed "
-                "given, 100 µs away, through which only this machine's reads pass; a network in which ports are the "
-                "narrowest place. Not counted: writing to the store, other machines' reads of this one's pages, and "
-                "looking up.",
+                "Machines are alike, so one is simulated.",
                 "Routing at random costs more than hits: a trace's own conversations come at an even pace, requests "
                 "that go anywhere come in bursts. The two rows where nothing is kept show what that alone does to "
                 "P99.",
-                "A remote store is not part of swift-tiers yet (`remote` is a tier in its design): this says what it "
-                "would be worth.",
+            ],
+        )
+    ]
+
+
+def cells_rows(ways: Sequence[str] | None = None) -> list[list[Cell]]:
+    """A row for each way to have a store, or for some of them."""
+    records = read()[:FEWER]
+    tiers = machine(1 * TB, 30 * TB)
+    with_store = msgspec.structs.replace(tiers, remote_bytes_per_second=100 * GIGABIT)
+    each = MACHINES // CELLS
+    found = {
+        "requests go anywhere, tiers of their own": (tiers, one_of_many(records, MACHINES, shared=False, seed=3)),
+        "requests go anywhere, one store": (with_store, one_of_many(records, MACHINES, shared=True, seed=3)),
+        f"{CELLS} cells, conversations stay in theirs": (with_store, one_of_many(records, each, shared=True, seed=3)),
+        f"{CELLS} cells, requests go anywhere": (
+            with_store,
+            one_of_many(records, MACHINES, shared=True, seed=3, cells=CELLS),
+        ),
+    }
+    return [row(name, replay(*found[name])) for name in ways or found]
+
+
+def cells() -> list[Table]:
+    return [
+        table(
+            "mooncake-cells",
+            f"{MACHINES} such machines with stores that they share, at 100 Gb/s: the trace's first {FEWER:,} requests",
+            ["routing", *COLUMNS, *SECONDS],
+            cells_rows(),
+            [
+                "The remote tier is the product's, in virtual time: it asks for what no other tier has within its "
+                "deadline of 20 ms, reads through its arrival memory, verifies, and writes everything "
+                "(`remote.admission` `always`). Other machines are there only through what they have put into the "
+                "store. Assumed: a store that has room for all and keeps each page from the moment its request has "
+                "arrived; one network port per machine, both ways, 100 µs away; objects of one page of 512 tokens; a "
+                "network in which ports are the narrowest place. Not counted: other machines' reads of this one's "
+                "pages, and keys that a master answers.",
+                f"Cells are {CELLS} stores of {MACHINES // CELLS} machines each. Where the router keeps a conversation "
+                "in its cell, a cell finds what one store of all would, with an eighth of the keys, and a failure "
+                "reaches an eighth of the machines. Where it does not, a store has what its own machines happened to "
+                "compute. Which requests come to this machine is drawn anew for each number of machines, so times of "
+                "the third row differ from the others' by more than hits.",
             ],
         )
     ]
@@ -195,5 +237,6 @@ def cluster() -> list[Table]:
 SCENARIOS = {
     "mooncake-sizes": Scenario("a conversation trace on one machine of 8 GPUs, by tier sizes", sizes),
     "mooncake-beginning": Scenario("the same, its first thousand requests", beginning),
-    "mooncake-cluster": Scenario("the trace on 64 machines, with and without a shared store", cluster),
+    "mooncake-cluster": Scenario("the trace on 64 machines, by where requests go", cluster),
+    "mooncake-cells": Scenario("the same with stores that they share, one or in cells", cells),
 }
