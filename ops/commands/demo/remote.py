@@ -37,6 +37,8 @@ NODE_BYTES = 1 << 30
 LOOKUP_DEADLINE = "500ms"
 #: How long a child may take to open the store, and what was computed to be sent there, seconds.
 PATIENCE_SECONDS = 300.0
+#: What SGLang says of tokens from below the device beside the tiers' own names: the same ones, and by whom.
+SGLANG_WORDS = ("storage", "storage_backend")
 #: So long after the last byte nothing more is to be sent.
 QUIET_SECONDS = 2.0
 #: What the two servers are called.
@@ -213,7 +215,8 @@ def ask(server: Server, text: str, max_tokens: int) -> StreamedAnswer:
         last = event
     try:
         said = last["meta_info"]
-        cached = {tier: count for tier, count in (said.get("cached_tokens_details") or {}).items() if count}
+        details = said.get("cached_tokens_details") or {}
+        cached = {tier: count for tier, count in details.items() if count and tier not in SGLANG_WORDS}
         return StreamedAnswer(first, said["prompt_tokens"], cached, tuple(last["output_ids"]))
     except KeyError as error:
         raise ReplayError(f"an answer without {error}: {sorted(last)}") from None
