@@ -48,12 +48,43 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         if end <= start:
             return 0.0
         tokens, model, usage = end - start, self.model, self.usage
-        flops = self.gpus * self.gpu.flops
-        bandwidth = self.gpus * self.gpu.memory_bytes_per_second * usage.memory
-        matrices = max(2.0 * model.active * tokens / (flops * usage.matrices), self._weights(tokens) / bandwidth)
+        computed = 1.0 if model.later is None else model.later.first / model.layers
         pairs = (end**2 - start**2) / 2
-        attention = max(model.pair_flops * pairs / (flops * usage.attention), model.token_bytes * end / bandwidth)
-        return usage.launch_seconds + self.share * (matrices + attention)
+        matrices = computed * max(2.0 * model.active * tokens / self._products, self._weights(tokens) / self._bandwidth)
+        attention = computed * max(
+            model.pair_flops * pairs / (self.gpus * self.gpu.flops * usage.attention),
+            model.layers * model.layer_bytes * end / self._bandwidth,
+        )
+        return usage.launch_seconds + self.share * (matrices + attention + self._later(tokens, end))
+
+    def decode_seconds(self, requests: int, context: int) -> float:
+        """One forward of a token for each of so many requests that have `context` tokens each: it waits for memory,
+        weights and KV, or for products if requests are many."""
+        model = self.model
+        matrices = max(2.0 * model.active * requests / self._products, self._weights(requests) / self._bandwidth)
+        attention = requests * model.layers * model.layer_bytes * context / self._bandwidth
+        return self.usage.launch_seconds + self.share * (matrices + attention)
+
+    def _later(self, tokens: int, end: int) -> float:
+        """What a SwiftKV model's later layers add to a forward of a prompt: their keys and values for all tokens, and
+        the layers themselves for the last one, which reads their weights and the KV of all tokens before it."""
+        model, later = self.model, self.model.later
+        if later is None:
+            return 0.0
+        projection = len(later.leaders) * model.hidden * 2 * model.kv_heads * model.head_dim
+        projected = max(2.0 * projection * tokens / self._products, 2.0 * projection / self._bandwidth)
+        skipped = 1 - later.first / model.layers
+        last = skipped * (self._weights(1) + model.layers * model.layer_bytes * end) / self._bandwidth
+        return projected + last
+
+    @property
+    def _products(self) -> float:
+        """Operations of matrix products in a second."""
+        return self.gpus * self.gpu.flops * self.usage.matrices
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.gpus * self.gpu.memory_bytes_per_second * self.usage.memory
 
     def _weights(self, tokens: int) -> float:
         """Bytes of weights that a forward over so many tokens reads: of experts those that any token was sent to, were

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from swift_tiers.sglang_ext.models import LaterLayers
+
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder of 16-bit weights and a 16-bit KV cache."""
@@ -20,11 +22,23 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     total: float
     experts: int = 1
     experts_per_token: int = 1
+    #: Of a SwiftKV model: the layers that prompts skip.
+    later: LaterLayers | None = None
+
+    @property
+    def stored_layers(self) -> int:
+        """That have KV of their own."""
+        return self.layers if self.later is None else self.later.stored
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token, all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+        """KV of one token, all layers that have some."""
+        return self.stored_layers * self.layer_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """KV of one token that a layer reads."""
+        return 2 * self.kv_heads * self.head_dim * 2
 
     @property
     def activation_bytes(self) -> int:

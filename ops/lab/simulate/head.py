@@ -55,6 +55,11 @@ NOT_MODELLED = (
         "one rank",
     ),
     (
+        "with SwiftKV: the second plan of attention in a forward, an early exit of answers' tokens",
+        "once a forward of a prompt; if it is switched on",
+        "neither",
+    ),
+    (
         "errors, slow devices",
         "given up, recomputed",
         "none (`./swift torture` has them)",
@@ -67,11 +72,12 @@ Every table here is printed by `./swift simulate NAME`, and this whole file by
 
     ./swift simulate all --markdown > docs/evaluation.md
 
-`mooncake-…`, `remote-link`, `swiftcache-tail` and `swiftcache-route` let requests come to **the tier stack that
-serves**: page table, host memory, stripe set, remote tier, restorer, planner, leases and lenders, each with its
-threads, in virtual time. Modelled are devices (how long a GPU computes; what NVLink, PCIe, networks and SSDs carry),
-SGLang's pool, tree and scheduler (`ops/base/simulated`, which the console's demo shows too), and the engine of the
-remote tier. Pages are smaller than real ones, as is what is copied in a second, by the same number.
+`mooncake-…`, `remote-link`, `swiftcache-tail`, `swiftcache-route`, `swiftkv-first-token` and `swiftkv-tiers` let
+requests come to **the tier stack that serves**: page table, host memory, stripe set, remote tier, restorer, planner,
+leases and lenders, each with its threads, in virtual time. Modelled are devices (how long a GPU computes; what NVLink,
+PCIe, networks and SSDs carry), SGLang's pool, tree and scheduler (`ops/base/simulated`, which the console's demo shows
+too), and the engine of the remote tier. Pages are smaller than real ones, as is what is copied in a second, by the same
+number.
 
 `bound-…`, `cacheflow-…` and `swarm-scaling` compare ways to restore, most of which no server has. They run what decides
 in a server (the planner, the two pointers, the batch's choice of what to load, the placement of stripe units) in a loop

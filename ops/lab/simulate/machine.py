@@ -84,9 +84,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 def small_pages(model: Model, tokens: int) -> PageGeometry:
     """Of pages of a model that are smaller by `SMALLER`."""
-    return PageGeometry(
-        layers=model.layers, planes=1, tokens=tokens, row_bytes=model.token_bytes // model.layers // SMALLER
-    )
+    return PageGeometry(layers=model.stored_layers, planes=1, tokens=tokens, row_bytes=model.layer_bytes // SMALLER)
 
 
 class Call(NamedTuple):
@@ -242,7 +240,7 @@ class ModelServer:
         )
         self.stack.planner.forward_tokens = FORWARD_TOKENS
         serving = Serving(
-            page_tokens=machine.page_tokens, forward_tokens=FORWARD_TOKENS, layers=curve.model.layers,
+            page_tokens=machine.page_tokens, forward_tokens=FORWARD_TOKENS, layers=curve.model.stored_layers,
             bytes_per_second=machine.copy_bytes_per_second / SMALLER, round_seconds=ROUND_SECONDS,
             idle_seconds=IDLE_SECONDS, most_requests=sys.maxsize, most_awaited=MOST_AWAITED,
         )  # fmt: skip

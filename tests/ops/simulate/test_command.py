@@ -11,14 +11,25 @@ import pytest
 from swift_tiers.ops import cli
 from swift_tiers.ops.lab.simulate import traces
 from swift_tiers.ops.lab.simulate.head import HEAD
-from swift_tiers.ops.lab.simulate.scenarios import bounds, cacheflow, conversations, mooncake, remote_link, scenarios
+from swift_tiers.ops.lab.simulate.scenarios import (
+    bounds,
+    cacheflow,
+    conversations,
+    mooncake,
+    remote_link,
+    scenarios,
+    swiftkv,
+)
 from swift_tiers.ops.lab.simulate.tables import HELD, Cell, Table, as_markdown, as_text, compared, shown, table
 
 from support.command_line import run_command
 
 EVALUATION = Path(__file__).parents[3] / "docs" / "evaluation.md"
 #: Longer than a few seconds: of these the default run makes some rows, and `--all` all of them.
-SLOW = {"bound-batch", "cacheflow-workloads", "swiftcache-tail", "mooncake-sizes", "mooncake-cluster", "mooncake-cells"}
+SLOW = {
+    "bound-batch", "cacheflow-workloads", "swiftcache-tail", "swiftkv-first-token", "swiftkv-tiers", "mooncake-sizes",
+    "mooncake-cluster", "mooncake-cells",
+}  # fmt: skip
 
 
 def test_the_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +105,11 @@ SOME_ROWS: dict[str, Callable[[], list[list[Cell]]]] = {
     "bound-batch": lambda: [bounds.batch_row("linear", 1), bounds.batch_row("mostly attention", 2)],
     "cacheflow-workloads": lambda: [cacheflow.served("WildChat", "Llama-3.1-8B").row],
     "swiftcache-tail": lambda: conversations.tail_rows("Qwen3-32B", 9, conversations.WAYS[:1]),
+    "swiftkv-first-token": lambda: [
+        swiftkv.first_token_row(name, 2000, 0.1, [swiftkv.first_token(name, kind, 2000, 0.1) for kind in swiftkv.KINDS])
+        for name in swiftkv.SERVED
+    ],
+    "swiftkv-tiers": lambda: [swiftkv.tier_row("Llama-3.1-70B", "two pointers")],
     "mooncake-sizes": lambda: mooncake.by_size(traces.read(), mooncake.SIZES[:1]),
     "mooncake-cluster": lambda: [mooncake.nothing_kept(traces.read())],
     "mooncake-cells": lambda: mooncake.cells_rows(["8 cells, conversations stay in theirs"]),

@@ -16,6 +16,7 @@ def scenarios() -> dict[str, Scenario]:
         remote_link,
         swarm,
         swiftcache,
+        swiftkv,
     )
 
     return {
@@ -24,6 +25,7 @@ def scenarios() -> dict[str, Scenario]:
         **cacheflow_dimensions.SCENARIOS,
         **swiftcache.SCENARIOS,
         **conversations.SCENARIOS,
+        **swiftkv.SCENARIOS,
         **swarm.SCENARIOS,
         **mooncake.SCENARIOS,
         **remote_link.SCENARIOS,
