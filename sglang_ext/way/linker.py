@@ -129,7 +129,8 @@ class SwiftLinker(UnifiedCacheLinker):
         took = self._times.result(batch.launch_ts, time.monotonic())
         if took is None:
             return
-        if batch.forward_mode == ForwardMode.EXTEND and len(batch.extend_lens or ()) == 1 and took.alone:
+        is_one_prompt = batch.forward_mode == ForwardMode.EXTEND and len(batch.extend_lens or ()) == 1
+        if is_one_prompt and took.alone and not _wants_more_than_answers(batch):
             (start,), (length,) = batch.prefix_lens, batch.extend_lens
             self.stack.costs.computed(start, start + length, took.seconds)
         if batch.forward_mode.is_extend_without_speculative():
@@ -317,3 +318,12 @@ def kv_transfer(transfers: list[PoolTransfer]) -> PoolTransfer:
     """The one of the KV among `transfers`."""
     (transfer,) = [transfer for transfer in transfers if transfer.name == PoolName.KV]
     return transfer
+
+
+def _wants_more_than_answers(batch: Any) -> bool:
+    """Whether log probabilities or hidden states of prompts are asked of a `ScheduleBatch`: what its tokens cost is not
+    what prompts cost then, least of all with SwiftKV, where all of them go through all layers."""
+    if batch.return_hidden_states:
+        return True
+    starts = batch.extend_logprob_start_lens if batch.return_logprob else None
+    return any(length > start for length, start in zip(batch.extend_lens, starts or (), strict=False))
